@@ -1,0 +1,278 @@
+"""The graph builder that every network of the zoo is written with.
+
+The rule the whole zoo keeps: a float32 initializer is a parameter, or a running statistic of a
+BatchNormalization. Every other float constant (dropout ratio, attention scale, mask) is a `Constant` node,
+and an int64 initializer is a shape, an axis or a table of indices. A reader needs no list of what to train.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 20
+IR_VERSION = 9
+BATCH = "N"
+STATISTICS = (".running_mean", ".running_var")
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input (or the label) of a network, with the range that sensible synthetic data is drawn from.
+
+    Attributes:
+        name: the value's name in the graph.
+        dtype: a numpy type name, "float32" or "int64".
+        shape: the dimensions; the symbol "N" stands for the batch.
+        low, high: data is uniform in [low, high). An int64 input with low 1 and high 2 is all ones.
+        integral: whether the data is whole numbers (always so for int64; a float32 label may be so too).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    low: float = -1.0
+    high: float = 1.0
+    integral: bool = False
+
+    def sample(self, generator: np.random.Generator, *, batch: int) -> np.ndarray:
+        """Synthetic data: an array of this dtype and shape with `batch` for "N"."""
+        shape = [batch if dim == BATCH else int(dim) for dim in self.shape]
+        if self.integral:
+            return generator.integers(int(self.low), int(self.high), shape).astype(self.dtype)
+        return generator.uniform(self.low, self.high, shape).astype(self.dtype)
+
+
+def integers(name: str, shape: tuple[Dim, ...], *, low: int = 0, high: int) -> InputSpec:
+    """An int64 input with values in [low, high)."""
+    return InputSpec(name, "int64", shape, low, high, True)
+
+
+@dataclass(frozen=True)
+class Init:
+    """How a parameter starts: "uniform" in [-scale, scale), "normal", or "constant" (all `scale`)."""
+
+    kind: str
+    scale: float
+
+    def draw(self, shape: tuple[int, ...], *, seed: int, name: str) -> np.ndarray:
+        """A float32 array of `shape`; it depends on the seed and the parameter's name only."""
+        if self.kind == "constant":
+            return np.full(shape, self.scale, np.float32)
+        key = np.array([seed, zlib.crc32(name.encode())], np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        if self.kind == "normal":
+            return generator.standard_normal(shape, np.float32) * np.float32(self.scale)
+        # Doubling and subtracting are exact in float32, so that a uniform draw has the same bits everywhere.
+        return (generator.random(shape, np.float32) * np.float32(2) - np.float32(1)) * np.float32(self.scale)
+
+
+ZEROS = Init("constant", 0.0)
+ONES = Init("constant", 1.0)
+
+
+def he_uniform(fan_in: int) -> Init:
+    """He et al. 2015 (arXiv 1502.01852), eq. 10, as a uniform law: for a layer that a ReLU follows."""
+    return Init("uniform", math.sqrt(6.0 / fan_in))
+
+
+def glorot_uniform(fan_in: int, fan_out: int) -> Init:
+    """Glorot and Bengio 2010, eq. 16: for a linear layer."""
+    return Init("uniform", math.sqrt(6.0 / (fan_in + fan_out)))
+
+
+class Net:
+    """Collects the nodes, parameters, inputs and outputs of one network.
+
+    A method that adds a node takes the name of the value it makes, names the node the same and returns it.
+
+    Attributes:
+        batch: the first dimension of the inputs, an int or a symbol.
+    """
+
+    def __init__(self, *, batch: Dim, weights: bool, seed: int) -> None:
+        self.batch = batch
+        self._weights = weights
+        self._seed = seed
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: list[onnx.TensorProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._names: set[str] = set()
+        self._constants: dict[str, bytes] = {}
+
+    def _define(self, name: str) -> None:
+        if name in self._names:
+            raise ValueError(f"value {name!r} is defined twice in this network; names must be unique")
+        self._names.add(name)
+
+    def input(self, spec: InputSpec) -> str:
+        """Adds a graph input; the symbol "N" in its shape becomes the batch of this network."""
+        self._define(spec.name)
+        elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+        self._inputs.append(helper.make_tensor_value_info(spec.name, elem_type, self._concrete(spec.shape)))
+        return spec.name
+
+    def output(self, name: str, shape: tuple[Dim, ...]) -> None:
+        """Makes the float32 value `name` a graph output; "N" in `shape` becomes the batch."""
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, self._concrete(shape))
+        self._outputs.append(info)
+
+    def _concrete(self, shape: tuple[Dim, ...]) -> list[Dim]:
+        return [self.batch if dim == BATCH else dim for dim in shape]
+
+    def parameter(self, name: str, shape: tuple[int, ...], init: Init) -> str:
+        """Adds a float32 parameter: an initializer, or a ConstantOfShape node when built without weights."""
+        self._define(name)
+        if self._weights:
+            value = init.draw(shape, seed=self._seed, name=name)
+            self._initializers.append(numpy_helper.from_array(value, name))
+            return name
+        fill = helper.make_tensor("value", TensorProto.FLOAT, [1], [init.scale])
+        shape_name = self.constant(f"{name}.shape", shape)
+        node = helper.make_node("ConstantOfShape", [shape_name], [name], name=name, value=fill)
+        self._nodes.append(node)
+        return name
+
+    def constant(self, name: str, value: float | Sequence[int] | np.ndarray) -> str:
+        """Adds a constant that is not trained: float32 as a Constant node, int64 as an initializer.
+
+        Asking again for the same name and value returns the one that is there.
+        """
+        array = np.asarray(value)
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        tensor = numpy_helper.from_array(array, name)
+        if name in self._constants and self._constants[name] == tensor.SerializeToString():
+            return name
+        self._define(name)
+        self._constants[name] = tensor.SerializeToString()
+        if tensor.data_type == TensorProto.INT64:
+            self._initializers.append(tensor)
+        else:
+            self._nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        return name
+
+    def add(self, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """Adds a node with one output."""
+        return self.add_many(op, inputs, [name], name=name, **attributes)[0]
+
+    def add_many(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], *, name: str, **attributes: Any
+    ) -> list[str]:
+        """Adds a node with several outputs ("" for one that is not wanted) and returns their names."""
+        for output in filter(None, outputs):
+            self._define(output)
+        self._nodes.append(helper.make_node(op, inputs, outputs, name=name, **attributes))
+        return list(outputs)
+
+    def gemm(
+        self, x: str, name: str, *, sizes: tuple[int, int], init: Init, params: str | None = None
+    ) -> str:
+        """x [N, in] to [N, out], `sizes` being (in, out), with `<params>.weight` [out, in] and bias [out]."""
+        params = params or name
+        weight = self.parameter(f"{params}.weight", sizes[::-1], init)
+        bias = self.parameter(f"{params}.bias", sizes[1:], ZEROS)
+        return self.add("Gemm", [x, weight, bias], name, transB=1)
+
+    def dense(
+        self, x: str, name: str, *, sizes: tuple[int, int], init: Init, params: str | None = None
+    ) -> str:
+        """x [..., in] to [..., out] by MatMul and Add, with `<params>.weight` [in, out] and bias [out]."""
+        params = params or name
+        weight = self.parameter(f"{params}.weight", sizes, init)
+        bias = self.parameter(f"{params}.bias", sizes[1:], ZEROS)
+        product = self.add("MatMul", [x, weight], f"{name}.matmul")
+        return self.add("Add", [product, bias], name)
+
+    def conv(
+        self,
+        x: str,
+        name: str,
+        *,
+        channels: tuple[int, int],
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+        params: str | None = None,
+    ) -> str:
+        """A square 2-D convolution, x [N, in, H, W], `channels` being (in, out), weight [out, in, k, k]."""
+        params = params or name
+        fan_in = channels[0] * kernel * kernel
+        weight_shape = (channels[1], channels[0], kernel, kernel)
+        inputs = [x, self.parameter(f"{params}.weight", weight_shape, he_uniform(fan_in))]
+        if bias:
+            inputs.append(self.parameter(f"{params}.bias", channels[1:], ZEROS))
+        return self.add(
+            "Conv",
+            inputs,
+            name,
+            kernel_shape=[kernel, kernel],
+            strides=[stride, stride],
+            pads=[padding] * 4,
+        )
+
+    def batch_norm(
+        self, x: str, name: str, *, channels: int, init: Init = ONES, params: str | None = None
+    ) -> str:
+        """BatchNormalization over axis 1 in its inference form; `init` is how the weight (scale) starts."""
+        params = params or name
+        starts = {"weight": init, "bias": ZEROS, "running_mean": ZEROS, "running_var": ONES}
+        inputs = [self.parameter(f"{params}.{key}", (channels,), init) for key, init in starts.items()]
+        return self.add("BatchNormalization", [x, *inputs], name, epsilon=1e-5, momentum=0.9)
+
+    def layer_norm(self, x: str, name: str, *, size: int, epsilon: float, params: str | None = None) -> str:
+        """LayerNormalization over the last axis, x [..., size], with weight and bias [size]."""
+        params = params or name
+        scale = self.parameter(f"{params}.weight", (size,), ONES)
+        bias = self.parameter(f"{params}.bias", (size,), ZEROS)
+        return self.add("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
+
+    def dropout(self, x: str, name: str, *, ratio: float) -> str:
+        """Dropout in its inference form; no node at all, and `x` back, when the ratio is 0."""
+        if ratio == 0:
+            return x
+        return self.add("Dropout", [x, self.constant("dropout.ratio", float(ratio))], name)
+
+    def max_pool(self, x: str, name: str, *, kernel: int, stride: int, padding: int = 0) -> str:
+        """A square 2-D MaxPool."""
+        return self.add(
+            "MaxPool",
+            [x],
+            name,
+            kernel_shape=[kernel, kernel],
+            strides=[stride, stride],
+            pads=[padding] * 4,
+        )
+
+    def model(self, name: str, *, description: str) -> onnx.ModelProto:
+        """The finished model: opset 20, IR version 9."""
+        graph = helper.make_graph(
+            self._nodes, name, self._inputs, self._outputs, self._initializers, doc_string=description
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="onnx-recompute",
+        )
+
+
+def parameters(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """The trainable parameters of a network of this zoo, with or without weights, as name to shape."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    shapes = {
+        name: tuple(tensor.dims) for name, tensor in tensors.items() if tensor.data_type == TensorProto.FLOAT
+    }
+    for node in model.graph.node:
+        if node.op_type == "ConstantOfShape":
+            sizes = numpy_helper.to_array(tensors[node.input[0]])
+            shapes[node.output[0]] = tuple(int(size) for size in sizes)
+    return {name: shape for name, shape in shapes.items() if not name.endswith(STATISTICS)}

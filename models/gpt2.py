@@ -1,0 +1,128 @@
+"""GPT-2 (Radford et al. 2019): pre-norm, causal attention, tanh GELU, the output tied to the embedding.
+
+Parameters have the names and layouts of the usual PyTorch port (its linear layers store [in, out] too).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .common import BATCH, Init, InputSpec, Net, integers
+from .registry import Family, Variant, register
+
+_EPSILON = 1e-5
+_STD = 0.02
+_MASKED = -10000.0
+
+
+def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
+    description = "GPT-2 {}: {layers} layers of {hidden}, {heads} heads".format(size, **options)
+    return Variant(f"gpt2-{size}", description, *batches, options)
+
+
+@register(
+    _variant("tiny", batches=(8, 64), layers=2, hidden=128, heads=2, vocab=5000, context=256, seq=128),
+    _variant("mini", batches=(8, 32), layers=4, hidden=256, heads=4, vocab=50257, context=512, seq=128),
+    _variant("small", batches=(1, 8), layers=12, hidden=768, heads=12, vocab=50257, context=1024, seq=1024),
+)
+@dataclass(frozen=True)
+class Gpt2(Family):
+    """input_ids int64 [N, seq] to logits float32 [N, seq, vocab]; `context` is the longest seq."""
+
+    task: ClassVar[str] = "language-model"
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    seq: int = 1024
+    vocab: int = 50257
+    context: int = 1024
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
+        if self.seq > self.context:
+            raise ValueError(f"option 'seq' ({self.seq}) must not exceed 'context' ({self.context})")
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        return (integers("input_ids", (BATCH, self.seq), high=self.vocab),)
+
+    def label(self) -> InputSpec:
+        return integers("label", (BATCH, self.seq), high=self.vocab)
+
+    def checkpoints(self) -> tuple[str, ...]:
+        return ("embeddings.out", *(f"h.{index}.out" for index in range(self.layers)))
+
+    def build(self, net: Net) -> None:
+        x, wte = self._embeddings(net)
+        mask = self._causal_mask(net)
+        for index in range(self.layers):
+            x = self._attention(net, x, mask, f"h.{index}")
+            x = self._feed_forward(net, x, f"h.{index}")
+        x = self._norm(net, x, "ln_f")
+        decoder = net.add("Transpose", [wte], "decoder", perm=[1, 0])
+        net.add("MatMul", [x, decoder], "logits")
+        net.output("logits", (BATCH, self.seq, self.vocab))
+
+    def _embeddings(self, net: Net) -> tuple[str, str]:
+        init = Init("normal", _STD)
+        wte = net.parameter("wte.weight", (self.vocab, self.hidden), init)
+        wpe = net.parameter("wpe.weight", (self.context, self.hidden), init)
+        word = net.add("Gather", [wte, "input_ids"], "embeddings.word")
+        position_ids = net.constant("position_ids", np.arange(self.seq))
+        position = net.add("Gather", [wpe, position_ids], "embeddings.position")
+        # Without dropout the sum itself is the checkpoint that people know by this name.
+        name = "embeddings.sum" if self.dropout else "embeddings.out"
+        x = net.add("Add", [word, position], name)
+        return net.dropout(x, "embeddings.out", ratio=self.dropout), wte
+
+    def _attention(self, net: Net, x: str, mask: str, block: str) -> str:
+        """x + dropout(proj(attention(norm(x)))), called `<block>.attn.out`."""
+        name = f"{block}.attn"
+        y = self._norm(net, x, f"{block}.ln_1")
+        y = net.dense(y, f"{name}.c_attn", sizes=(self.hidden, 3 * self.hidden), init=Init("normal", _STD))
+        parts = [f"{name}.{kind}" for kind in ("query", "key", "value")]
+        net.add_many("Split", [y], parts, name=f"{name}.split", axis=-1, num_outputs=3)
+        query, key, value = (self._split_heads(net, part) for part in parts)
+        scale = net.constant("attention.scale", 1.0 / math.sqrt(self.hidden // self.heads))
+        y = net.add("MatMul", [query, key], f"{name}.product")
+        y = net.add("Mul", [y, scale], f"{name}.scaled")
+        y = net.add("Add", [y, mask], f"{name}.scores")
+        y = net.add("Softmax", [y], f"{name}.probs", axis=-1)
+        y = net.dropout(y, f"{name}.probs.dropout", ratio=self.dropout)
+        y = net.add("MatMul", [y, value], f"{name}.context")
+        y = net.add("Transpose", [y], f"{name}.context.rows", perm=[0, 2, 1, 3])
+        y = net.add("Reshape", [y, net.constant("merged.shape", [0, 0, self.hidden])], f"{name}.merged")
+        return self._project(net, y, x, name, size=self.hidden, out=f"{name}.out")
+
+    def _split_heads(self, net: Net, x: str) -> str:
+        """[N, seq, hidden] to [N, heads, seq, size], or [N, heads, size, seq] for the key."""
+        split = net.constant("heads.shape", [0, 0, self.heads, self.hidden // self.heads])
+        perm = [0, 2, 3, 1] if x.endswith(".key") else [0, 2, 1, 3]
+        y = net.add("Reshape", [x, split], f"{x}.split")
+        return net.add("Transpose", [y], f"{x}.heads", perm=perm)
+
+    def _causal_mask(self, net: Net) -> str:
+        """float32 [seq, seq]: 0 where a position may look, a large negative number at what comes after it."""
+        return net.constant("causal_mask", np.triu(np.full((self.seq, self.seq), _MASKED, np.float32), 1))
+
+    def _feed_forward(self, net: Net, x: str, block: str) -> str:
+        name, inner = f"{block}.mlp", 4 * self.hidden
+        y = self._norm(net, x, f"{block}.ln_2")
+        y = net.dense(y, f"{name}.c_fc", sizes=(self.hidden, inner), init=Init("normal", _STD))
+        y = net.add("Gelu", [y], f"{name}.gelu", approximate="tanh")
+        return self._project(net, y, x, name, size=inner, out=f"{block}.out")
+
+    def _project(self, net: Net, y: str, x: str, name: str, *, size: int, out: str) -> str:
+        """x + dropout(dense(y))."""
+        # Each layer adds two of these to the stream; GPT-2 starts them smaller by the root of their number.
+        init = Init("normal", _STD / math.sqrt(2 * self.layers))
+        y = net.dense(y, f"{name}.c_proj", sizes=(size, self.hidden), init=init)
+        y = net.dropout(y, f"{name}.dropout", ratio=self.dropout)
+        return net.add("Add", [y, x], out)
+
+    def _norm(self, net: Net, x: str, name: str) -> str:
+        return net.layer_norm(x, name, size=self.hidden, epsilon=_EPSILON)
