@@ -1,0 +1,29 @@
+"""Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` reads their textual form."""
+
+from .autodiff import Autodiff
+from .base import PASSES, Pass, pipeline, run_passes
+from .dead_code import DeadCode
+from .eager_updates import EagerUpdates
+from .liveness import Liveness, live_profile
+from .memory_plan import ALIGNMENT, MemoryPlan, MemoryReport, memory_report
+from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
+
+__all__ = [
+    "ALIGNMENT",
+    "PASSES",
+    "Autodiff",
+    "DeadCode",
+    "EagerUpdates",
+    "Liveness",
+    "MemoryPlan",
+    "MemoryReport",
+    "Pass",
+    "Recompute",
+    "RecomputePlan",
+    "Rerun",
+    "live_profile",
+    "memory_report",
+    "pipeline",
+    "plan_from_checkpoints",
+    "run_passes",
+]

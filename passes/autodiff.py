@@ -1,0 +1,100 @@
+"""Reverse-mode differentiation of a program."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..builder import Builder, reverse
+from ..errors import UsageError, nearest
+from ..ir import Block, Operator, Role, Value
+from .base import Pass
+from .dead_code import prune
+
+
+@dataclass(frozen=True)
+class Autodiff(Pass):
+    """Append the backward pass of `loss`: the gradient of each trained parameter becomes an output.
+
+    `parameters`: names or globs of what to differentiate by (parameters or inputs; default: all parameters);
+    `no_grad`: names through which no gradient flows.  A value's gradient is called NAME_grad.
+    """
+
+    loss: str = "loss"
+    parameters: tuple[str, ...] = ()
+    no_grad: tuple[str, ...] = ()
+
+    def run(self, block: Block) -> Block:
+        """The block with backward operators after the forward ones; gradients join the outputs."""
+        after, pairs = differentiate(block, self.loss, self.parameters, self.no_grad)
+        outputs = dict.fromkeys([*block.outputs, self.loss, *(g.name for _, g in pairs)])
+        return after.with_operators(after.operators, outputs=tuple(outputs))
+
+
+def select(patterns: Sequence[str], values: Sequence[Value], what: str) -> list[Value]:
+    """Values by names or globs, in the order of `values`.  UsageError where a pattern fits none."""
+    chosen: set[str] = set()
+    names = [v.name for v in values]
+    for pattern in patterns:
+        found = [pattern] if pattern in names else fnmatch.filter(names, pattern)
+        if not found:
+            raise UsageError(f"no {what} is called '{pattern}'{nearest(pattern, names)}")
+        chosen.update(found)
+    return [v for v in values if v.name in chosen]
+
+
+def differentiate(
+    block: Block, loss: str, parameters: Sequence[str] = (), no_grad: Sequence[str] = ()
+) -> tuple[Block, list[tuple[Value, Value]]]:
+    """Adds the backward pass; returns the new block and (parameter, gradient) pairs.
+
+    A parameter that the loss does not depend on gets no pair.
+    """
+    values = block.values()
+    if loss not in values:
+        raise UsageError(f"there is no value '{loss}' to differentiate{nearest(loss, values)}")
+    if values[loss].size != 1 or not values[loss].type.is_float:
+        raise UsageError(f"the loss must be one floating-point number, but '{loss}' is {values[loss].type}")
+    if parameters:
+        wanted = select(parameters, [*block.parameters, *block.inputs, *block.buffers], "parameter")
+    else:
+        wanted = list(block.parameters)
+    stop = set(no_grad)
+    wanted = [v for v in wanted if v.name not in stop and v.type.is_float]
+    b = Builder.on(block, role=Role.BACKWARD, prefix=f"{loss}.grad")
+    seed = b.fill(1.0, values[loss])
+    grads, forward = reverse(b, block.operators, {loss: seed}, wanted, stop)
+    pairs = [(v, grads[v.name]) for v in wanted if v.name in grads]
+    names = _gradient_names(block, b, grads, wanted)
+    backward = [o.renamed(names) for o in prune(b.operators, [g.name for _, g in pairs])]
+    forward = _without_unread_extras(block.operators, forward, backward, block.outputs)
+    after = block.with_operators([*forward, *backward], constants=(*block.constants, *_used(b, backward)))
+    return after, [(v, g.renamed(names.get(g.name, g.name))) for v, g in pairs]
+
+
+def _gradient_names(block: Block, b: Builder, grads: dict[str, Value], first: Sequence[Value]) -> dict[str, str]:
+    """Renames the final gradient of each value to NAME_grad; `first` choose before the others."""
+    made = {v.name for o in b.operators for v in o.writes()}
+    names: dict[str, str] = {}
+    for name in dict.fromkeys([*(v.name for v in first), *grads]):
+        g = grads.get(name)
+        if g is not None and g.name in made and g.name not in names:
+            names[g.name] = b.names.take(f"{name}_grad")
+    return names
+
+
+def _without_unread_extras(
+    before: Sequence[Operator], after: Sequence[Operator], backward: Sequence[Operator], outputs: Sequence[str]
+) -> list[Operator]:
+    """Takes back optional outputs that were made for gradient operators which have been pruned since."""
+    read = {v.name for o in backward for v in o.reads()}
+    return [
+        new if new is old or any(v.name in read for v in new.outputs[len(old.outputs) :] if v) else old
+        for old, new in zip(before, after, strict=True)
+    ]
+
+
+def _used(b: Builder, operators: Sequence[Operator]) -> list:
+    read = {v.name for o in operators for v in o.reads()}
+    return [c for c in b.constants if c.value.name in read]

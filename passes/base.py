@@ -1,0 +1,145 @@
+"""What a pass is, and how passes are put in a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import UsageError, VerifyError, nearest
+from ..ir import Block
+from ..text import show
+from ..verify import verify
+
+#: name in a pipeline (`dead-code`) → class
+PASSES: dict[str, type[Pass]] = {}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A function from block to block whose fields are its options.  Defining a subclass registers it."""
+
+    #: the name in pipelines and on the command line, from the class's name: DeadCode → dead-code
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kw: Any) -> None:
+        super().__init_subclass__(**kw)
+        cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+        PASSES[cls.name] = cls
+
+    def run(self, block: Block) -> Block:
+        """The rewritten block; the one given is never changed."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        options = [
+            f"{f.name}={_show_option(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name + (f"{{{','.join(options)}}}" if options else "")
+
+
+def _show_option(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_show_option, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None = None) -> Block:
+    """Runs passes in order, the verifier after each.
+
+    `dump`: a folder that gets the text before the first and after each pass.  Where a pass breaks the program, the
+    VerifyError names the pass and a file that reproduces it.
+    """
+    _check_order(passes)
+    folder = Path(dump) if dump is not None else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "00-input.rir").write_text(show(block))
+    for i, p in enumerate(passes, 1):
+        after = p.run(block)
+        try:
+            verify(after)
+        except VerifyError as e:
+            raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, block)}\n{e}") from None
+        block = after
+        if folder is not None:
+            (folder / f"{i:02d}-{p.name}.rir").write_text(show(block))
+    return block
+
+
+def _check_order(passes: Sequence[Pass]) -> None:
+    """Common-subexpression elimination after recompute would undo it."""
+    names = [p.name for p in passes]
+    if "cse" in names and "recompute" in names[: len(names) - 1 - names[::-1].index("cse")]:
+        raise UsageError("'cse' after 'recompute' would merge the recomputed operators away: put it before")
+
+
+def _reproducer(p: Pass, block: Block) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".rir", prefix="recompute-", delete=False) as f:
+        f.write(f"; pipeline: {p}\n{show(block)}")
+    return f"the program before it is in {f.name}"
+
+
+def pipeline(text: str) -> list[Pass]:
+    """Reads `autodiff{loss=loss},recompute{checkpoints=[a,b]},liveness`.
+
+    UsageError for an unknown pass or option, with the nearest names.
+    """
+    found = []
+    for part in _split(text):
+        match = re.match(r"^([\w-]+)(?:\{(.*)\})?$", part, re.DOTALL)
+        if not match:
+            raise UsageError(f"cannot read '{part}' in the pipeline (expected name or name{{option=value}})")
+        cls = PASSES.get(match[1])
+        if cls is None:
+            raise UsageError(f"unknown pass '{match[1]}'{nearest(match[1], PASSES)}; known: {', '.join(sorted(PASSES))}")
+        found.append(cls(**_options(cls, match[2] or "")))
+    return found
+
+
+def _options(cls: type[Pass], text: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    fields = {f.name for f in dataclasses.fields(cls)}
+    options: dict[str, Any] = {}
+    for item in _split(text):
+        key, sign, value = item.partition("=")
+        if not sign or key not in fields:
+            raise UsageError(f"pass '{cls.name}' has no option '{key}'{nearest(key, fields)}")
+        options[key] = _option(value, hints[key])
+    return options
+
+
+def _option(text: str, hint: Any) -> Any:
+    if text.startswith("["):
+        return tuple(_split(text[1:-1]))
+    kinds = typing.get_args(hint) or (hint,)
+    if bool in kinds and text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    if text == "none" and type(None) in kinds:
+        return None
+    return text
+
+
+def _split(text: str) -> list[str]:
+    """Splits at commas that stand outside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, ch in enumerate(text):
+        depth += (ch in "[{") - (ch in "]}")
+        if ch == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    parts.append(text[start:].strip())
+    return [p for p in parts if p]

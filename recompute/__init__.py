@@ -1,0 +1,61 @@
+"""An ONNX-native static-graph training compiler with recomputation.  `import recompute as rc`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import JobError, ModelError, RecomputeError, UsageError, VerifyError
+from .ir import Block, Operator, Role, Value
+from .program import Program, Variable
+from .text import parse, show
+from .types import TensorType
+from .verify import verify
+
+__version__ = "0.1.0"
+
+#: name → module that has it; imported when first used, so that `import recompute` stays quick
+_LAZY = {
+    "Executor": "runtime",
+    "CPUPlace": "runtime",
+    "CUDAPlace": "runtime",
+    "Pass": "passes",
+    "pipeline": "passes",
+    "run_passes": "passes",
+    "load": "onnx_import",
+}
+_MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr")
+
+__all__ = [
+    "Block",
+    "JobError",
+    "ModelError",
+    "Operator",
+    "Program",
+    "RecomputeError",
+    "Role",
+    "TensorType",
+    "UsageError",
+    "Value",
+    "Variable",
+    "VerifyError",
+    "__version__",
+    "parse",
+    "show",
+    "verify",
+    *_LAZY,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'recompute' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_MODULES})

@@ -1,0 +1,203 @@
+"""The language: a block is a straight list of operators over named, typed values.
+
+The order of the list is the semantics.  Inputs, parameters, buffers, state and constants are declared; every other
+value is written once.  Blocks are immutable: a pass is a function from block to block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .op import Op
+from .types import TensorType
+
+
+class Role(str, enum.Enum):
+    """What an operator is there for."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZE = "optimize"
+    COMMUNICATE = "communicate"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A name with a type.  Within one block a name stands for one value."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        """Short name of the element type."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its buffer."""
+        return self.type.nbytes
+
+    def renamed(self, name: str) -> Value:
+        """The same type under another name."""
+        return Value(name, self.type)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator applied: inputs and outputs by position, None where an optional one is absent.
+
+    `scratch` holds the temporary buffers its numerics need, once `memory-plan`'s lowering has named them.
+    """
+
+    op: Op
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value | None, ...]
+    role: Role = Role.FORWARD
+    scratch: tuple[Value, ...] = ()
+
+    def reads(self) -> Iterator[Value]:
+        """Inputs that are present."""
+        return (v for v in self.inputs if v is not None)
+
+    def writes(self) -> Iterator[Value]:
+        """Outputs that are present, updated state included."""
+        return (v for v in self.outputs if v is not None)
+
+    def renamed(self, names: Mapping[str, str]) -> Operator:
+        """The same operator with values renamed."""
+
+        def one(v: Value | None) -> Value | None:
+            new = names.get(v.name) if v is not None else None
+            return v if v is None or new is None else Value(new, v.type)
+
+        return dataclasses.replace(
+            self,
+            inputs=tuple(map(one, self.inputs)),
+            outputs=tuple(map(one, self.outputs)),
+        )
+
+
+@dataclass(frozen=True)
+class Free(Op):
+    """The buffers of its inputs are no longer needed."""
+
+    required_outputs = 0
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """No outputs."""
+        return ()
+
+    def compute(self, xp, ins, outs, scratch) -> None:  # type: ignore[no-untyped-def]
+        """Nothing: the arena's plan has already given the bytes away."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A small declared constant: its value and its elements in row-major order."""
+
+    value: Value
+    data: tuple
+
+    def numpy(self) -> np.ndarray:
+        """The constant as an array of its type."""
+        return np.array(self.data, dtype=self.value.type.numpy).reshape(self.value.shape)
+
+    @staticmethod
+    def of(name: str, array: np.ndarray) -> Constant:
+        """Declares `array` under `name`."""
+        array = np.asarray(array)
+        return Constant(Value(name, TensorType.of(array)), tuple(array.reshape(-1).tolist()))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A program's body.
+
+    `outputs` names the values that must survive to the end of a run.  `addresses` (bytes from the start of the
+    arena, by value name) is there once memory is planned.
+    """
+
+    name: str = "main"
+    inputs: tuple[Value, ...] = ()
+    parameters: tuple[Value, ...] = ()
+    buffers: tuple[Value, ...] = ()
+    state: tuple[Value, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    operators: tuple[Operator, ...] = ()
+    outputs: tuple[str, ...] = ()
+    addresses: Mapping[str, int] = field(default_factory=dict)
+
+    def persistent(self) -> Iterator[Value]:
+        """Values that live across steps: parameters, buffers, state, constants."""
+        yield from self.parameters
+        yield from self.buffers
+        yield from self.state
+        yield from (c.value for c in self.constants)
+
+    def declared(self) -> Iterator[Value]:
+        """Every value that no operator has to write first."""
+        yield from self.inputs
+        yield from self.persistent()
+
+    def values(self) -> dict[str, Value]:
+        """All values by name: declared ones first, then in order of execution, scratch included."""
+        found = {v.name: v for v in self.declared()}
+        for op in self.operators:
+            for v in op.outputs:
+                if v is not None:
+                    found[v.name] = v
+            for v in op.scratch:
+                found[v.name] = v
+        return found
+
+    def producers(self) -> dict[str, int]:
+        """Value name → index of the operator that first writes it (declared values have none)."""
+        declared = {v.name for v in self.declared()}
+        found: dict[str, int] = {}
+        for i, op in enumerate(self.operators):
+            for v in op.writes():
+                if v.name not in declared:
+                    found.setdefault(v.name, i)
+        return found
+
+    def consumers(self) -> dict[str, list[int]]:
+        """Value name → indices of the operators that read it, in order (frees do not count)."""
+        found: dict[str, list[int]] = {}
+        for i, op in enumerate(self.operators):
+            if isinstance(op.op, Free):
+                continue
+            for name in {v.name for v in op.reads()}:
+                found.setdefault(name, []).append(i)
+        return found
+
+    def with_operators(self, operators: Iterable[Operator], **changes: object) -> Block:
+        """The same block with other operators (and other changes)."""
+        return dataclasses.replace(self, operators=tuple(operators), **changes)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        from .text import show
+
+        return show(self)

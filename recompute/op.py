@@ -1,0 +1,169 @@
+"""The base of all operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
+
+A subclass is a frozen dataclass whose fields are the operator's attributes, so equality, printing and parsing come
+free.  Defining it registers it under its class name; nothing else has to be told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .errors import TypeRuleError, UsageError, nearest
+from .types import TensorType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .builder import Builder
+    from .ir import Value
+    from .onnx_export import FunctionBuilder
+    from .onnx_import import NodeContext
+
+#: operator name → class; filled by `Op.__init_subclass__`
+REGISTRY: dict[str, type[Op]] = {}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one application costs: floating-point operations, and bytes read and written."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator with its attributes, not yet applied to values.
+
+    The parts a subclass gives:
+
+    * `infer` — types of ALL its outputs from the types of its inputs (None: an absent optional input).
+    * `compute` — numerics into preallocated buffers; any temporary of more than a few KiB is declared by `scratch`.
+    * `gradient` — emits operators that give the gradients of the inputs; whatever it reads stays alive for it.
+    * `expand` — the same mathematics as operators that are simpler.  With it, the gradient, the ONNX function body
+      and the reference numerics come free; an operator that fuses others should have it.
+    * `samples` — small applications; the registry-wide suite checks types, gradients and numerics on each.
+    """
+
+    #: how many outputs always exist; those after them are made only when something uses them
+    required_outputs: ClassVar[int] = 1
+    #: output i is written into the storage of input `updates[i]`, a parameter, buffer or state
+    updates: ClassVar[tuple[int, ...]] = ()
+    #: draws from the counter-based generator: takes the step counter as an input and has a `seed` attribute
+    random: ClassVar[bool] = False
+    #: the numerics copy or reorder elements only (priced by bytes)
+    moves_data: ClassVar[bool] = False
+    #: no class of this name is registered (a base for others)
+    abstract: ClassVar[bool] = True
+    #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
+    onnx_name: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, abstract: bool = False, onnx: str | bool | None = None, **kw: Any) -> None:
+        """Registers the class; `onnx=True` says that ONNX has this operator under the same name."""
+        super().__init_subclass__(**kw)
+        cls.abstract = abstract
+        if onnx is not None:
+            cls.onnx_name = cls.__name__ if onnx is True else (onnx or None)
+        if not abstract:
+            REGISTRY[cls.__name__] = cls
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        return type(self).__name__
+
+    def attributes(self) -> dict[str, Any]:
+        """Attributes that differ from their defaults, by name, in the order of declaration."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in _fields(type(self))
+            if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
+        }
+
+    # -- what a subclass gives ------------------------------------------------------------------------------------
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """Types of all outputs, optional ones included.  TypeRuleError where the inputs do not fit."""
+        raise NotImplementedError(f"{self.name} has no type rule")
+
+    def compute(
+        self,
+        xp: Any,
+        ins: Sequence[np.ndarray],
+        outs: Sequence[np.ndarray],
+        scratch: Sequence[np.ndarray],
+    ) -> None:
+        """Writes every output fully; `outs[i]` is None where output i is absent, `ins[i]` where input i is."""
+        raise NotImplementedError(f"{self.name} has no numerics")
+
+    def scratch(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[TensorType, ...]:
+        """Types of the temporary buffers that `compute` is handed."""
+        return ()
+
+    def gradient(
+        self,
+        b: Builder,
+        ins: Sequence[Value | None],
+        outs: Sequence[Value],
+        grads: Sequence[Value | None],
+    ) -> Sequence[Value | None]:
+        """Gradients of the inputs, in order (None: zero or not differentiable).
+
+        `outs` has every output, optional ones too: one that gets used is made.  `grads[i]` is None where nothing
+        flows into output i.
+        """
+        from .builder import gradient_through_expansion
+
+        return gradient_through_expansion(self, b, ins, grads)
+
+    def expand(self, b: Builder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
+        """All outputs from simpler operators, or None where this is a primitive."""
+        return None
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """The price of one application."""
+        moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
+        flops = 0 if self.moves_data else sum(t.size for t in outs if t is not None)
+        return Cost(flops, moved)
+
+    def export(self, g: FunctionBuilder, ins: Sequence[str], outs: Sequence[str]) -> bool:
+        """Writes nodes of plain ONNX into `g`; False: `onnx_name` or `expand` is used instead."""
+        return False
+
+    @classmethod
+    def from_onnx(cls, node: NodeContext) -> Any:
+        """Emits this operator for an ONNX node of the same name (see `NodeContext`); returns its output value(s)."""
+        fields = {f.name for f in _fields(cls)}
+        attributes = {k: v for k, v in node.attributes.items() if k in fields}
+        return node.emit(cls(**attributes), *node.inputs)
+
+    @classmethod
+    def samples(cls, draw: Any) -> Iterator[Any]:
+        """Small applications for the registry-wide suite: `yield draw.case(op, *inputs)`."""
+        return iter(())
+
+    def fail(self, why: str, *inputs: TensorType | None) -> TypeRuleError:
+        """The error of a type rule (for `raise self.fail(...)`)."""
+        types = ", ".join("-" if t is None else str(t) for t in inputs)
+        return TypeRuleError(f"{self.name}({types}): {why}")
+
+
+@functools.cache
+def _fields(cls: type[Op]) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(cls)
+
+
+def op_class(name: str) -> type[Op]:
+    """The class registered under `name`.  UsageError with the nearest names where there is none."""
+    from . import ops  # noqa: F401  registers all
+
+    found = REGISTRY.get(name)
+    if found is None:
+        raise UsageError(f"unknown operator '{name}'{nearest(name, REGISTRY)}")
+    return found

@@ -1,0 +1,71 @@
+"""What several families share: broadcasting, axes, element-wise bases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import TypeRuleError
+from ..op import Cost, Op
+from ..types import TensorType
+
+
+def normal_axis(axis: int, ndim: int, op: Op) -> int:
+    """`axis` counted from the front.  TypeRuleError where it is out of range."""
+    if not -ndim <= axis < max(ndim, 1):
+        raise TypeRuleError(f"{op.name}: axis {axis} is out of range for {ndim} dimensions")
+    return axis % ndim if ndim else 0
+
+
+def normal_axes(axes: Sequence[int] | None, ndim: int, op: Op) -> tuple[int, ...]:
+    """Sorted axes counted from the front; None: all of them."""
+    if axes is None:
+        return tuple(range(ndim))
+    found = sorted({normal_axis(a, ndim, op) for a in axes})
+    return tuple(found)
+
+
+def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
+    """The NumPy-broadcast shape of the inputs.  TypeRuleError where they do not fit."""
+    shapes = [t.shape for t in types]
+    if all(s == shapes[0] for s in shapes):
+        return shapes[0]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise op.fail("shapes do not broadcast", *types) from None
+
+
+class Elementwise(Op, abstract=True):
+    """Broadcasts its inputs, all of one element type, to one output of the same element type."""
+
+    #: floating-point operations for one output element
+    flops_per_element: ClassVar[int] = 1
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """The broadcast type."""
+        present = [t for t in inputs if t is not None]
+        if any(t.dtype != present[0].dtype for t in present):
+            raise self.fail("element types differ", *inputs)
+        return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
+
+    def out_dtype(self, dtype: str) -> str:
+        """The output's element type for inputs of type `dtype`."""
+        return dtype
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """`flops_per_element` for each element of the output."""
+        base = super().cost(ins, outs)
+        return Cost(self.flops_per_element * sum(t.size for t in outs if t), base.bytes)
+
+
+class Ufunc(Elementwise, abstract=True):
+    """Element-wise operator whose numerics are one NumPy ufunc (named `ufunc`, the same in CuPy)."""
+
+    ufunc: ClassVar[str]
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """One call, into the output."""
+        getattr(xp, self.ufunc)(*ins, out=outs[0])

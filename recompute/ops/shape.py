@@ -1,0 +1,261 @@
+"""Operators that change a tensor's form, not its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError
+from ..op import Op
+from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
+from .common import Elementwise, normal_axis
+
+
+class Move(Op, abstract=True):
+    """Copies elements."""
+
+    moves_data = True
+
+
+@dataclass(frozen=True)
+class Identity(Move, onnx=True):
+    """A copy of x."""
+
+    def infer(self, x):
+        """The same type."""
+        return (x,)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One copy."""
+        outs[0][...] = ins[0]
+
+    def gradient(self, b, ins, outs, grads):
+        """dy itself."""
+        return [grads[0]]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """No operator at all: another name for its input."""
+        return node.inputs[0]
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield draw.case(cls(), draw("f64[2,3]"))
+
+
+@dataclass(frozen=True)
+class Cast(Elementwise):
+    """x with element type `to` (a short name)."""
+
+    to: str
+
+    def out_dtype(self, dtype: str) -> str:
+        """The type asked for."""
+        return self.to
+
+    def compute(self, xp, ins, outs, scratch):
+        """As ONNX: floats are truncated towards zero, anything but 0 is true."""
+        xp.copyto(outs[0], ins[0], casting="unsafe")
+
+    def gradient(self, b, ins, outs, grads):
+        """dy cast back, between floating types."""
+        return [b.Cast(grads[0], to=ins[0].dtype) if ins[0].type.is_float else None]
+
+    def export(self, g, ins, outs):
+        """ONNX Cast."""
+        g.node("Cast", ins, outs, to=dtype_to_onnx(self.to))
+        return True
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Nothing where the type is the same already."""
+        to = dtype_from_onnx(node.attributes["to"])
+        if to is None:
+            raise node.fail(f"casts to element type {node.attributes['to']}, which is not supported")
+        return node.inputs[0] if node.inputs[0].dtype == to else node.emit(cls(to=to), node.inputs[0])
+
+    @classmethod
+    def samples(cls, draw):
+        """Down, up, to integers, to bool."""
+        yield draw.case(cls(to="f32"), draw("f64[2,3]"), tolerance=1e-3)
+        yield draw.case(cls(to="f64"), draw("f32[2,3]"))
+        yield draw.case(cls(to="i32"), draw("f32[2,3]", -5, 5))
+        yield draw.case(cls(to="bool"), draw.ints("i64[4]", 0, 2))
+
+
+@dataclass(frozen=True)
+class Reshape(Move):
+    """x in row-major order under another shape (static, no -1)."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, x):
+        """The shape asked for."""
+        if math.prod(self.shape) != x.size or min(self.shape, default=0) < 0:
+            raise self.fail(f"cannot become shape {list(self.shape)}", x)
+        return (x.with_shape(self.shape),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One copy."""
+        outs[0].reshape(-1)[...] = ins[0].reshape(-1)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy under the old shape; nothing is kept."""
+        return [b.Reshape(grads[0], shape=ins[0].shape)]
+
+    def export(self, g, ins, outs):
+        """ONNX Reshape."""
+        g.node("Reshape", [ins[0], g.ints(self.shape)], outs, allowzero=1 if 0 in self.shape else 0)
+        return True
+
+    @classmethod
+    def from_onnx(cls, node):
+        """0 copies a dimension, -1 takes the rest."""
+        x = node.inputs[0]
+        wanted = node.need_constant(1, "shape").tolist()
+        if not node.attributes.get("allowzero", 0):
+            try:
+                wanted = [x.shape[i] if d == 0 else d for i, d in enumerate(wanted)]
+            except IndexError:
+                raise node.fail(f"shape {wanted} copies a dimension that {x.type} lacks") from None
+        return reshape(node.builder, x, resolve(wanted, x, node))
+
+    @classmethod
+    def samples(cls, draw):
+        """To a vector, to more dimensions, of an empty tensor."""
+        yield draw.case(cls(shape=(6,)), draw("f64[2,3]"))
+        yield draw.case(cls(shape=(1, 3, 2)), draw("f64[2,3]"))
+        yield draw.case(cls(shape=(3, 0)), draw("f64[0,2]"))
+
+
+def resolve(wanted: Sequence[int], x: Any, node: Any) -> tuple[int, ...]:
+    """Replaces one -1 by what is left."""
+    known = math.prod(d for d in wanted if d != -1)
+    if wanted.count(-1) == 1 and known and x.size % known == 0:
+        wanted = [x.size // known if d == -1 else d for d in wanted]
+    if math.prod(wanted) != x.size or min(wanted, default=0) < 0:
+        raise node.fail(f"cannot reshape {x.type} to {list(wanted)}")
+    return tuple(int(d) for d in wanted)
+
+
+def reshape(b: Any, x: Any, shape: Sequence[int]) -> Any:
+    """x under another shape; x itself where it has that shape."""
+    return x if tuple(shape) == x.shape else b.Reshape(x, shape=tuple(int(d) for d in shape))
+
+
+
+
+@dataclass(frozen=True)
+class Transpose(Move, onnx=True):
+    """Axes in another order; no `perm`: reversed."""
+
+    perm: tuple[int, ...]
+
+    def infer(self, x):
+        """Dimensions in the order of `perm`."""
+        if sorted(self.perm) != list(range(x.ndim)):
+            raise self.fail(f"perm {list(self.perm)} is no permutation of the axes", x)
+        return (x.with_shape([x.shape[p] for p in self.perm]),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One strided copy."""
+        outs[0][...] = ins[0].transpose(self.perm)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy transposed back."""
+        return [b.Transpose(grads[0], perm=tuple(int(i) for i in np.argsort(self.perm)))]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """The default permutation written out."""
+        x = node.inputs[0]
+        perm = tuple(node.attributes.get("perm", range(x.ndim)[::-1]))
+        if perm == tuple(range(x.ndim)):
+            return x
+        return node.emit(cls(perm=perm), x)
+
+    @classmethod
+    def samples(cls, draw):
+        """A matrix and a cube."""
+        yield draw.case(cls(perm=(1, 0)), draw("f64[2,3]"))
+        yield draw.case(cls(perm=(2, 0, 1)), draw("f64[2,3,4]"))
+
+
+@dataclass(frozen=True)
+class Expand(Move):
+    """x broadcast to `shape`."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, x):
+        """The shape asked for."""
+        try:
+            fits = np.broadcast_shapes(x.shape, self.shape) == self.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise self.fail(f"does not broadcast to {list(self.shape)}", x)
+        return (x.with_shape(self.shape),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One broadcasting copy."""
+        outs[0][...] = ins[0]
+
+    def gradient(self, b, ins, outs, grads):
+        """dy summed over what was repeated."""
+        return [b.sum_to(grads[0], ins[0].shape)]
+
+    def export(self, g, ins, outs):
+        """ONNX Expand."""
+        g.node("Expand", [ins[0], g.ints(self.shape)], outs)
+        return True
+
+    @classmethod
+    def from_onnx(cls, node):
+        """ONNX broadcasts both ways."""
+        x = node.inputs[0]
+        try:
+            shape = np.broadcast_shapes(x.shape, tuple(node.need_constant(1, "shape").tolist()))
+        except ValueError:
+            raise node.fail("shapes do not broadcast") from None
+        return x if shape == x.shape else node.emit(cls(shape=shape), x)
+
+    @classmethod
+    def samples(cls, draw):
+        """A row, a scalar."""
+        yield draw.case(cls(shape=(4, 2, 3)), draw("f64[2,1]"))
+        yield draw.case(cls(shape=(2, 2)), draw("f64[]"))
+
+
+@dataclass(frozen=True)
+class Fill(Move):
+    """A tensor whose elements are all `value`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    value: float = 0.0
+
+    def infer(self):
+        """As the attributes say."""
+        return (TensorType(self.dtype, self.shape),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One fill."""
+        outs[0].fill(DTYPES[self.dtype].type(self.value))
+
+    def export(self, g, ins, outs):
+        """ONNX Expand of a scalar."""
+        scalar = g.array(np.array(self.value, dtype=DTYPES[self.dtype]))
+        g.node("Expand", [scalar, g.ints(self.shape)], outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """Floats and integers."""
+        yield draw.case(cls(dtype="f64", shape=(2, 3), value=1.5))
+        yield draw.case(cls(dtype="i64", shape=(2,), value=3.0))

@@ -1,0 +1,151 @@
+"""Program and Variable: the user's handles, in the manner of Paddle.  What a program holds is an immutable block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .builder import Builder
+from .errors import UsageError, nearest
+from .ir import Block, Operator, Role, Value
+from .text import show
+from .types import TensorType
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A value of a program, for the user."""
+
+    program: Program
+    value: Value
+
+    @property
+    def name(self) -> str:
+        """Its name in the program."""
+        return self.value.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions."""
+        return self.value.shape
+
+    @property
+    def dtype(self) -> str:
+        """Short name of the element type (`f32`, `i64`, ...)."""
+        return self.value.dtype
+
+    def __repr__(self) -> str:
+        return f"<Variable {self.name}: {self.value.type}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Variable) and self.program is other.program and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash((id(self.program), self.value))
+
+
+class Program:
+    """A static program: its block, and the contents of what lives across steps.
+
+    `data` maps the names of parameters, buffers and state to arrays; the executor updates them in place.
+    """
+
+    def __init__(
+        self,
+        block: Block | None = None,
+        data: dict[str, np.ndarray] | None = None,
+        *,
+        source: onnx.ModelProto | None = None,
+        source_path: str | None = None,
+    ) -> None:
+        self.block = block or Block()
+        self.data = data or {}
+        self.source = source
+        self.source_path = source_path
+        #: (parameter, gradient) pairs of the last backward pass, by name
+        self.gradients: list[tuple[str, str]] = []
+        #: what recomputation did: the plan that was applied last
+        self.plan: Any = None
+
+    def __getitem__(self, name: str) -> Variable:
+        values = self.block.values()
+        if name not in values:
+            raise UsageError(f"program '{self.block.name}' has no value '{name}'{nearest(name, values)}")
+        return Variable(self, values[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.block.values()
+
+    def _variables(self, values: Sequence[Value]) -> list[Variable]:
+        return [Variable(self, v) for v in values]
+
+    @property
+    def inputs(self) -> list[Variable]:
+        """What must be fed."""
+        return self._variables(self.block.inputs)
+
+    @property
+    def outputs(self) -> list[Variable]:
+        """What survives to the end of a run."""
+        values = self.block.values()
+        return self._variables([values[n] for n in self.block.outputs])
+
+    @property
+    def parameters(self) -> list[Variable]:
+        """What is trained."""
+        return self._variables(self.block.parameters)
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators in order of execution."""
+        return self.block.operators
+
+    def clone(self) -> Program:
+        """An independent copy: same block, copied data."""
+        other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
+        other.source_path, other.gradients, other.plan = self.source_path, list(self.gradients), self.plan
+        return other
+
+    def builder(self, role: Role = Role.FORWARD, prefix: str = "") -> Builder:
+        """A builder for operators to be given to `append`."""
+        return Builder.on(self.block, role=role, prefix=prefix)
+
+    def append(self, b: Builder, *, outputs: Sequence[str] = (), inputs: Sequence[Value] = ()) -> None:
+        """Adds what a builder collected, and declares further inputs and outputs."""
+        old = self.block
+        self.block = old.with_operators(
+            (*old.operators, *b.operators),
+            inputs=(*old.inputs, *inputs),
+            constants=(*old.constants, *b.constants),
+            outputs=tuple(dict.fromkeys([*old.outputs, *outputs])),
+        )
+
+    def declare(self, kind: str, name: str, array: np.ndarray) -> Value:
+        """Declares a parameter, buffer or state (`kind`: the block's field) with its contents.
+
+        One that is there already, with the same type, is taken over as it is.
+        """
+        value = Value(name, TensorType.of(array))
+        known = {v.name: v for v in self.block.declared()}
+        if name in known:
+            if known[name] != value:
+                raise UsageError(f"'{name}' is declared already, as {known[name].type}")
+            return value
+        import dataclasses
+
+        self.block = dataclasses.replace(self.block, **{kind: (*getattr(self.block, kind), value)})
+        self.data[name] = array
+        return value
+
+    def __str__(self) -> str:
+        return show(self.block)
+
+    def __repr__(self) -> str:
+        b = self.block
+        return f"<Program {b.name}: {len(b.operators)} operators, {len(b.parameters)} parameters>"

@@ -1,0 +1,321 @@
+"""The text form: `parse(show(block)) == block`, plans and addresses included.
+
+    program mlp {
+      input %x: f32[64,32]
+      param %fc_1.w: f32[32,128]
+      const %c.2.f32: f32[] = [2.0]
+      %fc_1: f32[64,128] = Gemm(%x, %fc_1.w, %fc_1.b) {transB=1} @4096
+      free %x
+      backward %relu_1_grad: f32[64,128] = ReluGrad(%relu_1, %fc_2_grad)
+      output %loss
+    }
+
+An operator's line: role (none: forward), outputs, `=`, name, inputs (`_`: absent), attributes that differ from
+their defaults, scratch buffers, and after `@` the addresses of outputs and scratch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from .errors import UsageError
+from .ir import Block, Constant, Free, Operator, Role, Value
+from .op import Op, op_class
+from .types import TensorType
+
+_PLAIN = re.compile(r"^[A-Za-z0-9_./\-$@#]+$")
+_DECLARATIONS = (("input", "inputs"), ("param", "parameters"), ("buffer", "buffers"), ("state", "state"))
+
+
+def show_name(name: str) -> str:
+    """`%name`, quoted where it has unusual characters."""
+    return f"%{name}" if _PLAIN.match(name) else f"%{json.dumps(name)}"
+
+
+def show_attribute(value: Any) -> str:
+    """An attribute's text: numbers, booleans, strings, None, and tuples of them."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(show_attribute, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "none"
+    return repr(value)
+
+
+def show_operator(op: Operator, addresses: dict[str, int] | Any = None) -> str:
+    """One line for one operator, without indentation."""
+    if isinstance(op.op, Free):
+        return "free " + ", ".join(show_name(v.name) for v in op.reads())
+    addresses = addresses or {}
+    role = "" if op.role is Role.FORWARD else f"{op.role.value} "
+    outs = ", ".join("_" if v is None else f"{show_name(v.name)}: {v.type}" for v in op.outputs)
+    ins = ", ".join("_" if v is None else show_name(v.name) for v in op.inputs)
+    attributes = op.op.attributes()
+    text = f"{role}{outs}{' ' if outs else ''}= {op.op.name}({ins})"
+    if attributes:
+        text += " {" + ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items()) + "}"
+    if op.scratch:
+        text += " scratch(" + ", ".join(f"{show_name(v.name)}: {v.type}" for v in op.scratch) + ")"
+    at = [addresses.get(v.name) for v in (*op.writes(), *op.scratch)]
+    if any(a is not None for a in at):
+        text += " @" + ",".join("_" if a is None else str(a) for a in at)
+    return text
+
+
+def show(block: Block) -> str:
+    """The whole block as text."""
+    lines = [f"program {_show_word(block.name)} {{"]
+    for word, field in _DECLARATIONS:
+        for v in getattr(block, field):
+            at = f" @{block.addresses[v.name]}" if v.name in block.addresses else ""
+            lines.append(f"  {word} {show_name(v.name)}: {v.type}{at}")
+    for c in block.constants:
+        lines.append(f"  const {show_name(c.value.name)}: {c.value.type} = {show_attribute(c.data)}")
+    lines += ["  " + show_operator(op, block.addresses) for op in block.operators]
+    if block.outputs:
+        lines.append("  output " + ", ".join(map(show_name, block.outputs)))
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _show_word(word: str) -> str:
+    return word if re.match(r"^[A-Za-z0-9_.\-]+$", word) else json.dumps(word)
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<name>%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./\-$@\#]+))
+      |(?P<string>"(?:[^"\\]|\\.)*")
+      |(?P<number>[-+]?(?:inf|nan|\d+\.?\d*(?:[eE][-+]?\d+)?)(?![A-Za-z_]))
+      |(?P<word>[A-Za-z_][A-Za-z0-9_.]*)
+      |(?P<sign>[(){}\[\],=:@]))""",
+    re.VERBOSE,
+)
+
+
+class _Line:
+    """The tokens of one line, read from left to right."""
+
+    def __init__(self, text: str, number: int) -> None:
+        self.text, self.number, self.at = text, number, 0
+        self.tokens: list[tuple[str, str]] = []
+        end = 0
+        stripped = text.rstrip()
+        while end < len(stripped):
+            found = _TOKEN.match(stripped, end)
+            if not found:
+                raise self.error(f"cannot read '{stripped[end:].strip()[:20]}'")
+            self.tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
+            end = found.end()
+
+    def error(self, why: str) -> UsageError:
+        return UsageError(f"line {self.number}: {why}\n    {self.text.strip()}")
+
+    def peek(self) -> str:
+        return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
+
+    def take(self, *kinds: str) -> str:
+        if self.at >= len(self.tokens) or self.tokens[self.at][0] not in kinds:
+            raise self.error(f"expected {' or '.join(kinds)} before '{self.peek() or 'the end'}'")
+        self.at += 1
+        return self.tokens[self.at - 1][1]
+
+    def skip(self, sign: str) -> bool:
+        if self.peek() == sign:
+            self.at += 1
+            return True
+        return False
+
+    def need(self, sign: str) -> None:
+        if not self.skip(sign):
+            raise self.error(f"expected '{sign}' before '{self.peek() or 'the end'}'")
+
+    def value_name(self) -> str:
+        token = self.take("name")[1:]
+        return json.loads(token) if token.startswith('"') else token
+
+    def type(self) -> TensorType:
+        dtype = self.take("word")
+        self.need("[")
+        shape = []
+        while not self.skip("]"):
+            shape.append(self.take("number"))
+            self.skip(",")
+        try:
+            return TensorType.parse(f"{dtype}[{','.join(shape)}]")
+        except ValueError as e:
+            raise self.error(str(e)) from None
+
+    def typed(self) -> Value:
+        name = self.value_name()
+        self.need(":")
+        return Value(name, self.type())
+
+    def list_until(self, sign: str) -> Iterator[None]:
+        while not self.skip(sign):
+            yield
+            if not self.skip(",") and self.peek() != sign:
+                raise self.error(f"expected ',' or '{sign}' before '{self.peek() or 'the end'}'")
+
+    def attribute(self) -> Any:
+        if self.skip("["):
+            items: list[Any] = []
+            for _ in self.list_until("]"):
+                items.append(self.attribute())
+            return tuple(items)
+        token = self.take("string", "number", "word")
+        if token.startswith('"'):
+            return json.loads(token)
+        words = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
+        if token in words:
+            return words[token]
+        try:
+            return int(token) if re.match(r"^[-+]?\d+$", token) else float(token)
+        except ValueError:
+            raise self.error(f"'{token}' is no attribute value") from None
+
+
+def parse(text: str) -> Block:
+    """Reads a program's text.  UsageError with the line where it cannot be read."""
+    lines = [(i, raw) for i, raw in enumerate(text.splitlines(), 1) if raw.strip() and raw.strip()[0] != ";"]
+    if not lines:
+        raise UsageError("the program text is empty")
+    first = _Line(lines[0][1], lines[0][0])
+    if first.take("word") != "program":
+        raise first.error("a program begins with 'program NAME {'")
+    name = first.take("word", "string", "number")
+    reader = _Reader(json.loads(name) if name.startswith('"') else name)
+    for number, raw in lines[1:]:
+        if raw.strip() == "}":
+            return reader.block()
+        reader.read(_Line(raw, number))
+    raise UsageError(f"program {name} does not end: '}}' is missing")
+
+
+class _Reader:
+    """Builds a block from its lines."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.declared: dict[str, list[Any]] = {field: [] for _, field in _DECLARATIONS}
+        self.constants: list[Constant] = []
+        self.operators: list[Operator] = []
+        self.outputs: tuple[str, ...] = ()
+        self.addresses: dict[str, int] = {}
+        self.values: dict[str, Value] = {}
+
+    def read(self, line: _Line) -> None:
+        fields = dict(_DECLARATIONS)
+        word = line.peek()
+        if word in fields:
+            line.at += 1
+            v = line.typed()
+            self.values[v.name] = v
+            self.declared[fields[word]].append(v)
+            self._read_addresses(line, [v])
+        elif word == "const":
+            line.at += 1
+            v = line.typed()
+            line.need("=")
+            self.values[v.name] = v
+            self.constants.append(Constant(v, _as_elements(line.attribute(), v.type)))
+        elif word == "output":
+            line.at += 1
+            self.outputs = tuple(self._names(line))
+        elif word == "free":
+            line.at += 1
+            inputs = tuple(self._value(line, n) for n in self._names(line))
+            self.operators.append(Operator(Free(), inputs, ()))
+        else:
+            self._read_operator(line)
+        if line.at != len(line.tokens):
+            raise line.error(f"unexpected '{line.peek()}'")
+
+    def _names(self, line: _Line) -> list[str]:
+        names = [line.value_name()]
+        while line.skip(","):
+            names.append(line.value_name())
+        return names
+
+    def _value(self, line: _Line, name: str) -> Value:
+        if name not in self.values:
+            raise line.error(f"{show_name(name)} is used before it is written")
+        return self.values[name]
+
+    def _read_operator(self, line: _Line) -> None:
+        roles = {r.value for r in Role}
+        role = Role(line.take("word")) if line.peek() in roles else Role.FORWARD
+        outputs: list[Value | None] = []
+        for _ in line.list_until("="):
+            outputs.append(None if line.skip("_") else line.typed())
+        cls = op_class(line.take("word"))
+        line.need("(")
+        inputs: list[Value | None] = []
+        for _ in line.list_until(")"):
+            inputs.append(None if line.skip("_") else self._value(line, line.value_name()))
+        op = self._read_attributes(line, cls)
+        scratch: list[Value] = []
+        if line.skip("scratch"):
+            line.need("(")
+            for _ in line.list_until(")"):
+                scratch.append(line.typed())
+        written = [v for v in outputs if v is not None] + scratch
+        self.values.update({v.name: v for v in written})
+        self._read_addresses(line, written)
+        self.operators.append(Operator(op, tuple(inputs), tuple(outputs), role, tuple(scratch)))
+
+    def _read_attributes(self, line: _Line, cls: type[Op]) -> Op:
+        given: dict[str, Any] = {}
+        if line.skip("{"):
+            for _ in line.list_until("}"):
+                key = line.take("word")
+                line.need("=")
+                given[key] = line.attribute()
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(known))})")
+        hints = _hints(cls)
+        for key, value in given.items():
+            if hints.get(key) is float and isinstance(value, int):
+                given[key] = float(value)
+        try:
+            return cls(**given)
+        except TypeError as e:
+            raise line.error(str(e)) from None
+
+    def _read_addresses(self, line: _Line, values: list[Value]) -> None:
+        if not line.skip("@"):
+            return
+        for v in values:
+            if not line.skip("_"):
+                self.addresses[v.name] = int(line.take("number"))
+            line.skip(",")
+
+    def block(self) -> Block:
+        return Block(
+            name=self.name,
+            **{field: tuple(values) for field, values in self.declared.items()},
+            constants=tuple(self.constants),
+            operators=tuple(self.operators),
+            outputs=self.outputs,
+            addresses=self.addresses,
+        )
+
+
+@functools.cache
+def _hints(cls: type[Op]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _as_elements(data: Any, t: TensorType) -> tuple:
+    cast = float if t.is_float else bool if t.dtype == "bool" else int
+    return tuple(cast(x) for x in (data if isinstance(data, tuple) else (data,)))

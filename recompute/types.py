@@ -1,0 +1,115 @@
+"""Element types and static tensor types."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+#: short name (as in the text form) → NumPy dtype
+DTYPES: dict[str, np.dtype] = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "i8": np.dtype(np.int8),
+    "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+    "u8": np.dtype(np.uint8),
+    "u16": np.dtype(np.uint16),
+    "u32": np.dtype(np.uint32),
+    "u64": np.dtype(np.uint64),
+    "bool": np.dtype(np.bool_),
+}
+FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+# ONNX's TensorProto.DataType numbers
+_ONNX = {
+    "f32": 1, "u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6, "i64": 7, "bool": 9,
+    "f16": 10, "f64": 11, "u32": 12, "u64": 13, "bf16": 16,
+}  # fmt: skip
+_FROM_ONNX = {number: name for name, number in _ONNX.items()}
+_TYPE = re.compile(r"^(\w+)\[([\d,\s]*)\]$")
+
+
+def dtype_name(dtype: np.dtype | type | str) -> str:
+    """The short name of a NumPy dtype (or of a short name).  ValueError where the language has none."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    name = _NAMES.get(np.dtype(dtype))
+    if name is None:
+        raise ValueError(f"element type {dtype} is not supported; supported: {', '.join(DTYPES)}")
+    return name
+
+
+def dtype_from_onnx(number: int) -> str | None:
+    """The short name of an ONNX TensorProto.DataType number, None where the language has none."""
+    return _FROM_ONNX.get(number)
+
+
+def dtype_to_onnx(name: str) -> int:
+    """The ONNX TensorProto.DataType number of a short name."""
+    return _ONNX[name]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A static type: element type (short name) and shape (dimensions ≥ 0)."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense, row-major buffer."""
+        return self.size * _ITEMSIZE[self.dtype]
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy dtype of the elements."""
+        return DTYPES[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether a gradient can flow through values of this type."""
+        return self.dtype in FLOATS
+
+    def with_shape(self, shape: tuple[int, ...] | list[int]) -> TensorType:
+        """The same element type with another shape."""
+        return TensorType(self.dtype, tuple(int(d) for d in shape))
+
+    def with_dtype(self, dtype: str) -> TensorType:
+        """The same shape with another element type."""
+        return TensorType(dtype, self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @staticmethod
+    def parse(text: str) -> TensorType:
+        """Reads `f32[2,3]`.  ValueError where the text is no type."""
+        found = _TYPE.match(text)
+        if not found or found[1] not in DTYPES:
+            raise ValueError(f"'{text}' is no tensor type (expected e.g. f32[2,3])")
+        return TensorType(found[1], tuple(int(d) for d in found[2].split(",") if d.strip()))
+
+    @staticmethod
+    def of(array: np.ndarray) -> TensorType:
+        """The type of a NumPy array."""
+        return TensorType(dtype_name(array.dtype), tuple(array.shape))

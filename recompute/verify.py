@@ -1,0 +1,160 @@
+"""The verifier: a block that passes can be executed; the error of one that does not shows the lines around it."""
+
+from __future__ import annotations
+
+from .errors import RecomputeError, VerifyError
+from .ir import Block, Free, Operator, Role, Value
+from .text import show_name, show_operator
+
+
+def verify(block: Block) -> Block:
+    """Checks a block and returns it.
+
+    Rules: names are declared once and written once (state only by operators that update it); every read comes after
+    the write and before the free; types are what the operators' type rules say; a recomputed operator reads no
+    parameter or state after its update; outputs exist and are not freed; planned buffers that live at the same time
+    do not overlap.
+
+    Raises VerifyError with the operator and its neighbours.
+    """
+    _Checker(block).run()
+    return block
+
+
+class _Checker:
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.live: dict[str, Value] = {}
+        self.freed: set[str] = set()
+        self.changed: set[str] = set()
+        self.persistent = {v.name for v in block.persistent()}
+        self.at = -1
+
+    def fail(self, why: str) -> VerifyError:
+        return VerifyError(f"program '{self.block.name}': {why}\n{excerpt(self.block, self.at)}")
+
+    def run(self) -> None:
+        for v in self.block.declared():
+            if v.name in self.live:
+                raise self.fail(f"{show_name(v.name)} is declared twice")
+            self.live[v.name] = v
+        for self.at, op in enumerate(self.block.operators):
+            if isinstance(op.op, Free):
+                self.check_free(op)
+            else:
+                self.check_operator(op)
+        self.at = -1
+        for name in self.block.outputs:
+            if name not in self.live:
+                raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")
+        if self.block.addresses:
+            check_addresses(self.block)
+
+    def check_free(self, op: Operator) -> None:
+        for v in op.reads():
+            if v.name in self.persistent:
+                raise self.fail(f"{show_name(v.name)} is persistent and cannot be freed")
+            self.check_read(v)
+            del self.live[v.name]
+            self.freed.add(v.name)
+
+    def check_read(self, v: Value) -> None:
+        known = self.live.get(v.name)
+        if known is None:
+            state = "after it was freed" if v.name in self.freed else "before it is written"
+            raise self.fail(f"{show_name(v.name)} is read {state}")
+        if known.type != v.type:
+            raise self.fail(f"{show_name(v.name)} is read as {v.type}, but it is {known.type}")
+
+    def check_operator(self, op: Operator) -> None:
+        for v in op.reads():
+            self.check_read(v)
+            if op.role is Role.RECOMPUTE and v.name in self.changed:
+                raise self.fail(f"a recomputed operator reads {show_name(v.name)} after it was updated")
+        self.check_types(op)
+        for i, v in enumerate(op.outputs):
+            if v is None:
+                continue
+            if op.op.updates:
+                self.check_update(op, i, v)
+            elif v.name in self.live or v.name in self.freed:
+                raise self.fail(f"{show_name(v.name)} is written twice")
+            else:
+                self.live[v.name] = v
+        for v in op.scratch:
+            if v.name in self.live or v.name in self.freed:
+                raise self.fail(f"scratch {show_name(v.name)} has the name of a value")
+            self.freed.add(v.name)
+
+    def check_update(self, op: Operator, i: int, v: Value) -> None:
+        target = op.inputs[op.op.updates[i]]
+        if target is None or target.name != v.name or v.name not in self.persistent:
+            raise self.fail(
+                f"{op.op.name} updates its input {op.op.updates[i]} in place: output {i} must be that parameter, "
+                f"buffer or state, not {show_name(v.name)}"
+            )
+        self.changed.add(v.name)
+
+    def check_types(self, op: Operator) -> None:
+        try:
+            types = op.op.infer(*(None if v is None else v.type for v in op.inputs))
+        except RecomputeError as e:
+            raise self.fail(str(e)) from None
+        except TypeError as e:
+            raise self.fail(f"{op.op.name}: wrong number of inputs ({e})") from None
+        if len(op.outputs) > len(types) or any(v is None for v in op.outputs[: op.op.required_outputs]):
+            raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")
+        for v, t in zip(op.outputs, types, strict=False):
+            if v is not None and v.type != t:
+                raise self.fail(f"{show_name(v.name)} is declared {v.type}, but {op.op.name} gives {t}")
+
+
+def excerpt(block: Block, at: int, around: int = 3) -> str:
+    """The lines around operator `at`, marked; nothing for at < 0."""
+    if at < 0:
+        return ""
+    first = max(0, at - around)
+    lines = []
+    for i, op in enumerate(block.operators[first : at + around + 1], first):
+        lines.append(f"  {'>' if i == at else ' '} {i:>5}  {show_operator(op)}")
+    return "\n".join(lines)
+
+
+def check_addresses(block: Block) -> None:
+    """Raises VerifyError where two buffers that live at the same time overlap in the arena."""
+    import bisect
+
+    placed: list[tuple[int, int, str]] = []  # live intervals [start, end), kept sorted and disjoint
+
+    def add(v: Value, at: int) -> None:
+        if v.name not in block.addresses or not v.nbytes:
+            return
+        start = block.addresses[v.name]
+        entry = (start, start + v.nbytes, v.name)
+        i = bisect.bisect(placed, entry)
+        for j in (i - 1, i):
+            if 0 <= j < len(placed) and placed[j][0] < entry[1] and start < placed[j][1]:
+                raise VerifyError(
+                    f"program '{block.name}': {show_name(v.name)} at {start}..{entry[1]} overlaps "
+                    f"{show_name(placed[j][2])}\n{excerpt(block, at)}"
+                )
+        placed.insert(i, entry)
+
+    def remove(v: Value) -> None:
+        if v.name in block.addresses and v.nbytes:
+            start = block.addresses[v.name]
+            placed.remove((start, start + v.nbytes, v.name))
+
+    for v in block.inputs:
+        add(v, -1)
+    persistent = {v.name for v in block.persistent()}
+    for at, op in enumerate(block.operators):
+        if isinstance(op.op, Free):
+            for v in op.reads():
+                remove(v)
+            continue
+        for v in (*op.writes(), *op.scratch):
+            if v.name not in persistent:
+                add(v, at)
+        for v in op.scratch:
+            remove(v)

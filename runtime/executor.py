@@ -1,0 +1,198 @@
+"""The executor: a planned block bound to an arena, run instruction by instruction."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import JobError, MissingExtraError, UsageError, nearest
+from ..ir import Block, Free, Value
+from ..passes import Liveness, MemoryPlan, memory_report, run_passes
+from ..passes.memory_plan import ALIGNMENT
+from ..program import Program, Variable
+from ..text import show_operator
+
+
+@dataclass(frozen=True)
+class CPUPlace:
+    """The processor of this machine, through NumPy."""
+
+
+@dataclass(frozen=True)
+class CUDAPlace:
+    """CUDA device number `device`, through CuPy."""
+
+    device: int = 0
+
+
+class Arena:
+    """One allocation from which the buffers of a step are cut at planned addresses."""
+
+    def __init__(self, xp: Any, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._raw = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
+        address = self._raw.ctypes.data if hasattr(self._raw, "ctypes") else self._raw.data.ptr
+        self._start = -address % ALIGNMENT
+
+    def at(self, address: int, value: Value) -> Any:
+        """The buffer of `value` at `address`."""
+        begin = self._start + address
+        if address + value.nbytes > self.nbytes:
+            raise JobError(f"'{value.name}' at {address} does not fit the arena of {self.nbytes} bytes")
+        return self._raw[begin : begin + value.nbytes].view(value.type.numpy).reshape(value.shape)
+
+
+class Session:
+    """A planned block, ready to run many times: every operator's buffers are bound once.
+
+    `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.
+    """
+
+    def __init__(self, block: Block, arrays: Mapping[str, np.ndarray], xp: Any = np) -> None:
+        self.block = block
+        self.xp = xp
+        self.report = memory_report(block)
+        self.arena = Arena(xp, self.report.arena)
+        self.arrays: dict[str, Any] = {}
+        self._bind_persistent(arrays)
+        for name, value in block.values().items():
+            if name in block.addresses:
+                self.arrays[name] = self.arena.at(block.addresses[name], value)
+        self.steps = [
+            (op, tuple(map(self._array, op.inputs)), tuple(map(self._array, op.outputs)),
+             tuple(map(self._array, op.scratch)))
+            for op in block.operators
+            if not isinstance(op.op, Free)
+        ]  # fmt: skip
+
+    def _bind_persistent(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for v in (*self.block.parameters, *self.block.buffers, *self.block.state):
+            array = arrays.get(v.name)
+            if array is None:
+                raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
+            if tuple(array.shape) != v.shape or array.dtype != v.type.numpy:
+                raise UsageError(f"'{v.name}' holds {array.dtype}{list(array.shape)}, the program says {v.type}")
+            self.arrays[v.name] = array
+        for c in self.block.constants:
+            self.arrays[c.value.name] = self.xp.asarray(c.numpy())
+
+    def _array(self, v: Value | None) -> Any:
+        return None if v is None else self.arrays[v.name]
+
+    @property
+    def measured_peak_bytes(self) -> int:
+        """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
+        names = {v.name for v in self.block.persistent()}
+        return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
+
+    def run(self) -> None:
+        """Executes the instructions once.  JobError with the operator where its numerics fail."""
+        xp = self.xp
+        at = None
+        try:
+            with np.errstate(all="ignore"):
+                for at in self.steps:
+                    op, ins, outs, scratch = at
+                    op.op.compute(xp, ins, outs, scratch)
+        except Exception as e:
+            assert at is not None
+            raise JobError(f"{type(e).__name__} in\n    {show_operator(at[0])}\n{e}") from e
+
+
+class Executor:
+    """Runs programs on a place.  `place=None` is the CPU.
+
+    The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
+    compute.
+    """
+
+    def __init__(self, place: CPUPlace | CUDAPlace | None = None) -> None:
+        self.place = place or CPUPlace()
+        self.xp = _array_module(self.place)
+        self._sessions: weakref.WeakKeyDictionary[Program, dict[Any, Session]] = weakref.WeakKeyDictionary()
+
+    def run(
+        self,
+        program: Program,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Sequence[str | Variable] | None = None,
+        *,
+        return_numpy: bool = True,
+    ) -> list[np.ndarray]:
+        """Runs the program once and returns the fetched values, in order.
+
+        Feeds are checked for name, shape and element type.  Any value can be fetched: it is kept alive to the end.
+        UsageError for wrong feeds or fetches.
+        """
+        names = [f.name if isinstance(f, Variable) else f for f in fetch_list or ()]
+        session = self.session(program, names)
+        self._feed(session, feed or {})
+        session.run()
+        return [_fetch(session.arrays[n]) for n in names]
+
+    def session(self, program: Program, fetch: Sequence[str] = ()) -> Session:
+        """The bound session of a program for a fetch list; made at the first call."""
+        sessions = self._sessions.setdefault(program, {})
+        key = (id(program.block), tuple(sorted(set(fetch))))
+        found = sessions.get(key)
+        if found is None or found[0] is not program.block or not _same_data(found[1], program):
+            session = Session(plan_memory(program.block, fetch), self._data(program), self.xp)
+            sessions.clear()  # one arena a program
+            sessions[key] = found = (program.block, session)
+        return found[1]
+
+    def _data(self, program: Program) -> Mapping[str, np.ndarray]:
+        return program.data
+
+    def _feed(self, session: Session, feed: Mapping[str, Any]) -> None:
+        inputs = {v.name: v for v in session.block.inputs}
+        for name in feed:
+            if name not in inputs:
+                raise UsageError(f"the program has no input '{name}'{nearest(name, inputs)}; inputs: {_list(inputs)}")
+        missing = [n for n in inputs if n not in feed]
+        if missing:
+            raise UsageError(f"input{'s' * (len(missing) > 1)} not fed: {_list({n: inputs[n] for n in missing})}")
+        for name, v in inputs.items():
+            array = np.asarray(feed[name]) if not hasattr(feed[name], "__cuda_array_interface__") else feed[name]
+            if tuple(array.shape) != v.shape:
+                raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program wants {list(v.shape)}")
+            if array.dtype != v.type.numpy:
+                raise UsageError(
+                    f"input '{name}' has element type {array.dtype}, the program wants {v.type.numpy}: "
+                    f"feed x.astype('{v.type.numpy}')"
+                )
+            session.arrays[name][...] = array
+
+
+def plan_memory(block: Block, fetch: Sequence[str] = ()) -> Block:
+    """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is."""
+    values = block.values()
+    for name in fetch:
+        if name not in values:
+            raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
+    outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
+    if block.addresses and outputs == block.outputs:
+        return block
+    return run_passes(block.with_operators(block.operators, outputs=outputs), [Liveness(), MemoryPlan()])
+
+
+def _same_data(session: Session, program: Program) -> bool:
+    return all(session.arrays[n] is a for n, a in program.data.items() if n in session.arrays)
+
+
+def _fetch(array: Any) -> np.ndarray:
+    return array.get() if hasattr(array, "get") else np.array(array)
+
+
+def _list(values: Mapping[str, Value]) -> str:
+    return ", ".join(f"{n}: {v.type}" for n, v in values.items()) or "none"
+
+
+def _array_module(place: CPUPlace | CUDAPlace) -> Any:
+    if isinstance(place, CPUPlace):
+        return np
+    raise MissingExtraError("CUDAPlace: the CUDA executor is not part of this version; use CPUPlace()")
