@@ -70,11 +70,14 @@ class Program:
         self.source_path = source_path
         #: (parameter, gradient) pairs of the last backward pass, by name
         self.gradients: list[tuple[str, str]] = []
+        #: names that stand for other values (outputs of Identity and of operators that do nothing)
+        self.aliases: dict[str, str] = {}
         #: what recomputation did: the plan that was applied last
         self.plan: Any = None
 
     def __getitem__(self, name: str) -> Variable:
         values = self.block.values()
+        name = self.aliases.get(name, name)
         if name not in values:
             raise UsageError(f"program '{self.block.name}' has no value '{name}'{nearest(name, values)}")
         return Variable(self, values[name])
@@ -109,6 +112,7 @@ class Program:
     def clone(self) -> Program:
         """An independent copy: same block, copied data."""
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
+        other.aliases = dict(self.aliases)
         other.source_path, other.gradients, other.plan = self.source_path, list(self.gradients), self.plan
         return other
 

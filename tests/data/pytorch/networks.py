@@ -241,7 +241,7 @@ class Conv1dNet(nn.Module):
 
 
 class Conv3dNet(nn.Module):
-    """The first convolution keeps its bias: without one, the dynamo exporter writes a bias of a wrong shape."""
+    """With every bias: for a Conv3d without one, the dynamo exporter writes one of a wrong shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -637,7 +637,6 @@ NETWORKS = [
             18, 22),
     Network("mlp_activations2", mlp_activations2, batch(real(6, 10), targets(6, 4)), "mse", 0.02),
     Network("mlp_batchnorm", mlp_batchnorm, multilabel_data, "bce_with_logits", 0.9, BOTH, BOTH, 13),
-    Network("mlp_fresh", mlp_fresh, batch(real(8, 10), classes(4, 8)), "cross_entropy", 0.3, BOTH, fresh=True),
     Network("lenet", LeNet, batch(real(4, 1, 14, 14), classes(10, 4)), "cross_entropy", 0.3, TRAIN, EVAL, 12),
     Network("resnet", ResNet, batch(real(4, 3, 12, 12), classes(6, 4)), "cross_entropy", 0.1, BOTH, BOTH,
             dynamic_batch=True),
@@ -645,7 +644,8 @@ NETWORKS = [
             BOTH, 14),
     Network("unet", UNet, batch(real(2, 2, 8, 8), classes(3, 2, 8, 8)), "cross_entropy", 2.0, BOTH, BOTH),
     Network("upsampler", Upsampler, batch(real(4, 1, 6, 6), targets(4, 1, 18, 18)), "mse", 0.1, EVAL, TRAIN),
-    Network("norms", Norms, batch(real(4, 3, 8, 8), classes(4, 4)), "cross_entropy", 0.03, BOTH, EVAL, 17, 21),
+    Network("norms", Norms, batch(real(4, 3, 8, 8), classes(4, 4)), "cross_entropy", 0.03, TRAIN, EVAL, 17,
+            21),
     Network("conv1d", Conv1dNet, batch(real(4, 2, 32), classes(4, 4)), "nll", 0.1, BOTH, BOTH),
     Network("conv3d", Conv3dNet, batch(real(4, 1, 4, 8, 8), classes(3, 4)), "cross_entropy", 0.1, BOTH, BOTH),
     Network("convnext", ConvNext, batch(real(4, 3, 12, 12), classes(5, 4)), "cross_entropy", 0.3, TRAIN, EVAL,
@@ -666,4 +666,6 @@ NETWORKS = [
     Network("internal_cross_entropy", InternalCrossEntropy, ignoring_data, "internal", 0.2, TRAIN, EVAL),
     Network("internal_mse", InternalMse, internal(real(8, 8), "target", targets(8, 2)), "internal", 0.1,
             TRAIN, EVAL, 16),
+    Network("mlp_fresh", mlp_fresh, batch(real(8, 10), classes(4, 8)), "cross_entropy", 0.3, BOTH,
+            fresh=True),
 ]  # fmt: skip

@@ -1,0 +1,184 @@
+"""Compile-time evaluation of ONNX nodes: shape arithmetic, and constants made of constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .errors import ModelError
+from .types import DTYPES, TensorType, dtype_from_onnx
+
+#: results with more elements than this are not folded but computed in the step
+MAX_FOLDED = 1 << 24
+#: drawn or data-dependent in ways that folding must not fix
+_NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
+          "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
+#: a mask's "minus infinity": no weight is that large
+_MASK_LIMIT = 1e8
+
+
+@dataclass
+class Known:
+    """A value known at compile time and where it comes from.
+
+    `origin`: "initializer", "constant" (a Constant node), "fill" (ConstantOfShape), or "folded".
+    """
+
+    array: np.ndarray
+    origin: str
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the contents."""
+        return TensorType.of(self.array)
+
+    @staticmethod
+    def of_initializer(t: onnx.TensorProto) -> Known:
+        """An initializer; its bytes are not copied.  ModelError for element types that are not supported."""
+        if dtype_from_onnx(t.data_type) is None:
+            kind = onnx.TensorProto.DataType.Name(t.data_type)
+            raise ModelError(f"initializer '{t.name}' has element type {kind}, which is not supported")
+        from .onnx_model import tensor_array
+
+        return Known(tensor_array(t), "initializer")
+
+    def is_mask(self) -> bool:
+        """Whether the contents are those of an additive mask: infinite or hugely negative somewhere."""
+        sample = self.array.reshape(-1)
+        if sample.size > 1 << 22:
+            sample = sample[:: sample.size >> 20]
+        return sample.size > 0 and not bool(np.all(np.abs(sample.astype(np.float64)) < _MASK_LIMIT))
+
+
+def static_shape_value(node: onnx.NodeProto, type_of: Callable[[str], TensorType]) -> dict[str, Known] | None:
+    """Shape and Size: known because every shape is."""
+    if node.op_type not in ("Shape", "Size") or node.domain not in ("", "ai.onnx"):
+        return None
+    shape = type_of(node.input[0]).shape
+    if node.op_type == "Size":
+        return {node.output[0]: Known(np.array(math.prod(shape), np.int64), "folded")}
+    options = {a.name: a.i for a in node.attribute}
+    part = shape[options.get("start", 0) : options.get("end", len(shape))]
+    return {node.output[0]: Known(np.array(part, np.int64), "folded")}
+
+
+def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[str, Known] | None:
+    """Evaluates a node whose inputs are all known; None where it must stay in the program.
+
+    Float initializers with dimensions are weights: what is made of them is computed in the step, so that they train.
+    """
+    if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER:
+        return None
+    if node.op_type == "Constant":
+        return {node.output[0]: Known(_constant(node), "constant")}
+    if any(n and n not in known for n in node.input):
+        return None
+    ins = {n: known[n] for n in node.input if n}
+    if any(_is_weight(k) for k in ins.values()):
+        return None
+    if node.op_type == "ConstantOfShape":
+        return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
+    if not ins or sum(k.array.size for k in ins.values()) > MAX_FOLDED or _grows_too_large(node, ins):
+        return None
+    return _evaluate(node, ins, opset)
+
+
+def _is_weight(k: Known) -> bool:
+    return k.origin in ("initializer", "fill") and k.type.is_float and k.type.ndim > 0 and k.array.size > 1
+
+
+def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known]) -> bool:
+    """Whether the result of an operator that repeats or enumerates would be too large to fold."""
+    arrays = [ins[n].array for n in node.input if n]
+    if node.op_type in ("Expand", "Tile", "OneHot"):
+        last = arrays[1].astype(np.float64).reshape(-1)
+        scale = np.prod(np.abs(last)) * (arrays[0].size if node.op_type != "Expand" else 1)
+        return float(scale) > MAX_FOLDED
+    if node.op_type == "Range":
+        start, limit, delta = (float(a.reshape(())) for a in arrays)
+        return delta == 0 or (limit - start) / delta > MAX_FOLDED
+    return False
+
+
+def _constant(node: onnx.NodeProto) -> np.ndarray:
+    a = node.attribute[0]
+    if a.name == "value":
+        from .onnx_model import tensor_array
+
+        if dtype_from_onnx(a.t.data_type) is None:
+            kind = onnx.TensorProto.DataType.Name(a.t.data_type)
+            raise ModelError(f"a constant has element type {kind}, which is not supported")
+        return tensor_array(a.t)
+    if a.name in ("value_float", "value_floats"):
+        return np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
+    if a.name in ("value_int", "value_ints"):
+        return np.array(a.i if a.name == "value_int" else list(a.ints), np.int64)
+    raise ModelError(f"a constant given by '{a.name}' is not supported")
+
+
+def _constant_of_shape(node: onnx.NodeProto, shape: np.ndarray) -> np.ndarray:
+    """A view of one element: nothing is allocated, however large the shape."""
+    value: Any = np.zeros((), np.float32)
+    for a in node.attribute:
+        if a.name == "value":
+            value = onnx.numpy_helper.to_array(a.t).reshape(())
+    if shape.size and int(shape.min()) < 0:
+        raise ModelError(f"ConstantOfShape has a negative dimension: {shape.tolist()}")
+    return np.broadcast_to(value, tuple(int(d) for d in shape))
+
+
+def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dict[str, Known] | None:
+    quick = _QUICK.get(node.op_type)
+    arrays = [ins[n].array if n else None for n in node.input]
+    try:
+        results = [quick(*arrays)] if quick and not node.attribute else _reference(node, ins, opset)
+    except Exception as e:  # what the evaluator cannot do, the program may
+        if isinstance(e, MemoryError):
+            raise
+        return None
+    if any(not isinstance(r, np.ndarray) and not np.isscalar(r) for r in results):
+        return None
+    found = {}
+    for name, r in zip(node.output, results, strict=False):
+        r = np.asarray(r)
+        if r.dtype not in DTYPES.values():
+            return None
+        if name:
+            found[name] = Known(r, "folded")
+    return found
+
+
+def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> list[Any]:
+    """ONNX's own evaluator, for one node."""
+    from onnx.reference import ReferenceEvaluator
+
+    inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(k.array.dtype), k.array.shape)
+              for n, k in ins.items()]  # fmt: skip
+    outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
+    graph = onnx.helper.make_graph([node], "fold", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    results = ReferenceEvaluator(model).run(None, {n: k.array for n, k in ins.items()})
+    by_name = dict(zip([o.name for o in outputs], results, strict=True))
+    return [by_name.get(o) for o in node.output]
+
+
+# the commonest shape arithmetic, without the evaluator's set-up
+_QUICK: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Equal": np.equal,
+    "Where": np.where,
+    "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes.tolist())),
+    "Squeeze": lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.tolist())),
+    "Reshape": lambda x, shape: x.reshape(tuple(shape.tolist())) if 0 not in shape else _fallback(),
+}
+
+
+def _fallback() -> Any:
+    raise NotImplementedError

@@ -1,0 +1,387 @@
+"""From an ONNX file to a Program.
+
+Model functions are inlined and old opsets brought up to date by onnx itself, shapes are fixed, shape arithmetic is
+folded away, and each node is handed to the operator class of its name (`Op.from_onnx`); nodes without one are
+replaced by their ONNX function body, where they have one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .builder import Builder, Names
+from .errors import ModelError, RecomputeError, UsageError, nearest
+from .initialize import initialise
+from .ir import Block, Operator, Role, Value
+from .onnx_fold import Known, fold, static_shape_value
+from .onnx_model import fixed_inputs, prepare, read_model
+from .op import REGISTRY, Op
+from .program import Program
+from .types import TensorType
+
+#: constants of at most this many elements are written into the program's text, larger ones become buffers
+_INLINE = 64
+#: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
+_WEIGHT_POSITIONS = {
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
+    "LayerNormalization": (1, 2), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2),
+    "RMSNormalization": (1,), "PRelu": (1,), "LSTM": (1, 2, 3, 7), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Gather": (0,),
+}  # fmt: skip
+
+
+def load(
+    model: str | PathLike[str] | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    trainable: Sequence[str] | None = None,
+    mode: str = "train",
+    init: str | None = None,
+    seed: int = 0,
+    max_bytes: int | None = None,
+) -> Program:
+    """Reads an ONNX model as a Program of forward operators.
+
+    `input_shapes` fixes inputs' shapes; `batch` fixes the first symbolic dimension of every input (and every other
+    dimension of that name).  `trainable`: names or globs of what is trained (default: float initializers with at
+    least one dimension, and weights given by constant nodes, minus normalisation statistics and masks).
+    `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
+    not.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as models whose weights are all equal need
+    it.  `max_bytes`: the most that one tensor of the file may take (default: the machine's memory).
+
+    Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
+    for options that do not fit the model.
+    """
+    if mode not in ("train", "eval"):
+        raise UsageError(f"mode must be 'train' or 'eval', not '{mode}'")
+    source = read_model(model, max_bytes=max_bytes)
+    importer = _Importer(prepare(source), training=mode == "train", seed=seed, trainable=trainable)
+    importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
+    importer.run()
+    program = importer.program(source)
+    if init is not None:
+        initialise(program, init, seed)
+    return program
+
+
+class NodeContext:
+    """One ONNX node, as `Op.from_onnx` sees it."""
+
+    def __init__(self, importer: _Importer, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
+        self._importer = importer
+        self._node = node
+        self.attributes = attributes
+        self.op_type = node.op_type
+        self.opset = importer.opset
+        self.training = importer.training
+        self.builder = importer.builder
+        self.outputs = tuple(node.output)
+
+    @property
+    def inputs(self) -> list[Value | None]:
+        """Input values; None where an optional one is absent.  Constants become values when asked for here."""
+        return [self.input(i) for i in range(len(self._node.input))]
+
+    def input(self, i: int) -> Value | None:
+        """Input number `i`, None where it is absent."""
+        if i >= len(self._node.input) or not self._node.input[i]:
+            return None
+        return self._importer.value(self._node.input[i], self.op_type, i)
+
+    def type(self, i: int) -> TensorType | None:
+        """The type of input `i` without making a constant a value."""
+        if i >= len(self._node.input) or not self._node.input[i]:
+            return None
+        return self._importer.type_of(self._node.input[i])
+
+    def constant(self, i: int) -> np.ndarray | None:
+        """The contents of input `i` where they are known at compile time, else None."""
+        if i >= len(self._node.input) or not self._node.input[i]:
+            return None
+        known = self._importer.known.get(self._node.input[i])
+        return None if known is None else known.array
+
+    def need_constant(self, i: int, what: str) -> np.ndarray:
+        """`constant(i)`, or a ModelError that says that `what` must be known."""
+        found = self.constant(i)
+        if found is None:
+            given = "is absent" if self.type(i) is None else "is computed from data"
+            raise self.fail(f"its {what} (input {i}) {given}; a static program needs it known at compile time")
+        return found
+
+    def wants(self, i: int) -> bool:
+        """Whether output `i` is used."""
+        return i < len(self.outputs) and bool(self.outputs[i]) and self.outputs[i] in self._importer.used
+
+    def emit(self, op: Op, *inputs: Value | None, want: int | None = None) -> Any:
+        """Applies an operator; trailing absent inputs are dropped."""
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        return self.builder.emit(op, *given, want=want)
+
+    def buffer(self, i: int) -> Value:
+        """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
+        return self._importer.value(self._node.input[i], "", i)
+
+    def step(self) -> Value:
+        """The step counter (i64[]), state of the program."""
+        return self._importer.step()
+
+    def random_seed(self) -> int:
+        """The key of the next random operator: its own, and repeatable for the seed of `load`."""
+        return self._importer.random_seed()
+
+    def fail(self, why: str) -> ModelError:
+        """The error about this node (for `raise node.fail(...)`)."""
+        return ModelError(f"{describe(self._node)}: {why}")
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """`node 'conv1' (Conv)`: how errors name a node."""
+    name = node.name or next((o for o in node.output if o), "")
+    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
+    return f"node '{name}' ({domain}{node.op_type})"
+
+
+class _Importer:
+    """Walks the graph in order and emits operators."""
+
+    def __init__(
+        self, model: onnx.ModelProto, *, training: bool, seed: int, trainable: Sequence[str] | None
+    ) -> None:
+        self.graph = model.graph
+        self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.training = training
+        self.trainable = trainable
+        self.initializers = {t.name: t for t in self.graph.initializer}
+        self.known: dict[str, Known] = {
+            name: Known.of_initializer(t) for name, t in self.initializers.items()
+        }
+        self.used = {n for node in self.graph.node for n in node.input} | {o.name for o in self.graph.output}
+        names = Names({o for node in self.graph.node for o in node.output} | set(self.known))
+        self.builder = Builder(names)
+        self.env: dict[str, Value] = {}
+        self.inputs: list[Value] = []
+        self.parameters: dict[str, Value] = {}
+        self.buffers: dict[str, Value] = {}
+        self.state: dict[str, Value] = {}
+        self.data: dict[str, np.ndarray] = {}
+        self.aliases: dict[str, str] = {}
+        self._seed = seed
+        self._random = 0
+        self._problems: list[str] = []
+
+    # -- declarations ---------------------------------------------------------------------------------------------
+
+    def declare_inputs(self, types: Mapping[str, TensorType]) -> None:
+        """Declares the graph's inputs with their fixed types."""
+        for name, t in types.items():
+            self.env[name] = Value(name, t)
+            self.inputs.append(self.env[name])
+            self.builder.names.take(name)
+
+    def step(self) -> Value:
+        """Declares the step counter at its first use."""
+        if "step" not in self.state:
+            self.state["step"] = Value("step", TensorType("i64", ()))
+            self.data["step"] = np.zeros((), np.int64)
+        return self.state["step"]
+
+    def random_seed(self) -> int:
+        """A key of 63 bits from the seed and the operator's number (SplitMix64's finaliser)."""
+        self._random += 1
+        z = (self._seed * 0x9E3779B97F4A7C15 + self._random * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+        return (z ^ (z >> 31)) >> 1
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def type_of(self, name: str) -> TensorType:
+        """The type of a value or known constant."""
+        return self.env[name].type if name in self.env else self.known[name].type
+
+    def value(self, name: str, op_type: str, position: int) -> Value:
+        """The value called `name`; a known constant is declared in the way that its use asks for."""
+        if name in self.env:
+            return self.env[name]
+        known = self.known.get(name)
+        if known is None:
+            raise ModelError(f"'{name}' is read but never written")
+        t = known.type
+        if self._is_trained(name, known, op_type, position):
+            self.env[name] = self.parameters[name] = Value(name, t)
+            self.data[name] = known.array
+        elif t.size <= _INLINE and known.origin != "initializer":
+            return self.builder.constant(known.array, t)  # not remembered: a later use may be as a weight
+        elif t.size <= 1 and t.ndim == 0:
+            self.env[name] = self.builder.constant(known.array, t)
+        else:
+            self.env[name] = self.buffers[name] = Value(name, t)
+            self.data[name] = known.array
+        return self.env[name]
+
+    def _is_trained(self, name: str, known: Known, op_type: str, position: int) -> bool:
+        if not known.type.is_float or not op_type:
+            return False
+        if self.trainable is not None:
+            return any(name == p or fnmatch.fnmatchcase(name, p) for p in self.trainable)
+        if known.type.ndim == 0:
+            return False
+        at_weight = position in _WEIGHT_POSITIONS.get(op_type, ())
+        if known.origin == "initializer":
+            return at_weight or not known.is_mask()
+        return at_weight and known.origin in ("constant", "fill")
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Imports every node; nodes that cannot be are gathered into one ModelError."""
+        self.run_nodes(self.graph.node)
+        if self._problems:
+            lines = "\n  ".join(self._problems[:20])
+            more = f"\n  and {len(self._problems) - 20} more" if len(self._problems) > 20 else ""
+            raise ModelError(f"this model cannot be trained here:\n  {lines}{more}")
+
+    def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Imports nodes in order."""
+        for node in nodes:
+            self.run_node(node)
+
+    def run_node(self, node: onnx.NodeProto) -> None:
+        """Folds, or hands the node to its operator."""
+        if self._problems and any(n and n not in self.env and n not in self.known for n in node.input):
+            return  # depends on a node that failed: one report is enough
+        missing = [n for n in node.input if n and n not in self.env and n not in self.known]
+        if missing:
+            self._problems.append(f"{describe(node)}: reads '{missing[0]}', which nothing before it writes")
+            return
+        try:
+            folded = static_shape_value(node, self.type_of) or fold(node, self.known, self.opset)
+            if folded is not None:
+                self.known.update(folded)
+                return
+            self._emit(node)
+        except RecomputeError as e:
+            text = str(e)
+            self._problems.append(text if text.startswith("node ") else f"{describe(node)}: {text}")
+
+    def _emit(self, node: onnx.NodeProto) -> None:
+        from . import ops  # noqa: F401  registers all
+
+        attributes = {a.name: attribute_value(a) for a in node.attribute}
+        context = NodeContext(self, node, attributes)
+        cls = REGISTRY.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        handler = cls.from_onnx if cls is not None else IMPORTERS.get((node.domain, node.op_type))
+        start = len(self.builder.operators)
+        self.builder.prefix = next((o for o in node.output if o), node.op_type)
+        if handler is None:
+            self._emit_function(node)
+            return
+        results = handler(context)
+        self._name_outputs(node, results if isinstance(results, tuple) else (results,), start)
+
+    def _emit_function(self, node: onnx.NodeProto) -> None:
+        from .onnx_function import expand_function
+
+        known_types = {n: self.type_of(n) for n in node.input if n}
+        body = expand_function(node, known_types, self.opset)
+        if body is None:
+            near = nearest(node.op_type, REGISTRY)
+            raise ModelError(f"{describe(node)}: this operator is not supported{near}")
+        for inner in body:
+            for n in inner.input:
+                self.used.add(n)
+        self.run_nodes(body)
+
+    def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
+        """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
+        made = {v.name for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates}
+        names: dict[str, str] = {}
+        for wanted, v in zip(node.output, results, strict=False):
+            if not wanted:
+                continue
+            if v is None:
+                raise ModelError(f"{describe(node)}: its output '{wanted}' is not supported")
+            if v.name in made and v.name not in names:
+                names[v.name] = wanted
+            else:
+                self.aliases[wanted] = v.name
+            self.env[wanted] = v.renamed(names.get(v.name, v.name))
+        if names:
+            self.builder.operators[start:] = [o.renamed(names) for o in self.builder.operators[start:]]
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    def program(self, source: onnx.ModelProto) -> Program:
+        """The imported program; outputs that are other values become copies of them."""
+        outputs = []
+        for o in self.graph.output:
+            if o.name not in self.env and o.name not in self.known:
+                raise ModelError(f"output '{o.name}' is never written")
+            v = self.value(o.name, "", 0)
+            if v.name != o.name or v in self.inputs or o.name in self.parameters:
+                v = self.builder.emit(REGISTRY["Identity"](), v, name=o.name)
+            outputs.append(v.name)
+        self._check_trainable()
+        block = Block(
+            name=self.graph.name or "main",
+            inputs=tuple(self.inputs),
+            parameters=tuple(self.parameters.values()),
+            buffers=tuple(self.buffers.values()),
+            state=tuple(self.state.values()),
+            constants=tuple(self.builder.constants),
+            operators=_loss_roles(self.builder.operators),
+            outputs=tuple(outputs),
+        )
+        program = Program(block, self.data, source=source)
+        program.aliases = {a: n for a, n in self.aliases.items() if a not in block.values()}
+        return program
+
+    def _check_trainable(self) -> None:
+        for pattern in self.trainable or ():
+            if not any(p == pattern or fnmatch.fnmatchcase(p, pattern) for p in self.parameters):
+                floats = [n for n, k in self.known.items() if k.type.is_float]
+                raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
+
+
+def _loss_roles(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Operators as they are: a loss inside the model is part of the forward pass."""
+    assert all(o.role is Role.FORWARD for o in operators)
+    return tuple(operators)
+
+
+#: (domain, operator) → importer, for nodes that become several operators or have another name here
+IMPORTERS: dict[tuple[str, str], Any] = {}
+
+
+def imports(*op_types: str, domain: str = "") -> Any:
+    """Registers a function `NodeContext → Value(s)` for ONNX operators that have no class of their own name."""
+
+    def register(function: Any) -> Any:
+        for op_type in op_types:
+            IMPORTERS[(domain, op_type)] = function
+            if domain == "":
+                IMPORTERS[("ai.onnx", op_type)] = function
+        return function
+
+    return register
+
+
+def attribute_value(a: onnx.AttributeProto) -> Any:
+    """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos."""
+    value = onnx.helper.get_attribute_value(a)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    if isinstance(value, (list, tuple)) or hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto)):
+        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+    return value

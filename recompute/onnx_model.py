@@ -1,0 +1,252 @@
+"""Reading ONNX files: an untrusted file is checked before anything is allocated for it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from .errors import ModelError, UsageError, nearest
+from .types import DTYPES, TensorType, dtype_from_onnx
+
+#: opsets below this one are brought up to it by onnx's version converter
+TARGET_OPSET = 18
+#: the oldest opset that is read
+MIN_OPSET = 7
+#: initializers larger than this do not travel through the version converter
+_SMALL_BYTES = 1024
+
+
+def read_model(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None) -> onnx.ModelProto:
+    """Reads and checks a model; its external data is mapped, not read.
+
+    ModelError where the file is missing, truncated, no ONNX model, declares a tensor larger than `max_bytes`, or
+    points outside its own folder.
+    """
+    if isinstance(model, onnx.ModelProto):
+        proto, folder = model, None
+    else:
+        path = Path(model)
+        try:
+            raw = path.read_bytes()
+        except OSError as e:
+            raise ModelError(f"cannot read '{path}': {e.strerror or e}") from None
+        proto, folder = onnx.ModelProto(), path.resolve().parent
+        try:
+            proto.ParseFromString(raw)
+        except Exception:
+            raise ModelError(f"'{path}' is no ONNX model, or it is truncated ({len(raw):,} bytes)") from None
+        if not proto.graph.node and not proto.graph.output:
+            raise ModelError(f"'{path}' holds no graph: it is empty, truncated or no ONNX model")
+    _check_tensors(proto, folder, max_bytes or _memory_bytes())
+    return proto
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 1 << 40
+
+
+def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    found = list(graph.initializer)
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.TENSOR:
+                found.append(a.t)
+            elif a.type == onnx.AttributeProto.GRAPH:
+                found += _tensors(a.g)
+    return found
+
+
+def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) -> None:
+    for t in _tensors(proto.graph):
+        name = dtype_from_onnx(t.data_type)
+        if name is None:
+            continue  # named where it is used
+        if any(d < 0 for d in t.dims):
+            raise ModelError(f"tensor '{t.name}' has a negative dimension: {list(t.dims)}")
+        nbytes = math.prod(t.dims) * DTYPES[name].itemsize
+        if nbytes > max_bytes:
+            raise ModelError(f"tensor '{t.name}' {list(t.dims)} declares {nbytes:,} bytes; the limit is {max_bytes:,}")
+        if t.data_location == onnx.TensorProto.EXTERNAL:
+            _map_external(t, folder, nbytes)
+        elif t.HasField("raw_data") and len(t.raw_data) != nbytes:
+            raise ModelError(f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes, the file has {len(t.raw_data):,}")
+
+
+def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None:
+    """Checks an external tensor and rewrites its location to the absolute path of a file inside `folder`."""
+    info = {e.key: e.value for e in t.external_data}
+    location = info.get("location", "")
+    if folder is None:
+        if info.get("recompute.checked") == location and location:
+            return
+        raise ModelError(f"tensor '{t.name}' has external data: load the model by its path, not as a ModelProto")
+    path = (folder / location).resolve()
+    if not location or os.path.isabs(location) or folder not in path.parents:
+        raise ModelError(f"tensor '{t.name}' points outside the model's folder: '{location}' is not read")
+    try:
+        offset, length = int(info.get("offset", 0)), int(info.get("length", nbytes))
+        size = path.stat().st_size
+    except (ValueError, OSError) as e:
+        raise ModelError(f"tensor '{t.name}': external data '{location}' cannot be read: {e}") from None
+    if length != nbytes or offset < 0 or offset + nbytes > size:
+        raise ModelError(
+            f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes at {offset:,} of '{location}', "
+            f"which has {size:,} (declared length {length:,})"
+        )
+    del t.external_data[:]
+    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(nbytes)),
+                       ("recompute.checked", str(path))):  # fmt: skip
+        t.external_data.add(key=key, value=value)
+
+
+def tensor_array(t: onnx.TensorProto) -> np.ndarray:
+    """A tensor's contents without copying where the file has them as raw bytes (read-only then)."""
+    name = dtype_from_onnx(t.data_type)
+    assert name is not None
+    shape = tuple(t.dims)
+    if t.data_location == onnx.TensorProto.EXTERNAL:
+        info = {e.key: e.value for e in t.external_data}
+        if math.prod(shape) == 0:
+            return np.empty(shape, DTYPES[name])
+        return np.memmap(info["location"], DTYPES[name], "r", int(info["offset"]), shape)
+    if t.HasField("raw_data"):
+        return np.frombuffer(t.raw_data, DTYPES[name]).reshape(shape)
+    try:
+        return onnx.numpy_helper.to_array(t)
+    except Exception as e:
+        raise ModelError(f"tensor '{t.name}' cannot be read: {e}") from None
+
+
+def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its functions inlined and its opset brought up to date; weights are shared, not copied."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    opset = versions.get("", versions.get("ai.onnx", 1))
+    if opset < MIN_OPSET:
+        raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are read")
+    if not model.functions and opset >= TARGET_OPSET:
+        return model
+    light, weights = _without_weights(model)
+    if light.functions:
+        from onnx import inliner
+
+        light = inliner.inline_local_functions(light)
+    if opset < TARGET_OPSET:
+        light = _converted(light, opset)
+    for t in weights:
+        light.graph.initializer.append(t)
+    return light
+
+
+def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    from onnx import version_converter
+
+    try:
+        return version_converter.convert_version(model, TARGET_OPSET)
+    except Exception as e:
+        reason = str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
+        raise ModelError(
+            f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {reason}"
+        ) from None
+
+
+def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """A copy in which large initializers are graph inputs, and those initializers."""
+    light = onnx.ModelProto()
+    large = [t for t in model.graph.initializer if t.ByteSize() > _SMALL_BYTES]
+    names = {t.name for t in large}
+    light.CopyFrom(onnx.ModelProto(ir_version=max(model.ir_version, 4), producer_name=model.producer_name))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name or "main"
+    graph.node.extend(model.graph.node)
+    graph.output.extend(model.graph.output)
+    graph.input.extend(model.graph.input)
+    graph.initializer.extend(t for t in model.graph.initializer if t.name not in names)
+    declared = {i.name for i in model.graph.input}
+    for t in large:
+        if t.name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    return light, large
+
+
+def fixed_inputs(
+    graph: onnx.GraphProto,
+    initializers: Mapping[str, object],
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None,
+) -> dict[str, TensorType]:
+    """The types of the graph's real inputs with every dimension known.
+
+    UsageError where a dimension stays open or a given shape contradicts the model.
+    """
+    inputs = [i for i in graph.input if i.name not in initializers]
+    for name in shapes:
+        if name not in {i.name for i in inputs}:
+            raise UsageError(f"input_shapes: no input is called '{name}'{nearest(name, [i.name for i in inputs])}")
+    if batch is not None and batch < 1:
+        raise UsageError(f"batch must be at least 1, not {batch}")
+    symbols = _symbols(inputs, shapes, batch)
+    return {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
+
+
+def _symbols(
+    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], batch: int | None
+) -> dict[str, int]:
+    """Values of symbolic dimensions that the given shapes and the batch settle."""
+    found: dict[str, int] = {}
+    for i in inputs:
+        dims = i.type.tensor_type.shape.dim
+        for d, size in zip(dims, shapes.get(i.name, ()), strict=False):
+            if d.dim_param:
+                found.setdefault(d.dim_param, int(size))
+        if batch is not None and dims and dims[0].dim_param:
+            found.setdefault(dims[0].dim_param, batch)
+    return found
+
+
+def _fixed(
+    i: onnx.ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[str, int], batch: int | None
+) -> TensorType:
+    if not i.type.HasField("tensor_type"):
+        raise ModelError(f"input '{i.name}' is no tensor; only tensors can be fed")
+    dtype = dtype_from_onnx(i.type.tensor_type.elem_type)
+    if dtype is None:
+        kind = onnx.TensorProto.DataType.Name(i.type.tensor_type.elem_type)
+        raise ModelError(f"input '{i.name}' has element type {kind}, which is not supported")
+    has_shape = i.type.tensor_type.HasField("shape")
+    dims = list(i.type.tensor_type.shape.dim)
+    if given is not None:
+        if has_shape and (
+            len(given) != len(dims)
+            or any(d.HasField("dim_value") and d.dim_value > 0 and d.dim_value != g for d, g in zip(dims, given, strict=True))
+        ):
+            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit")
+        return TensorType(dtype, tuple(int(d) for d in given))
+    if not has_shape:
+        raise UsageError(f"input '{i.name}' has no shape in the model: give input_shapes={{'{i.name}': (...)}}")
+    shape = []
+    for axis, d in enumerate(dims):
+        size = d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, 0)
+        if size <= 0 and axis == 0 and batch is not None and not d.dim_value:
+            size = batch
+        if size <= 0 and not (d.HasField("dim_value") and d.dim_value == 0):
+            raise UsageError(
+                f"input '{i.name}' is {_show(dims)}: dimension {axis} is open. Give batch=N or "
+                f"input_shapes={{'{i.name}': (...)}} (--batch N, --input-shapes {i.name}:[...])"
+            )
+        shape.append(size)
+    return TensorType(dtype, tuple(shape))
+
+
+def _show(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
+    return "[" + ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims) + "]"

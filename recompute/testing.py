@@ -1,0 +1,247 @@
+"""Checks for operators, gradients and rewrites: what the project's tests use, and what an author of an operator or a
+pass needs.
+
+Gradients are checked by random directions (HIPS autograd's idea): with loss L = Σ wᵢ·yᵢ for random w, the derivative
+of L along a random direction must equal the central difference.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .builder import Builder
+from .ir import Block, Operator, Role, Value
+from .op import Op
+from .passes.autodiff import differentiate
+from .program import Program
+from .runtime.executor import Executor
+from .text import parse, show
+from .types import TensorType
+from .verify import verify
+
+
+@dataclass(frozen=True)
+class Case:
+    """One application of an operator to concrete inputs.
+
+    `want`: how many outputs to make (default: all).  `tolerance`: relative and absolute, for gradients in float64.
+    `gradient`, `second_order`: whether first and second derivatives are checked.
+    """
+
+    op: Op
+    inputs: tuple[np.ndarray | None, ...]
+    want: int | None = None
+    tolerance: float = 1e-6
+    gradient: bool = True
+    second_order: bool = True
+
+
+class Draw:
+    """Draws sample inputs; the same for the same key."""
+
+    def __init__(self, key: str = "") -> None:
+        self.generator = np.random.default_rng(zlib.crc32(key.encode()))
+
+    def __call__(self, text: str, low: float = -1.0, high: float = 1.0) -> np.ndarray:
+        """Uniform floats in [low, high) of a type such as `f64[2,3]`."""
+        t = TensorType.parse(text)
+        return self.generator.uniform(low, high, t.shape).astype(t.numpy)
+
+    def away(self, text: str, margin: float = 0.2) -> np.ndarray:
+        """Floats with margin ≤ |x| < 1: away from a kink at 0."""
+        x = self(text)
+        return (np.sign(x) * (margin + (1 - margin) * np.abs(x))).astype(x.dtype)
+
+    def distinct(self, text: str) -> np.ndarray:
+        """Floats that all differ by at least 0.1: away from ties."""
+        t = TensorType.parse(text)
+        return (self.generator.permutation(t.size).reshape(t.shape) * 0.1 - t.size * 0.05).astype(t.numpy)
+
+    def ints(self, text: str, low: int, high: int) -> np.ndarray:
+        """Uniform integers in [low, high)."""
+        t = TensorType.parse(text)
+        return self.generator.integers(low, high, t.shape).astype(t.numpy)
+
+    def bools(self, shape: str) -> np.ndarray:
+        """Booleans of a shape such as `2,3`."""
+        t = TensorType.parse(f"bool[{shape}]")
+        return self.generator.random(t.shape) < 0.5
+
+    def case(self, op: Op, *inputs: np.ndarray | None, **options: object) -> Case:
+        """A `Case`."""
+        return Case(op, inputs, **options)  # type: ignore[arg-type]
+
+
+def cases(cls: type[Op]) -> list[Case]:
+    """The samples of an operator class, the same every time."""
+    return list(cls.samples(Draw(cls.__name__)))
+
+
+def case_block(case: Case) -> tuple[Block, dict[str, np.ndarray]]:
+    """A block that applies the case's operator to inputs `x0`, `x1`, ..., and what to feed."""
+    values = [None if a is None else Value(f"x{i}", TensorType.of(a)) for i, a in enumerate(case.inputs)]
+    types = case.op.infer(*(None if v is None else v.type for v in values))
+    count = len(types) if case.want is None else case.want
+    if case.op.updates:
+        outs = [values[i] for i in case.op.updates[:count]]
+        block = Block("case", state=tuple(v for v in values if v is not None))
+    else:
+        outs = [Value(f"y{i}", t) for i, t in enumerate(types[:count])]
+        block = Block("case", inputs=tuple(v for v in values if v is not None))
+    op = Operator(case.op, tuple(values), tuple(outs))
+    feed = {v.name: a for v, a in zip(values, case.inputs, strict=True) if v is not None and a is not None}
+    return block.with_operators([op], outputs=tuple(v.name for v in outs if v is not None)), feed
+
+
+def evaluate(block: Block, feed: dict[str, np.ndarray], fetch: Sequence[str] | None = None) -> list[np.ndarray]:
+    """Runs a block once; `feed` also gives its parameters and state, whose arrays are not changed."""
+    data = {v.name: feed[v.name].copy() for v in (*block.parameters, *block.buffers, *block.state)}
+    inputs = {v.name: feed[v.name] for v in block.inputs}
+    names = list(block.outputs if fetch is None else fetch)
+    return Executor().run(Program(block, data), inputs, names)
+
+
+def check_case(case: Case) -> None:
+    """The registry-wide suite for one sample.  AssertionError with what differs."""
+    block, feed = case_block(case)
+    verify(block)
+    assert parse(show(block)) == block, "the text form does not parse back"
+    check_writes_fully(case)
+    check_expansion(case, block, feed)
+    if case.gradient and any(a is not None and a.dtype == np.float64 for a in case.inputs) and not case.op.updates:
+        if any(block.values()[n].dtype == "f64" for n in block.outputs):
+            check_gradient(block, feed, tolerance=case.tolerance, second_order=case.second_order)
+
+
+def check_writes_fully(case: Case) -> None:
+    """Outputs do not depend on what the buffers held, and inputs stay as they were."""
+    types = case.op.infer(*(None if a is None else TensorType.of(a) for a in case.inputs))
+    count = len(types) if case.want is None else case.want
+    scratch = case.op.scratch(
+        [None if a is None else TensorType.of(a) for a in case.inputs], list(types[:count]) + [None] * (len(types) - count)
+    )
+    results = []
+    for filler in (0x55, 0xFF):
+        ins = [None if a is None else a.copy() for a in case.inputs]
+        outs = [_filled(t, filler) for t in types[:count]] + [None] * (len(types) - count)
+        for i, j in enumerate(case.op.updates[:count]):
+            outs[i] = ins[j]
+        with np.errstate(all="ignore"):
+            case.op.compute(np, ins, outs, [_filled(t, filler) for t in scratch])
+        results.append(outs)
+        changed = {case.op.updates[i] for i in range(min(count, len(case.op.updates)))}
+        for i, (a, before) in enumerate(zip(ins, case.inputs, strict=True)):
+            assert i in changed or a is None or np.array_equal(a, before, equal_nan=a.dtype.kind == "f"), (
+                f"{case.op.name} changes its input {i}"
+            )
+    for i, (a, b) in enumerate(zip(*results, strict=True)):
+        assert a is None or a.tobytes() == b.tobytes(), f"{case.op.name} does not write its output {i} fully"
+
+
+def _filled(t: TensorType, byte: int) -> np.ndarray:
+    raw = np.full(max(t.nbytes, 1), byte if t.dtype != "bool" else byte & 1, np.uint8)
+    return raw[: t.nbytes].view(t.numpy).reshape(t.shape)
+
+
+def check_expansion(case: Case, block: Block, feed: dict[str, np.ndarray]) -> None:
+    """Where the operator expands into simpler ones, both give the same numbers."""
+    b = Builder.on(block, prefix="e")
+    op = block.operators[0]
+    outs = case.op.expand(b, *op.inputs)
+    if outs is None or case.op.updates:
+        return
+    names = [v.name if v is not None else None for v in outs[: len(op.outputs)]]
+    expanded = block.with_operators(
+        b.operators, constants=tuple(b.constants), outputs=tuple(dict.fromkeys(n for n in names if n))
+    )
+    expected = evaluate(verify(expanded), feed, [n for n in names if n])
+    got = evaluate(block, feed, [o.name for o, n in zip(op.outputs, names, strict=False) if n and o is not None])
+    for g, e in zip(got, expected, strict=True):
+        eps = float(np.finfo(g.dtype).eps) if g.dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(g, e, rtol=200 * eps, atol=200 * eps, err_msg=f"{case.op.name}: expansion differs")
+
+
+def check_gradient(
+    block: Block,
+    feed: dict[str, np.ndarray],
+    *,
+    wrt: Sequence[str] | None = None,
+    tolerance: float = 1e-6,
+    second_order: bool = False,
+    directions: int = 2,
+    step: float = 1e-5,
+) -> None:
+    """Checks the derivatives of a block's float64 outputs along random directions against central differences.
+
+    The loss is Σ wᵢ·yᵢ with random w.  With `second_order` the gradient itself is differentiated once more and
+    checked the same way.
+    """
+    if wrt is None:
+        wrt = [v.name for v in (*block.inputs, *block.parameters) if v.dtype == "f64"]
+    scalar, loss = weighted_loss(block, [n for n in block.outputs if block.values()[n].dtype == "f64"])
+    grad_block, pairs = differentiate(scalar, loss, wrt)
+    _compare(scalar, loss, grad_block, pairs, feed, wrt, tolerance, directions, step, "gradient")
+    if second_order and pairs:
+        twice, loss2 = weighted_loss(grad_block, [g.name for _, g in pairs])
+        grad2, pairs2 = differentiate(twice, loss2, wrt)
+        _compare(twice, loss2, grad2, pairs2, feed, wrt, tolerance * 10, directions, step, "second derivative")
+
+
+def weighted_loss(block: Block, outputs: Sequence[str]) -> tuple[Block, str]:
+    """The block with a last value Σ wᵢ·yᵢ over the elements of `outputs`, w random but fixed."""
+    b = Builder.on(block, role=Role.FORWARD, prefix="loss")
+    values = block.values()
+    terms = []
+    for i, name in enumerate(dict.fromkeys(outputs)):
+        v = values[name]
+        w = b.constant(np.random.default_rng(7 + i).uniform(0.5, 1.5, v.shape), v)
+        terms.append(b.ReduceSum(b.Mul(v, w), keepdims=0))
+    total = b.add_all(terms)
+    after = block.with_operators(
+        [*block.operators, *b.operators], constants=(*block.constants, *b.constants), outputs=(total.name,)
+    )
+    return after, total.name
+
+
+def _compare(
+    block: Block,
+    loss: str,
+    grad_block: Block,
+    pairs: Sequence[tuple[Value, Value]],
+    feed: dict[str, np.ndarray],
+    wrt: Sequence[str],
+    tolerance: float,
+    directions: int,
+    step: float,
+    what: str,
+) -> None:
+    verify(grad_block)
+    found = evaluate(grad_block, feed, [g.name for _, g in pairs])
+    grads = {v.name: g for (v, _), g in zip(pairs, found, strict=True)}
+    g = np.random.default_rng(3)
+    for _ in range(directions):
+        along = {n: g.choice([-1.0, 1.0], feed[n].shape) * g.uniform(0.5, 1.0, feed[n].shape) for n in wrt}
+        exact = sum(float((grads[n] * d).sum()) for n, d in along.items() if n in grads)
+        ahead = {n: feed[n] + step * d for n, d in along.items()}
+        behind = {n: feed[n] - step * d for n, d in along.items()}
+        up = float(evaluate(block, {**feed, **ahead}, [loss])[0].reshape(()))
+        down = float(evaluate(block, {**feed, **behind}, [loss])[0].reshape(()))
+        numeric = (up - down) / (2 * step)
+        scale = max(abs(exact), abs(numeric), 1.0)
+        assert abs(exact - numeric) <= tolerance * scale, (
+            f"{what} of {', '.join(o.op.name for o in block.operators[:1])}: {exact!r} along a direction, "
+            f"central difference {numeric!r}"
+        )
+
+
+def all_ops() -> Iterator[type[Op]]:
+    """Every registered operator class, by name."""
+    from . import ops  # noqa: F401
+    from .op import REGISTRY
+
+    for name in sorted(REGISTRY):
+        yield REGISTRY[name]
