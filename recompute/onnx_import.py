@@ -21,7 +21,7 @@ from .initialize import initialise
 from .ir import Block, Operator, Role, Value
 from .onnx_fold import Known, fold, static_shape_value
 from .onnx_model import fixed_inputs, prepare, read_model
-from .op import REGISTRY, Op
+from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
 from .types import TensorType
 
@@ -356,23 +356,6 @@ def _loss_roles(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Operators as they are: a loss inside the model is part of the forward pass."""
     assert all(o.role is Role.FORWARD for o in operators)
     return tuple(operators)
-
-
-#: (domain, operator) → importer, for nodes that become several operators or have another name here
-IMPORTERS: dict[tuple[str, str], Any] = {}
-
-
-def imports(*op_types: str, domain: str = "") -> Any:
-    """Registers a function `NodeContext → Value(s)` for ONNX operators that have no class of their own name."""
-
-    def register(function: Any) -> Any:
-        for op_type in op_types:
-            IMPORTERS[(domain, op_type)] = function
-            if domain == "":
-                IMPORTERS[("ai.onnx", op_type)] = function
-        return function
-
-    return register
 
 
 def attribute_value(a: onnx.AttributeProto) -> Any:

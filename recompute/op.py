@@ -167,3 +167,20 @@ def op_class(name: str) -> type[Op]:
     if found is None:
         raise UsageError(f"unknown operator '{name}'{nearest(name, REGISTRY)}")
     return found
+
+
+#: (domain, operator) → importer, for ONNX operators that become several operators or have another name here
+IMPORTERS: dict[tuple[str, str], Any] = {}
+
+
+def imports(*op_types: str, domain: str = "") -> Any:
+    """Registers a function `NodeContext → Value(s)` for ONNX operators that have no class of their own name."""
+
+    def register(function: Any) -> Any:
+        for op_type in op_types:
+            IMPORTERS[(domain, op_type)] = function
+            if domain == "":
+                IMPORTERS[("ai.onnx", op_type)] = function
+        return function
+
+    return register
