@@ -247,6 +247,15 @@ def match(model: nn.Module, exported: onnx.ModelProto) -> Names:
     return Names(found, transposed)
 
 
+def holders(model: nn.Module, exported: onnx.ModelProto, names: Names) -> list[str]:
+    """The initializers to train: those of the parameters, also where they are concatenated or reordered."""
+    found = set(names.found.values())
+    rest = [value for name, value in model.named_parameters() if name not in names.found]
+    wanted = np.concatenate([np.zeros(0), *(value.detach().numpy().ravel() for value in rest)])
+    found |= {key for key, value in tensors(exported).items() if value.size and np.isin(value, wanted).any()}
+    return sorted(found)
+
+
 def identities(exported: onnx.ModelProto) -> dict[str, str]:
     """Output -> input of the Identity nodes that the TorchScript exporter puts for equal initializers."""
     arrays = tensors(exported)
@@ -299,7 +308,7 @@ def check_trainable(problem: Problem, variant: Variant, exported: onnx.ModelProt
     for name, parameter in problem.model.named_parameters():
         counts = {numbers[x] for x in parameter.detach().ravel().tolist()}
         if counts != {1}:
-            raise Rejected(f"parameter {name} occurs {min(counts)} to {max(counts)} times in the file")
+            raise Rejected(f"the file holds {max(counts)} copies of parameter {name} (0: folded away)")
     moved = Problem(problem.spec, copy.deepcopy(problem.model), problem.inputs, problem.label)
     shift(moved.model, torch.Generator().manual_seed(1), 0.05)
     with torch.no_grad():
@@ -367,6 +376,7 @@ def make_case(problem: Problem, variant: Variant, earlier: list[bytes]) -> dict:
         "label": None if problem.label is None else "label",
         "parameters": names.found,
         "transposed": names.transposed,
+        "trainable": holders(problem.model, exported, names),
         "shared": shared,
     }
 
