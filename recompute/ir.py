@@ -28,7 +28,7 @@ class Role(str, enum.Enum):
     COMMUNICATE = "communicate"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """A name with a type.  Within one block a name stands for one value."""
 
@@ -65,7 +65,7 @@ class Value:
         return Value(name, self.type)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operator:
     """An operator applied: inputs and outputs by position, None where an optional one is absent.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from dataclasses import dataclass
@@ -58,14 +57,14 @@ def dtype_to_onnx(name: str) -> int:
     return _ONNX[name]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorType:
     """A static type: element type (short name) and shape (dimensions ≥ 0)."""
 
     dtype: str
     shape: tuple[int, ...] = ()
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
