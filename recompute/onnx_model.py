@@ -250,3 +250,15 @@ def _fixed(
 
 def _show(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
     return "[" + ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims) + "]"
+
+
+def open_dimensions(graph: onnx.GraphProto) -> list[tuple[str, int]]:
+    """(input, axis) of every dimension that the model leaves open."""
+    weights = {t.name for t in graph.initializer}
+    return [
+        (i.name, axis)
+        for i in graph.input
+        if i.name not in weights
+        for axis, d in enumerate(i.type.tensor_type.shape.dim)
+        if not d.HasField("dim_value")
+    ]

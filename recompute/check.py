@@ -1,0 +1,98 @@
+"""`--check`: the imported forward pass against ONNX Runtime, and the recomputed step against the plain one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .compiler import CompiledStep
+from .data import synthetic_batch
+from .ir import Role
+from .program import Program
+
+#: float32: forward outputs may differ by this much, relative to their largest element
+FORWARD_TOLERANCE = 1e-3
+
+
+def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledStep, loss: str) -> dict[str, Any]:
+    """Runs both comparisons, prints the largest differences, and returns them."""
+    result: dict[str, Any] = {"passed": True}
+    forward = forward_difference(job, program)
+    result["forward"] = forward
+    if forward.get("largest_relative_difference", 0.0) > FORWARD_TOLERANCE:
+        result["passed"] = False
+    job.say(f"check: forward pass against {forward['against']}: {forward['said']}")
+    if step is not plain:
+        steps = step_difference(plain, step, loss, job.args.seed, job.specs)
+        result["steps"] = steps
+        result["passed"] = result["passed"] and steps["same_bits"]
+        job.say("check: recomputed against plain, 2 steps: "
+                + ("the same bits" if steps["same_bits"] else f"largest difference {steps['largest_difference']:.3g}"))  # fmt: skip
+    return result
+
+
+def step_difference(plain: CompiledStep, step: CompiledStep, loss: str, seed: int, specs: Any) -> dict[str, Any]:
+    """Two steps of each variant from the same start: losses and every parameter and state compared bit by bit."""
+    from .runtime import Executor
+
+    variants = [plain.program.clone(), step.program.clone()]
+    feed = synthetic_batch(plain.program, seed, specs)
+    losses = []
+    for p in variants:
+        executor = Executor()
+        losses.append([executor.run(p, feed, [loss])[0] for _ in range(2)])
+    pairs = list(zip(losses[0], losses[1], strict=True))
+    pairs += [(variants[0].data[n], variants[1].data[n]) for n in variants[0].data]
+    same = all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+    largest = max((_difference(a, b) for a, b in pairs), default=0.0)
+    return {"same_bits": bool(same), "largest_difference": largest, "losses": [float(x) for x in losses[0]]}
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size or a.dtype.kind not in "f":
+        return 0.0
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+
+
+def forward_difference(job: Any, program: Program) -> dict[str, Any]:
+    """The model's outputs in inference mode, ours against ONNX Runtime's."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return {"against": "ONNX Runtime", "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')"}
+    from . import onnx_import
+    from .runtime import Executor
+
+    assert program.source is not None
+    inputs = {v.name for v in program.block.inputs if not _only_read_by_loss(program, v.name)}
+    shapes = {v.name: v.shape for v in program.block.inputs if v.name in inputs}
+    evaluated = onnx_import.load(program.source, input_shapes=shapes, mode="eval", trainable=None)
+    evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
+    feed = synthetic_batch(program, job.args.seed, job.specs)
+    feed = {n: a for n, a in feed.items() if n in shapes}
+    from .onnx_export import export_trained
+
+    model = export_trained(program) if job.args.init else program.source
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=ort.get_available_providers())
+    provider = session.get_providers()[0]
+    names = [o.name for o in session.get_outputs()]
+    theirs = session.run(names, feed)
+    ours = Executor().run(evaluated, feed, names)
+    largest = max((_relative(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    said = f"largest relative difference {largest:.3g}"
+    return {"against": f"ONNX Runtime {ort.__version__} ({provider})", "said": said, "largest_relative_difference": largest}
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size:
+        return 0.0
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30))
+
+
+def _only_read_by_loss(program: Program, name: str) -> bool:
+    readers = [op for op in program.block.operators if any(v.name == name for v in op.reads())]
+    return bool(readers) and all(op.role is Role.LOSS for op in readers)

@@ -1,0 +1,408 @@
+"""`recompute-compile`: an ONNX file in, a recomputed training step and its figures out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import JobError, RecomputeError, UsageError, nearest
+
+EPILOG = """\
+examples:
+  recompute-compile models/mlp.onnx --checkpoints fc_1,pred
+  recompute-compile resnet50 --batch 8 --checkpoints 'layer?.?.out' --run 2
+  recompute-compile bert-tiny --batch 8 --list-checkpoints
+  recompute-compile model.onnx --input-shapes x:[64,3,224,224] --checkpoints @kept.txt -o step.onnx --json step.json
+
+exit codes: 0 done, 1 the job failed (a broken file, an operator that is not supported), 2 the request was wrong
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="recompute-compile",
+        description="Compile an ONNX model into a training step that recomputes what it does not keep, and say what "
+        "it costs before anything runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("model", help="an .onnx file, or a network of the zoo (--list-models)", nargs="?")
+    p.add_argument("--list-models", action="store_true", help="print the networks of the zoo and stop")
+    what = p.add_argument_group("what to compile")
+    what.add_argument("--checkpoints", metavar="A,B,...", help="values to keep: names, globs, or @file with one a line")
+    what.add_argument("--list-checkpoints", action="store_true", help="print values that cut the graph, and stop")
+    what.add_argument("--batch", type=int, metavar="N", help="size of the open batch dimension")
+    what.add_argument("--input-shapes", metavar="X:[...]", action="append", default=[], help="an input's whole shape")
+    what.add_argument("--option", metavar="K=V", action="append", default=[], help="an option of a zoo network (seq=512)")
+    what.add_argument("--loss", help="the loss on the model's output (cross_entropy, mse, ...), or a scalar value's name")
+    what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
+    what.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
+    what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
+    what.add_argument("--init", choices=("he", "glorot"), help="draw the weights anew, seeded")
+    what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
+    out = p.add_argument_group("what to write")
+    out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
+    out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
+    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
+    run = p.add_argument_group("what to run")
+    run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
+    run.add_argument("--data", type=Path, metavar="FILE.npz", help="one array an input (default: one synthetic batch)")
+    run.add_argument("--check", action="store_true", help="compare with ONNX Runtime, and recomputed with plain steps")
+    noise = p.add_mutually_exclusive_group()
+    noise.add_argument("-v", "--verbose", action="store_true", help="say more, and show tracebacks")
+    noise.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script.  Returns the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        _check_arguments(args)
+        if args.list_models:
+            return _list_models()
+        return _Job(args).run()
+    except RecomputeError as e:
+        if args.verbose:
+            raise
+        print(f"recompute-compile: error: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("recompute-compile: interrupted", file=sys.stderr)
+        return 130
+    except MemoryError:
+        print("recompute-compile: error: out of memory on this machine; a smaller --batch takes less", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done."""
+    if args.model is None and not args.list_models:
+        raise UsageError("give a model: an .onnx file or a zoo name (--list-models prints them; -h helps)")
+    if args.run is not None and args.run < 1:
+        raise UsageError(f"--run needs at least 1 step, not {args.run}")
+    if args.batch is not None and args.batch < 1:
+        raise UsageError(f"--batch must be at least 1, not {args.batch}")
+    if args.data is not None and args.run is None:
+        raise UsageError("--data is for --run N")
+    if not 0 <= args.seed < 1 << 63:
+        raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
+    for path in (args.output, args.json):
+        if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
+            raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
+
+
+def _list_models() -> int:
+    from . import models
+
+    for name in models.names():
+        entry = models.info(name)
+        print(f"{name:<16} {entry.description}")
+    return 0
+
+
+@dataclass
+class Report:
+    """All that the command found out; `--json` writes it (docs/cli.md describes each field)."""
+
+    model: str = ""
+    batch: int | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    parameters: int = 0
+    loss: str = ""
+    loss_reason: str = ""
+    optimizer: str = ""
+    checkpoints: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    plain: dict[str, Any] | None = None
+    recompute: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
+    check: dict[str, Any] | None = None
+    output: str | None = None
+
+
+class _Job:
+    """One invocation, from the model to the report."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.report = Report(model=args.model or "")
+        self.specs: dict[str, Any] = {}
+        self.to_stdout = args.json is not None and str(args.json) == "-"
+
+    def say(self, text: str) -> None:
+        """Prints for people, unless machines read standard output."""
+        if not self.args.quiet:
+            print(text, file=sys.stderr if self.to_stdout else sys.stdout)
+
+    def run(self) -> int:
+        """Load, attach a loss, compile both steps, write, run, check, report."""
+        from .compiler import checkpoint_candidates, compile_step, resolve_checkpoints
+
+        program = self.load()
+        loss = self.attach_loss(program)
+        if self.args.list_checkpoints:
+            return self.print_candidates(*checkpoint_candidates(program.block))
+        wanted = self.checkpoint_patterns()
+        names = resolve_checkpoints(program, wanted) if wanted is not None else None
+        plain = compile_step(program, loss, self.optimizer())
+        self.report.plain = asdict(plain.figures)
+        step = plain
+        if names is not None:
+            step = compile_step(program, loss, self.optimizer(), checkpoints=names, dump=self.args.dump_ir)
+            self.report.recompute = asdict(step.figures)
+            self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
+            self.report.notes += list(step.plan.notes if step.plan else ())
+        elif self.args.dump_ir is not None:
+            compile_step(program, loss, self.optimizer(), dump=self.args.dump_ir)
+        self.print_table()
+        if self.args.check:
+            from .check import check_step
+
+            self.report.check = check_step(self, program, plain, step, loss)
+        if self.args.output is not None:
+            self.write_onnx(step)
+        if self.args.run is not None:
+            self.train(step, loss)
+        self.write_json()
+        return self.verdict()
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    def load(self) -> Any:
+        """The model as a program with fixed shapes."""
+        from . import models, onnx_import
+
+        args = self.args
+        source: Any = args.model
+        options: dict[str, Any] = {}
+        batch = args.batch
+        if not Path(args.model).is_file() and args.model in models.names():
+            source, batch = self.build_zoo(models), None
+        elif args.option:
+            raise UsageError("--option is for networks of the zoo")
+        elif not Path(args.model).exists():
+            near = nearest(args.model, models.names())
+            raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
+        shapes = _input_shapes(args.input_shapes)
+        if args.trainable:
+            options["trainable"] = _split(args.trainable)
+        if isinstance(source, str):
+            batch = self.default_batch(onnx_import, source, batch, shapes)
+        program = onnx_import.load(
+            source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
+        )
+        self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
+        self.report.parameters = sum(v.size for v in program.block.parameters)
+        if self.report.batch is None:
+            self.report.batch = next((v.shape[0] for v in program.block.inputs if v.shape), None)
+        return program
+
+    def build_zoo(self, models: Any) -> Any:
+        """A zoo network at the batch asked for, or its default."""
+        options = dict(_zoo_option(o) for o in self.args.option)
+        try:
+            entry = models.info(self.args.model, **options)
+            self.report.batch = self.args.batch or entry.default_batch
+            self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
+            self.say(f"building {self.args.model}: {entry.description}")
+            return models.build(self.args.model, batch=self.report.batch, seed=self.args.seed, **options)
+        except ValueError as e:
+            raise UsageError(str(e)) from None
+
+    def default_batch(self, importer: Any, path: str, batch: int | None, shapes: dict[str, tuple]) -> int | None:
+        """The batch for a file that leaves only its first dimension open: 32, and said so."""
+        if batch is not None or shapes:
+            return batch
+        from .onnx_model import open_dimensions, read_model
+
+        is_open = open_dimensions(read_model(path).graph)
+        if is_open and all(axis == 0 for _, axis in is_open):
+            self.say("batch: 32 (the model leaves it open; --batch N sets it)")
+            return 32
+        return None
+
+    def attach_loss(self, program: Any) -> str:
+        """The loss's name; appended where the model has none."""
+        from . import losses
+
+        wanted = self.args.loss
+        if wanted is not None and wanted in program and program[wanted].value.size == 1:
+            name, reason = wanted, "as asked"
+        elif wanted is not None:
+            choices = {n: getattr(losses, n) for n in losses.NAMES}
+            if wanted not in choices:
+                raise UsageError(f"unknown loss '{wanted}'{nearest(wanted, choices)}; known: {', '.join(choices)}")
+            name, reason = choices[wanted](program).name, f"{wanted}, as asked"
+        else:
+            kind, reason = losses.natural_loss(program)
+            name = kind if kind in program else getattr(losses, kind)(program).name
+            self.say(f"loss: {reason} (--loss sets it)")
+        self.report.loss, self.report.loss_reason = name, reason
+        return name
+
+    def optimizer(self) -> Any:
+        """A new optimizer of the kind asked for."""
+        from . import optimizers
+
+        kinds = {n.lower(): getattr(optimizers, n) for n in optimizers.NAMES}
+        kind = self.args.optimizer.lower().replace("-", "").replace("_", "")
+        if kind not in kinds:
+            raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
+        self.report.optimizer = kind
+        return kinds[kind](learning_rate=self.args.lr)
+
+    def checkpoint_patterns(self) -> list[str] | None:
+        """The patterns of --checkpoints, files read in."""
+        if self.args.checkpoints is None:
+            return None
+        found: list[str] = []
+        for item in _split(self.args.checkpoints):
+            if item.startswith("@"):
+                try:
+                    lines = Path(item[1:]).read_text().splitlines()
+                except (OSError, UnicodeDecodeError) as e:
+                    raise UsageError(f"--checkpoints: cannot read '{item[1:]}': {e}") from None
+                found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            else:
+                found.append(item)
+        if not found:
+            raise UsageError("--checkpoints is empty: give names, globs or @file (--list-checkpoints shows candidates)")
+        return found
+
+    # -- what comes out -------------------------------------------------------------------------------------------
+
+    def print_table(self) -> None:
+        """Before and after, side by side."""
+        for note in self.report.notes:
+            print(f"note: {note}", file=sys.stderr)
+        if self.args.quiet:
+            return
+        from .show_table import before_after
+
+        self.say(before_after(self.report))
+
+    def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> int:
+        """The values that cut the graph, with their sizes."""
+        from .show_table import candidates_table
+
+        print(candidates_table(candidates, always))
+        return 0
+
+    def write_onnx(self, step: Any) -> None:
+        """The training step as an ONNX file."""
+        from .onnx_export import export_step, save_model
+
+        plan = None
+        if step.plan is not None:
+            plan = json.dumps({"checkpoints": step.plan.checkpoints, "reruns": len(step.plan.reruns)})
+        save_model(export_step(step.program, plan_metadata=plan), self.args.output)
+        self.report.output = str(self.args.output)
+        self.say(f"wrote {self.args.output}")
+
+    def train(self, step: Any, loss: str) -> None:
+        """Trains and compares the measured peak with the predicted one."""
+        import itertools
+
+        from .compiler import train
+        from .data import npz_batches, synthetic_batch
+        from .show_table import progress_bar
+
+        if self.args.data is not None:
+            batches = npz_batches(self.args.data, step.program)
+        else:
+            batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
+        with progress_bar(self.args.run, quiet=self.args.quiet) as progress:
+            losses, seconds, measured = train(step, loss, batches, self.args.run, progress)
+        predicted = step.figures.peak_bytes
+        self.report.run = {
+            "steps": self.args.run,
+            "losses": losses,
+            "step_seconds": seconds,
+            "measured_peak_bytes": measured,
+            "predicted_peak_bytes": predicted,
+        }
+        same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
+        self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
+                 f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step, peak {measured:,} bytes ({same})")  # fmt: skip
+
+    def write_json(self) -> None:
+        """The report for machines."""
+        if self.args.json is None:
+            return
+        text = json.dumps(asdict(self.report), indent=2) + "\n"
+        if self.to_stdout:
+            sys.stdout.write(text)
+        else:
+            write_atomically(self.args.json, lambda f: f.write(text.encode()))
+
+    def verdict(self) -> int:
+        """1 where a check failed or the measured peak is not the predicted one."""
+        run, check = self.report.run, self.report.check
+        if run and run["measured_peak_bytes"] != run["predicted_peak_bytes"]:
+            raise JobError("the measured peak differs from the predicted one: this is a defect of the compiler")
+        if check and not check["passed"]:
+            raise JobError("--check found a difference: see above")
+        return 0
+
+
+def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
+    """Writes a temporary file in the same folder and renames it: the file is whole or not there."""
+    path = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+    try:
+        with os.fdopen(handle, "wb") as f:
+            write(f)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _input_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """`x:[1,2]` (several in one, or the option repeated) as a dictionary."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in items:
+        for part in item.replace("],", "];").split(";"):
+            name, _, dims = part.rpartition(":")
+            try:
+                if not name or not dims.strip().startswith("["):
+                    raise ValueError
+                shapes[name.strip()] = tuple(int(d) for d in dims.strip(" []").split(",") if d.strip())
+                if any(d < 0 for d in shapes[name.strip()]):
+                    raise ValueError
+            except ValueError:
+                raise UsageError(f"--input-shapes: cannot read '{part}' (expected e.g. x:[64,3,224,224])") from None
+    return shapes
+
+
+def _zoo_option(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError(f"--option: cannot read '{text}' (expected key=value)")
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, {"true": True, "false": False}.get(value.lower(), value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

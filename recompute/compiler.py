@@ -1,0 +1,200 @@
+"""Compiling a training step: both variants, plain and recomputed, with their figures, before anything runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cost import kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
+from .errors import UsageError, nearest
+from .ir import Block, Free, Role, Value
+from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, memory_report, run_passes
+from .program import Program
+from .text import show
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates."""
+
+    operators: int
+    recomputed_operators: int
+    peak_bytes: int
+    arena_bytes: int
+    live_peak_bytes: int
+    persistent_bytes: int
+    kept_bytes: int
+    flops: int
+    repeated_flops: int
+    repeated_forward_share: float
+    estimated_step_seconds: float
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A training step ready to run: its program with planned memory, the plan behind it, and its figures."""
+
+    program: Program
+    plan: RecomputePlan | None
+    figures: StepFigures
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Compiling makes many objects and no cycles: Python's collector would only look through all of them again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def compile_step(
+    program: Program,
+    loss: str,
+    optimizer: Any,
+    *,
+    checkpoints: Sequence[str] | None = None,
+    fetch: Sequence[str] = (),
+    dump: Path | str | None = None,
+) -> CompiledStep:
+    """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
+
+    `optimizer`: any of `rc.optimizers`; `checkpoints`: None keeps everything.  `dump`: a folder for the text after
+    each stage.
+    """
+    from .optimizers import RecomputeOptimizer
+
+    with without_gc():
+        step = Program(
+            dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
+            dict(program.data),
+            source=program.source,
+        )
+        step.aliases = dict(program.aliases)
+        stages = [("forward", step.block)]
+        step.block = DeadCode().run(step.block)
+        if checkpoints is not None:
+            optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
+        optimizer.minimize(step[loss])
+        stages.append(("step", step.block))
+        step.block = run_passes(step.block, [DeadCode(), Liveness(), MemoryPlan()])
+        stages.append(("planned", step.block))
+        if dump is not None:
+            _dump(Path(dump), stages)
+        return CompiledStep(step, step.plan, figures(step.block))
+
+
+def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, (name, block) in enumerate(stages):
+        (folder / f"{i:02d}-{name}.rir").write_text(show(block))
+
+
+def figures(block: Block) -> StepFigures:
+    """The figures of a block with planned memory."""
+    report = memory_report(block)
+    real = [op for op in block.operators if not isinstance(op.op, Free)]
+    repeated = [op for op in real if op.role is Role.RECOMPUTE]
+    forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
+    again = total_cost(repeated).flops
+    return StepFigures(
+        operators=len(real),
+        recomputed_operators=len(repeated),
+        peak_bytes=report.peak,
+        arena_bytes=report.arena,
+        live_peak_bytes=report.live_peak + report.persistent,
+        persistent_bytes=report.persistent,
+        kept_bytes=kept_bytes(block),
+        flops=total_cost(real).flops,
+        repeated_flops=again,
+        repeated_forward_share=again / forward if forward else 0.0,
+        estimated_step_seconds=step_seconds(block, this_cpu()),
+    )
+
+
+def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
+    """Names and globs as value names in order of production.  UsageError with the nearest names for a miss."""
+    declared = {v.name for v in program.block.declared()}
+    names = list(program.block.values())
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        name = program.aliases.get(pattern, pattern)
+        found = [name] if name in names else [n for n in fnmatch.filter(names, pattern) if n not in declared]
+        if not found:
+            raise UsageError(f"no value is called '{pattern}'{nearest(pattern, [*names, *program.aliases])}")
+        chosen.update(dict.fromkeys(found))
+    order = {n: i for i, n in enumerate(names)}
+    return sorted(chosen, key=order.__getitem__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A value that cuts the forward graph: all that crosses this point are it and values that cross nearly always.
+
+    `flops` is the forward work since the candidate before it.
+    """
+
+    value: Value
+    position: int
+    flops: int
+
+
+def checkpoint_candidates(block: Block) -> tuple[list[Candidate], list[Value]]:
+    """Candidates in order of production, and the values that cross most of the graph (a mask, say) beside them."""
+    body = [op for op in block.operators if op.role in (Role.FORWARD, Role.LOSS) and not op.op.updates]
+    declared = {v.name for v in block.declared()}
+    born: dict[str, int] = {}
+    last: dict[str, int] = {}
+    values: dict[str, Value] = {}
+    for i, op in enumerate(body):
+        for v in op.reads():
+            if v.name not in declared:
+                last[v.name] = i
+        for v in op.writes():
+            born[v.name], values[v.name] = i, v
+    everywhere = {n for n in born if last.get(n, -1) - born[n] > len(body) // 2 and len(body) > 8}
+    ends: dict[int, list[str]] = {}
+    for n, i in last.items():
+        ends.setdefault(i, []).append(n)
+    crossing: set[str] = set()
+    found: list[Candidate] = []
+    since = 0
+    for i, op in enumerate(body):
+        since += operator_cost(op).flops
+        crossing.update(v.name for v in op.writes() if last.get(v.name, -1) > i and v.name not in everywhere)
+        crossing.difference_update(ends.get(i, ()))
+        if len(crossing) == 1:
+            (name,) = crossing
+            if born[name] == i:
+                found.append(Candidate(values[name], i, since))
+                since = 0
+    return found, [values[n] for n in sorted(everywhere, key=born.__getitem__)]
+
+
+def train(
+    step: CompiledStep, loss: str, batches: Iterator[dict[str, Any]], steps: int, progress: Callable[[int, float], None]
+) -> tuple[list[float], list[float], int]:
+    """Runs training steps; gives losses, seconds a step, and the bytes that the executor held at the most."""
+    import time
+
+    from .runtime import Executor
+
+    executor = Executor()
+    losses, seconds = [], []
+    for i in range(steps):
+        feed = next(batches)
+        start = time.perf_counter()
+        (value,) = executor.run(step.program, feed, [loss])
+        seconds.append(time.perf_counter() - start)
+        losses.append(float(value.reshape(())))
+        progress(i + 1, losses[-1])
+    return losses, seconds, executor.session(step.program, [loss]).measured_peak_bytes

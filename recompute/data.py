@@ -1,0 +1,84 @@
+"""Batches for `--run`: synthetic ones that fit the program, or those of an .npz file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import ModelError, UsageError, nearest
+from .ir import Block, Value
+from .program import Program
+
+
+def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """One batch of random inputs: floats are standard normal, integers within what their readers accept.
+
+    `specs` (name → object with `sample(generator, batch=...)`) draws the inputs that it names.
+    """
+    g = np.random.default_rng(seed)
+    batch = {}
+    for v in program.block.inputs:
+        if specs and v.name in specs:
+            batch[v.name] = np.asarray(specs[v.name].sample(g, batch=v.shape[0] if v.shape else 1), v.type.numpy)
+        elif v.type.is_float:
+            binary = _is_probability(program.block, v)
+            drawn = g.integers(0, 2, v.shape) if binary else g.standard_normal(v.shape)
+            batch[v.name] = np.asarray(drawn).astype(v.type.numpy)
+        elif v.dtype == "bool":
+            batch[v.name] = np.ones(v.shape, np.bool_)
+        elif "mask" in v.name.lower():
+            batch[v.name] = np.ones(v.shape, v.type.numpy)
+        else:
+            batch[v.name] = g.integers(0, _limit(program.block, v), v.shape).astype(v.type.numpy)
+    return batch
+
+
+def _limit(block: Block, v: Value) -> int:
+    """The exclusive upper bound of an integer input: the size of what it indexes, else 2."""
+    names = {v.name}
+    for op in block.operators:
+        if not any(r.name in names for r in op.reads()):
+            continue
+        first, second = op.inputs[0], op.inputs[1] if len(op.inputs) > 1 else None
+        if op.op.name == "Gather" and second is not None and second.name in names and first is not None:
+            return first.shape[op.op.axis]  # type: ignore[attr-defined]
+        if "Loss" in op.op.name and second is not None and second.name in names and first is not None:
+            return first.shape[1]
+        if op.op.name in ("Reshape", "Cast", "Transpose", "Identity", "Expand"):
+            names.update(o.name for o in op.writes())
+    return 2
+
+
+def _is_probability(block: Block, v: Value) -> bool:
+    """Whether a float input is a binary label: declared by a loss, and read by loss operators only."""
+    readers = [op for op in block.operators if any(r.name == v.name for r in op.reads())]
+    return v.name == "label" and bool(readers)
+
+
+def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.ndarray]]:
+    """Batches from an .npz file that has one array an input; longer arrays are cut along the first axis, in turn.
+
+    ModelError where the file cannot be read, UsageError where an array is missing or does not fit.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as f:
+            arrays = {k: f[k] for k in f.files}
+    except Exception as e:
+        raise ModelError(f"cannot read the data file '{path}': {e}") from None
+    inputs = program.block.inputs
+    for v in inputs:
+        if v.name not in arrays:
+            raise UsageError(f"'{path}' has no array for input '{v.name}'{nearest(v.name, arrays)}")
+        a = arrays[v.name]
+        fits = a.ndim == len(v.shape) and a.shape[1:] == v.shape[1:] and (not v.shape or a.shape[0] >= v.shape[0])
+        if not fits or a.dtype != v.type.numpy:
+            raise UsageError(
+                f"'{path}': '{v.name}' is {a.dtype}{list(a.shape)}, the program wants {v.type} (the first axis may be longer)"
+            )
+    count = min((arrays[v.name].shape[0] // v.shape[0] for v in inputs if v.shape and v.shape[0]), default=1)
+    for i in itertools.cycle(range(max(count, 1))):
+        yield {v.name: arrays[v.name][i * v.shape[0] : (i + 1) * v.shape[0]] if v.shape else arrays[v.name] for v in inputs}

@@ -1,0 +1,108 @@
+"""Tables and progress for people, through rich."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def human_bytes(n: int) -> str:
+    """`1.50 GiB`, and the like."""
+    size = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def human_seconds(s: float) -> str:
+    """`12.3 ms`, and the like."""
+    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
+
+
+def _render(table: Any) -> str:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=110, no_color=True, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def before_after(report: Any) -> str:
+    """The table of a compiled step: plain, recomputed, and the difference."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=None)
+    table.add_column(f"{report.model}, batch {report.batch}, {report.optimizer}")
+    table.add_column("plain", justify="right")
+    plain, after = report.plain, report.recompute
+    if after is not None:
+        table.add_column("recompute", justify="right")
+        table.add_column("change", justify="right")
+    for label, key, show in _ROWS:
+        row = [label, show(plain[key])]
+        if after is not None:
+            row += [show(after[key]), _change(plain[key], after[key]) if key in _COMPARED else ""]
+        table.add_row(*row)
+    text = _render(table)
+    if report.checkpoints:
+        text += f"\ncheckpoints: {', '.join(report.checkpoints)}"
+    return text
+
+
+_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("operators", "operators", lambda n: f"{n:,}"),
+    ("recomputed operators", "recomputed_operators", lambda n: f"{n:,}"),
+    ("peak memory", "peak_bytes", lambda n: f"{human_bytes(n)}"),
+    ("  in bytes", "peak_bytes", lambda n: f"{n:,}"),
+    ("  parameters and state", "persistent_bytes", human_bytes),
+    ("  arena of the step", "arena_bytes", human_bytes),
+    ("kept for the backward pass", "kept_bytes", human_bytes),
+    ("operations of the step", "flops", lambda n: f"{n / 1e9:,.2f} GFLOP"),
+    ("forward work repeated", "repeated_forward_share", lambda x: f"{x:.1%}"),
+    ("estimated step time", "estimated_step_seconds", human_seconds),
+)
+_COMPARED = {"operators", "peak_bytes", "arena_bytes", "kept_bytes", "flops", "estimated_step_seconds"}
+
+
+def _change(before: float, after: float) -> str:
+    return "" if not before else f"{after / before - 1:+.1%}"
+
+
+def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
+    """Checkpoint candidates with sizes, and what crosses most of the graph beside them."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    if not candidates:
+        return "no value cuts the graph: every point of it is crossed by several values"
+    table = Table(box=SIMPLE_HEAD)
+    for name, justify in (("candidate", "left"), ("type", "left"), ("bytes", "right"), ("work since the last", "right")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for c in candidates:
+        table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", f"{c.flops / 1e9:,.3f} GFLOP")
+    text = _render(table)
+    if always:
+        text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(v.name for v in always)
+    return text
+
+
+@contextlib.contextmanager
+def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], None]]:
+    """A progress bar on standard error with the loss; nothing where it is no terminal or `quiet`."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda step, loss: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=steps, loss="-")
+        yield lambda step, loss: bar.update(task, completed=step, loss=f"{loss:.6g}")
