@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError
-from ..op import Op
+from ..op import Op, imports
 from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
-from .common import Elementwise, normal_axis
+from .common import Elementwise
 
 
 class Move(Op, abstract=True):
@@ -148,8 +147,6 @@ def reshape(b: Any, x: Any, shape: Sequence[int]) -> Any:
     return x if tuple(shape) == x.shape else b.Reshape(x, shape=tuple(int(d) for d in shape))
 
 
-
-
 @dataclass(frozen=True)
 class Transpose(Move, onnx=True):
     """Axes in another order; no `perm`: reversed."""
@@ -259,3 +256,64 @@ class Fill(Move):
         """Floats and integers."""
         yield draw.case(cls(dtype="f64", shape=(2, 3), value=1.5))
         yield draw.case(cls(dtype="i64", shape=(2,), value=3.0))
+
+
+def _axes(node: Any) -> list[int] | None:
+    """Squeeze's and Unsqueeze's axes: an input since opset 13, an attribute before; None where absent."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"])
+    return None if node.type(1) is None else [int(a) for a in node.need_constant(1, "axes").reshape(-1)]
+
+
+@imports("Squeeze")
+def squeeze(node: Any) -> Any:
+    """Reshape without dimensions of 1: those of `axes`, or all."""
+    x, axes = node.input(0), _axes(node)
+    if axes is None:
+        gone = {i for i, d in enumerate(x.shape) if d == 1}
+    else:
+        gone = {a + x.ndim if a < 0 else a for a in axes}
+    if any(not 0 <= a < x.ndim or x.shape[a] != 1 for a in gone):
+        raise node.fail(f"cannot remove the axes {sorted(gone)} of {x.type}: they must have dimension 1")
+    return reshape(node.builder, x, [d for i, d in enumerate(x.shape) if i not in gone])
+
+
+@imports("Unsqueeze")
+def unsqueeze(node: Any) -> Any:
+    """Reshape with dimensions of 1 at `axes`, which count in the result."""
+    x, axes = node.input(0), _axes(node)
+    if axes is None:
+        raise node.fail("has no axes")
+    ndim = x.ndim + len(axes)
+    new = {a + ndim if a < 0 else a for a in axes}
+    if len(new) != len(axes) or any(not 0 <= a < ndim for a in new):
+        raise node.fail(f"axes {axes} do not fit a result of {ndim} dimensions")
+    rest = iter(x.shape)
+    return reshape(node.builder, x, [1 if i in new else next(rest) for i in range(ndim)])
+
+
+@imports("Flatten")
+def flatten(node: Any) -> Any:
+    """Reshape to a matrix: the dimensions before `axis`, and the others."""
+    x, axis = node.input(0), node.attributes.get("axis", 1)
+    if not -x.ndim <= axis <= x.ndim:
+        raise node.fail(f"axis {axis} is out of range for {x.type}")
+    axis = axis + x.ndim if axis < 0 else axis
+    return reshape(node.builder, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+
+
+@imports("CastLike")
+def cast_like(node: Any) -> Any:
+    """Cast to the second input's element type; its contents are not read."""
+    x, like = node.input(0), node.type(1)
+    return x if x.dtype == like.dtype else node.builder.Cast(x, to=like.dtype)
+
+
+@imports("ConstantOfShape", "Range")
+def must_fold(node: Any) -> Any:
+    """Known at compile time, or else the shape of what it makes is not."""
+    for i, what in enumerate(
+        ("shape",) if node.op_type == "ConstantOfShape" else ("start", "limit", "delta")
+    ):
+        node.need_constant(i, what)
+    raise node.fail("its result is too large to be made at compile time")
