@@ -23,6 +23,12 @@ _LAZY = {
     "pipeline": "passes",
     "run_passes": "passes",
     "load": "onnx_import",
+    "export_step": "onnx_export",
+    "export_trained": "onnx_compiled",
+    "load_compiled": "onnx_compiled",
+    "save_model": "onnx_compiled",
+    "load_state": "state",
+    "save_state": "state",
 }
 _MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr")
 

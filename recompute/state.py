@@ -1,0 +1,149 @@
+"""What a program has learnt, as safetensors files: parameters, buffers and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import ModelError, UsageError, nearest
+from .files import replacing
+from .ir import Value
+from .program import Program
+from .types import TensorType, dtype_name
+
+#: differences that an error lists
+_MOST = 20
+
+
+def contents(program: Program, v: Value) -> np.ndarray:
+    """The array of a parameter, buffer or state, in host memory.  UsageError where there is none."""
+    array = program.data.get(v.name)
+    if array is None:
+        raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
+    host = array.get() if hasattr(array, "get") else np.asarray(array)
+    if tuple(host.shape) != v.shape or host.dtype != v.type.numpy:
+        raise UsageError(f"'{v.name}' holds {host.dtype}{list(host.shape)}, the program says {v.type}")
+    return host
+
+
+def state_dict(program: Program) -> dict[str, np.ndarray]:
+    """Copies of parameters, buffers and state, by name.  UsageError where one has no contents yet."""
+    return {v.name: np.array(contents(program, v)) for v in _stored(program)}
+
+
+def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Puts arrays into the program, all of them or none.
+
+    An array that is there and can be written keeps its identity (executors are bound to it); else a copy
+    takes its place.  `strict=False` lets names be missing or unknown; shapes and element types must fit
+    always. UsageError that lists everything that does not fit.
+    """
+    arrays = {name: a.get() if hasattr(a, "get") else np.asarray(a) for name, a in state.items()}
+    _check(program, {n: _describe(a) for n, a in arrays.items()}, strict, "the state")
+    for v in _stored(program):
+        if v.name in arrays:
+            _put(program, v, arrays[v.name])
+
+
+def save_state(program: Program, path: str | PathLike[str]) -> None:
+    """Writes parameters, buffers and optimizer state as safetensors; the file is there whole or not at all.
+
+    UsageError where something has no contents yet, ModelError where the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    arrays = {v.name: np.asarray(contents(program, v), order="C") for v in _stored(program)}
+    try:
+        with replacing(Path(path)) as temporary:
+            save_file(arrays, temporary, metadata={"format": "np"})
+    except (OSError, SafetensorError) as e:
+        raise ModelError(f"cannot write '{path}': {_reason(e)}") from None
+
+
+def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
+    """Reads what `save_state` wrote (or any safetensors file with these names) into the program, all or
+    nothing.
+
+    `strict` and what is put where: as `set_state_dict`.  ModelError where the file is missing, truncated or
+    no safetensors file; UsageError that lists everything that does not fit the program.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            _check(
+                program,
+                {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()},
+                strict,
+                f"'{path}'",
+            )
+            for v in _stored(program):
+                if v.name in found:
+                    _put(program, v, file.get_tensor(v.name))
+    except FileNotFoundError:
+        raise ModelError(f"cannot read '{path}': there is no such file") from None
+    except (OSError, SafetensorError) as e:
+        raise ModelError(
+            f"cannot read '{path}': it is no safetensors file, or it is truncated ({_reason(e)})"
+        ) from None
+
+
+def _stored(program: Program) -> tuple[Value, ...]:
+    b = program.block
+    return (*b.parameters, *b.buffers, *b.state)
+
+
+def _describe(a: np.ndarray) -> str:
+    try:
+        return str(TensorType(dtype_name(a.dtype), tuple(a.shape)))
+    except (ValueError, TypeError):
+        return f"{a.dtype}[{','.join(map(str, a.shape))}]"
+
+
+def _type_text(dtype: str, shape: list[int]) -> str:
+    """A type in our own spelling: safetensors' F32, I64, ... are our names in capitals."""
+    return f"{dtype.lower()}[{','.join(map(str, shape))}]"
+
+
+def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
+    """UsageError with every name that is missing, unknown or of another type."""
+    wanted = {v.name: str(v.type) for v in _stored(program)}
+    problems = [
+        f"'{n}' is {given[n]} there, the program says {t}"
+        for n, t in wanted.items()
+        if n in given and given[n] != t
+    ]
+    if strict:
+        problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given]
+        unknown = [n for n in given if n not in wanted]
+        problems += [
+            f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown
+        ]
+    if problems:
+        more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+        lines = "\n  ".join([*problems[:_MOST], *more])
+        raise UsageError(
+            f"{what} does not fit program '{program.block.name}'; nothing was loaded:\n  {lines}"
+        )
+
+
+def _put(program: Program, v: Value, array: np.ndarray) -> None:
+    """Writes into the array that is there where that can be done, else a copy takes its place."""
+    old = program.data.get(v.name)
+    fits = old is not None and tuple(old.shape) == v.shape and old.dtype == v.type.numpy
+    if fits and hasattr(old, "set"):  # on a device
+        old.set(np.asarray(array, order="C"))  # type: ignore[union-attr]
+    elif fits and old.flags.writeable:  # type: ignore[union-attr]
+        old[...] = array  # type: ignore[index]
+    else:
+        program.data[v.name] = np.array(array)
+
+
+def _reason(e: Exception) -> str:
+    return e.strerror if isinstance(e, OSError) and e.strerror else str(e)
