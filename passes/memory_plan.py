@@ -53,7 +53,9 @@ class MemoryPlan(Pass):
 
     def run(self, block: Block) -> Block:
         """Adds addresses.  UsageError where frees have not been placed."""
-        if block.operators and not any(isinstance(o.op, Free) for o in block.operators):
+        freed = any(isinstance(o.op, Free) for o in block.operators)
+        keep = {v.name for v in block.persistent()}.union(block.outputs)
+        if not freed and any(v.name not in keep for o in block.operators for v in (*o.reads(), *o.writes())):
             raise UsageError("'memory-plan' needs 'liveness' before it")
         lifetimes = collect_lifetimes(block)
         plans = [first_fit_in_time(lifetimes)]
