@@ -23,6 +23,17 @@ _LAZY = {
     "pipeline": "passes",
     "run_passes": "passes",
     "load": "onnx_import",
+    "SGD": "optimizers",
+    "Momentum": "optimizers",
+    "Nesterov": "optimizers",
+    "Adagrad": "optimizers",
+    "RMSProp": "optimizers",
+    "Adam": "optimizers",
+    "AdamW": "optimizers",
+    "Lamb": "optimizers",
+    "Lars": "optimizers",
+    "RecomputeOptimizer": "optimizers",
+    "RecomputeWarning": "optimizers",
     "export_step": "onnx_export",
     "export_trained": "onnx_compiled",
     "load_compiled": "onnx_compiled",
@@ -30,7 +41,7 @@ _LAZY = {
     "load_state": "state",
     "save_state": "state",
 }
-_MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr")
+_MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr", "clip")
 
 __all__ = [
     "Block",
