@@ -14,246 +14,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .builder import Builder
 from .errors import UsageError, nearest
-from .ir import Operator, Role, Value
-from .ops.optimizer import (
-    AdagradUpdate,
-    AdamUpdate,
-    Increment,
-    LambUpdate,
-    LarsUpdate,
-    MomentumUpdate,
-    RMSPropUpdate,
-    SGDUpdate,
-    Update,
-    work_dtype,
-)
-from .passes.autodiff import differentiate
-from .passes.eager_updates import EagerUpdates
+from .ir import Operator, Role
+from .ops.optimizer import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
+from .ops.optimizer_norm import LambUpdate, LarsUpdate
+from .optimizer_base import Optimizer, ParamsGrads, fraction, names_of, number, program_of
 from .passes.recompute import apply, plan_from_checkpoints
 from .program import Program, Variable
-from .types import DTYPES
 from .verify import verify
 
-ParamsGrads = list[tuple[Variable, Variable]]
-
-
-class RecomputeWarning(UserWarning):
-    """A checkpoint that does not do what its user may expect."""
-
-
-class Optimizer:
-    """Base of the optimizers.
-
-    `learning_rate`: a number, or a schedule of `recompute.lr` that the program itself evaluates at every step.
-    `parameters`: names, globs or Variables of what is trained (default: every parameter of the program).
-    `weight_decay`: L2 regularisation, added to the gradient as weight_decay·w (AdamW, Lamb and Lars: see there).
-    `apply_decay_param_fun`: name → whether that parameter decays (default: all do).
-    `grad_clip`: a `recompute.clip` object.
-
-    A subclass gives `update` (the operator) and `slots` (names of its state, one array of zeros a parameter each).
-    """
-
-    #: names of the state arrays of a parameter: NAME.slot; kept in f32 for f16 and bf16 parameters
-    slots: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        *,
-        parameters: Sequence[str | Variable] | None = None,
-        weight_decay: float | None = None,
-        apply_decay_param_fun: Callable[[str], bool] | None = None,
-        grad_clip: Any = None,
-    ) -> None:
-        if not hasattr(learning_rate, "build"):
-            learning_rate = _number("learning_rate", learning_rate)
-        self._rate = learning_rate
-        self._parameters = parameters
-        self.weight_decay = 0.0 if weight_decay is None else _number("weight_decay", weight_decay)
-        self._decays = apply_decay_param_fun or (lambda name: True)
-        if grad_clip is not None and not hasattr(grad_clip, "scaled"):
-            raise UsageError(f"grad_clip must be a ClipGradBy... object of recompute.clip, not {grad_clip!r}")
-        self._clip = grad_clip
-        self._program: Program | None = None
-        self._state: list[str] = []
-
-    # -- what a subclass gives ------------------------------------------------------------------------------------
-
-    def update(self, weight_decay: float) -> Update:
-        """The update operator for a parameter with this weight decay."""
-        raise NotImplementedError
-
-    def slots_used(self) -> Mapping[str, bool]:
-        """Slot → whether this optimizer's options use it."""
-        return dict.fromkeys(self.slots, True)
-
-    def initial(self, slot: str) -> float:
-        """What every element of a slot begins with."""
-        return 0.0
-
-    # -- the training step ----------------------------------------------------------------------------------------
-
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
-    ) -> ParamsGrads:
-        """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs.
-
-        `loss`: one floating-point number.  `startup_program` is taken for Paddle's sake and not needed.  Each of
-        `callbacks` is called as `callback(block, {"operator": op})` for every backward operator, in order.
-        A gradient lives only as long as something needs it; it can be fetched by its name.
-        """
-        program = _program_of(loss)
-        _untrained(program)
-        wanted = parameter_list if parameter_list is not None else self._parameters
-        names = _names(program, wanted or (), "parameter_list")
-        no_grad = _names(program, no_grad_set or (), "no_grad_set")
-        before = len(program.operators)
-        block, pairs = differentiate(program.block, loss.name, names, no_grad)
-        if not pairs:
-            raise UsageError(f"the loss '{loss.name}' depends on no parameter that is to be trained")
-        outputs = tuple(dict.fromkeys([*block.outputs, loss.name]))
-        program.block = verify(block.with_operators(block.operators, outputs=outputs))
-        program.gradients = [(p.name, g.name) for p, g in pairs]
-        for callback in callbacks or ():
-            for op in program.operators[before:]:
-                callback(program.block, {"operator": op})
-        return [(Variable(program, p), Variable(program, g)) for p, g in pairs]
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """Adds clipping and updates to the program, and the step counter's increment; returns these operators."""
-        pairs = list(params_grads)
-        if not pairs:
-            raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
-        program = _program_of(pairs[0][0])
-        _untrained(program)
-        if any(v.program is not program for pair in pairs for v in pair):
-            raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
-        self._program = program
-        self._state = []
-        step = self._declare("step", np.zeros((), np.int64))
-        b = program.builder(Role.OPTIMIZE, "optimizer")
-        rate = self._learning_rate(b, step)
-        values = [(p.value, g.value) for p, g in pairs]
-        clip = self._clip.begin(b, [g for _, g in values]) if self._clip is not None else None
-        for p, g in values:
-            self._add_update(b, p, g if clip is None else self._clip.scaled(b, g, clip), rate, step)
-        program.append(b)
-        program.block = EagerUpdates().run(program.block)
-        b = program.builder(Role.OPTIMIZE)
-        b.emit(Increment(), step)
-        program.append(b)
-        verify(program.block)
-        return [o for o in program.operators if o.role is Role.OPTIMIZE]
-
-    def apply_optimize(
-        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
-    ) -> list[Operator]:
-        """`apply_gradients`, with Paddle's arguments."""
-        return self.apply_gradients(params_grads)
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], ParamsGrads]:
-        """`backward` and `apply_gradients`: makes the program a training step.
-
-        Returns (optimizer operators, (parameter, gradient) pairs).  UsageError where the program is trained already.
-        """
-        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
-        return self.apply_optimize(loss, startup_program, params_grads), params_grads
-
-    def _learning_rate(self, b: Builder, step: Value) -> Value:
-        if hasattr(self._rate, "build"):
-            return self._rate.build(b, step, name="learning_rate")
-        return self._declare("learning_rate", np.array(self._rate, np.float32))
-
-    def _declare(self, name: str, array: np.ndarray) -> Value:
-        assert self._program is not None
-        self._state.append(name)
-        return self._program.declare("state", name, array)
-
-    def _add_update(self, b: Builder, p: Value, g: Value, rate: Value, step: Value) -> None:
-        op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
-        dtype = DTYPES[work_dtype(p.type)]
-        slots = [
-            self._declare(f"{p.name}.{slot}", np.full(p.shape, self.initial(slot), dtype)) if used else None
-            for slot, used in self.slots_used().items()
-        ]
-        _emit_update(b, op, [p, g], slots, rate, step)
-
-    # -- state ----------------------------------------------------------------------------------------------------
-
-    def get_lr(self) -> float:
-        """The learning rate of the next step."""
-        if hasattr(self._rate, "build"):
-            step = 0 if self._program is None else int(self._program.data["step"])
-            return self._rate.value(step)
-        if self._program is not None:
-            return float(self._program.data["learning_rate"])
-        return float(self._rate)
-
-    def set_lr(self, value: float) -> None:
-        """Sets the learning rate from the next step on.  UsageError where a schedule governs it."""
-        if hasattr(self._rate, "build"):
-            raise UsageError(f"the learning rate follows {self._rate!r}: it cannot be set")
-        self._rate = _number("learning_rate", value)
-        if self._program is not None:
-            self._program.data["learning_rate"][...] = self._rate
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """A copy of everything the optimizer remembers: step counter, learning rate, moments, by name."""
-        program = self._minimized()
-        return {name: np.array(program.data[name]) for name in self._state}
-
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` gave.  UsageError for names or shapes that are not this optimizer's."""
-        program = self._minimized()
-        missing = [n for n in self._state if n not in state]
-        unknown = [n for n in state if n not in self._state]
-        if missing or unknown:
-            what = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}'{nearest(unknown[0], self._state)}"
-            raise UsageError(f"this is not the state of this {type(self).__name__}: it {what}")
-        arrays = {n: np.asarray(state[n]) for n in self._state}
-        for name, array in arrays.items():
-            if array.shape != program.data[name].shape:
-                raise UsageError(f"'{name}' has shape {list(program.data[name].shape)}, not {list(array.shape)}")
-        for name, array in arrays.items():
-            program.data[name][...] = array
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """`set_state_dict`."""
-        self.set_state_dict(state)
-
-    def _minimized(self) -> Program:
-        if self._program is None:
-            raise UsageError(f"this {type(self).__name__} has no state yet: call minimize(loss) first")
-        return self._program
-
-
-def _emit_update(
-    b: Builder, op: Update, tensors: list[Value], slots: list[Value | None], rate: Value, step: Value
-) -> None:
-    """Puts inputs at the positions that the operator's `updates`, `rate_at` and `step_at` say."""
-    inputs: dict[int, Value | None] = dict(enumerate(tensors))
-    inputs.update(zip(op.updates[1:], slots, strict=True))
-    inputs[op.rate_at] = rate
-    if op.step_at is not None:
-        inputs[op.step_at] = step
-    given = [inputs[i] for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
-    outputs = [inputs[i] for i in op.updates]
-    while outputs[-1] is None:
-        outputs.pop()
-    b.operators.append(Operator(op, tuple(given), tuple(outputs), b.role))
+#: what `--optimizer` and other tables by name offer
+NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")
 
 
 class SGD(Optimizer):
@@ -282,7 +53,7 @@ class Momentum(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.momentum, self.dampening = _number("momentum", momentum), _number("dampening", dampening)
+        self.momentum, self.dampening = number("momentum", momentum), number("dampening", dampening)
         self.use_nesterov = use_nesterov
         if use_nesterov and self.dampening:
             raise UsageError("Nesterov momentum takes no dampening")
@@ -316,8 +87,8 @@ class Adagrad(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.epsilon = _number("epsilon", epsilon)
-        self.initial_accumulator_value = _number("initial_accumulator_value", initial_accumulator_value)
+        self.epsilon = number("epsilon", epsilon)
+        self.initial_accumulator_value = number("initial_accumulator_value", initial_accumulator_value)
 
     def update(self, weight_decay):
         """AdagradUpdate."""
@@ -347,7 +118,7 @@ class RMSProp(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.rho, self.epsilon, self.momentum = rho, _number("epsilon", epsilon), _number("momentum", momentum)
+        self.rho, self.epsilon, self.momentum = rho, number("epsilon", epsilon), number("momentum", momentum)
         self.centered = centered
 
     def slots_used(self):
@@ -376,8 +147,8 @@ class Adam(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.beta1, self.beta2 = _fraction("beta1", beta1), _fraction("beta2", beta2)
-        self.epsilon, self.amsgrad = _number("epsilon", epsilon), amsgrad
+        self.beta1, self.beta2 = fraction("beta1", beta1), fraction("beta2", beta2)
+        self.epsilon, self.amsgrad = number("epsilon", epsilon), amsgrad
 
     def slots_used(self):
         """moment2_max with amsgrad only."""
@@ -413,8 +184,8 @@ class Lamb(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, **options)
-        self.beta1, self.beta2 = _fraction("beta1", beta1), _fraction("beta2", beta2)
-        self.epsilon = _number("epsilon", epsilon)
+        self.beta1, self.beta2 = fraction("beta1", beta1), fraction("beta2", beta2)
+        self.epsilon = number("epsilon", epsilon)
 
     def update(self, weight_decay):
         """LambUpdate."""
@@ -437,12 +208,16 @@ class Lars(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, **options)
-        self.momentum, self.lars_coeff = _number("momentum", momentum), _number("lars_coeff", lars_coeff)
-        self.epsilon = _number("epsilon", epsilon)
+        self.momentum, self.lars_coeff = number("momentum", momentum), number("lars_coeff", lars_coeff)
+        self.epsilon = number("epsilon", epsilon)
 
     def update(self, weight_decay):
         """LarsUpdate."""
         return LarsUpdate(self.momentum, self.lars_coeff, weight_decay, self.epsilon)
+
+
+class RecomputeWarning(UserWarning):
+    """A checkpoint that does not do what its user may expect."""
 
 
 class RecomputeOptimizer:
@@ -498,7 +273,7 @@ class RecomputeOptimizer:
                 "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
-        program = _program_of(loss)
+        program = program_of(loss)
         names = _checkpoint_names(program, self._checkpoints)
         params_grads = self.inner.backward(loss, *options)
         plan = plan_from_checkpoints(program.block, names, loss.name)
@@ -550,58 +325,12 @@ class RecomputeOptimizer:
         self.inner.set_lr(value)
 
 
-def _number(name: str, value: Any) -> float:
-    """A finite number that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"{name} must be finite and not negative, but it is {value}")
-    return float(value)
-
-
-def _fraction(name: str, value: Any) -> float:
-    if not 0 <= _number(name, value) < 1:
-        raise UsageError(f"{name} must be at least 0 and below 1, but it is {value}")
-    return float(value)
-
-
-def _program_of(v: Any) -> Program:
-    if not isinstance(v, Variable):
-        raise UsageError(f"a Variable is needed (a loss function returns one; or program['name']), not {v!r}")
-    return v.program
-
-
-def _untrained(program: Program) -> None:
-    if any(o.role is Role.OPTIMIZE for o in program.operators):
-        raise UsageError(
-            f"program '{program.block.name}' is a training step already: its parameters are updated once a step; "
-            "call minimize on a program without updates (clone() it before)"
-        )
-
-
-def _names(program: Program, wanted: Any, what: str) -> list[str]:
-    """Names, aliases resolved, of names, globs and Variables.  UsageError for Variables of another program."""
-    if isinstance(wanted, (str, Variable)):
-        wanted = [wanted]
-    names = []
-    for w in wanted:
-        if isinstance(w, Variable):
-            if w.program is not program:
-                raise UsageError(f"{what}: '{w.name}' is a Variable of another program")
-            names.append(w.name)
-        elif isinstance(w, str):
-            names.append(program.aliases.get(w, w))
-        else:
-            raise UsageError(f"{what} takes names and Variables, not {w!r}")
-    return names
-
-
 def _checkpoint_names(program: Program, checkpoints: Sequence[str | Variable]) -> list[str]:
     """The values that names, globs (among forward values and aliases) and Variables stand for."""
     values = program.block.values()
     forward = [v.name for o in program.operators if o.role in (Role.FORWARD, Role.LOSS) for v in o.writes()]
     found: list[str] = []
-    for name in _names(program, checkpoints, "checkpoints"):
+    for name in names_of(program, checkpoints, "checkpoints"):
         matches = [name] if name in values else fnmatch.filter(forward, name)
         if not matches:
             matches = [program.aliases[a] for a in fnmatch.filter(program.aliases, name)]
