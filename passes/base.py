@@ -99,7 +99,9 @@ def pipeline(text: str) -> list[Pass]:
             raise UsageError(f"cannot read '{part}' in the pipeline (expected name or name{{option=value}})")
         cls = PASSES.get(match[1])
         if cls is None:
-            raise UsageError(f"unknown pass '{match[1]}'{nearest(match[1], PASSES)}; known: {', '.join(sorted(PASSES))}")
+            raise UsageError(
+                f"unknown pass '{match[1]}'{nearest(match[1], PASSES)}; known: {', '.join(sorted(PASSES))}"
+            )
         found.append(cls(**_options(cls, match[2] or "")))
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
@@ -69,7 +69,7 @@ class MemoryPlan(Pass):
         return block.with_operators(block.operators, addresses=best)
 
 
-def _height(lifetimes: Sequence[Lifetime]):  # type: ignore[no-untyped-def]
+def _height(lifetimes: Sequence[Lifetime]) -> Callable[[dict[str, int]], int]:
     return lambda plan: max((plan[x.name] + x.size for x in lifetimes), default=0)
 
 

@@ -172,7 +172,12 @@ def _missing(block: Block, want: int, producers: dict[str, int], kept: set[str],
 
 
 def _notes(
-    block: Block, names: list[str], producers: dict[str, int], borders: list[int], reruns: list[Rerun], loss: str | None
+    block: Block,
+    names: list[str],
+    producers: dict[str, int],
+    borders: list[int],
+    reruns: list[Rerun],
+    loss: str | None,
 ) -> list[str]:
     """What a user should know about the checkpoints: off the loss path, or of no use."""
     on_path = _ancestors(block, producers, loss) if loss in producers else None

@@ -65,9 +65,7 @@ class Builder:
         """A builder whose names do not clash with those of `block` and which shares its constants."""
         return Builder(Names(block.values()), constants=block.constants, **options)
 
-    def emit(
-        self, op: Op, *inputs: Value | None, name: str | None = None, want: int | None = None
-    ) -> Any:
+    def emit(self, op: Op, *inputs: Value | None, name: str | None = None, want: int | None = None) -> Any:
         """Applies `op`; `name` names the first output (further ones get it with their position)."""
         types = op.infer(*(None if v is None else v.type for v in inputs))
         count = op.required_outputs if want is None else want
@@ -117,9 +115,7 @@ class Builder:
         if x.shape == shape:
             return x
         lead = x.ndim - len(shape)
-        axes = tuple(
-            i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1)
-        )
+        axes = tuple(i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1))
         if axes:
             x = self.ReduceSum(x, axes=axes, keepdims=0 if axes == tuple(range(lead)) else 1)
         return x if x.shape == shape else self.Reshape(x, shape=shape)
@@ -220,5 +216,7 @@ def _all_outputs(b: Builder, o: Operator) -> list[Value]:
         return outs  # type: ignore[return-value]
     outs += [None] * (len(types) - len(outs))
     base = next(o.writes()).name
-    return [v if v is not None else Value(b.names.take(f"{base}.{i}"), t) for i, (v, t) in
-            enumerate(zip(outs, types, strict=True))]
+    return [
+        v if v is not None else Value(b.names.take(f"{base}.{i}"), t)
+        for i, (v, t) in enumerate(zip(outs, types, strict=True))
+    ]

@@ -27,8 +27,8 @@ def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledSt
         steps = step_difference(plain, step, loss, job.args.seed, job.specs)
         result["steps"] = steps
         result["passed"] = result["passed"] and steps["same_bits"]
-        job.say("check: recomputed against plain, 2 steps: "
-                + ("the same bits" if steps["same_bits"] else f"largest difference {steps['largest_difference']:.3g}"))  # fmt: skip
+        said = "the same bits" if steps["same_bits"] else f"largest difference {steps['largest_difference']:.3g}"
+        job.say(f"check: recomputed against plain, 2 steps: {said}")
     return result
 
 
@@ -60,7 +60,10 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
     try:
         import onnxruntime as ort
     except ImportError:
-        return {"against": "ONNX Runtime", "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')"}
+        return {
+            "against": "ONNX Runtime",
+            "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')",
+        }
     from . import onnx_import
     from .runtime import Executor
 
@@ -83,7 +86,8 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
     ours = Executor().run(evaluated, feed, names)
     largest = max((_relative(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
     said = f"largest relative difference {largest:.3g}"
-    return {"against": f"ONNX Runtime {ort.__version__} ({provider})", "said": said, "largest_relative_difference": largest}
+    against = f"ONNX Runtime {ort.__version__} ({provider})"
+    return {"against": against, "said": said, "largest_relative_difference": largest}
 
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:

@@ -41,8 +41,12 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--list-checkpoints", action="store_true", help="print values that cut the graph, and stop")
     what.add_argument("--batch", type=int, metavar="N", help="size of the open batch dimension")
     what.add_argument("--input-shapes", metavar="X:[...]", action="append", default=[], help="an input's whole shape")
-    what.add_argument("--option", metavar="K=V", action="append", default=[], help="an option of a zoo network (seq=512)")
-    what.add_argument("--loss", help="the loss on the model's output (cross_entropy, mse, ...), or a scalar value's name")
+    what.add_argument(
+        "--option", metavar="K=V", action="append", default=[], help="an option of a zoo network (seq=512)"
+    )
+    what.add_argument(
+        "--loss", help="the loss on the model's output (cross_entropy, mse, ...), or a scalar value's name"
+    )
     what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
     what.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
@@ -79,7 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("recompute-compile: interrupted", file=sys.stderr)
         return 130
     except MemoryError:
-        print("recompute-compile: error: out of memory on this machine; a smaller --batch takes less", file=sys.stderr)
+        print(
+            "recompute-compile: error: out of memory on this machine; a smaller --batch takes less",
+            file=sys.stderr,
+        )
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -181,7 +181,11 @@ def checkpoint_candidates(block: Block) -> tuple[list[Candidate], list[Value]]:
 
 
 def train(
-    step: CompiledStep, loss: str, batches: Iterator[dict[str, Any]], steps: int, progress: Callable[[int, float], None]
+    step: CompiledStep,
+    loss: str,
+    batches: Iterator[dict[str, Any]],
+    steps: int,
+    progress: Callable[[int, float], None],
 ) -> tuple[list[float], list[float], int]:
     """Runs training steps; gives losses, seconds a step, and the bytes that the executor held at the most."""
     import time

@@ -77,8 +77,14 @@ def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.nda
         fits = a.ndim == len(v.shape) and a.shape[1:] == v.shape[1:] and (not v.shape or a.shape[0] >= v.shape[0])
         if not fits or a.dtype != v.type.numpy:
             raise UsageError(
-                f"'{path}': '{v.name}' is {a.dtype}{list(a.shape)}, the program wants {v.type} (the first axis may be longer)"
+                f"'{path}': '{v.name}' is {a.dtype}{list(a.shape)}, "
+                f"the program wants {v.type} (the first axis may be longer)"
             )
     count = min((arrays[v.name].shape[0] // v.shape[0] for v in inputs if v.shape and v.shape[0]), default=1)
     for i in itertools.cycle(range(max(count, 1))):
-        yield {v.name: arrays[v.name][i * v.shape[0] : (i + 1) * v.shape[0]] if v.shape else arrays[v.name] for v in inputs}
+        yield {v.name: _part(arrays[v.name], v, i) for v in inputs}
+
+
+def _part(array: np.ndarray, v: Value, i: int) -> np.ndarray:
+    """Batch number i of an array along its first axis; a scalar is the same every time."""
+    return array[i * v.shape[0] : (i + 1) * v.shape[0]] if v.shape else array

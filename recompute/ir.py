@@ -110,7 +110,7 @@ class Free(Op):
         """No outputs."""
         return ()
 
-    def compute(self, xp, ins, outs, scratch) -> None:  # type: ignore[no-untyped-def]
+    def compute(self, xp, ins, outs, scratch):
         """Nothing: the arena's plan has already given the bytes away."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
+from google.protobuf.message import EncodeError
 
 from .errors import ModelError, RecomputeError, UsageError
 from .files import replacing
@@ -43,7 +44,7 @@ def save_model(
 
     Above `external_above` bytes the tensors go to `NAME.XXXXXXXX.data` beside it (a new name each time, so
     that the old model stays whole until the new one is; the old model's file goes after that).  The model is
-    not changed. ModelError where it cannot be written.
+    not changed.  ModelError where it cannot be written.
     """
     _save(model, Path(path), external_above, keep=())
 
@@ -51,17 +52,19 @@ def save_model(
 def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterable[str]) -> None:
     path = path.resolve() if path.is_symlink() else path
     data: Path | None = None
+    if sum(map(_nbytes, _all_tensors(model.graph))) > external_above:
+        data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
-        if sum(map(_nbytes, _all_tensors(model.graph))) > external_above:
-            data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
+        if data is not None:
             with replacing(data) as temporary, open(temporary, "xb") as file:
                 model = _externalised(model, file, data.name)
-        raw = model.SerializeToString()
         with replacing(path) as temporary:
-            temporary.write_bytes(raw)
-    except (OSError, ValueError) as e:
+            temporary.write_bytes(model.SerializeToString())
+    except BaseException as e:
         if data is not None:
             data.unlink(missing_ok=True)
+        if not isinstance(e, (OSError, EncodeError)):
+            raise
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
         raise ModelError(f"cannot write '{path}': {reason}") from None
     _remove_stale(path, {data.name if data else "", *(Path(k).name for k in keep)})

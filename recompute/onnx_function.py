@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 
@@ -12,9 +13,7 @@ from .types import TensorType, dtype_to_onnx
 _COUNTER = itertools.count()
 
 
-def expand_function(
-    node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
-) -> list[onnx.NodeProto] | None:
+def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto] | None:
     """The nodes that stand for `node`, its outputs under the same names; None where ONNX gives no body.
 
     `types`: the types of the node's inputs, for bodies that depend on them.
@@ -28,9 +27,7 @@ def expand_function(
     return _instantiate(function, node, schema)
 
 
-def _body(
-    schema: onnx.defs.OpSchema, node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
-) -> onnx.FunctionProto | None:
+def _body(schema: Any, node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> onnx.FunctionProto | None:
     if schema.has_context_dependent_function:
         protos = []
         for n in node.input:
@@ -42,9 +39,7 @@ def _body(
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         if not versions:
             return None
-        text = schema.get_context_dependent_function_with_opset_version(
-            max(versions), node.SerializeToString(), protos
-        )
+        text = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), protos)
         function = onnx.FunctionProto()
         function.ParseFromString(text)
         return function
@@ -57,9 +52,7 @@ def _body(
     return None
 
 
-def _instantiate(
-    function: onnx.FunctionProto, node: onnx.NodeProto, schema: onnx.defs.OpSchema
-) -> list[onnx.NodeProto]:
+def _instantiate(function: onnx.FunctionProto, node: onnx.NodeProto, schema: Any) -> list[onnx.NodeProto]:
     """The body's nodes with its formal names replaced by the node's and attributes filled in."""
     prefix = f"{next((o for o in node.output if o), node.op_type)}.{next(_COUNTER)}"
     names = {"": ""}

@@ -153,17 +153,13 @@ def describe(node: onnx.NodeProto) -> str:
 class _Importer:
     """Walks the graph in order and emits operators."""
 
-    def __init__(
-        self, model: onnx.ModelProto, *, training: bool, seed: int, trainable: Sequence[str] | None
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, *, training: bool, seed: int, trainable: Sequence[str] | None) -> None:
         self.graph = model.graph
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.training = training
         self.trainable = trainable
         self.initializers = {t.name: t for t in self.graph.initializer}
-        self.known: dict[str, Known] = {
-            name: Known.of_initializer(t) for name, t in self.initializers.items()
-        }
+        self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.used = {n for node in self.graph.node for n in node.input} | {o.name for o in self.graph.output}
         names = Names({o for node in self.graph.node for o in node.output} | set(self.known))
         self.builder = Builder(names)
@@ -365,6 +361,8 @@ def attribute_value(a: onnx.AttributeProto) -> Any:
         return value.decode("utf-8", "replace")
     if isinstance(value, onnx.TensorProto):
         return onnx.numpy_helper.to_array(value)
-    if isinstance(value, (list, tuple)) or hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto)):
+    if isinstance(value, (list, tuple)) or (
+        hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto))
+    ):
         return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
     return value

@@ -78,7 +78,9 @@ def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) 
         if t.data_location == onnx.TensorProto.EXTERNAL:
             _map_external(t, folder, nbytes)
         elif t.HasField("raw_data") and len(t.raw_data) != nbytes:
-            raise ModelError(f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes, the file has {len(t.raw_data):,}")
+            raise ModelError(
+                f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes, the file has {len(t.raw_data):,}"
+            )
 
 
 def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None:
@@ -228,7 +230,10 @@ def _fixed(
     if given is not None:
         if has_shape and (
             len(given) != len(dims)
-            or any(d.HasField("dim_value") and d.dim_value > 0 and d.dim_value != g for d, g in zip(dims, given, strict=True))
+            or any(
+                d.HasField("dim_value") and d.dim_value > 0 and d.dim_value != g
+                for d, g in zip(dims, given, strict=True)
+            )
         ):
             raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit")
         return TensorType(dtype, tuple(int(d) for d in given))

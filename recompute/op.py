@@ -7,7 +7,6 @@ free.  Defining it registers it under its class name; nothing else has to be tol
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -100,9 +99,7 @@ class Op:
         """Writes every output fully; `outs[i]` is None where output i is absent, `ins[i]` where input i is."""
         raise NotImplementedError(f"{self.name} has no numerics")
 
-    def scratch(
-        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
-    ) -> tuple[TensorType, ...]:
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """Types of the temporary buffers that `compute` is handed."""
         return ()
 
@@ -154,9 +151,14 @@ class Op:
         return TypeRuleError(f"{self.name}({types}): {why}")
 
 
-@functools.cache
+_FIELDS: dict[type, tuple[dataclasses.Field, ...]] = {}
+
+
 def _fields(cls: type[Op]) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(cls)
+    found = _FIELDS.get(cls)
+    if found is None:
+        found = _FIELDS[cls] = dataclasses.fields(cls)
+    return found
 
 
 def op_class(name: str) -> type[Op]:

@@ -141,9 +141,8 @@ class Program:
             if known[name] != value:
                 raise UsageError(f"'{name}' is declared already, as {known[name].type}")
             return value
-        import dataclasses
-
-        self.block = dataclasses.replace(self.block, **{kind: (*getattr(self.block, kind), value)})
+        declared: dict[str, Any] = {kind: (*getattr(self.block, kind), value)}
+        self.block = self.block.with_operators(self.block.operators, **declared)
         self.data[name] = array
         return value
 

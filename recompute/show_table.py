@@ -82,7 +82,12 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
     if not candidates:
         return "no value cuts the graph: every point of it is crossed by several values"
     table = Table(box=SIMPLE_HEAD)
-    for name, justify in (("candidate", "left"), ("type", "left"), ("bytes", "right"), ("work since the last", "right")):
+    for name, justify in (
+        ("candidate", "left"),
+        ("type", "left"),
+        ("bytes", "right"),
+        ("work since the last", "right"),
+    ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for c in candidates:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", f"{c.flops / 1e9:,.3f} GFLOP")

@@ -17,7 +17,6 @@ their defaults, scratch buffers, and after `@` the addresses of outputs and scra
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import re
@@ -311,9 +310,13 @@ class _Reader:
         )
 
 
-@functools.cache
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
 def _hints(cls: type[Op]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def _as_elements(data: Any, t: TensorType) -> tuple:

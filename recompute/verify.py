@@ -38,7 +38,8 @@ class _Checker:
             if v.name in self.live:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
             self.live[v.name] = v
-        for self.at, op in enumerate(self.block.operators):
+        for at, op in enumerate(self.block.operators):
+            self.at = at
             if isinstance(op.op, Free):
                 self.check_free(op)
             else:
@@ -67,10 +68,10 @@ class _Checker:
             raise self.fail(f"{show_name(v.name)} is read as {v.type}, but it is {known.type}")
 
     def check_operator(self, op: Operator) -> None:
-        for v in op.reads():
-            self.check_read(v)
-            if op.role is Role.RECOMPUTE and v.name in self.changed:
-                raise self.fail(f"a recomputed operator reads {show_name(v.name)} after it was updated")
+        for read in op.reads():
+            self.check_read(read)
+            if op.role is Role.RECOMPUTE and read.name in self.changed:
+                raise self.fail(f"a recomputed operator reads {show_name(read.name)} after it was updated")
         self.check_types(op)
         for i, v in enumerate(op.outputs):
             if v is None:
@@ -81,10 +82,10 @@ class _Checker:
                 raise self.fail(f"{show_name(v.name)} is written twice")
             else:
                 self.live[v.name] = v
-        for v in op.scratch:
-            if v.name in self.live or v.name in self.freed:
-                raise self.fail(f"scratch {show_name(v.name)} has the name of a value")
-            self.freed.add(v.name)
+        for buffer in op.scratch:
+            if buffer.name in self.live or buffer.name in self.freed:
+                raise self.fail(f"scratch {show_name(buffer.name)} has the name of a value")
+            self.freed.add(buffer.name)
 
     def check_update(self, op: Operator, i: int, v: Value) -> None:
         target = op.inputs[op.op.updates[i]]

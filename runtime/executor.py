@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import JobError, MissingExtraError, UsageError, nearest
 from ..ir import Block, Free, Value
-from ..passes import Liveness, MemoryPlan, memory_report, run_passes
+from ..passes import DeadCode, Liveness, MemoryPlan, memory_report, run_passes
 from ..passes.memory_plan import ALIGNMENT
 from ..program import Program, Variable
 from ..text import show_operator
@@ -103,6 +103,21 @@ class Session:
             raise JobError(f"{type(e).__name__} in\n    {show_operator(at[0])}\n{e}") from e
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """A session and what it was made for."""
+
+    block: Block
+    fetch: tuple[str, ...]
+    session: Session
+
+    def serves(self, program: Program, fetch: tuple[str, ...]) -> bool:
+        """Whether the program, its arrays and the fetch list are still the same."""
+        arrays = self.session.arrays
+        same_arrays = all(arrays[n] is a for n, a in program.data.items() if n in arrays)
+        return program.block is self.block and fetch == self.fetch and same_arrays
+
+
 class Executor:
     """Runs programs on a place.  `place=None` is the CPU.
 
@@ -113,7 +128,7 @@ class Executor:
     def __init__(self, place: CPUPlace | CUDAPlace | None = None) -> None:
         self.place = place or CPUPlace()
         self.xp = _array_module(self.place)
-        self._sessions: weakref.WeakKeyDictionary[Program, dict[Any, Session]] = weakref.WeakKeyDictionary()
+        self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
     def run(
         self,
@@ -135,18 +150,18 @@ class Executor:
         return [_fetch(session.arrays[n]) for n in names]
 
     def session(self, program: Program, fetch: Sequence[str] = ()) -> Session:
-        """The bound session of a program for a fetch list; made at the first call."""
-        sessions = self._sessions.setdefault(program, {})
-        key = (id(program.block), tuple(sorted(set(fetch))))
-        found = sessions.get(key)
-        if found is None or found[0] is not program.block or not _same_data(found[1], program):
-            session = Session(plan_memory(program.block, fetch), self._data(program), self.xp)
-            sessions.clear()  # one arena a program
-            sessions[key] = found = (program.block, session)
-        return found[1]
-
-    def _data(self, program: Program) -> Mapping[str, np.ndarray]:
-        return program.data
+        """The bound session of a program for a fetch list; made at the first call, and again when either changes."""
+        wanted = tuple(sorted(set(fetch)))
+        bound = self._sessions.get(program)
+        if bound is None or not bound.serves(program, wanted):
+            self._sessions.pop(program, None)  # its arena goes before the next one comes: one arena a program
+            bound = None
+            for name, array in program.data.items():
+                if not array.flags.writeable:  # a view of the model's file: training needs a copy
+                    program.data[name] = np.array(array)
+            bound = _Bound(program.block, wanted, Session(plan_memory(program.block, wanted), program.data, self.xp))
+            self._sessions[program] = bound
+        return bound.session
 
     def _feed(self, session: Session, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}
@@ -177,11 +192,9 @@ def plan_memory(block: Block, fetch: Sequence[str] = ()) -> Block:
     outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
     if block.addresses and outputs == block.outputs:
         return block
-    return run_passes(block.with_operators(block.operators, outputs=outputs), [Liveness(), MemoryPlan()])
-
-
-def _same_data(session: Session, program: Program) -> bool:
-    return all(session.arrays[n] is a for n, a in program.data.items() if n in session.arrays)
+    bare = [op for op in block.operators if not isinstance(op.op, Free)]
+    passes = [DeadCode(), Liveness(), MemoryPlan()] if outputs else [Liveness(), MemoryPlan()]
+    return run_passes(block.with_operators(bare, outputs=outputs, addresses={}), passes)
 
 
 def _fetch(array: Any) -> np.ndarray:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir import Value
 from ..op import Op
 from ..types import TensorType
 from .common import Elementwise, Ufunc

@@ -35,7 +35,7 @@ def export_grad_weight(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str])
     """
     x, dy = ins
     batch, channels, *sizes = g.shape(x)
-    maps, n, c = g.shape(dy)[1], len(sizes), channels // op.group
+    n, c = len(sizes), channels // op.group
     strides, dilations = full(op.strides, n, 1), full(op.dilations, n, 1)
     spatial = list(range(2, 2 + n))
     split = g.call("Reshape", x, g.ints((batch, op.group, c, *sizes)))

@@ -98,7 +98,7 @@ class Columns:
         self.geo = geo
         self.buffer = buffer.reshape(-1)
         self.taps = geo.window.reach()
-        self.clean: Any = None  # layout whose padding is known to be zero in the buffer
+        self.clean: Any = None  # the shape of the blocks for which the padding has been cleared
 
     def view(self, n: int, rows: int) -> Any:
         """The buffer's start under the layout of a block."""
@@ -112,24 +112,25 @@ class Columns:
         n0, n1, r0, r1 = block
         geo = self.geo
         to = self.view(n1 - n0, r1 - r0)
-        self._clear_padding(to, block)
+        if to.shape != self.clean:
+            if self._pads():
+                to.fill(0)  # what lies outside along the other axes stays zero in later blocks of this shape
+            self.clean = to.shape
         for tap in self.taps:
+            part = to[(slice(None), *tap.index)]
             found = _clip(tap, geo.window.strides[0], r0, r1)
-            if found is not None:
-                out, inp = found
-                to[(slice(None), *tap.index, slice(None), *out)] = x[(slice(n0, n1), slice(None), *inp)].swapaxes(0, 1)
+            if found is None:
+                part.fill(0)
+                continue
+            out, inp = found
+            part[:, :, : out[0].start].fill(0)
+            part[:, :, out[0].stop :].fill(0)
+            part[(slice(None), slice(None), *out)] = x[(slice(n0, n1), slice(None), *inp)].swapaxes(0, 1)
         return to.reshape(geo.group, geo.rows, -1)
 
-    def _clear_padding(self, to: Any, block: tuple[int, int, int, int]) -> None:
-        n0, n1, r0, r1 = block
+    def _pads(self) -> bool:
         whole = tuple(slice(0, d) for d in self.geo.window.out)
-        if len(self.taps) == self.geo.window.taps and all(t.out == whole for t in self.taps):
-            return
-        clipped = [_clip(t, self.geo.window.strides[0], r0, r1) for t in self.taps]
-        layout = (n1 - n0, r1 - r0, [None if c is None else c[0] for c in clipped])
-        if layout != self.clean:
-            to.fill(0)
-            self.clean = layout
+        return len(self.taps) < self.geo.window.taps or any(t.out[1:] != whole[1:] for t in self.taps)
 
     def scatter(self, columns: Any, dx: Any, block: tuple[int, int, int, int]) -> None:
         """Adds columns to the input elements that they come from (the transpose of `gather`)."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..op import Cost, Op
-from ..types import TensorType
 
 
 def product_shape(op: Op, a: tuple[int, ...], b: tuple[int, ...], types: tuple) -> tuple[int, ...]:

@@ -1,0 +1,29 @@
+"""Options and shared pieces of the tests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the expected text in tests/golden")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reason = _why_no_gpu()
+    if reason is None:
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu() -> str | None:
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed (pip install 'onnx-recompute[cuda12]' or [cuda13])"
+    try:
+        return None if cupy.cuda.runtime.getDeviceCount() else "no CUDA device"
+    except Exception as e:
+        return f"no CUDA device: {e}"

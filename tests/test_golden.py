@@ -1,0 +1,58 @@
+"""Program rewrites as text: tests/golden/NAME.rir holds a pipeline, the program before, and the exact text after.
+
+The runner also executes both programs on the same random data and compares every output that both have, bit for bit.
+`pytest --update-golden` rewrites the expected texts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recompute import parse, show, verify
+from recompute.ir import Block
+from recompute.passes import pipeline, run_passes
+from recompute.testing import evaluate
+
+FILES = sorted((Path(__file__).parent / "golden").glob("*.rir"))
+
+
+def read(path: Path) -> tuple[str, str, str]:
+    head, _, rest = path.read_text().partition("\n")
+    assert head.startswith("; pipeline: "), f"{path.name} begins with '; pipeline: ...'"
+    before, _, after = rest.partition("\n---\n")
+    return head.removeprefix("; pipeline: "), before, after
+
+
+@pytest.mark.parametrize("path", FILES, ids=[f.stem for f in FILES])
+def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
+    line, text, expected = read(path)
+    before = verify(parse(text))
+    after = run_passes(before, pipeline(line))
+    assert parse(show(after)) == after
+    if request.config.getoption("--update-golden"):
+        path.write_text(f"; pipeline: {line}\n{text.rstrip()}\n\n---\n{show(after)}")
+    else:
+        assert show(after) == expected
+    compare_values(before, after)
+
+
+def compare_values(before: Block, after: Block) -> None:
+    g = np.random.default_rng(0)
+    feed = {}
+    for v in (*before.inputs, *before.parameters, *before.buffers, *before.state):
+        drawn = g.standard_normal(v.shape) if v.type.is_float else g.integers(0, 2, v.shape)
+        feed[v.name] = np.asarray(drawn).astype(v.type.numpy)
+    common = [n for n in before.outputs if n in after.outputs]
+    assert common, "both programs should have an output in common"
+    for a, b in zip(evaluate(before, feed, common), evaluate(after, feed, common), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_every_pass_has_a_golden_file() -> None:
+    from recompute.passes import PASSES
+
+    used = {p.name for f in FILES for p in pipeline(read(f)[0])}
+    assert set(PASSES) == used
