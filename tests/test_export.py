@@ -1,0 +1,490 @@
+"""Exported models: every operator's samples and whole steps through ONNX Runtime; files that are broken or foreign."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import recompute as rc
+from recompute import onnx_compiled
+from recompute.builder import Builder
+from recompute.errors import ModelError, UsageError
+from recompute.ir import Block, Operator, Role, Value
+from recompute.onnx_export import DOMAIN
+from recompute.onnx_function_builder import FunctionBuilder, Names
+from recompute.passes.autodiff import differentiate
+from recompute.passes.recompute import apply, plan_from_checkpoints
+from recompute.testing import Case, all_ops, case_block, cases, evaluate
+from recompute.types import TensorType
+
+ort = pytest.importorskip("onnxruntime")
+
+#: operators whose ONNX form ONNX Runtime's CPU provider cannot run on some sample; ONNX's own evaluator does
+NOT_IN_ORT: dict[str, str] = {}
+
+
+def session(model: onnx.ModelProto | str):
+    """An ONNX Runtime session without graph optimisation."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    source = model if isinstance(model, str) else model.SerializeToString()
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {p.key: p.value for p in model.metadata_props}
+
+
+# -- every operator ------------------------------------------------------------------------------------------
+
+
+def in_float32(case: Case) -> Case:
+    """The case with float32 in place of float64, in its attributes too."""
+    attributes = {f.name: "f32" for f in dataclasses.fields(case.op) if getattr(case.op, f.name) == "f64"}
+    inputs = tuple(a.astype(np.float32) if a is not None and a.dtype == np.float64 else a for a in case.inputs)
+    return dataclasses.replace(case, op=dataclasses.replace(case.op, **attributes), inputs=inputs)
+
+
+def exported(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[np.ndarray]]:
+    """The case as a model, what to feed, and our results in the order of its outputs."""
+    block, feed = case_block(case)
+    stored = {v.name for v in block.state}
+    program = rc.Program(block, {n: a.copy() for n, a in feed.items() if n in stored})
+    model = rc.export_step(program)
+    onnx.checker.check_model(model, full_check=True)
+    return model, {v.name: np.asarray(feed[v.name]) for v in block.inputs}, evaluate(block, feed)
+
+
+def in_runtime(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Results of ONNX Runtime and ours; in float32 where it has no float64 kernel."""
+    model, feed, ours = exported(case)
+    try:
+        return session(model).run(None, feed), ours
+    except ort.capi.onnxruntime_pybind11_state.NotImplemented:
+        if not any(t is not None and t.dtype == np.float64 for t in (*case.inputs, *ours)):
+            raise
+    model, feed, ours = exported(in_float32(case))
+    return session(model).run(None, feed), ours
+
+
+def in_reference(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Results of ONNX's own evaluator and ours."""
+    from onnx.reference import ReferenceEvaluator
+
+    model, feed, ours = exported(case)
+    return ReferenceEvaluator(model).run(None, feed), ours
+
+
+def assert_close(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Equal types; equal integers; floats up to the rounding of a few hundred operations on the largest one."""
+    assert got.dtype == want.dtype and got.shape == want.shape, f"{what}: {got.dtype}{got.shape}"
+    if TensorType.of(want).is_float:
+        import ml_dtypes
+
+        eps = float(ml_dtypes.finfo(want.dtype).eps)
+        exact, found = want.astype(np.float64), got.astype(np.float64)
+        scale = float(np.max(np.abs(exact[np.isfinite(exact)]), initial=1.0))
+        np.testing.assert_allclose(found, exact, rtol=200 * eps, atol=200 * eps * scale, err_msg=what)
+    else:
+        np.testing.assert_array_equal(got, want, err_msg=what)
+
+
+ALL = [(cls.__name__, i, case) for cls in all_ops() for i, case in enumerate(cases(cls))]
+
+
+@pytest.mark.parametrize(("name", "i", "case"), ALL, ids=[f"{n}-{i}" for n, i, _ in ALL])
+def test_operator(name: str, i: int, case: Case) -> None:
+    """The exported sample gives our numbers in ONNX Runtime."""
+    try:
+        results, ours = in_runtime(case)
+    except ort.capi.onnxruntime_pybind11_state.NotImplemented:
+        if name not in NOT_IN_ORT:
+            raise
+        results, ours = in_reference(case)
+    for got, want in zip(results, ours, strict=True):
+        assert_close(np.asarray(got), want, f"{name}-{i}")
+
+
+# -- a whole step --------------------------------------------------------------------------------------------
+
+
+def mlp(seed: int = 0) -> rc.Program:
+    """Two layers and a mean square, forward only."""
+    g = np.random.default_rng(seed)
+    x, t = Value("x", TensorType("f32", (5, 4))), Value("t", TensorType("f32", (5, 3)))
+    program = rc.Program(Block("mlp", inputs=(x, t)))
+    w1 = program.declare("parameters", "w1", g.normal(size=(4, 8)).astype(np.float32))
+    b1 = program.declare("parameters", "b1", np.zeros(8, np.float32))
+    w2 = program.declare("parameters", "w2", g.normal(size=(8, 3)).astype(np.float32))
+    b = program.builder(prefix="net")
+    h = b.Tanh(b.Gemm(x, w1, b1))
+    y = b.Sub(b.MatMul(b.Relu(h), w2), t)
+    loss = b.ReduceMean(b.Mul(y, y), keepdims=0)
+    names = {loss.name: "loss", h.name: "h"}
+    b.operators[:] = [o.renamed(names) for o in b.operators]
+    program.append(b, outputs=["loss"])
+    return program
+
+
+def training(recompute: bool = True) -> rc.Program:
+    """`mlp` with its backward pass, reruns and plain gradient descent."""
+    program = mlp()
+    rate = program.declare("state", "rate", np.array(0.1, np.float32))
+    block, pairs = differentiate(program.block, "loss")
+    if recompute:
+        block = apply(block, plan_from_checkpoints(block, ["loss"]))
+    b = Builder.on(block, role=Role.OPTIMIZE)
+    for p, g in pairs:
+        b.SGDUpdate(p, g, rate)
+    program.block = rc.verify(block.with_operators([*block.operators, *b.operators]))
+    program.gradients = [(p.name, g.name) for p, g in pairs]
+    return program
+
+
+def batch(step: int = 0) -> dict[str, np.ndarray]:
+    g = np.random.default_rng(step)
+    return {"x": g.normal(size=(5, 4)).astype(np.float32), "t": g.normal(size=(5, 3)).astype(np.float32)}
+
+
+def test_a_step_trains_in_onnx_runtime() -> None:
+    """Three steps, the state fed back: losses and parameters as ours."""
+    program = training()
+    model = rc.export_step(program, fetch=["h"])
+    onnx.checker.check_model(model, full_check=True)
+    s = session(model)
+    names = [o.name for o in s.get_outputs()]
+    updates = json.loads(metadata(model)["recompute.updates"])
+    assert updates == {"w1": "w1.next", "b1": "b1.next", "w2": "w2.next"}
+    assert names == ["loss", "h", "w1.next", "b1.next", "w2.next"] or set(names) == {"loss", "h", *updates.values()}
+    executor, state = rc.Executor(), {}
+    for step in range(3):
+        results = dict(zip(names, s.run(None, {**batch(step), **state}), strict=True))
+        state = {name: results[after] for name, after in updates.items()}
+        loss, h = executor.run(program, batch(step), ["loss", "h"])
+        assert_close(results["loss"], loss, f"loss of step {step}")
+        assert_close(results["h"], h, f"h of step {step}")
+    for name, array in state.items():
+        assert_close(array, program.data[name], name)
+
+
+def test_structure() -> None:
+    """Names, roles, defaults, functions and types are there."""
+    program = training()
+    model = rc.export_step(program)
+    graph = model.graph
+    assert [i.name for i in graph.input] == ["x", "t", "w1", "b1", "w2", "rate"]
+    assert {"w1", "b1", "w2", "rate"} <= {t.name for t in graph.initializer}
+    roles = {n.metadata_props[0].value for n in graph.node if n.metadata_props}
+    assert roles == {o.role.value for o in program.operators}
+    assert all(n.name == n.output[0] for n in graph.node)
+    written = {o for n in graph.node for o in n.output}
+    assert {v.name for o in program.operators for v in o.writes()} - {"w1", "b1", "w2"} <= written
+    assert {i.name for i in graph.value_info} >= {"h", "w1_grad"}
+    assert {f.name for f in model.functions} >= {"TanhGrad", "ReluGrad", "SGDUpdate"}
+    assert all(f.domain == DOMAIN for f in model.functions)
+    assert {(o.domain, o.version) for o in model.opset_import} == {("", 21), (DOMAIN, 1)}
+    assert model.ir_version == 10
+
+
+def test_a_function_for_each_signature() -> None:
+    """Equal applications share a function, others get one of their own."""
+    x, y = (Value(n, TensorType("f32", s)) for n, s in (("x", (2,)), ("y", (3,))))
+    b = Builder()
+    outs = [b.TanhGrad(x, x), b.TanhGrad(x, x), b.TanhGrad(y, y)]
+    block = Block("f", inputs=(x, y), operators=tuple(b.operators), outputs=tuple(v.name for v in outs))
+    model = rc.export_step(rc.Program(block))
+    assert [f.name for f in model.functions] == ["TanhGrad", "TanhGrad_1"]
+    assert [n.op_type for n in model.graph.node] == ["TanhGrad", "TanhGrad", "TanhGrad_1"]
+
+
+def test_planned_programs_export_alike() -> None:
+    """Frees and addresses change the text in the metadata and nothing else."""
+    from recompute.passes import run_passes
+    from recompute.passes.liveness import Liveness
+    from recompute.passes.memory_plan import MemoryPlan
+
+    program = training()
+    plain = rc.export_step(program)
+    program.block = run_passes(program.block, [Liveness(), MemoryPlan()])
+    planned = rc.export_step(program)
+    assert list(planned.graph.node) == list(plain.graph.node)
+    assert rc.load_compiled(planned).block == program.block
+
+
+def test_several_writes_of_one_state() -> None:
+    """Every write has a name of its own; reads see the latest before them."""
+    step, out = Value("step", TensorType("i64")), Value("out", TensorType("i64"))
+    b = Builder()
+    b.Increment(step)
+    between = b.Identity(step)
+    b.Increment(step)
+    after = Operator(b.operators[1].op, (step,), (out,))
+    block = Block("s", state=(step,), operators=(*b.operators, after), outputs=(between.name, "out", "step"))
+    program = rc.Program(rc.verify(block), {"step": np.array(4, np.int64)})
+    model = rc.export_step(program)
+    s = session(model)
+    results = dict(zip([o.name for o in s.get_outputs()], s.run(None, {}), strict=True))
+    assert results == {between.name: 5, "out": 6, "step.next": 6}
+
+
+def test_an_output_may_be_a_parameter_or_input() -> None:
+    """What is not computed comes out as it went in."""
+    x, w = Value("x", TensorType("f32", (2,))), Value("w", TensorType("f32", (2,)))
+    b = Builder()
+    y = b.Add(x, w)
+    block = Block("p", inputs=(x,), parameters=(w,), operators=tuple(b.operators), outputs=("x", "w", y.name))
+    model = rc.export_step(rc.Program(block, {"w": np.ones(2, np.float32)}))
+    onnx.checker.check_model(model, full_check=True)
+    got = session(model).run(None, {"x": np.array([1, 2], np.float32)})
+    np.testing.assert_array_equal(got, [[1, 2], [1, 1], [2, 3]])
+
+
+def test_plan_metadata() -> None:
+    """What JSON can say, and dataclasses; anything else is refused."""
+    program = training()
+    program.plan = plan_from_checkpoints(program.block, ["h"])
+    assert json.loads(metadata(rc.export_step(program))["recompute.plan"])["checkpoints"] == ["h"]
+    model = rc.export_step(program, plan_metadata={"peak": np.int64(3)})
+    assert json.loads(metadata(model)["recompute.plan"]) == {"peak": 3}
+    assert rc.load_compiled(model).plan == {"peak": 3}
+    with pytest.raises(UsageError, match="holds a set, which JSON cannot say"):
+        rc.export_step(program, plan_metadata={"a": {1}})
+
+
+def test_wrong_requests() -> None:
+    """Unknown fetches, missing contents, operators without ONNX form."""
+    program = training()
+    with pytest.raises(UsageError, match=r"no value 'hh' \(did you mean h"):
+        rc.export_step(program, fetch=["hh"])
+    del program.data["w1"]
+    with pytest.raises(UsageError, match="'w1' .f32.4,8.. has no contents"):
+        rc.export_step(program)
+
+
+def test_function_builder_knows_types() -> None:
+    """Types of what `node` made come from ONNX's inference."""
+    g = FunctionBuilder(Names(["x"]), {"x": TensorType("f64", (2, 3))})
+    flat = g.call("Reshape", "x", g.ints([-1]))
+    assert g.type(flat) == TensorType("f64", (6,))
+    assert g.type(g.cast_like(g.call("Greater", flat, g.zero("x")), "x")) == TensorType("f64", (6,))
+    assert g.ints([-1]) == g.ints([-1]) and g.zero("x") == g.zero(flat)
+    with pytest.raises(ModelError, match="no operator 'Reshap'"):
+        g.node("Reshap", ["x"], ["y"])
+    with pytest.raises(ModelError, match="Relu has no attribute 'alpha'"):
+        g.node("Relu", ["x"], ["y"], alpha=1.0)
+
+
+# -- compiled models as files --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("external_above", [onnx_compiled.EXTERNAL_ABOVE, 0])
+def test_compiled_models_come_back(tmp_path: Path, external_above: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved and loaded: the same block, the same contents, the same training; ONNX Runtime reads the file too."""
+    monkeypatch.setattr(onnx_compiled, "_SMALL_BYTES", 64)
+    program = training()
+    path = tmp_path / "step.onnx"
+    rc.save_model(rc.export_step(program), path, external_above=external_above)
+    assert len(list(tmp_path.iterdir())) == (1 if external_above else 2)
+    loaded = rc.load_compiled(path)
+    assert loaded.block == program.block and loaded.gradients == program.gradients
+    assert all(np.array_equal(loaded.data[n], a) and loaded.data[n].flags.writeable for n, a in program.data.items())
+    ours = rc.Executor().run(program, batch(), ["loss"])[0]
+    assert rc.Executor().run(loaded, batch(), ["loss"])[0].tobytes() == ours.tobytes()
+    assert_close(session(str(path)).run(["loss"], batch())[0], ours, "loss")
+
+
+def test_external_files_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model saved again has one file of tensors; one that fails leaves the old model whole."""
+    monkeypatch.setattr(onnx_compiled, "_SMALL_BYTES", 64)
+    program, path = training(), tmp_path / "step.onnx"
+    for _ in range(2):
+        program.data["w1"] += 1
+        rc.save_model(rc.export_step(program), path, external_above=0)
+        assert len(list(tmp_path.iterdir())) == 2
+    before = sorted(p.name for p in tmp_path.iterdir())
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for failing in ("os.fsync", "os.replace"):
+        with monkeypatch.context() as m:
+            m.setattr(failing, fail)
+            with pytest.raises(ModelError, match="cannot write .*No space left on device"):
+                rc.save_model(rc.export_step(mlp(1)), path, external_above=0)
+        assert sorted(p.name for p in tmp_path.iterdir()) == before
+    np.testing.assert_array_equal(rc.load_compiled(path).data["w1"], program.data["w1"])
+
+
+def test_saving_where_there_is_no_folder(tmp_path: Path) -> None:
+    """The error names the file."""
+    with pytest.raises(ModelError, match=r"cannot write '.*no/step\.onnx': No such file"):
+        rc.save_model(rc.export_step(mlp()), tmp_path / "no" / "step.onnx")
+
+
+def changed(**entries: str) -> onnx.ModelProto:
+    """A compiled model with other metadata."""
+    model = rc.export_step(training())
+    for p in model.metadata_props:
+        p.value = entries.get(p.key.removeprefix("recompute."), p.value)
+    return model
+
+
+TEXT = metadata(rc.export_step(training()))["recompute.program"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "the program text is empty"),
+        ("program", "not valid"),
+        (TEXT.replace("Tanh(", "Tahn("), r"unknown operator 'Tahn' \(did you mean .*Tanh"),
+        (TEXT.replace("param %w1: f32[4,8]", "param %w1: f32[4,9]"), "inner dimensions|does not broadcast|declared"),
+        (TEXT.replace("{keepdims=0}", '{keepdims=0, axes="x"}'), "not valid"),
+        (TEXT.replace("{keepdims=0}", "{keepdims=0, axes=" + "[" * 5000 + "}"), "not valid"),
+        (TEXT.replace("state %rate: f32[]", "state %rate: f32[] @" + "9" * 5000), "not valid"),
+        (TEXT.replace("state %rate: f32[]", "state %rate: f32[]\n  const %k: i8[2] = [1]"), "has 1 elements"),
+        (TEXT.replace("state %rate: f32[]", "state %rate: f32[]\n  const %k: i8[1] = [999]"), "not valid"),
+        (TEXT.replace("state %rate: f32[]", "state %rate: f32[]\n  state %m: f32[]"), "'m' .f32... has no initializer"),
+        (TEXT.replace("input %x: f32[5,4]", "input %x: f32[5,4]\n  input %z: f32[1]"), "input 'z' is missing"),
+    ],
+)
+def test_programs_in_files_are_not_trusted(text: str, why: str) -> None:
+    """Whatever the text says: a ModelError."""
+    assert text != TEXT
+    with pytest.raises(ModelError, match=why):
+        rc.load_compiled(changed(program=text))
+
+
+def test_contents_in_files_are_not_trusted() -> None:
+    """Initializers of other types, damaged metadata, foreign models."""
+    model = rc.export_step(training())
+    model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.zeros((2, 2)), "rate"))
+    with pytest.raises(ModelError, match=r"does not match.*\n.*'rate' is f32\[\], its initializer f64\[2,2\]"):
+        rc.load_compiled(model)
+    with pytest.raises(ModelError, match="damaged metadata"):
+        rc.load_compiled(changed(gradients="[1, 2]"))
+    with pytest.raises(ModelError, match="damaged metadata"):
+        rc.load_compiled(changed(gradients="{"))
+    with pytest.raises(ModelError, match=r"no compiled program.*use load\(\)"):
+        rc.load_compiled(plain_model())
+
+
+def test_truncated_files(tmp_path: Path) -> None:
+    """Cut at any place: a ModelError."""
+    path, cut = tmp_path / "step.onnx", tmp_path / "cut.onnx"
+    rc.save_model(rc.export_step(training()), path)
+    raw = path.read_bytes()
+    for n in np.linspace(0, len(raw) - 1, 40).astype(int):
+        cut.write_bytes(raw[:n])
+        with pytest.raises(ModelError):
+            rc.load_compiled(cut)
+    with pytest.raises(ModelError, match="cannot read"):
+        rc.load_compiled(tmp_path / "none.onnx")
+
+
+# -- trained models ------------------------------------------------------------------------------------------
+
+
+def plain_model(ir_version: int = 10) -> onnx.ModelProto:
+    """x·w + c + k: w an initializer, c from a Constant node, k from ConstantOfShape."""
+    g = np.random.default_rng(5)
+    w, c = g.normal(size=(4, 3)).astype(np.float32), g.normal(size=(3,)).astype(np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(c)),
+        helper.make_node("ConstantOfShape", ["three"], ["k"], value=helper.make_tensor("", 1, [1], [0.5])),
+        helper.make_node("Gemm", ["x", "w", "c"], ["a"]),
+        helper.make_node("Gemm", ["a", "v", "k"], ["y"]),
+    ]
+    tensors = [
+        numpy_helper.from_array(w, "w"),
+        numpy_helper.from_array(np.eye(3, dtype=np.float32), "v"),
+        numpy_helper.from_array(np.array([3]), "three"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "plain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])],
+        tensors,
+        doc_string="kept",
+    )
+    if ir_version < 4:
+        graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=ir_version)
+    model.metadata_props.add(key="author", value="kept")
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def shifted(program: rc.Program) -> None:
+    """Another value for every parameter."""
+    for v in program.block.parameters:
+        program.data[v.name] = program.data[v.name] + np.float32(0.25)
+
+
+@pytest.mark.parametrize("ir_version", [3, 10])
+def test_trained_weights_go_back(tmp_path: Path, ir_version: int) -> None:
+    """Initializers and constants hold what was trained; the rest is as it was."""
+    source = plain_model(ir_version)
+    program = rc.load(source, batch=2)
+    assert {p.name for p in program.parameters} == {"w", "c", "v", "k"}
+    shifted(program)
+    path = tmp_path / "trained.onnx"
+    model = rc.export_trained(program, path)
+    onnx.checker.check_model(model, full_check=True)
+    assert [n.op_type for n in model.graph.node] == ["Gemm", "Gemm"]
+    assert model.graph.doc_string == "kept" and metadata(model) == {"author": "kept"}
+    x = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
+    d = {n: a.astype(np.float64) for n, a in program.data.items()}
+    want = ((x @ d["w"] + d["c"]) @ d["v"] + d["k"]).astype(np.float32)
+    assert_close(session(str(path)).run(None, {"x": x})[0], want, "y")
+    assert len(source.graph.node) == 4, "the original was changed"
+
+
+def test_trained_weights_of_external_files(tmp_path: Path) -> None:
+    """Weights in a file beside the model: read, not written; saving over the model keeps what is read from."""
+    path = tmp_path / "model.onnx"
+    onnx.save(plain_model(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    before = (tmp_path / "weights.bin").read_bytes()
+    program = rc.load(path, batch=2)
+    y = session(rc.export_trained(program)).run(None, {"x": np.ones((2, 4), np.float32)})[0]
+    shifted(program)
+    rc.export_trained(program, path)
+    assert (tmp_path / "weights.bin").read_bytes() == before
+    assert not np.array_equal(session(str(path)).run(None, {"x": np.ones((2, 4), np.float32)})[0], y)
+
+
+def test_trained_weights_inside_functions() -> None:
+    """A weight that a model-local function holds: the function is inlined."""
+    weight = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(np.eye(3, dtype=np.float32)))
+    body = [weight, helper.make_node("MatMul", ["a", "w"], ["b"])]
+    function = helper.make_function("mine", "Layer", ["a"], ["b"], body, [helper.make_opsetid("", 18)])
+    nodes = [helper.make_node("Layer", ["x"], ["h"], domain="mine"), helper.make_node("Relu", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
+    graph = helper.make_graph(nodes, "f", [x], [y])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+    program = rc.load(helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10))
+    assert len(program.parameters) == 1
+    shifted(program)
+    model = rc.export_trained(program)
+    feed = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = session(model).run(None, {"x": feed})[0]
+    assert_close(got, feed @ program.data[program.parameters[0].name], "y")
+
+
+def test_trained_weights_without_place() -> None:
+    """A program without a model, and a parameter that the model lacks."""
+    with pytest.raises(UsageError, match="this one has no source"):
+        rc.export_trained(mlp())
+    program = rc.load(plain_model(), batch=2)
+    program.declare("parameters", "head", np.zeros(3, np.float32))
+    with pytest.raises(ModelError, match="no place for these trained values:\n  head"):
+        rc.export_trained(program)
