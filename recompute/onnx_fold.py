@@ -55,10 +55,17 @@ class Known:
         return sample.size > 0 and not bool(np.all(np.abs(sample.astype(np.float64)) < _MASK_LIMIT))
 
 
-def static_shape_value(node: onnx.NodeProto, type_of: Callable[[str], TensorType]) -> dict[str, Known] | None:
-    """Shape and Size: known because every shape is."""
-    if node.op_type not in ("Shape", "Size") or node.domain not in ("", "ai.onnx"):
+def static_shape_value(
+    node: onnx.NodeProto, type_of: Callable[[str], TensorType], known: Mapping[str, Known]
+) -> dict[str, Known] | None:
+    """Shape and Size: known because every shape is.  CastLike of what is known: known because every type is."""
+    if node.op_type not in ("Shape", "Size", "CastLike") or node.domain not in ("", "ai.onnx"):
         return None
+    if node.op_type == "CastLike":
+        x, like = known.get(node.input[0]), type_of(node.input[1])
+        if x is None or _is_weight(x) or x.array.size > MAX_FOLDED:
+            return None
+        return {node.output[0]: Known(x.array.astype(like.numpy), "folded")}
     shape = type_of(node.input[0]).shape
     if node.op_type == "Size":
         return {node.output[0]: Known(np.array(math.prod(shape), np.int64), "folded")}

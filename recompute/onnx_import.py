@@ -260,7 +260,7 @@ class _Importer:
             self._problems.append(f"{describe(node)}: reads '{missing[0]}', which nothing before it writes")
             return
         try:
-            folded = static_shape_value(node, self.type_of) or fold(node, self.known, self.opset)
+            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, self.opset)
             if folded is not None:
                 self.known.update(folded)
                 return
@@ -324,7 +324,10 @@ class _Importer:
                 raise ModelError(f"output '{o.name}' is never written")
             v = self.value(o.name, "", 0)
             if v.name != o.name or v in self.inputs or o.name in self.parameters:
-                v = self.builder.emit(REGISTRY["Identity"](), v, name=o.name)
+                copy = self.builder.emit(REGISTRY["Identity"](), v)
+                if v.name != o.name:  # the name was kept for it
+                    copy = self._rename_last(copy, o.name)
+                v = copy
             outputs.append(v.name)
         self._check_trainable()
         block = Block(
@@ -340,6 +343,11 @@ class _Importer:
         program = Program(block, self.data, source=source)
         program.aliases = {a: n for a, n in self.aliases.items() if a not in block.values()}
         return program
+
+    def _rename_last(self, v: Value, name: str) -> Value:
+        """Gives the last operator's output another name."""
+        self.builder.operators[-1] = self.builder.operators[-1].renamed({v.name: name})
+        return v.renamed(name)
 
     def _check_trainable(self) -> None:
         for pattern in self.trainable or ():
