@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..op import Cost, imports
-from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_name
+from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from .common import normal_axis
 from .scatter import element_positions
 from .shape import Move
@@ -146,9 +146,10 @@ class OneHot(Move):
         y.reshape(-1)[at.reshape(-1)] = values.reshape(-1)
 
     def export(self, g, ins, outs):
-        """ONNX OneHot with depth and values as inputs."""
+        """ONNX OneHot with depth and values as inputs (ONNX Runtime wants i64 indices)."""
         values = g.array(np.array([self.off, self.on], DTYPES[self.dtype]))
-        g.node("OneHot", [ins[0], g.array(np.array(self.depth, np.int64)), values], outs, axis=self.axis)
+        at = g.call("Cast", ins[0], to=dtype_to_onnx("i64"))
+        g.node("OneHot", [at, g.array(np.array(self.depth, np.int64)), values], outs, axis=self.axis)
         return True
 
     @classmethod
