@@ -1,0 +1,140 @@
+"""The text form, the verifier and its errors, builders."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from recompute import UsageError, VerifyError, parse, show, verify
+from recompute.builder import Builder
+from recompute.ir import Block, Constant, Value
+from recompute.op import op_class
+from recompute.types import DTYPES, TensorType
+
+MLP = """\
+program mlp {
+  input %x: f32[4,8]
+  param %w: f32[8,16]
+  state %step: i64[]
+  const %c: f32[2] = [0.5,-inf]
+  %fc_1: f32[4,16] = MatMul(%x, %w) @0
+  %relu_1: f32[4,16] = Relu(%fc_1) @256
+  free %fc_1
+  loss %loss: f32[] = ReduceMean(%relu_1) {keepdims=0} @0
+  output %loss
+}
+"""
+
+
+def test_text_is_read_and_written_unchanged() -> None:
+    assert show(parse(MLP)) == MLP
+
+
+def test_declarations_and_addresses_are_kept() -> None:
+    block = parse(MLP)
+    assert [v.name for v in block.inputs] == ["x"]
+    assert block.addresses == {"fc_1": 0, "relu_1": 256, "loss": 0}
+    assert block.constants[0].data == (0.5, -math.inf)
+    assert block.operators[3].role.value == "loss"
+
+
+@pytest.mark.parametrize("name", ["a b", "onnx::Add_1", '"', "é", "a\\n", "0", "{", "", "%", "a,b"])
+def test_any_name_survives_the_text_form(name: str) -> None:
+    x = Value(name, TensorType("f32", (2,)))
+    b = Builder()
+    y = b.emit(op_class("Relu")(), x, name=name + "'")
+    block = Block(name="odd name", inputs=(x,), operators=tuple(b.operators), outputs=(y.name,))
+    assert parse(show(block)) == block
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_constants_of_every_type_survive(dtype: str) -> None:
+    array = np.array([0, 1, 1]).astype(DTYPES[dtype])
+    if array.dtype.kind == "f":
+        array = np.array([0.1, -0.0, 1e-8], dtype=array.dtype)
+    block = Block(constants=(Constant.of("c", array),), outputs=("c",))
+    again = parse(show(block))
+    assert again == block
+    assert again.constants[0].numpy().tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "empty"),
+        ("program p {", "does not end"),
+        ("nonsense", "begins with 'program"),
+        ("program p {\n  %y: f32[2] = Relu(%x)\n}", "%x is used before it is written"),
+        ("program p {\n  input %x: f32[2\n}", "expected number"),
+        ("program p {\n  input %x: f99[2]\n}", "is no tensor type"),
+        ("program p {\n  input %x: f32[2]\n  %y: f32[2] = Relux(%x)\n}", "unknown operator 'Relux' (did you mean Relu"),
+        ("program p {\n  input %x: f32[2]\n  %y: f32[2] = Relu(%x) {alpha=1}\n}", "Relu has no attribute 'alpha'"),
+        ("program p {\n  input %x: f32[2] ?\n}", "cannot read '?'"),
+    ],
+)
+def test_unreadable_text_names_the_line(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as e:
+        parse(text)
+    assert why in str(e.value)
+
+
+def broken(body: str, outputs: str = "%y") -> str:
+    return f"program p {{\n  input %x: f32[2,3]\n  param %w: f32[3,4]\n{body}\n  output {outputs}\n}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (broken("  %y: f32[2,3] = Relu(%x)\n  %y: f32[2,3] = Relu(%x)"), "%y is written twice"),
+        (broken("  %y: f32[2,3] = Relu(%x)", "%z"), "output %z is never written"),
+        (broken("  %y: f32[2,3] = Relu(%x)\n  free %y"), "output %y was freed"),
+        (broken("  free %x\n  %y: f32[2,3] = Relu(%x)"), "%x is read after it was freed"),
+        (broken("  free %w\n  %y: f32[2,3] = Relu(%x)"), "%w is persistent and cannot be freed"),
+        (broken("  %y: f32[3,2] = Relu(%x)"), "%y is declared f32[3,2], but Relu gives f32[2,3]"),
+        (broken("  %y: f32[2,2] = MatMul(%x, %x)"), "MatMul(f32[2,3], f32[2,3]): inner dimensions differ"),
+        (broken("  %y: f32[2,3] = Relu()"), "Relu"),
+        (broken("  %y: f32[3,4] = SGDUpdate(%w, %w, %x)"), "SGDUpdate"),
+        (broken("  %a: f32[2,3] = Relu(%x) @0\n  %y: f32[2,3] = Add(%a, %x) @8"), "%y at 8..32 overlaps %a"),
+    ],
+)
+def test_the_verifier_says_what_is_wrong(text: str, why: str) -> None:
+    with pytest.raises(VerifyError) as e:
+        verify(parse(text))
+    assert why in str(e.value)
+
+
+def test_the_verifier_shows_the_lines_around() -> None:
+    lines = "\n".join(f"  %a{i}: f32[2,3] = Relu(%{'x' if i == 0 else f'a{i - 1}'})" for i in range(9))
+    bad = lines.replace("%a4: f32[2,3] = Relu(%a3)", "%a4: f32[3,2] = Relu(%a3)").replace(
+        "%a5: f32[2,3] = Relu(%a4)", "%a5: f32[2,3] = Relu(%a3)"
+    )
+    with pytest.raises(VerifyError) as e:
+        verify(parse(broken(bad, "%a8")))
+    text = str(e.value)
+    assert ">     4  %a4: f32[3,2] = Relu(%a3)" in text
+    assert "%a1" in text and "%a7" in text and "%a8" not in text and "%a0:" not in text
+
+
+def test_a_recomputed_operator_may_not_read_updated_state() -> None:
+    text = """\
+program p {
+  input %x: f32[2,3]
+  param %w: f32[3,4]
+  const %lr: f32[] = [0.1]
+  const %g: f32[3,4] = [0,0,0,0,0,0,0,0,0,0,0,0]
+  optimize %w: f32[3,4] = SGDUpdate(%w, %g, %lr)
+  recompute %y: f32[2,4] = MatMul(%x, %w)
+  output %y
+}"""
+    with pytest.raises(VerifyError, match="reads %w after it was updated"):
+        verify(parse(text))
+
+
+def test_constants_are_shared_by_their_bits() -> None:
+    b = Builder()
+    t = TensorType("f32")
+    assert b.constant(1.0, t) == b.constant(1.0, t)
+    assert b.constant(0.0, t) != b.constant(-0.0, t)
+    assert b.constant(1, "i64") != b.constant(1.0, t)
