@@ -105,7 +105,9 @@ def test_operator(name: str, i: int, case: Case) -> None:
     """The exported sample gives our numbers in ONNX Runtime."""
     try:
         results, ours = in_runtime(case)
-    except ort.capi.onnxruntime_pybind11_state.NotImplemented:
+    except (ValueError, AssertionError):
+        raise
+    except Exception:  # ONNX Runtime's errors have no base of their own
         if name not in NOT_IN_ORT:
             raise
         results, ours = in_reference(case)
@@ -161,9 +163,9 @@ def test_a_step_trains_in_onnx_runtime() -> None:
     onnx.checker.check_model(model, full_check=True)
     s = session(model)
     names = [o.name for o in s.get_outputs()]
-    updates = json.loads(metadata(model)["recompute.updates"])
+    updates = json.loads(metadata(model)["recompute.updates"])  # in the order of the updates
     assert updates == {"w1": "w1.next", "b1": "b1.next", "w2": "w2.next"}
-    assert names == ["loss", "h", "w1.next", "b1.next", "w2.next"] or set(names) == {"loss", "h", *updates.values()}
+    assert names[0] == "loss" and set(names) == {*program.block.outputs, "h", *updates.values()}
     executor, state = rc.Executor(), {}
     for step in range(3):
         results = dict(zip(names, s.run(None, {**batch(step), **state}), strict=True))
@@ -265,7 +267,7 @@ def test_wrong_requests() -> None:
     with pytest.raises(UsageError, match=r"no value 'hh' \(did you mean h"):
         rc.export_step(program, fetch=["hh"])
     del program.data["w1"]
-    with pytest.raises(UsageError, match="'w1' .f32.4,8.. has no contents"):
+    with pytest.raises(UsageError, match=r"'w1' \(f32\[4,8\]\) has no contents"):
         rc.export_step(program)
 
 
@@ -317,7 +319,7 @@ def test_external_files_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for failing in ("os.fsync", "os.replace"):
         with monkeypatch.context() as m:
             m.setattr(failing, fail)
-            with pytest.raises(ModelError, match="cannot write .*No space left on device"):
+            with pytest.raises(ModelError, match=r"cannot write .*No space left on device"):
                 rc.save_model(rc.export_step(mlp(1)), path, external_above=0)
         assert sorted(p.name for p in tmp_path.iterdir()) == before
     np.testing.assert_array_equal(rc.load_compiled(path).data["w1"], program.data["w1"])

@@ -9,7 +9,7 @@ from typing import Any
 from ..op import Cost, Op
 from ..types import TensorType
 from . import conv_kernels as kernels
-from .conv_export import export_grad_input, export_grad_weight
+from .conv_export import export_grad_input, export_grad_weight, export_transposed
 from .conv_kernels import Geometry
 from .window import Window, compact, full, output_size, window_attributes
 
@@ -354,6 +354,10 @@ class ConvTranspose(Convolution, onnx=True):
         dw = b.ConvGradWeight(grads[0], x, kernel=w.shape[2:], **self.window_fields())
         return [dx, dw, bias_gradient(b, grads[0]) if len(ins) > 2 and ins[2] is not None else None]
 
+    def export(self, g, ins, outs):
+        """ONNX ConvTranspose; its own form where `output_padding` reaches the stride."""
+        return export_transposed(self, g, ins, outs)
+
     @classmethod
     def from_onnx(cls, node):
         """`output_shape` and `auto_pad` become pads."""
@@ -387,6 +391,7 @@ class ConvTranspose(Convolution, onnx=True):
             (cls(group=2, dilations=(2, 1)), "1,4,3,3", "4,2,2,2", "4"),
             (cls(group=3, strides=(2, 2)), "1,3,2,3", "3,1,2,2", "3"),
             (cls(strides=(2,), dilations=(3,), output_padding=(2,)), "2,2,3", "2,3,2", None),
+            (cls(dilations=(3,), pads=(1, 2), output_padding=(2,)), "2,2,3", "2,3,2", "3"),
             (cls(strides=(1, 2, 1)), "1,2,2,2,2", "2,2,2,1,2", None),
         ):
             given = [draw(f"f64[{x}]"), draw(f"f64[{w}]")] + ([draw(f"f64[{bias}]")] if bias else [])

@@ -28,6 +28,24 @@ def export_grad_input(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) 
     return True
 
 
+def export_transposed(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    """ConvTranspose; an `output_padding` not below the stride, which runtimes refuse, is a Pad behind it."""
+    n = len(g.shape(ins[1])) - 2
+    strides, dilations, pads = full(op.strides, n, 1), full(op.dilations, n, 1), full(op.pads, 2 * n, 0)
+    extra = full(op.output_padding, n, 0)
+    if all(e < s for e, s in zip(extra, strides, strict=True)):
+        return False
+    whole = g.call("ConvTranspose", *ins[:2], strides=strides, dilations=dilations, group=op.group)
+    after = [e - p for e, p in zip(extra, pads[n:], strict=True)]
+    padded = g.call("Pad", whole, g.ints((0, 0, *(-p for p in pads[:n]), 0, 0, *after)))
+    if len(ins) > 2 and ins[2]:
+        bias = g.call("Reshape", ins[2], g.ints((-1, *(1,) * n)))
+        g.node("Add", [padded, bias], outs)
+    else:
+        g.node("Identity", [padded], outs)
+    return True
+
+
 def export_grad_weight(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
     """Conv with the batch as channels: dw[m, c] is the correlation of x[:, c] and dy[:, m].
 
