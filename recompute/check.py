@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -74,12 +76,14 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
     evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
     feed = synthetic_batch(program, job.args.seed, job.specs)
     feed = {n: a for n, a in feed.items() if n in shapes}
-    from .onnx_export import export_trained
+    from .onnx_compiled import export_trained
 
-    model = export_trained(program) if job.args.init else program.source
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=ort.get_available_providers())
+    with tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # a file: above 2 GiB there is no other way
+        path = os.path.join(folder, "model.onnx")
+        export_trained(program, path)
+        session = ort.InferenceSession(path, options, providers=ort.get_available_providers())
     provider = session.get_providers()[0]
     names = [o.name for o in session.get_outputs()]
     theirs = session.run(names, feed)

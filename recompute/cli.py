@@ -309,7 +309,8 @@ class _Job:
 
     def write_onnx(self, step: Any) -> None:
         """The training step as an ONNX file."""
-        from .onnx_export import export_step, save_model
+        from .onnx_compiled import save_model
+        from .onnx_export import export_step
 
         plan = None
         if step.plan is not None:

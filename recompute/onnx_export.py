@@ -52,8 +52,8 @@ def export_step(
     Inputs: those of the program, and its parameters, buffers and state, which have their present contents as
     defaults.  Outputs: those of the program, `fetch`, and for each updated `w` its new contents `w.next`; a
     training loop feeds these back (the metadata entry `recompute.updates` maps the names).  The metadata hold
-    the program's text too, from which `load_compiled` restores it; `plan_metadata` (anything that JSON can
-    hold, or a dataclass; default: the program's plan) is stored as `recompute.plan`.
+    the program's text too, from which `load_compiled` restores it; `plan_metadata` (JSON text,
+    anything that JSON can hold, or a dataclass; default: the program's plan) is stored as `recompute.plan`.
 
     UsageError for an unknown fetch or a parameter without contents, ModelError for an operator without ONNX
     form.
@@ -201,6 +201,9 @@ class _Step:
 
 
 def _json(plan: Any) -> str:
+    if isinstance(plan, str):
+        return plan
+
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return dataclasses.asdict(value)

@@ -146,8 +146,8 @@ class FunctionBuilder:
         results = op.expand(b, *(Value(n, self.type(n)) if n else None for n in ins))
         if results is None:
             raise ModelError(f"operator {op.name} has no ONNX form: it needs `export` or `expand`")
-        pairs = [(v, o) for v, o in zip(results, outs, strict=False) if o]
-        if any(v is None for v, _ in pairs) or len(pairs) < sum(map(bool, outs)):
+        pairs = [(v, o) for v, o in zip(results, outs, strict=False) if o and v is not None]
+        if len(pairs) < sum(map(bool, outs)):
             raise ModelError(f"operator {op.name}: its `expand` does not give all outputs that are used")
         names = {c.value.name: self.array(c.numpy()) for c in b.constants}
         made = {v.name for o in b.operators for v in o.writes()}
