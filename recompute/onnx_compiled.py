@@ -37,9 +37,7 @@ _ALIGNMENT = 4096
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-def save_model(
-    model: onnx.ModelProto, path: str | PathLike[str], *, external_above: int = EXTERNAL_ABOVE
-) -> None:
+def save_model(model: onnx.ModelProto, path: str | PathLike[str], *, external_above: int = EXTERNAL_ABOVE) -> None:
     """Writes a model file; it is there whole or not at all.
 
     Above `external_above` bytes the tensors go to `NAME.XXXXXXXX.data` beside it (a new name each time, so
@@ -166,9 +164,7 @@ def _block(text: str, where: str) -> Block:
         block = verify(parse(text))
         for c in block.constants:
             if len(c.data) != c.value.size:
-                raise UsageError(
-                    f"constant '{c.value.name}' has {len(c.data)} elements, its type is {c.value.type}"
-                )
+                raise UsageError(f"constant '{c.value.name}' has {len(c.data)} elements, its type is {c.value.type}")
             c.numpy()
         return block
     except RecomputeError as e:
@@ -222,17 +218,13 @@ def export_trained(program: Program, path: str | PathLike[str] | None = None) ->
     parameter.
     """
     if program.source is None:
-        raise UsageError(
-            "export_trained needs a program that load() read from an ONNX model; this one has no source"
-        )
+        raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
     block = program.block
     updated = {v.name for op in block.operators if op.op.updates for v in op.writes()}
     trained = {v.name: v for v in block.parameters}
     trained.update({v.name: v for v in block.buffers if v.name in updated})
     model = _with_trained(program, program.source, trained)
-    external = [
-        e.value for t in _all_tensors(program.source.graph) for e in t.external_data if e.key == "location"
-    ]
+    external = [e.value for t in _all_tensors(program.source.graph) for e in t.external_data if e.key == "location"]
     if path is not None:
         _save(model, Path(path), EXTERNAL_ABOVE, keep=external)
     return model
@@ -243,9 +235,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
     if missing and source.functions:
         from onnx import inliner
 
-        source = inliner.inline_local_functions(
-            _without(source)
-        )  # weights inside functions get their own names
+        source = inliner.inline_local_functions(_without(source))  # weights inside functions get their own names
         missing = sorted(set(trained) - _holders(source.graph))
     if missing:
         raise ModelError(_listed("the original model has no place for these trained values", missing))
@@ -277,11 +267,7 @@ def _holders(graph: onnx.GraphProto) -> set[str]:
 
 
 def _is_constant(node: onnx.NodeProto) -> bool:
-    return (
-        node.op_type in ("Constant", "ConstantOfShape")
-        and node.domain in ("", "ai.onnx")
-        and len(node.output) == 1
-    )
+    return node.op_type in ("Constant", "ConstantOfShape") and node.domain in ("", "ai.onnx") and len(node.output) == 1
 
 
 def _checked(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:

@@ -168,9 +168,7 @@ class _Step:
     def _graph_proto(self, fetch: Sequence[str]) -> onnx.GraphProto:
         stored = (*self.block.parameters, *self.block.buffers, *self.block.state)
         inputs = [value_info(v.name, v.type) for v in (*self.block.inputs, *stored)]
-        outputs = dict.fromkeys(
-            [*(self.current[n] for n in (*self.block.outputs, *fetch)), *self._updated().values()]
-        )
+        outputs = dict.fromkeys([*(self.current[n] for n in (*self.block.outputs, *fetch)), *self._updated().values()])
         graph = helper.make_graph(
             self.graph.nodes, self.block.name, inputs, [value_info(n, self.graph.types[n]) for n in outputs]
         )
@@ -214,9 +212,7 @@ def _json(plan: Any) -> str:
     return json.dumps(plan, default=plain)
 
 
-def function_of(
-    op: Op, types: Sequence[TensorType | None], present: Sequence[bool], name: str
-) -> onnx.FunctionProto:
+def function_of(op: Op, types: Sequence[TensorType | None], present: Sequence[bool], name: str) -> onnx.FunctionProto:
     """The ONNX function of an operator for the given input types, with the outputs that are `present`."""
     formals = _formal_names(op, len(types))
     results = [f"y{i}" if len(present) > 1 else "y" for i in range(len(present))]
@@ -232,8 +228,7 @@ def function_of(
         [n for n in outs if n],
         g.nodes,
         [helper.make_opsetid("", OPSET)],
-        doc_string=f"{inspect.getdoc(type(op)) or op.name}"
-        + (f"\n\nWith {attributes}." if attributes else ""),
+        doc_string=f"{inspect.getdoc(type(op)) or op.name}" + (f"\n\nWith {attributes}." if attributes else ""),
     )
 
 

@@ -86,6 +86,10 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[s
     if any(n and n not in known for n in node.input):
         return None
     ins = {n: known[n] for n in node.input if n}
+    if node.op_type == "Identity" and ins:
+        # PyTorch's exporter writes parameters that begin equal as one tensor and copies of it: they train apart
+        source = known[node.input[0]]
+        return {node.output[0]: Known(source.array, source.origin)}
     if any(_is_weight(k) for k in ins.values()):
         return None
     if node.op_type == "ConstantOfShape":
@@ -96,7 +100,9 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[s
 
 
 def _is_weight(k: Known) -> bool:
-    return k.origin in ("initializer", "fill") and k.type.is_float and k.type.ndim > 0 and k.array.size > 1
+    if not k.type.is_float or k.type.ndim == 0:
+        return False
+    return k.origin == "initializer" or (k.origin == "fill" and k.array.size > 1)
 
 
 def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known]) -> bool:

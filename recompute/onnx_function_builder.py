@@ -28,7 +28,7 @@ class FunctionBuilder:
     """Collects the nodes of a function's body.  Every name stands for one value.
 
     What operators' `export` methods write with: `node`, `call`, `ints`, `array`, `zero`, `scalar`,
-    `cast_like`, `fresh`, `shape`, `type`.
+    `cast_like`, `fresh`, `shape`, `type`, `expand`.
     """
 
     def __init__(self, names: Names, types: Mapping[str, TensorType]) -> None:
@@ -137,9 +137,10 @@ class FunctionBuilder:
         if op.onnx_name and onnx.defs.has(op.onnx_name, OPSET):
             self.node(op.onnx_name, ins, outs, **_attributes_of(op))
         else:
-            self._expand(op, ins, outs)
+            self.expand(op, ins, outs)
 
-    def _expand(self, op: Op, ins: Sequence[str], outs: Sequence[str]) -> None:
+    def expand(self, op: Op, ins: Sequence[str], outs: Sequence[str]) -> None:
+        """Writes what `op` expands into.  ModelError where that is nothing."""
         from .passes.dead_code import prune
 
         b = Builder(self.names, prefix=self.prefix)
@@ -213,9 +214,7 @@ def _attributes_of(op: Op) -> dict[str, Any]:
         if field.name in known:
             found[field.name] = None if value == () else value
         elif field.default is dataclasses.MISSING or value != field.default:
-            raise ModelError(
-                f"{op.name}: ONNX's {op.onnx_name} has no attribute '{field.name}': it needs `export`"
-            )
+            raise ModelError(f"{op.name}: ONNX's {op.onnx_name} has no attribute '{field.name}': it needs `export`")
     return found
 
 

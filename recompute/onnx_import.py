@@ -19,6 +19,7 @@ from .builder import Builder, Names
 from .errors import ModelError, RecomputeError, UsageError, nearest
 from .initialize import initialise
 from .ir import Block, Operator, Role, Value
+from .onnx_control import CONTROL, names_read
 from .onnx_fold import Known, fold, static_shape_value
 from .onnx_model import fixed_inputs, prepare, read_model
 from .op import IMPORTERS, REGISTRY, Op
@@ -61,7 +62,7 @@ def load(
     if mode not in ("train", "eval"):
         raise UsageError(f"mode must be 'train' or 'eval', not '{mode}'")
     source = read_model(model, max_bytes=max_bytes)
-    importer = _Importer(prepare(source), training=mode == "train", seed=seed, trainable=trainable)
+    importer = Importer(prepare(source), training=mode == "train", seed=seed, trainable=trainable)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     program = importer.program(source)
@@ -73,7 +74,7 @@ def load(
 class NodeContext:
     """One ONNX node, as `Op.from_onnx` sees it."""
 
-    def __init__(self, importer: _Importer, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
+    def __init__(self, importer: Importer, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
         self._importer = importer
         self._node = node
         self.attributes = attributes
@@ -150,7 +151,7 @@ def describe(node: onnx.NodeProto) -> str:
     return f"node '{name}' ({domain}{node.op_type})"
 
 
-class _Importer:
+class Importer:
     """Walks the graph in order and emits operators."""
 
     def __init__(self, model: onnx.ModelProto, *, training: bool, seed: int, trainable: Sequence[str] | None) -> None:
@@ -160,7 +161,8 @@ class _Importer:
         self.trainable = trainable
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
-        self.used = {n for node in self.graph.node for n in node.input} | {o.name for o in self.graph.output}
+        self.sequences: dict[str, list[str]] = {}
+        self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
         names = Names({o for node in self.graph.node for o in node.output} | set(self.known))
         self.builder = Builder(names)
         self.env: dict[str, Value] = {}
@@ -199,6 +201,18 @@ class _Importer:
         return (z ^ (z >> 31)) >> 1
 
     # -- values ---------------------------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether a name is a value, a known constant or a sequence by now."""
+        return name in self.env or name in self.known or name in self.sequences
+
+    def constant(self, array: np.ndarray) -> Known:
+        """A constant that the importer makes itself."""
+        return Known(array, "folded")
+
+    def declare_initializer(self, name: str, t: onnx.TensorProto) -> None:
+        """An initializer of a subgraph, under a name of its own."""
+        self.known[name] = Known.of_initializer(t)
 
     def type_of(self, name: str) -> TensorType:
         """The type of a value or known constant."""
@@ -253,13 +267,18 @@ class _Importer:
 
     def run_node(self, node: onnx.NodeProto) -> None:
         """Folds, or hands the node to its operator."""
-        if self._problems and any(n and n not in self.env and n not in self.known for n in node.input):
+        missing = [n for n in node.input if n and not self.has(n)]
+        if missing and self._problems:
             return  # depends on a node that failed: one report is enough
-        missing = [n for n in node.input if n and n not in self.env and n not in self.known]
         if missing:
             self._problems.append(f"{describe(node)}: reads '{missing[0]}', which nothing before it writes")
             return
         try:
+            if node.op_type in CONTROL and node.domain in ("", "ai.onnx"):
+                CONTROL[node.op_type](self, node)
+                return
+            if any(n in self.sequences for n in node.input):
+                raise ModelError(f"{describe(node)}: this operator on sequences is not supported")
             folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, self.opset)
             if folded is not None:
                 self.known.update(folded)
@@ -293,8 +312,7 @@ class _Importer:
             near = nearest(node.op_type, REGISTRY)
             raise ModelError(f"{describe(node)}: this operator is not supported{near}")
         for inner in body:
-            for n in inner.input:
-                self.used.add(n)
+            self.used.update(names_read([inner]))
         self.run_nodes(body)
 
     def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:

@@ -142,10 +142,20 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
         light = inliner.inline_local_functions(light)
     if opset < TARGET_OPSET:
+        _drop_unread_statistics(light.graph)
         light = _converted(light, opset)
     for t in weights:
         light.graph.initializer.append(t)
     return light
+
+
+def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
+    """Before opset 14 a training BatchNormalization had five outputs; the converter takes three at the most."""
+    read = {n for node in graph.node for n in node.input} | {o.name for o in graph.output}
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            while len(node.output) > 1 and node.output[-1] not in read:
+                del node.output[-1]
 
 
 def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:

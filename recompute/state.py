@@ -115,22 +115,16 @@ def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) 
     """UsageError with every name that is missing, unknown or of another type."""
     wanted = {v.name: str(v.type) for v in _stored(program)}
     problems = [
-        f"'{n}' is {given[n]} there, the program says {t}"
-        for n, t in wanted.items()
-        if n in given and given[n] != t
+        f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t
     ]
     if strict:
         problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given]
         unknown = [n for n in given if n not in wanted]
-        problems += [
-            f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown
-        ]
+        problems += [f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown]
     if problems:
         more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
         lines = "\n  ".join([*problems[:_MOST], *more])
-        raise UsageError(
-            f"{what} does not fit program '{program.block.name}'; nothing was loaded:\n  {lines}"
-        )
+        raise UsageError(f"{what} does not fit program '{program.block.name}'; nothing was loaded:\n  {lines}")
 
 
 def _put(program: Program, v: Value, array: np.ndarray) -> None:

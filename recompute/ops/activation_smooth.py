@@ -144,6 +144,17 @@ class Celu(Unit, onnx=True):
         """As the formula says."""
         return 1.0, self.alpha, self.alpha
 
+    def export(self, g, ins, outs):
+        """ONNX has it for f32 only; elsewhere the formula."""
+        x = ins[0]
+        if g.type(x).dtype == "f32":
+            return False
+        alpha, zero = g.scalar(self.alpha, x), g.zero(x)
+        power = g.call("Exp", g.call("Div", g.call("Min", x, zero), alpha))
+        low = g.call("Mul", g.call("Sub", power, g.scalar(1, x)), alpha)
+        g.node("Add", [g.call("Max", x, zero), low], outs)
+        return True
+
     @classmethod
     def samples(cls, draw):
         """alpha of both signs."""

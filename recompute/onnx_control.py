@@ -1,0 +1,178 @@
+"""Control flow and sequences that are settled at compile time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from .errors import ModelError
+
+if TYPE_CHECKING:
+    from .onnx_import import Importer
+
+
+def names_read(nodes: Any) -> Iterator[str]:
+    """Every name that nodes read, inside their subgraphs too."""
+    for node in nodes:
+        yield from node.input
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                yield from names_read(a.g.node)
+                yield from (o.name for o in a.g.output)
+
+
+def take_branch(importer: Importer, node: onnx.NodeProto) -> None:
+    """If with a condition that is known: the chosen branch's nodes take its place."""
+    condition = importer.known.get(node.input[0])
+    if condition is None:
+        raise ModelError("its condition is computed from data; a static program needs it known at compile time")
+    wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
+    graph = next(a.g for a in node.attribute if a.name == wanted)
+    prefix = next((o for o in node.output if o), node.name or "If")
+    importer.run_nodes(_inlined(importer, graph, node, prefix))
+
+
+def _inlined(importer: Importer, graph: onnx.GraphProto, node: onnx.NodeProto, prefix: str) -> list[onnx.NodeProto]:
+    """A subgraph's nodes with its own names made unique and its outputs given the node's names."""
+    own = {o for n in graph.node for o in n.output if o} | {t.name for t in graph.initializer}
+    names = {n: f"{prefix}/{n}" for n in own}
+    copies = []
+    for inner, outer in zip(graph.output, node.output, strict=False):
+        if not outer:
+            continue
+        produced = any(inner.name in n.output for n in graph.node)
+        if produced and inner.name in names and names[inner.name] == f"{prefix}/{inner.name}":
+            names[inner.name] = outer
+        else:  # an initializer, an outer value, or an output given twice
+            source = names.get(inner.name, inner.name)
+            copies.append(onnx.helper.make_node("Identity", [source], [outer], name=f"{prefix}/{outer}"))
+    for t in graph.initializer:
+        importer.declare_initializer(names[t.name], t)
+    body = [renamed(n, names, prefix) for n in graph.node] + copies
+    importer.used.update(names_read(body))
+    return body
+
+
+def renamed(node: onnx.NodeProto, names: dict[str, str], prefix: str) -> onnx.NodeProto:
+    """A copy of a node with names replaced, inside its subgraphs too."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = f"{prefix}/{node.name or node.op_type}"
+    _rename(copy, names)
+    return copy
+
+
+def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
+    node.input[:] = [names.get(n, n) for n in node.input]
+    node.output[:] = [names.get(n, n) for n in node.output]
+    for a in node.attribute:
+        if a.type == onnx.AttributeProto.GRAPH:
+            for inner in a.g.node:
+                _rename(inner, names)
+            for o in a.g.output:
+                o.name = names.get(o.name, o.name)
+
+
+# -- sequences: lists of value names, known at compile time -----------------------------------------------------------
+
+
+def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
+    options = {a.name: a.i for a in node.attribute}
+    source = importer.type_of(node.input[0])
+    axis = options.get("axis", 0) % max(source.ndim, 1)
+    length = source.shape[axis]
+    if len(node.input) > 1 and node.input[1]:
+        known = importer.known.get(node.input[1])
+        if known is None:
+            raise ModelError("its split sizes are computed from data; a static program needs them known")
+        given = known.array
+        size = int(given) if given.ndim == 0 else 0
+        sizes = [min(size, length - i) for i in range(0, length, size)] if size else given.tolist()
+        squeeze = False
+    else:
+        sizes, squeeze = [1] * length, not options.get("keepdims", 1)
+    parts = [f"{node.output[0]}/{i}" for i in range(len(sizes))]
+    held = [f"{p}/kept" for p in parts] if squeeze else parts
+    importer.known[f"{node.output[0]}/sizes"] = importer.constant(np.array(sizes, np.int64))
+    importer.known[f"{node.output[0]}/axis"] = importer.constant(np.array([axis], np.int64))
+    body = [onnx.helper.make_node("Split", [node.input[0], f"{node.output[0]}/sizes"], held, axis=axis)]
+    if squeeze:
+        axes = f"{node.output[0]}/axis"
+        body += [onnx.helper.make_node("Squeeze", [h, axes], [p]) for h, p in zip(held, parts, strict=True)]
+    importer.used.update([*held, *parts])
+    importer.run_nodes(body)
+    importer.sequences[node.output[0]] = parts
+
+
+def _sequence_at(importer: Importer, node: onnx.NodeProto) -> None:
+    items = importer.sequences[node.input[0]]
+    at = _position(importer, node.input[1], len(items))
+    importer.run_nodes([onnx.helper.make_node("Identity", [items[at]], [node.output[0]], name=node.name)])
+
+
+def _position(importer: Importer, name: str, length: int) -> int:
+    known = importer.known.get(name)
+    if known is None:
+        raise ModelError("its position is computed from data; a static program needs it known")
+    at = int(known.array.reshape(()))
+    if not -length <= at <= length:
+        raise ModelError(f"position {at} is outside of a sequence of {length}")
+    return at
+
+
+def _sequence_insert(importer: Importer, node: onnx.NodeProto) -> None:
+    items = list(importer.sequences[node.input[0]])
+    at = _position(importer, node.input[2], len(items)) if len(node.input) > 2 and node.input[2] else len(items)
+    items.insert(at, node.input[1])
+    importer.sequences[node.output[0]] = items
+
+
+def _sequence_erase(importer: Importer, node: onnx.NodeProto) -> None:
+    items = list(importer.sequences[node.input[0]])
+    del items[_position(importer, node.input[1], len(items)) if len(node.input) > 1 and node.input[1] else -1]
+    importer.sequences[node.output[0]] = items
+
+
+def _concat_from_sequence(importer: Importer, node: onnx.NodeProto) -> None:
+    options = {a.name: a.i for a in node.attribute}
+    items, axis = list(importer.sequences[node.input[0]]), options["axis"]
+    body = []
+    if options.get("new_axis", 0):
+        axes = f"{node.output[0]}/axes"
+        importer.known[axes] = importer.constant(np.array([axis], np.int64))
+        for i, item in enumerate(items):
+            items[i] = f"{node.output[0]}/{i}"
+            body.append(onnx.helper.make_node("Unsqueeze", [item, axes], [items[i]]))
+    body.append(onnx.helper.make_node("Concat", items, [node.output[0]], axis=axis, name=node.name))
+    importer.used.update(items)
+    importer.run_nodes(body)
+
+
+def _sequence_length(importer: Importer, node: onnx.NodeProto) -> None:
+    length = np.array(len(importer.sequences[node.input[0]]), np.int64)
+    importer.known[node.output[0]] = importer.constant(length)
+
+
+def _sequence_construct(importer: Importer, node: onnx.NodeProto) -> None:
+    importer.sequences[node.output[0]] = list(node.input)
+
+
+def _sequence_empty(importer: Importer, node: onnx.NodeProto) -> None:
+    importer.sequences[node.output[0]] = []
+
+
+#: nodes that the importer settles itself
+CONTROL: dict[str, Callable[[Importer, onnx.NodeProto], None]] = {
+    "If": take_branch,
+    "SplitToSequence": _split_to_sequence,
+    "SequenceAt": _sequence_at,
+    "SequenceConstruct": _sequence_construct,
+    "SequenceEmpty": _sequence_empty,
+    "SequenceInsert": _sequence_insert,
+    "SequenceErase": _sequence_erase,
+    "SequenceLength": _sequence_length,
+    "ConcatFromSequence": _concat_from_sequence,
+}

@@ -1,0 +1,64 @@
+"""Training curves: six SGD steps of files that PyTorch exported must give PyTorch's own losses.
+
+tests/data/pytorch/README.md says how the references were made; nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recompute as rc
+
+FOLDER = Path(__file__).parent / "data" / "pytorch"
+CASES = json.loads((FOLDER / "index.json").read_text())["cases"]
+IDS = [c["file"].removesuffix(".onnx") for c in CASES]
+
+
+def program_of(case: dict[str, Any], data: Any) -> tuple[rc.Program, dict[str, np.ndarray], str]:
+    """The forward program with its loss, the feed, and the loss's name."""
+    shapes = {name: data[key].shape for name, key in case["inputs"].items()}
+    program = rc.load(FOLDER / case["file"], input_shapes=shapes, trainable=case["trainable"])
+    feed = {name: data[key] for name, key in case["inputs"].items()}
+    if case["loss"] == "internal":
+        return program, feed, program.outputs[0].name
+    loss = getattr(rc.losses, case["loss"])(program.outputs[0])
+    feed["label"] = data[case["label"]].astype(program["label"].value.type.numpy)
+    return program, feed, loss.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_losses_of_six_sgd_steps(case: dict[str, Any]) -> None:
+    data = np.load(FOLDER / case["npz"])
+    program, feed, loss = program_of(case, data)
+    rc.SGD(learning_rate=case["lr"]).minimize(program[loss])
+    executor = rc.Executor()
+    losses = [float(executor.run(program, feed, [loss])[0].reshape(())) for _ in range(6)]
+    # float32 rounding of the framework itself is up to 5e-7; 1e-5 leaves room for another order of summation
+    np.testing.assert_allclose(losses, data["losses64"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_first_gradients(case: dict[str, Any]) -> None:
+    data = np.load(FOLDER / case["npz"])
+    program, feed, loss = program_of(case, data)
+    pairs = rc.SGD(learning_rate=0.0).backward(program[loss])
+    found = dict(zip([p.name for p, _ in pairs], rc.Executor().run(program, feed, [g for _, g in pairs]), strict=True))
+    norms = dict(zip(data["grad_names"].tolist(), data["grad_norm"], strict=True))
+    largest = max(norms.values())
+    checked = 0
+    for i, torch_name in enumerate(data["grad_names"].tolist()):
+        name = case["parameters"].get(torch_name)
+        if name is None or name not in found:
+            continue
+        g = found[name].T if torch_name in case["transposed"] else found[name]
+        assert abs(np.linalg.norm(g.astype(np.float64)) - norms[torch_name]) <= 1e-5 * max(norms[torch_name], largest)
+        at, values = data["grad_index"][i], data["grad_value"][i]
+        tolerance = 1e-5 * max(np.abs(values).max(), largest)
+        np.testing.assert_allclose(np.ravel(g)[at], values, rtol=0, atol=tolerance, err_msg=torch_name)
+        checked += 1
+    assert checked or not case["parameters"]
