@@ -45,13 +45,13 @@ class FunctionBuilder:
     # -- for `export` --------------------------------------------------------------------------------------
 
     def node(self, op_type: str, ins: Sequence[str], outs: Sequence[str], **attributes: Any) -> None:
-        """A node of ONNX's default domain; attributes that are None are left out, "" is an absent value."""
+        """A node of ONNX's default domain; attributes that are None or empty are left out, "" is an absent value."""
         schema = _schema(op_type)
         node = onnx.NodeProto(op_type=op_type, name=next((o for o in outs if o), op_type))
         node.input.extend(_trimmed(ins))
         node.output.extend(_trimmed(outs))
         for name, value in attributes.items():
-            if value is not None:
+            if value is not None and not (isinstance(value, (tuple, list)) and not value):
                 node.attribute.append(_attribute(schema, name, value))
         for o in node.output:
             self._made[o] = node
@@ -212,7 +212,7 @@ def _attributes_of(op: Op) -> dict[str, Any]:
     for field in dataclasses.fields(op):
         value = getattr(op, field.name)
         if field.name in known:
-            found[field.name] = None if value == () else value
+            found[field.name] = value
         elif field.default is dataclasses.MISSING or value != field.default:
             raise ModelError(f"{op.name}: ONNX's {op.onnx_name} has no attribute '{field.name}': it needs `export`")
     return found
