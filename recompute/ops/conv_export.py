@@ -5,44 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .window import full
+from .window import Window, full
 
 
 def export_grad_input(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
-    """ConvTranspose; its `output_padding` covers the input elements behind the last window."""
+    """ConvTranspose from the weight and dy."""
     w, dy = ins
-    kernel, maps = g.shape(w)[2:], g.shape(dy)[2:]
-    n = len(kernel)
-    strides, dilations, pads = full(op.strides, n, 1), full(op.dilations, n, 1), full(op.pads, 2 * n, 0)
-    fields = {"strides": strides, "dilations": dilations, "group": op.group}
-    uncropped = [(maps[i] - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1 for i in range(n)]
-    after = [uncropped[i] - pads[i] - op.shape[i] for i in range(n)]
-    extra = [max(-a, 0) for a in after]
-    if all(e < max(s, 1) for e, s in zip(extra, strides, strict=True)):
-        after = [max(a, 0) for a in after]
-        g.node("ConvTranspose", [dy, w], outs, pads=(*pads[:n], *after), output_padding=extra, **fields)
-        return True
-    whole = g.call("ConvTranspose", dy, w, **fields)
-    edges = (0, 0, *(-p for p in pads[:n]), 0, 0, *(-a for a in after))
-    g.node("Pad", [whole, g.ints(edges)], outs)
+    window = op.window(op.shape, g.shape(dy)[2:], g.shape(w)[2:])
+    transposed(g, window, dy, w, op.group, outs)
     return True
+
+
+def transposed(g: Any, window: Window, dy: str, w: str, group: int, outs: Sequence[str]) -> None:
+    """ConvTranspose; its `output_padding` covers the input elements behind the last window, else Pad does."""
+    n = len(window.kernel)
+    strides, dilations, begin = window.strides, window.dilations, window.begin
+    fields = {"strides": strides, "dilations": dilations, "group": group}
+    after = [
+        (window.out[i] - 1) * strides[i] + (window.kernel[i] - 1) * dilations[i] + 1 - begin[i] - window.inp[i]
+        for i in range(n)
+    ]
+    extra = [max(-a, 0) for a in after]
+    if all(e < s for e, s in zip(extra, strides, strict=True)):
+        pads = (*begin, *(max(a, 0) for a in after))
+        g.node("ConvTranspose", [dy, w], outs, pads=pads, output_padding=extra, **fields)
+        return
+    whole = g.call("ConvTranspose", dy, w, **fields)
+    edges = (0, 0, *(-p for p in begin), 0, 0, *(-a for a in after))
+    g.node("Pad", [whole, g.ints(edges)], outs)
 
 
 def export_transposed(op: Any, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
     """ConvTranspose; an `output_padding` not below the stride, which runtimes refuse, is a Pad behind it."""
     n = len(g.shape(ins[1])) - 2
-    strides, dilations, pads = full(op.strides, n, 1), full(op.dilations, n, 1), full(op.pads, 2 * n, 0)
-    extra = full(op.output_padding, n, 0)
+    strides, extra = full(op.strides, n, 1), full(op.output_padding, n, 0)
     if all(e < s for e, s in zip(extra, strides, strict=True)):
         return False
-    whole = g.call("ConvTranspose", *ins[:2], strides=strides, dilations=dilations, group=op.group)
-    after = [e - p for e, p in zip(extra, pads[n:], strict=True)]
-    padded = g.call("Pad", whole, g.ints((0, 0, *(-p for p in pads[:n]), 0, 0, *after)))
+    x, w = (g.type(name) for name in ins[:2])
+    window = op.window(op.infer(x, w)[0].shape[2:], x.shape[2:], w.shape[2:])
     if len(ins) > 2 and ins[2]:
+        padded = g.fresh("padded")
+        transposed(g, window, ins[0], ins[1], op.group, [padded])
         bias = g.call("Reshape", ins[2], g.ints((-1, *(1,) * n)))
         g.node("Add", [padded, bias], outs)
     else:
-        g.node("Identity", [padded], outs)
+        transposed(g, window, ins[0], ins[1], op.group, outs)
     return True
 
 
