@@ -341,7 +341,7 @@ class OneCycleLR(LRScheduler):
         top, start, end = self.max_learning_rate, self.max_learning_rate / self.divide_factor, self.end_learning_rate
         rise, last = self.phase_pct * self.total_steps - 1, self.total_steps - 1
         if self.three_phase:
-            phases = [(0, rise, start, top), (rise, 2 * rise + 1, top, start), (2 * rise + 1, last, start, end)]
+            phases = [(0, rise, start, top), (rise, 2 * rise, top, start), (2 * rise, last, start, end)]
         else:
             phases = [(0, rise, start, top), (rise, last, top, end)]
         step = step.at_most(last)

@@ -119,9 +119,10 @@ class Optimizer:
         b = program.builder(Role.OPTIMIZE, "optimizer")
         rate = self._learning_rate(b, step)
         values = [(p.value, g.value) for p, g in pairs]
-        clip = self._clip.begin(b, [g for _, g in values]) if self._clip is not None else None
+        common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
         for p, g in values:
-            self._add_update(b, p, g if clip is None else self._clip.scaled(b, g, clip), rate, step)
+            clipped = g if self._clip is None else self._clip.scaled(b, g, common)
+            self._add_update(b, p, clipped, rate, step)
         program.append(b)
         program.block = EagerUpdates().run(program.block)
         b = program.builder(Role.OPTIMIZE)
