@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import JobError, RecomputeError, UsageError, nearest
+from .files import replacing
 
 EPILOG = """\
 examples:
@@ -353,7 +353,8 @@ class _Job:
         if self.to_stdout:
             sys.stdout.write(text)
         else:
-            write_atomically(self.args.json, lambda f: f.write(text.encode()))
+            with replacing(self.args.json) as temporary:
+                temporary.write_text(text)
 
     def verdict(self) -> int:
         """1 where a check failed or the measured peak is not the predicted one."""
@@ -363,20 +364,6 @@ class _Job:
         if check and not check["passed"]:
             raise JobError("--check found a difference: see above")
         return 0
-
-
-def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Writes a temporary file in the same folder and renames it: the file is whole or not there."""
-    path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
-    try:
-        with os.fdopen(handle, "wb") as f:
-            write(f)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _split(text: str) -> list[str]:

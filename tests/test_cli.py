@@ -1,0 +1,160 @@
+"""The command line: what it prints and writes, and one clear error with the right exit code for each wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from recompute import models
+from recompute.cli import main
+
+MLP = str(Path(models.__file__).parent / "mlp.onnx")
+
+
+def small_model(op: str = "Relu", **options: object) -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, options.get("shape", [2, 3]))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    w = helper.make_tensor("w", TensorProto.FLOAT, [3, 3], np.eye(3, dtype="f4").tobytes(), raw=True)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="first"),
+        helper.make_node(op, ["h"], ["y"], name="second", domain=str(options.get("domain", ""))),
+    ]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("custom", 1)]
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [y], [w]), opset_imports=opsets)
+
+
+def test_the_documented_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, "--checkpoints", "fc_1,pred"]) == 0
+    out = capsys.readouterr().out
+    for word in ("recomputed operators", "peak memory", "kept for the backward pass", "estimated step time"):
+        assert word in out
+    assert "checkpoints: fc_1, pred" in out
+
+
+def test_the_report_for_machines(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    code = main(["mlp4", "--batch", "64", "--checkpoints", "relu_*", "--run", "3", "--check", "--json", str(report), "-q"])
+    assert code == 0
+    found = json.loads(report.read_text())
+    assert found["run"]["measured_peak_bytes"] == found["recompute"]["peak_bytes"]
+    assert found["recompute"]["peak_bytes"] <= found["plain"]["peak_bytes"]
+    assert found["checkpoints"] == ["relu_1", "relu_2", "relu_3"]
+    assert len(found["run"]["losses"]) == len(found["run"]["step_seconds"]) == 3
+    assert found["check"]["steps"]["same_bits"]
+    assert isinstance(found["recompute"]["recomputed_operators"], int) and found["recompute"]["kept_bytes"] > 0
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_json_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, "--checkpoints", "fc_1", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"] == ["fc_1"]
+
+
+def test_checkpoints_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept.txt"
+    kept.write_text("# the first layer\nfc_1\n\npred\n")
+    assert main([MLP, "--checkpoints", f"@{kept}"]) == 0
+    assert "checkpoints: fc_1, pred" in capsys.readouterr().out
+
+
+def test_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resnet18", "--option", "image=32", "--batch", "2", "--list-checkpoints"]) == 0
+    out = capsys.readouterr().out
+    assert "layer1.0.out" in out and "layer4.1.out" in out and "layer1.0.conv1" not in out
+
+
+def test_dump_ir(tmp_path: Path) -> None:
+    assert main([MLP, "--checkpoints", "fc_1", "--dump-ir", str(tmp_path / "ir"), "-q"]) == 0
+    names = sorted(p.name for p in (tmp_path / "ir").iterdir())
+    assert names == ["00-forward.rir", "01-step.rir", "02-planned.rir"]
+
+
+def test_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data.npz"
+    g = np.random.default_rng(0)
+    np.savez(data, x=g.standard_normal((8, 32)).astype("f4"), label=g.integers(0, 2, 8))
+    assert main([MLP, "--batch", "4", "--run", "4", "--data", str(data)]) == 0
+    assert "as predicted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        ([], 2, "give a model"),
+        (["nothing.onnx"], 2, "neither a file nor a network"),
+        (["resnet51"], 2, "did you mean resnet50"),
+        ([MLP, "--checkpoints", "nope"], 2, "no value is called 'nope'"),
+        ([MLP, "--checkpoints", "fc_2"], 2, "did you mean fc_1"),
+        ([MLP, "--checkpoints", "@/no/such/file"], 2, "cannot read"),
+        ([MLP, "--checkpoints", ","], 2, "--checkpoints is empty"),
+        ([MLP, "--batch", "0"], 2, "--batch must be at least 1"),
+        ([MLP, "--run", "0"], 2, "--run needs at least 1 step"),
+        ([MLP, "--loss", "nope"], 2, "unknown loss 'nope'"),
+        ([MLP, "--optimizer", "adamm"], 2, "did you mean adam"),
+        ([MLP, "--input-shapes", "x:32"], 2, "--input-shapes"),
+        ([MLP, "--input-shapes", "y:[2,32]"], 2, "no input is called 'y'"),
+        ([MLP, "--input-shapes", "x:[2,33]"], 2, "does not fit"),
+        ([MLP, "--trainable", "nope"], 2, "no float initializer is called 'nope'"),
+        ([MLP, "--data", "x.npz"], 2, "--data is for --run"),
+        ([MLP, "--data", "/no/such.npz", "--run", "1"], 1, "cannot read the data file"),
+        ([MLP, "--json", "/no/such/folder/report.json"], 2, "does not exist"),
+        (["mlp", "--option", "nope=1"], 2, "no option 'nope'"),
+    ],
+)
+def test_wrong_requests(arguments: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert why in error and "Traceback" not in error
+    assert len([line for line in error.splitlines() if "error:" in line]) == 1
+
+
+def wrong_files(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    """Broken models by name: the file, and what the error must say."""
+    found: dict[str, tuple[Path, str]] = {}
+
+    def add(name: str, content: bytes, why: str) -> None:
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(content)
+        found[name] = (path, why)
+
+    whole = Path(MLP).read_bytes()
+    add("truncated", whole[: len(whole) // 2], "truncated")
+    add("empty", b"", "holds no graph")
+    add("text", b"this is no model at all", "no ONNX model")
+    add("unknown", small_model("NoSuchOp", domain="custom").SerializeToString(), "node 'second' (custom.NoSuchOp)")
+    add("open", small_model(shape=[2, None]).SerializeToString(), "dimension 1 is open")
+    outside = small_model()
+    t = outside.graph.initializer[0]
+    t.ClearField("raw_data")
+    t.data_location = TensorProto.EXTERNAL
+    t.external_data.add(key="location", value="../../etc/passwd")
+    add("outside", outside.SerializeToString(), "points outside the model's folder: '../../etc/passwd'")
+    huge = small_model()
+    huge.graph.initializer[0].dims[:] = [1 << 40, 1 << 20]
+    add("huge", huge.SerializeToString(), "the limit is")
+    short = small_model()
+    short.graph.initializer[0].dims[:] = [4, 4]
+    add("short", short.SerializeToString(), "needs 64 bytes, the file has 36")
+    cycle = small_model()
+    cycle.graph.node[0].input[0] = "y"
+    add("cycle", cycle.SerializeToString(), "which nothing before it writes")
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["truncated", "empty", "text", "unknown", "open", "outside", "huge", "short", "cycle"]
+)
+def test_wrong_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, why = wrong_files(tmp_path)[name]
+    out = tmp_path / "out"
+    out.mkdir()
+    code = main([str(path), "-o", str(out / "step.onnx"), "--json", str(out / "report.json")])
+    error = capsys.readouterr().err
+    assert code == (2 if name == "open" else 1), error
+    assert why in error and "Traceback" not in error
+    assert not list(out.iterdir()), "a failed job leaves no file behind"
