@@ -18,7 +18,7 @@ from google.protobuf.message import EncodeError
 from .errors import ModelError, RecomputeError, UsageError
 from .files import replacing
 from .ir import Block, Value
-from .onnx_function_builder import tensor_of, value_info
+from .onnx_function_builder import fill_tensor, value_info
 from .onnx_model import read_model, tensor_array
 from .program import Program
 from .state import contents
@@ -240,24 +240,26 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
     if missing:
         raise ModelError(_listed("the original model has no place for these trained values", missing))
     model = _without(source, "graph")
-    graph = _without(source.graph, "initializer", "node")
+    graph = model.graph
+    graph.CopyFrom(_without(source.graph, "initializer", "node"))
     graph.node.extend(n for n in source.graph.node if not (_is_constant(n) and n.output[0] in trained))
     old = {t.name: t for t in source.graph.initializer}
     for name, t in old.items():
         if name in trained:
-            graph.initializer.append(tensor_of(name, _checked(contents(program, trained[name]), t)))
+            fill_tensor(graph.initializer.add(), name, _checked(contents(program, trained[name]), t))
         else:
             graph.initializer.append(t)
     declared = {i.name for i in graph.input}
     for name, v in trained.items():
         if name not in old:
-            graph.initializer.append(tensor_of(name, contents(program, v)))
+            fill_tensor(graph.initializer.add(), name, contents(program, v))
             if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
                 graph.input.append(value_info(name, v.type))
     for t in _all_tensors(graph):
         if t.data_location == onnx.TensorProto.EXTERNAL:
-            t.CopyFrom(tensor_of(t.name, tensor_array(t)))
-    model.graph.CopyFrom(graph)
+            t.raw_data = tensor_array(t).tobytes()
+            t.ClearField("external_data")
+            t.ClearField("data_location")
     return model
 
 

@@ -24,6 +24,7 @@ from .onnx_function_builder import (
     DOMAIN,
     OPSET,
     FunctionBuilder,
+    fill_tensor,
     set_metadata,
     tensor_of,
     value_info,
@@ -163,19 +164,20 @@ class _Step:
             producer_version=__version__,
         )
         set_metadata(model, self._metadata(plan, __version__))
+        for v in self._stored():
+            fill_tensor(model.graph.initializer.add(), v.name, contents(self.program, v))
         return model
 
+    def _stored(self) -> tuple[Value, ...]:
+        return (*self.block.parameters, *self.block.buffers, *self.block.state)
+
     def _graph_proto(self, fetch: Sequence[str]) -> onnx.GraphProto:
-        stored = (*self.block.parameters, *self.block.buffers, *self.block.state)
-        inputs = [value_info(v.name, v.type) for v in (*self.block.inputs, *stored)]
+        inputs = [value_info(v.name, v.type) for v in (*self.block.inputs, *self._stored())]
         outputs = dict.fromkeys([*(self.current[n] for n in (*self.block.outputs, *fetch)), *self._updated().values()])
         graph = helper.make_graph(
             self.graph.nodes, self.block.name, inputs, [value_info(n, self.graph.types[n]) for n in outputs]
         )
         graph.initializer.extend(self.graph.initializers)
-        for v in stored:
-            # one after the other: at no time is there more than one further copy
-            graph.initializer.append(tensor_of(v.name, contents(self.program, v)))
         if len(self.block.operators) <= _MAX_TYPED:
             declared = {v.name for v in self.block.declared()}.union(outputs)
             written = [v for op in self.block.operators for v in op.writes()]

@@ -239,10 +239,17 @@ def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> AttributePr
 
 def tensor_of(name: str, array: np.ndarray) -> onnx.TensorProto:
     """An array as a tensor with raw bytes."""
-    t = TensorType.of(array)
-    proto = onnx.TensorProto(name=name, data_type=dtype_to_onnx(t.dtype), dims=t.shape)
-    proto.raw_data = np.asarray(array).tobytes()
+    proto = onnx.TensorProto()
+    fill_tensor(proto, name, array)
     return proto
+
+
+def fill_tensor(proto: onnx.TensorProto, name: str, array: np.ndarray) -> None:
+    """Writes an array into an empty tensor: where that has its place already, large bytes are copied less often."""
+    t = TensorType.of(array)
+    proto.name, proto.data_type = name, dtype_to_onnx(t.dtype)
+    proto.dims.extend(t.shape)
+    proto.raw_data = array.tobytes()
 
 
 def type_proto(t: TensorType) -> onnx.TypeProto:
