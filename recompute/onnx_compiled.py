@@ -23,7 +23,7 @@ from .onnx_model import read_model, tensor_array
 from .program import Program
 from .state import contents
 from .text import parse
-from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
+from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 from .verify import verify
 
 #: models above this size have their tensors in a file of their own: protobuf ends at 2 GiB
@@ -183,7 +183,7 @@ def _data(block: Block, proto: onnx.ModelProto, where: str) -> dict[str, np.ndar
         if t is None:
             problems.append(f"'{v.name}' ({v.type}) has no initializer")
         elif (t.data_type, tuple(t.dims)) != (dtype_to_onnx(v.dtype), v.shape):
-            kind = dtype_from_onnx(t.data_type) or onnx.TensorProto.DataType.Name(t.data_type)
+            kind = show_onnx_dtype(t.data_type)
             problems.append(f"'{v.name}' is {v.type}, its initializer {kind}[{','.join(map(str, t.dims))}]")
     inputs = {i.name for i in proto.graph.input}
     problems += [f"input '{v.name}' is missing" for v in block.inputs if v.name not in inputs]

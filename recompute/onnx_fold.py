@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from .errors import ModelError
-from .types import DTYPES, TensorType, dtype_from_onnx
+from .types import DTYPES, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: results with more elements than this are not folded but computed in the step
 MAX_FOLDED = 1 << 24
@@ -41,7 +41,7 @@ class Known:
     def of_initializer(t: onnx.TensorProto) -> Known:
         """An initializer; its bytes are not copied.  ModelError for element types that are not supported."""
         if dtype_from_onnx(t.data_type) is None:
-            kind = onnx.TensorProto.DataType.Name(t.data_type)
+            kind = show_onnx_dtype(t.data_type)
             raise ModelError(f"initializer '{t.name}' has element type {kind}, which is not supported")
         from .onnx_model import tensor_array
 
@@ -124,7 +124,7 @@ def _constant(node: onnx.NodeProto) -> np.ndarray:
         from .onnx_model import tensor_array
 
         if dtype_from_onnx(a.t.data_type) is None:
-            kind = onnx.TensorProto.DataType.Name(a.t.data_type)
+            kind = show_onnx_dtype(a.t.data_type)
             raise ModelError(f"a constant has element type {kind}, which is not supported")
         return tensor_array(a.t)
     if a.name in ("value_float", "value_floats"):

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from .errors import ModelError, UsageError, nearest
-from .types import DTYPES, TensorType, dtype_from_onnx
+from .types import DTYPES, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
 TARGET_OPSET = 18
@@ -233,7 +233,7 @@ def _fixed(
         raise ModelError(f"input '{i.name}' is no tensor; only tensors can be fed")
     dtype = dtype_from_onnx(i.type.tensor_type.elem_type)
     if dtype is None:
-        kind = onnx.TensorProto.DataType.Name(i.type.tensor_type.elem_type)
+        kind = show_onnx_dtype(i.type.tensor_type.elem_type)
         raise ModelError(f"input '{i.name}' has element type {kind}, which is not supported")
     has_shape = i.type.tensor_type.HasField("shape")
     dims = list(i.type.tensor_type.shape.dim)

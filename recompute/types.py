@@ -52,6 +52,14 @@ def dtype_from_onnx(number: int) -> str | None:
     return _FROM_ONNX.get(number)
 
 
+def show_onnx_dtype(number: int) -> str:
+    """A name for any TensorProto.DataType number, for errors: ours, ONNX's, or the number itself."""
+    import onnx
+
+    known = onnx.TensorProto.DataType.values()
+    return _FROM_ONNX.get(number) or (onnx.TensorProto.DataType.Name(number) if number in known else f"number {number}")
+
+
 def dtype_to_onnx(name: str) -> int:
     """The ONNX TensorProto.DataType number of a short name."""
     return _ONNX[name]
