@@ -108,6 +108,11 @@ class NodeContext:
         known = self._importer.known.get(self._node.input[i])
         return None if known is None else known.array
 
+    def origin(self, i: int) -> str | None:
+        """Where the contents of input `i` come from (see `Known.origin`), None where they are not known."""
+        known = self._importer.known.get(self._node.input[i]) if i < len(self._node.input) else None
+        return None if known is None else known.origin
+
     def need_constant(self, i: int, what: str) -> np.ndarray:
         """`constant(i)`, or a ModelError that says that `what` must be known."""
         found = self.constant(i)
