@@ -61,6 +61,12 @@ def store(xp: Any, target: Any, new: Any, active: Any) -> None:
         xp.copyto(target, new, where=active[:, None])
 
 
+def clear(xp: Any, target: Any, active: Any) -> None:
+    """Zeros in the rows that are not `active` (None: all are), whatever was there."""
+    if active is not None:
+        xp.copyto(target, target.dtype.type(0), where=~active[:, None])
+
+
 class Recurrent(Op, abstract=True):
     """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
 
@@ -307,10 +313,9 @@ class RecurrentGrad(Op, abstract=True):
 
         given, _, grads = self.parts(inputs)
         found = gradient_through_expansion(self.forward(), b, given, grads)
-        none = [
-            v if g is None and v is not None and v.type.is_float else None for v, g in zip(given, found, strict=True)
-        ]
-        found = [g if v is None else b.fill(0.0, v) for v, g in zip(none, found, strict=True)]
+        for i, (v, g) in enumerate(zip(given, found, strict=True)):
+            if g is None and v is not None and v.type.is_float:
+                found[i] = b.fill(0.0, v)
         return (*found[:4], *found[5:])
 
     def rooms(self, ins: Sequence[Any], outs: Sequence[Any], width: int) -> list[tuple[int, ...]]:

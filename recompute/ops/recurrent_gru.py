@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .recurrent import (
     Recurrent,
     RecurrentGrad,
+    clear,
     cut,
     filled,
     gradient_samples,
@@ -107,8 +108,7 @@ class GRU(Recurrent):
             xp.add(room, new, out=y[t, d])
             rows = None if lengths is None else xp.greater(lengths, t, out=active)
             store(xp, h, y[t, d], rows)
-            if rows is not None:
-                xp.multiply(y[t, d], rows[:, None], out=y[t, d])
+            clear(xp, y[t, d], rows)
         if last is not None:
             last[d] = h
 
@@ -191,11 +191,11 @@ class GRUGrad(RecurrentGrad):
         for t in reversed(self.forward().order(d, kept.shape[1])):
             rows = None if lengths is None else xp.greater(lengths, t, out=active)
             if dy is not None:
-                flowing = dy[t, d] if rows is None else xp.multiply(dy[t, d], rows[:, None], out=a)
-                xp.add(dh, flowing, out=dh)
+                a[...] = dy[t, d]
+                clear(xp, a, rows)
+                xp.add(dh, a, out=dh)
             self._step(xp, dg[t], kept[d, t], previous[t], r[d], (dh, a, e, u, v))
-            if rows is not None:
-                xp.multiply(dg[t], rows[:, None], out=dg[t])
+            clear(xp, dg[t], rows)
             store(xp, dh, a, rows)
         if outs[4] is not None:
             outs[4][d] = dh

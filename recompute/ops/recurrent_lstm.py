@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .recurrent import (
     Recurrent,
     RecurrentGrad,
+    clear,
     cut,
     filled,
     gradient_samples,
@@ -98,8 +99,7 @@ class LSTM(Recurrent):
             xp.tanh(new, out=room)
             xp.multiply(room, o, out=y[t, d])
             store(xp, h, y[t, d], rows)
-            if rows is not None:
-                xp.multiply(y[t, d], rows[:, None], out=y[t, d])
+            clear(xp, y[t, d], rows)
             if cells is not None:
                 cells[d, t] = c
         for last, state in ((last_h, h), (last_c, c)):
@@ -190,11 +190,11 @@ class LSTMGrad(RecurrentGrad):
             if lengths is not None:
                 rows = xp.greater(lengths, t, out=active)
             if dy is not None:
-                flowing = dy[t, d] if rows is None else xp.multiply(dy[t, d], rows[:, None], out=a)
-                xp.add(dh, flowing, out=dh)
+                a[...] = dy[t, d]
+                clear(xp, a, rows)
+                xp.add(dh, a, out=dh)
             self._step(xp, dg[t], gates[d, t], (before, cells[d, t]), None if p is None else p[d], (dh, dc, a, e))
-            if rows is not None:
-                xp.multiply(dg[t], rows[:, None], out=dg[t])
+            clear(xp, dg[t], rows)
             if dp is not None:
                 self._peepholes(xp, dp[d], dg[t], before, cells[d, t], a, row)
             store(xp, dc, e, rows)

@@ -8,6 +8,7 @@ from .recurrent import (
     DIRECTIONS,
     Recurrent,
     RecurrentGrad,
+    clear,
     filled,
     gradient_samples,
     logistic,
@@ -76,10 +77,8 @@ class RNN(Recurrent):
                 self._activate(xp, product)
                 rows = None if lengths is None else xp.greater(lengths, t, out=active)
                 store(xp, h, product, rows)
-                if rows is None:
-                    y[t, d] = product
-                else:
-                    xp.multiply(product, rows[:, None], out=y[t, d])
+                y[t, d] = product
+                clear(xp, y[t, d], rows)
             if last is not None:
                 last[d] = h
 
@@ -149,8 +148,9 @@ class RNNGrad(RecurrentGrad):
         for t in reversed(self.forward().order(d, y.shape[0])):
             rows = None if lengths is None else xp.greater(lengths, t, out=active)
             if dy is not None:
-                flowing = dy[t, d] if rows is None else xp.multiply(dy[t, d], rows[:, None], out=a)
-                xp.add(dh, flowing, out=dh)
+                a[...] = dy[t, d]
+                clear(xp, a, rows)
+                xp.add(dh, a, out=dh)
             dg[t] = dh
             if self.activation == "Tanh":
                 times_tanh_slope(xp, dg[t], y[t, d], a)
@@ -159,8 +159,7 @@ class RNNGrad(RecurrentGrad):
                 xp.multiply(dg[t], a, out=dg[t])
             else:
                 times_slope(xp, dg[t], y[t, d], a)
-            if rows is not None:
-                xp.multiply(dg[t], rows[:, None], out=dg[t])
+            clear(xp, dg[t], rows)
             xp.matmul(dg[t], r[d], out=a)
             store(xp, dh, a, rows)
         if outs[4] is not None:
