@@ -134,10 +134,20 @@ class FunctionBuilder:
                 self.types[name] = t
         if op.export(self, ins, outs):
             return
-        if op.onnx_name and onnx.defs.has(op.onnx_name, OPSET):
+        if op.onnx_name and self._onnx_has(op.onnx_name, ins, outs):
             self.node(op.onnx_name, ins, outs, **_attributes_of(op))
         else:
             self.expand(op, ins, outs)
+
+    def _onnx_has(self, op_type: str, ins: Sequence[str], outs: Sequence[str]) -> bool:
+        """Whether ONNX's operator takes these element types and has these outputs."""
+        if not onnx.defs.has(op_type, OPSET):
+            return False
+        schema = _schema(op_type)
+        formals = schema.inputs
+        kinds = [formals[min(i, len(formals) - 1)].types if n else () for i, n in enumerate(ins)]
+        fit = all(not n or _ONNX_KINDS[self.type(n).dtype] in k for n, k in zip(ins, kinds, strict=True))
+        return fit and len(_trimmed(outs)) <= schema.max_output
 
     def expand(self, op: Op, ins: Sequence[str], outs: Sequence[str]) -> None:
         """Writes what `op` expands into.  ModelError where that is nothing."""
@@ -218,6 +228,15 @@ def _attributes_of(op: Op) -> dict[str, Any]:
     return found
 
 
+# element types as ONNX's schemas write them
+_ONNX_KINDS = {
+    "f16": "tensor(float16)",
+    "bf16": "tensor(bfloat16)",
+    "f32": "tensor(float)",
+    "f64": "tensor(double)",
+    "bool": "tensor(bool)",
+    **{name: f"tensor({'u' if name[0] == 'u' else ''}int{name[1:]})" for name in DTYPES if name[0] in "ui"},
+}
 _CASTS: dict[int, Any] = {
     AttributeProto.FLOAT: float,
     AttributeProto.INT: int,
