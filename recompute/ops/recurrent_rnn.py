@@ -42,7 +42,8 @@ class RNN(Recurrent):
     def onnx_attributes(self):
         """One activation for each direction."""
         found = super().onnx_attributes()
-        return {**found, "activations": [found.pop("activation")] * self.directions}
+        activation = found.pop("activation")
+        return {**found, "activations": [activation] * self.directions}
 
     @classmethod
     def more(cls, node):
