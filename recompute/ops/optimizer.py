@@ -202,7 +202,7 @@ class AdamUpdate(Update):
     required_outputs = 3
     rate_at = 4
     step_at = 5
-    flops_per_element = 15
+    flops_per_element = 14
 
     @property
     def coupled(self) -> float:
@@ -210,17 +210,14 @@ class AdamUpdate(Update):
         return 0.0 if self.decoupled else self.weight_decay
 
     def factors(self, m, rate, step):
-        """lr / (1 - beta1ᵗ), √(1 - beta2ᵗ), 1 - lr·weight_decay."""
-        return (
-            rate / (1.0 - self.beta1**step),
-            m.sqrt(1.0 - self.beta2**step),
-            1.0 - rate * self.weight_decay,
-        )
+        """r·lr / (1 - beta1ᵗ), r·epsilon, 1 - lr·weight_decay, with r = √(1 - beta2ᵗ) on both sides of the quotient."""
+        root = m.sqrt(1.0 - self.beta2**step)
+        return rate * root / (1.0 - self.beta1**step), root * self.epsilon, 1.0 - rate * self.weight_decay
 
     def part(self, xp, w, g, state, factors, t):
         """In one temporary."""
         m, v, top = state
-        rate, root, keep = factors
+        rate, epsilon, keep = factors
         if self.decoupled:
             xp.multiply(w, keep, out=w)
         mix(xp, m, g, self.beta1, t)
@@ -230,8 +227,7 @@ class AdamUpdate(Update):
             xp.maximum(top, v, out=top)
             v = top
         xp.sqrt(v, out=t)
-        xp.divide(t, root, out=t)
-        xp.add(t, w.dtype.type(self.epsilon), out=t)
+        xp.add(t, epsilon, out=t)
         xp.divide(m, t, out=t)
         xp.multiply(t, rate, out=t)
         xp.subtract(w, t, out=w)
@@ -239,14 +235,14 @@ class AdamUpdate(Update):
     def formula(self, b, w, g, state, factors):
         """As the class says."""
         m, v, top = state
-        rate, root, keep = factors
+        rate, epsilon, keep = factors
         if self.decoupled:
             w = b.Mul(w, keep)
         m = mixed(b, m, g, self.beta1)
         v = used = mixed(b, v, b.Mul(g, g), self.beta2)
         if top is not None:
             top = used = b.Max(top, v)
-        u = b.Div(m, b.Add(b.Div(b.Sqrt(used), root), b.constant(self.epsilon, v)))
+        u = b.Div(m, b.Add(b.Sqrt(used), epsilon))
         return b.Sub(w, b.Mul(u, rate)), m, v, top
 
     @classmethod

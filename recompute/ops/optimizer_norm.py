@@ -56,46 +56,45 @@ class LambUpdate(TrustUpdate):
         return (parts[0], *parts)
 
     def factors(self, m, rate, step):
-        """lr, 1 - beta1ᵗ, √(1 - beta2ᵗ)."""
-        return rate, 1.0 - self.beta1**step, m.sqrt(1.0 - self.beta2**step)
+        """lr, r / (1 - beta1ᵗ), r·epsilon, with r = √(1 - beta2ᵗ)."""
+        root = m.sqrt(1.0 - self.beta2**step)
+        return rate, root / (1.0 - self.beta1**step), root * self.epsilon
 
     def compute(self, xp, ins, outs, scratch):
         """First the moments and both norms, then the step with r worked out once more."""
         rest, scratch = scratch[0], scratch[1:]
-        rate, c1, root = self.numbers(xp, ins)
+        rate, scale, epsilon = self.numbers(xp, ins)
         ww = rr = xp.zeros((), np.float64)
         for w, g, (m, v), t in self.parts(xp, ins, scratch, write=False):
             mix(xp, m, g, self.beta1, t)
             xp.multiply(g, g, out=t)
             mix(xp, v, t, self.beta2, t)
             ww = self.norm(xp, ww, w, t)
-            self._direction(xp, w, m, v, c1, root, t, rest[: t.size])
+            self._direction(xp, w, m, v, scale, epsilon, t, rest[: t.size])
             rr = self.norm(xp, rr, t, t)
         ok = (ww > 0) & (rr > 0)
         trust = xp.where(ok, xp.sqrt(ww / xp.where(ok, rr, 1.0)), 1.0).astype(scratch[0].dtype)
         for w, _, (m, v), t in self.parts(xp, ins, scratch):
-            self._direction(xp, w, m, v, c1, root, t, rest[: t.size])
+            self._direction(xp, w, m, v, scale, epsilon, t, rest[: t.size])
             xp.multiply(t, rate * trust, out=t)
             xp.subtract(w, t, out=w)
 
-    def _direction(self, xp: Any, w: Any, m: Any, v: Any, c1: Any, root: Any, t: Any, rest: Any) -> None:
+    def _direction(self, xp: Any, w: Any, m: Any, v: Any, scale: Any, epsilon: Any, t: Any, rest: Any) -> None:
         """t ← r."""
-        number = w.dtype.type
         xp.sqrt(v, out=t)
-        xp.divide(t, root, out=t)
-        xp.add(t, number(self.epsilon), out=t)
+        xp.add(t, epsilon, out=t)
         xp.divide(m, t, out=t)
-        xp.divide(t, c1, out=t)
-        xp.multiply(w, number(self.weight_decay), out=rest)
+        xp.multiply(t, scale, out=t)
+        xp.multiply(w, w.dtype.type(self.weight_decay), out=rest)
         xp.add(t, rest, out=t)
 
     def formula(self, b, w, g, state, factors):
         """As the class says."""
         m, v = state
-        rate, c1, root = factors
+        rate, scale, epsilon = factors
         m = mixed(b, m, g, self.beta1)
         v = mixed(b, v, b.Mul(g, g), self.beta2)
-        u = b.Div(b.Div(m, b.Add(b.Div(b.Sqrt(v), root), b.constant(self.epsilon, v))), c1)
+        u = b.Mul(b.Div(m, b.Add(b.Sqrt(v), epsilon)), scale)
         r = b.Add(u, scaled(b, w, self.weight_decay))
         nw, nr = self.norm_value(b, w), self.norm_value(b, r)
         zero, one = b.constant(0.0, "f64"), b.constant(1.0, "f64")

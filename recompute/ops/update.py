@@ -38,7 +38,7 @@ class Update(Op, abstract=True):
     """Base of the updates: inputs (w, g, ...); the outputs are the inputs that `updates` names, w first.
 
     A subclass gives `part` (in place, on one part of the flat arrays), `formula` (the same with operators), and
-    `scalars`, the names of what both get from `factors`.
+    `factors`, the scalars that both take.
     """
 
     weight_decay: float
