@@ -50,6 +50,10 @@ class GRU(Recurrent):
         super().more(node)
         return (int(bool(node.attributes.get("linear_before_reset", 0))),)
 
+    def export(self, g, ins, outs):
+        """ONNX's GRU, but unrolled in f64, for which ONNX Runtime has no kernel."""
+        return g.type(ins[0]).dtype != "f64" and super().export(g, ins, outs)
+
     def scratch(self, ins, outs):
         """Inputs' part of the gates, products, the state, room, the bias, rows that are active."""
         x, lengths = ins[0], filled(ins, 6)[4]
