@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def compile_step(
     `optimizer`: any of `rc.optimizers`; `checkpoints`: None keeps everything.  `dump`: a folder for the text after
     each stage.
     """
-    from .optimizers import RecomputeOptimizer
+    from .optimizers import RecomputeOptimizer, RecomputeWarning
 
     with without_gc():
         step = Program(
@@ -81,10 +82,11 @@ def compile_step(
         )
         step.aliases = dict(program.aliases)
         stages = [("forward", step.block)]
-        step.block = DeadCode().run(step.block)
         if checkpoints is not None:
             optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
-        optimizer.minimize(step[loss])
+        with warnings.catch_warnings():  # what they say stands in the plan's notes
+            warnings.simplefilter("ignore", RecomputeWarning)
+            optimizer.minimize(step[loss])
         stages.append(("step", step.block))
         step.block = run_passes(step.block, [DeadCode(), Liveness(), MemoryPlan()])
         stages.append(("planned", step.block))
