@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -208,6 +209,7 @@ def _trimmed(names: Sequence[str]) -> list[str]:
     return found
 
 
+@functools.cache
 def _schema(op_type: str) -> onnx.defs.OpSchema:
     if not onnx.defs.has(op_type, OPSET):
         raise ModelError(f"export: ONNX's opset {OPSET} has no operator '{op_type}'")
