@@ -306,6 +306,9 @@ class Importer:
             self._emit_function(node)
             return
         results = handler(context)
+        if results is None:  # not this form of it
+            self._emit_function(node)
+            return
         self._name_outputs(node, results if isinstance(results, tuple) else (results,), start)
 
     def _emit_function(self, node: onnx.NodeProto) -> None:
