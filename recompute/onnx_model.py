@@ -161,13 +161,31 @@ def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
 def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     from onnx import version_converter
 
+    resized = _old_resizes(model.graph) if opset <= 10 else set()
     try:
-        return version_converter.convert_version(model, TARGET_OPSET)
+        converted = version_converter.convert_version(model, TARGET_OPSET)
+        for node in converted.graph.node:
+            if node.op_type == "Resize" and node.output[0] in resized:
+                _resize_from_the_corner(node)
+        return converted
     except Exception as e:
         reason = str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
         raise ModelError(
             f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {reason}"
         ) from None
+
+
+def _old_resizes(graph: onnx.GraphProto) -> set[str]:
+    """Outputs of nodes that resize from the corner, as all did up to opset 10; the converter forgets it."""
+    return {node.output[0] for node in graph.node if node.op_type in ("Upsample", "Resize")}
+
+
+def _resize_from_the_corner(node: onnx.NodeProto) -> None:
+    kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
 
 
 def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
