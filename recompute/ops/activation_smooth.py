@@ -172,17 +172,19 @@ class UnitGrad(Tiled):
 
     flops_per_element = 4
     work = 1
-    masks = 1
 
-    def tile(self, xp, ins, out, temp, mask):
-        """The lower part, then the upper one over it."""
+    def tile(self, xp, ins, out, temp):
+        """The slope from below, which is height / width for y > 0; corrected there where the gain differs."""
         y, dy = ins
-        xp.add(y, self.height, out=out)
+        xp.minimum(y, 0, out=out)
+        xp.add(out, self.height, out=out)
         if self.width != 1:
             xp.divide(out, self.width, out=out)
+        if self.gain != self.height / self.width:
+            xp.greater(y, 0, out=temp)
+            xp.multiply(temp, self.gain - self.height / self.width, out=temp)
+            xp.add(out, temp, out=out)
         xp.multiply(out, dy, out=out)
-        xp.greater(y, 0, out=mask)
-        xp.copyto(out, dy if self.gain == 1 else xp.multiply(dy, self.gain, out=temp), where=mask)
 
     def expand(self, b, y, dy):
         """A choice."""

@@ -280,13 +280,13 @@ class Prefer(Elementwise):
         return (outs[0].with_dtype("bool"),)
 
     def compute(self, xp, ins, outs, scratch):
-        """Halves first, then all or nothing over them."""
+        """dy · ((a ≥ b) + (a > b)) / 2: sums are quicker than choices."""
         a, b, dy = ins
-        xp.multiply(dy, dy.dtype.type(0.5), out=outs[0])
-        xp.less(a, b, out=scratch[0])
-        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
+        xp.greater_equal(a, b, out=outs[0])
         xp.greater(a, b, out=scratch[0])
-        xp.copyto(outs[0], dy, where=scratch[0])
+        xp.add(outs[0], scratch[0], out=outs[0])
+        xp.multiply(outs[0], dy.dtype.type(0.5), out=outs[0])
+        xp.multiply(outs[0], dy, out=outs[0])
 
     def expand(self, b, x, y, dy):
         """Two choices."""
@@ -454,14 +454,13 @@ class ClipGrad(Elementwise):
         return (ins[0].with_dtype("bool"),)
 
     def compute(self, xp, ins, outs, scratch):
-        """dy, then 0 over what is outside."""
+        """dy · (x ≥ lowest) · (x ≤ highest): products are quicker than choices."""
         x, lowest, highest, dy = ins
-        zero = dy.dtype.type(0)
         outs[0][...] = dy
-        for bound, outside in ((lowest, xp.less), (highest, xp.greater)):
+        for bound, inside in ((lowest, xp.greater_equal), (highest, xp.less_equal)):
             if bound is not None:
-                outside(x, bound, out=scratch[0])
-                xp.copyto(outs[0], zero, where=scratch[0])
+                inside(x, bound, out=scratch[0])
+                xp.multiply(outs[0], scratch[0], out=outs[0])
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""
