@@ -1,0 +1,143 @@
+"""The random stream: Philox4x64-10 (Salmon et al. 2011), the same numbers for the same (seed, step), anywhere.
+
+Key: (seed, step) as two 64-bit words.  Block number b = 0, 1, ... is the cipher of the counter (b + 1, 0, 0, 0) and
+gives four 64-bit words; each word gives two 32-bit halves, the lower one first.  Number i is the upper 24 bits of
+half i: u_i = (half_i >> 8) · 2⁻²⁴, exact in float32, 0 ≤ u_i < 1.  So u_i is a pure function of (seed, step, i).
+
+NumPy's own C implementation, `Generator(Philox(key=[seed, step])).random(dtype=float32)`, gives exactly this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+_LOW = 0xFFFFFFFF
+
+
+def stream(xp: Any, seed: int, step: Any) -> Callable[[Any], None]:
+    """A function that fills float32 vectors with the next numbers of the stream (seed, step).
+
+    All but the last of these vectors must have a length that 8 divides.
+    """
+    if xp.__name__ == "numpy":
+        key = np.array([seed, int(step)], np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        return lambda out: generator.random(dtype=np.float32, out=out)
+    position = 0
+
+    def fill(out: Any) -> None:
+        nonlocal position
+        out[...] = uniform(xp, seed, step, position // 8, out.size)
+        position += out.size
+
+    return fill
+
+
+def uniform(xp: Any, seed: int, step: Any, block: int, count: int) -> Any:
+    """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
+    blocks = -(-count // 8)
+    key0 = np.uint64(seed)
+    key1 = xp.asarray(step).astype(np.uint64)
+    c0 = xp.arange(block + 1, block + blocks + 1, dtype=np.uint64)
+    c1, c2, c3 = (xp.zeros(blocks, np.uint64) for _ in range(3))
+    with np.errstate(over="ignore"):
+        for i in range(_ROUNDS):
+            high0, low0 = _wide_product(c0, _MULTIPLIERS[0])
+            high1, low1 = _wide_product(c2, _MULTIPLIERS[1])
+            k0 = key0 + np.uint64(_BUMPS[0] * i & (1 << 64) - 1)
+            k1 = key1 + np.uint64(_BUMPS[1] * i & (1 << 64) - 1)
+            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+    words = xp.stack([c0, c1, c2, c3], axis=1)
+    halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)[:count]
+    return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
+    """The upper and lower 64 bits of a · b."""
+    half, low = np.uint64(32), np.uint64(_LOW)
+    b0, b1 = np.uint64(b & _LOW), np.uint64(b >> 32)
+    a0, a1 = a & low, a >> half
+    middle = a1 * b0 + (a0 * b0 >> half)
+    other = a0 * b1 + (middle & low)
+    return a1 * b1 + (middle >> half) + (other >> half), a * np.uint64(b)
+
+
+def export_numbers(g: Any, seed: int, step: str, count: int) -> str:
+    """Writes the stream's first `count` numbers as ONNX nodes: 24-bit integers (int64 [count]).
+
+    Pairs of the cipher's words are computed together: rows (c0, c2) in `e`, (c1, c3) in `o`.  Arithmetic is on int64,
+    which wraps around like uint64; only shifts need the unsigned type.
+    """
+    write = _Words(g)
+    blocks = -(-count // 8)
+    first = np.zeros((2, blocks), np.int64)
+    first[0] = np.arange(1, blocks + 1)
+    e, o = g.array(first), g.array(np.zeros((2, 1), np.int64))
+    swapped = g.ints([1, 0])
+    seed_only = g.array(_signed([[seed], [0]]))
+    step_only = g.call("Mul", step, g.array(np.array([[0], [1]], np.int64)))
+    key = g.call("Add", seed_only, step_only)
+    for i in range(_ROUNDS):
+        high, low = write.wide_product(e)
+        bump = g.array(_signed([[_BUMPS[0] * i], [_BUMPS[1] * i]]))
+        mixed = g.call("BitwiseXor", g.call("Gather", high, swapped, axis=0), o)
+        e = g.call("BitwiseXor", mixed, g.call("Add", key, bump))
+        o = g.call("Gather", low, swapped, axis=0)
+    rows = [g.call("Unsqueeze", v, g.ints([1])) for v in (e, o)]
+    words = g.call("Reshape", g.call("Concat", *rows, axis=1), g.ints([4, 1, blocks]))
+    halves = g.call("Concat", write.low(words), write.high(words), axis=1)
+    ordered = g.call("Reshape", g.call("Transpose", halves, perm=[2, 0, 1]), g.ints([8 * blocks]))
+    if 8 * blocks != count:
+        ordered = g.call("Slice", ordered, g.ints([0]), g.ints([count]), g.ints([0]), g.ints([1]))
+    return write.shifted(ordered, 8)
+
+
+def _signed(values: Any) -> np.ndarray:
+    """64-bit words as int64."""
+    rows = [[v & (1 << 64) - 1 for v in row] for row in values]
+    return np.array(rows, np.uint64).view(np.int64)
+
+
+class _Words:
+    """Arithmetic on int64 words in ONNX."""
+
+    def __init__(self, g: Any) -> None:
+        self.g = g
+        halves = [[[m & _LOW] for m in _MULTIPLIERS], [[m >> 32] for m in _MULTIPLIERS]]
+        self.low_factor, self.high_factor = (g.array(np.array(h, np.int64)) for h in halves)
+        self.factor = g.array(_signed([[m] for m in _MULTIPLIERS]))
+        self.mask = g.array(np.array(_LOW, np.int64))
+
+    def shifted(self, x: str, bits: int) -> str:
+        """The word shifted right, zeros coming in."""
+        g = self.g
+        unsigned = g.call("Cast", x, to=_UINT64)
+        moved = g.call("BitShift", unsigned, g.array(np.array(bits, np.uint64)), direction="RIGHT")
+        return g.call("Cast", moved, to=_INT64)
+
+    def low(self, x: str) -> str:
+        """The lower half."""
+        return self.g.call("BitwiseAnd", x, self.mask)
+
+    def high(self, x: str) -> str:
+        """The upper half."""
+        return self.shifted(x, 32)
+
+    def wide_product(self, x: str) -> tuple[str, str]:
+        """The upper and lower 64 bits of x times the multipliers, row by row."""
+        g = self.g
+        low, high = self.low(x), self.high(x)
+        carry = self.high(g.call("Mul", low, self.low_factor))
+        middle = g.call("Add", g.call("Mul", high, self.low_factor), carry)
+        other = g.call("Add", g.call("Mul", low, self.high_factor), self.low(middle))
+        upper = g.call("Add", g.call("Mul", high, self.high_factor), self.high(middle))
+        return g.call("Add", upper, self.high(other)), g.call("Mul", x, self.factor)
+
+
+_INT64, _UINT64 = 7, 13
