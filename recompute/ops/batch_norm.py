@@ -12,12 +12,8 @@ from typing import Any
 
 from ..op import Cost, Op
 from ..types import TensorType
+from .norm_kernels import row_dots, wide
 from .window import BLOCK
-
-
-def wide(t: TensorType) -> TensorType:
-    """The type in which statistics of elements of type `t` are computed: at least float32."""
-    return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
 def channel_axes(ndim: int) -> tuple[int, ...]:
@@ -186,7 +182,7 @@ class BatchNormTrain(ChannelNorm):
             work = target if len(scratch) < 3 else scratch[2][: target.size].reshape(target.shape)
             _mean(xp, x[:, c], partial, mean, count)
             xp.subtract(x[:, c], mean[:, None], out=work)
-            xp.vecdot(work, work, out=partial)
+            row_dots(xp, work, work, partial)
             xp.sum(partial, axis=0, out=var)
             xp.multiply(var, var.dtype.type(1.0 / count), out=var)
             _factor(xp, var, self.epsilon, scale[c], factor)
@@ -321,7 +317,7 @@ class BatchNormGrad(ChannelNorm):
         xp.multiply(scale, inverse, out=factor)
         xp.sum(dy, axis=2, out=partial)
         xp.sum(partial, axis=0, out=total)
-        xp.vecdot(dy, centred, out=partial)
+        row_dots(xp, dy, centred, partial)
         xp.sum(partial, axis=0, out=against)
         xp.multiply(against, inverse, out=against)
 

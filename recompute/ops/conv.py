@@ -11,12 +11,8 @@ from ..types import TensorType
 from . import conv_kernels as kernels
 from .conv_export import export_grad_input, export_grad_weight, export_transposed
 from .conv_kernels import Geometry
+from .norm_kernels import wide
 from .window import Window, compact, full, output_size, window_attributes
-
-
-def wide(t: TensorType) -> TensorType:
-    """The type in which sums over elements of type `t` are made: at least float32."""
-    return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
 class Convolution(Op, abstract=True):

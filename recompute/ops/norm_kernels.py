@@ -21,6 +21,11 @@ def wide(t: TensorType) -> TensorType:
     return t.with_dtype("f32") if t.dtype in ("f16", "bf16") else t
 
 
+def row_dots(xp: Any, a: Any, b: Any, out: Any) -> None:
+    """out = Σ a · b over the last axis, by BLAS."""
+    xp.matmul(a[..., None, :], b[..., None], out=out[..., None, None])
+
+
 def _step(view: View) -> tuple[int, int]:
     """Extents of a block along the first two axes; the second is whole unless the first is 1."""
     a, g, s, p = view
@@ -73,7 +78,7 @@ def forward(
             xp.subtract(source, m[:, :, None, None], out=work)
         else:
             work[...] = source
-        xp.vecdot(flat, flat, out=inv)
+        row_dots(xp, flat, flat, inv)
         xp.multiply(inv, inv.dtype.type(1.0 / count), out=inv)
         xp.add(inv, inv.dtype.type(epsilon), out=inv)
         xp.sqrt(inv, out=inv)
@@ -136,7 +141,7 @@ def _finish(xp: Any, g: Any, normal: Any, sums: Any, inverse: Any, count: int, o
     """out = inverse · (g - mean(g) - normal · mean(g · normal)); g and normal are overwritten."""
     flat = (*sums.shape, -1)
     factor = sums.dtype.type(1.0 / count)
-    xp.vecdot(g.reshape(flat), normal.reshape(flat), out=sums)
+    row_dots(xp, g.reshape(flat), normal.reshape(flat), sums)
     xp.multiply(sums, factor, out=sums)
     xp.multiply(normal, sums[:, :, None, None], out=normal)
     if centre:
