@@ -65,7 +65,10 @@ def apply(block: Block, plan: RecomputePlan) -> Block:
         for again in reruns.get(i, ()):
             result.append(_clone(block.operators[again], latest, count, taken))
         result.append(_reading(op, latest))
-    needed = set(block.outputs).union(v.name for o in result for v in o.reads())
+    # optional outputs go where the reruns have taken their readers; one that had none (a gradient) is there to stay
+    read = {v.name for o in block.operators for v in o.reads()}
+    needed = {v.name for o in block.operators for v in o.writes() if v.name not in read}
+    needed.update(block.outputs, (v.name for o in result for v in o.reads()))
     return block.with_operators(drop_unused_outputs(o, needed) for o in result)
 
 

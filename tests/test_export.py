@@ -205,6 +205,34 @@ def test_a_step_trains_in_onnx_runtime() -> None:
         assert_close(array, program.data[name], name)
 
 
+@pytest.mark.filterwarnings("ignore:checkpoint .* saves nothing")
+@pytest.mark.parametrize("name", ["mlp", "lenet", "lstm"])
+def test_networks_train_in_onnx_runtime(name: str) -> None:
+    """Recomputed steps of the small networks: three losses, each after an update, as ours."""
+    program = rc.load(Path(__file__).parent.parent / "models" / f"{name}.onnx", batch=3)
+    loss = rc.losses.cross_entropy(program.outputs[0])
+    forward = [v.name for op in program.operators for v in op.writes()]
+    optimizer = rc.RecomputeOptimizer(rc.Momentum(learning_rate=0.01)).set_checkpoints(forward[1:-1:3])
+    optimizer.minimize(loss)
+    program.data = {n: np.array(a) for n, a in program.data.items()}
+    model = rc.export_step(program)
+    onnx.checker.check_model(model, full_check=True)
+    updates = json.loads(metadata(model)["recompute.updates"])
+    s, executor, g = session(model), rc.Executor(), np.random.default_rng(0)
+    feed = {
+        v.name: g.normal(size=v.shape).astype(v.value.type.numpy)
+        if v.value.type.is_float
+        else g.integers(0, 2, v.shape).astype(v.value.type.numpy)
+        for v in program.inputs
+    }
+    state: dict[str, np.ndarray] = {}
+    for step in range(3):
+        names = [loss.name, *updates.values()]
+        theirs, *after = s.run(names, {**feed, **state})
+        state = dict(zip(updates, after, strict=True))
+        assert_close(theirs, executor.run(program, feed, [loss])[0], f"loss of step {step}")
+
+
 def test_structure() -> None:
     """Names, roles, defaults, functions and types are there."""
     program = training()
