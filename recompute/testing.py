@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .builder import Builder
-from .ir import Block, Operator, Role, Value
+from .ir import Block, Constant, Operator, Role, Value
 from .op import Op
 from .passes.autodiff import differentiate
 from .program import Program
@@ -252,3 +252,36 @@ def all_ops() -> Iterator[type[Op]]:
 
     for name in sorted(REGISTRY):
         yield REGISTRY[name]
+
+
+def in_float64(program: Program) -> Program:
+    """The program with every float32 value, constant and attribute in float64, for gradient checks.
+
+    Names stay; parameters and buffers are converted copies.
+    """
+    block = program.block
+    new: dict[str, Value] = {}
+
+    def wide(v: Value) -> Value:
+        new[v.name] = Value(v.name, v.type.with_dtype("f64") if v.dtype == "f32" else v.type)
+        return new[v.name]
+
+    declared = {
+        field: tuple(wide(v) for v in getattr(block, field)) for field in ("inputs", "parameters", "buffers", "state")
+    }
+    constants = tuple(Constant(wide(c.value), c.data) for c in block.constants)
+    operators = []
+    for o in block.operators:
+        attributes = {k: "f64" if v == "f32" else v for k, v in vars(o.op).items()}
+        op = type(o.op)(**attributes)
+        inputs = tuple(None if v is None else new[v.name] for v in o.inputs)
+        types = op.infer(*(None if v is None else v.type for v in inputs))
+        outputs: list[Value | None] = []
+        for v, t in zip(o.outputs, types, strict=False):
+            if v is not None and not op.updates:
+                new[v.name] = Value(v.name, t)
+            outputs.append(None if v is None else new[v.name])
+        operators.append(Operator(op, inputs, tuple(outputs), o.role))
+    changes: dict[str, Any] = {**declared, "constants": constants}
+    data = {n: a.astype(np.float64) if a.dtype == np.float32 else a.copy() for n, a in program.data.items()}
+    return Program(block.with_operators(operators, **changes), data)

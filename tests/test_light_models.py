@@ -1,7 +1,6 @@
 """The nine light_* models inside the onnx wheel: load, attach a loss, one SGD step, and directional derivatives.
 
-Their weights are ConstantOfShape nodes; `init="he"` draws them.  Derivatives are taken in float64 on small images
-(the same graphs; the fixed reshapes of some ask for the original size).
+Their weights are ConstantOfShape nodes; `init="he"` draws them.
 """
 
 from __future__ import annotations
@@ -13,30 +12,78 @@ import onnx.backend.test
 import pytest
 
 import recompute as rc
+from recompute.passes.autodiff import differentiate
+from recompute.testing import in_float64
 
 LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 NAMES = sorted(p.stem for p in LIGHT.glob("light_*.onnx"))
+DIRECTIONS = 20
+
+
+def load(name: str) -> tuple[rc.Program, str, dict[str, np.ndarray]]:
+    """A model with its loss and a batch of one image."""
+    program = rc.load(LIGHT / f"{name}.onnx", init="he", seed=1)
+    loss = rc.losses.cross_entropy(program.outputs[0])
+    g = np.random.default_rng(0)
+    feed = {v.name: g.standard_normal(v.shape).astype(v.value.type.numpy) for v in program.inputs if v.dtype == "f32"}
+    feed["label"] = np.ones(program["label"].shape, np.int64)
+    return program, loss.name, feed
 
 
 def test_there_are_nine() -> None:
     assert len(NAMES) == 9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_one_sgd_step(name: str) -> None:
-    program = rc.load(LIGHT / f"{name}.onnx", init="he", seed=1)
-    loss = rc.losses.cross_entropy(program.outputs[0])
+    program, loss, feed = load(name)
     assert sum(v.value.size for v in program.parameters) > 1_000_000
-    before = {n: program.data[n] for n in (v.name for v in program.parameters)}
-    rc.SGD(learning_rate=0.01).minimize(loss)
-    g = np.random.default_rng(0)
-    feed = {v.name: g.standard_normal(v.shape).astype(v.value.type.numpy) for v in program.inputs if v.dtype == "f32"}
-    feed["label"] = np.zeros(program["label"].shape, np.int64)
+    before = {v.name: program.data[v.name].copy() for v in program.parameters}
+    rc.SGD(learning_rate=0.01).minimize(program[loss])
     (value,) = rc.Executor().run(program, feed, [loss])
-    assert np.isfinite(value)
+    assert np.isfinite(value).all()
     changed = 0
     for n, old in before.items():
         assert np.isfinite(program.data[n]).all(), n
         changed += not np.array_equal(program.data[n], old)
     assert changed > len(before) // 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_directional_derivatives(name: str) -> None:
+    """20 random directions, each through the weights of one layer or of all, against central differences."""
+    program, loss, feed = load(name)
+    program = in_float64(program)
+    feed = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feed.items()}
+    block, pairs = differentiate(program.block, loss)
+    grads = dict(zip([v.name for v, _ in pairs], run(program, block, feed, [g.name for _, g in pairs]), strict=True))
+    program.block = program.block.with_operators(program.block.operators, outputs=(loss,))
+    executor, g = rc.Executor(), np.random.default_rng(2)
+    names = sorted(grads)
+    for i in range(DIRECTIONS):
+        chosen = names if i == 0 else [names[int(g.integers(len(names)))]]
+        along = {n: g.standard_normal(grads[n].shape) * scale(program.data[n]) for n in chosen}
+        exact = sum(float((grads[n] * d).sum()) for n, d in along.items())
+        values = []
+        for step in (STEP, -2 * STEP):
+            for n, d in along.items():
+                program.data[n] += step * d
+            values.append(float(executor.run(program, feed, [loss])[0].reshape(())))
+        for n, d in along.items():
+            program.data[n] += STEP * d
+        numeric = (values[0] - values[1]) / (2 * STEP)
+        # the loss has about 15 digits, which over a step of 1e-9 leaves 1e-5 (sums of many terms: a few times that)
+        assert abs(exact - numeric) <= 5e-5 * max(1.0, abs(numeric)), (chosen[:1], exact, numeric)
+
+
+#: so small that hardly any ReLU or max pooling of the millions in a network changes sides within it
+STEP = 1e-9
+
+
+def scale(w: np.ndarray) -> float:
+    """The size of a weight's elements, so that each direction moves it by the same share."""
+    return float(np.sqrt(np.mean(np.square(w)))) or 0.01
+
+
+def run(program: rc.Program, block: rc.Block, feed: dict[str, np.ndarray], fetch: list[str]) -> list[np.ndarray]:
+    return rc.Executor().run(rc.Program(block, program.data), feed, fetch)
