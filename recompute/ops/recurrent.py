@@ -53,6 +53,11 @@ def times_tanh_slope(xp: Any, dy: Any, y: Any, room: Any) -> None:
     xp.multiply(dy, room, out=dy)
 
 
+def column_sums(xp: Any, x: Any, out: Any) -> None:
+    """out = Σ over the rows of x; half precision is added up in f32."""
+    xp.sum(x, axis=0, dtype=xp.float32 if x.dtype.itemsize == 2 else None, out=out)
+
+
 def store(xp: Any, target: Any, new: Any, active: Any) -> None:
     """target = new, in the rows that are `active` (None: all)."""
     if active is None:
@@ -357,7 +362,7 @@ class RecurrentGrad(Op, abstract=True):
         if dw is not None:
             xp.matmul(dg.T, x.reshape(-1, x.shape[2]), out=dw[d])
         if db is not None:
-            xp.sum(dg, axis=0, out=db[d, : w.shape[1]])
+            column_sums(xp, dg, db[d, : w.shape[1]])
 
 
 def sample_inputs(draw: Any, op: Recurrent, optional: Sequence[int], dtype: str = "f64") -> list[np.ndarray | None]:

@@ -8,6 +8,7 @@ from .recurrent import (
     Recurrent,
     RecurrentGrad,
     clear,
+    column_sums,
     cut,
     filled,
     gradient_samples,
@@ -185,7 +186,7 @@ class GRUGrad(RecurrentGrad):
             if db is not None:
                 db[d, 3 * n :] = db[d, : 3 * n]
                 if self.linear_before_reset:
-                    xp.sum(flat[:, 3 * n :], axis=0, out=db[d, 5 * n :])
+                    column_sums(xp, flat[:, 3 * n :], db[d, 5 * n :])
 
     def _run(self, xp, d, ins, outs, scratch):
         """The gates' gradients of all steps of one direction, and that of the initial state."""
