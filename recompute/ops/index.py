@@ -122,9 +122,7 @@ class GatherGrad(Move):
         places = indices if indices.dtype == "i64" else b.Cast(indices, to="i64")
         zeros = b.Fill(dtype=dy.dtype, shape=tuple(self.shape[i] for i in order))
         sums = b.ScatterND(zeros, b.Reshape(places, shape=(*indices.shape, 1)), updates, reduction="add")
-        return (
-            sums if axis == 0 else b.Transpose(sums, perm=tuple(order.index(i) for i in range(len(order)))),
-        )
+        return (sums if axis == 0 else b.Transpose(sums, perm=tuple(order.index(i) for i in range(len(order)))),)
 
     def cost(self, ins, outs):
         """One addition for each element of dy."""

@@ -51,9 +51,7 @@ class Concat(Move, onnx=True):
         """A single input is that input; inputs without elements along the axis are left out."""
         given = [x for x in node.inputs if x is not None]
         axis = node.attributes.get("axis", 1)
-        inputs = [x for x in given if x.ndim == 0 or x.shape[normal_axis(axis, x.ndim, cls(axis))]] or given[
-            :1
-        ]
+        inputs = [x for x in given if x.ndim == 0 or x.shape[normal_axis(axis, x.ndim, cls(axis))]] or given[:1]
         cls(axis).infer(*(x.type for x in given))
         return inputs[0] if len(inputs) == 1 else node.emit(cls(axis), *inputs)
 
@@ -74,7 +72,7 @@ class Split(Move):
     axis: int = 0
 
     @property
-    def required_outputs(self):  # type: ignore[override]
+    def required_outputs(self):
         """All parts."""
         return len(self.sizes)
 
@@ -152,9 +150,7 @@ class Tile(Move):
     def gradient(self, b, ins, outs, grads):
         """dy summed over the repeats."""
         shape = tuple(self._split(ins[0].shape))
-        return [
-            b.ReduceSum(b.Reshape(grads[0], shape=shape), axes=tuple(range(0, len(shape), 2)), keepdims=0)
-        ]
+        return [b.ReduceSum(b.Reshape(grads[0], shape=shape), axes=tuple(range(0, len(shape), 2)), keepdims=0)]
 
     def export(self, g, ins, outs):
         """ONNX Tile."""

@@ -208,8 +208,9 @@ class Recurrent(Op, abstract=True):
         x_type = node.type(0)
         steps = x_type.shape[1 if batch_first else 0]
         inputs = [None if _absent(node, i, steps) else node.input(i) for i in range(cls.arity)]
-        hidden = given.get("hidden_size") or inputs[2].shape[-1]
-        op = cls(hidden, given.get("direction", "forward"), *cls.more(node))
+        hidden = given.get("hidden_size") or node.type(2).shape[-1]
+        make: Any = cls
+        op = make(hidden, given.get("direction", "forward"), *cls.more(node))
         if batch_first:
             for i, perm in ((0, (1, 0, 2)), (5, (1, 0, 2)), (6, (1, 0, 2))):
                 if i < len(inputs) and inputs[i] is not None:
@@ -281,7 +282,7 @@ class RecurrentGrad(Op, abstract=True):
         if hasattr(cls, "of"):
             GRADIENTS[cls.of.__name__] = cls
 
-    def forward(self) -> Recurrent:
+    def forward(self) -> Any:
         """The operator whose gradient this is."""
         return self.of(**options(self))
 
@@ -297,8 +298,8 @@ class RecurrentGrad(Op, abstract=True):
         for t, g in zip(outs, inputs[arity + len(kept) :], strict=False):
             if g is not None and g != t:
                 raise self.fail("a gradient does not fit", *inputs)
-        d, g = w.shape[:2]
-        bias, state = x.with_shape((d, 2 * g)), outs[1]
+        d, width = w.shape[:2]
+        bias, state = x.with_shape((d, 2 * width)), outs[1]
         return (x, w, r, bias, state, state, x.with_shape((d, 3 * self.hidden_size)))[: arity - 1]
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
@@ -407,7 +408,7 @@ def gradient_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
         types = [None if a is None else TensorType.of(a) for a in inputs]
         outs = [np.empty(t.shape, t.numpy) for t in op.infer(*types)]
         room = [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
-        op.compute(np, inputs, outs, room)
+        op.compute(np, inputs, outs, room)  # type: ignore[arg-type]
         grads = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
         grad = GRADIENTS[op.name](**options(op))
         if i == 1:

@@ -329,9 +329,7 @@ class ScatterElements(Scatter, onnx=True):
         once = draw.generator.permuted(draw.ints("i64[3,4]", 0, 1) + range(4), axis=1)[:, :2] - 2
         yield draw.case(cls(1), draw("f64[3,4]"), once, draw("f64[3,2]"))
         yield draw.case(cls(0, "add"), draw("f64[4,3]"), draw.ints("i32[2,3]", -4, 4), draw("f64[2,3]"))
-        yield draw.case(
-            cls(1, "mul"), draw("f64[2,3]"), draw.ints("i64[2,4]", 0, 3), draw("f64[2,4]", 0.5, 2.0)
-        )
+        yield draw.case(cls(1, "mul"), draw("f64[2,3]"), draw.ints("i64[2,4]", 0, 3), draw("f64[2,4]", 0.5, 2.0))
         for how in ("max", "min"):
             data = draw.distinct("f64[2,7]")
             yield draw.case(cls(1, how), data[:, :3], draw.ints("i64[2,4]", 0, 3), data[:, 3:])

@@ -312,8 +312,6 @@ def cast_like(node: Any) -> Any:
 @imports("ConstantOfShape", "Range")
 def must_fold(node: Any) -> Any:
     """Known at compile time, or else the shape of what it makes is not."""
-    for i, what in enumerate(
-        ("shape",) if node.op_type == "ConstantOfShape" else ("start", "limit", "delta")
-    ):
+    for i, what in enumerate(("shape",) if node.op_type == "ConstantOfShape" else ("start", "limit", "delta")):
         node.need_constant(i, what)
     raise node.fail("its result is too large to be made at compile time")
