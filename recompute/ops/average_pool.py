@@ -174,8 +174,8 @@ class AveragePoolGrad(Averaging):
     @classmethod
     def samples(cls, draw):
         """As for AveragePool."""
-        for op, x in _pool_samples(AveragePool):
-            x = TensorType.parse(f"f64[{x}]")
+        for op, text in _pool_samples(AveragePool):
+            x = TensorType.parse(f"f64[{text}]")
             for include in (0, 1):
                 fields = {**op.fields(), "count_include_pad": include}
                 yield draw.case(cls(shape=x.shape[2:], **fields), draw(str(op.infer(x)[0])))

@@ -94,7 +94,7 @@ class Convolution(Op, abstract=True):
         if outs[0].dtype.itemsize > 2:
             self.numerics(xp, geo, ins, outs[0], scratch)
             return
-        operands = [None if a is None else a for a in ins]
+        operands: list[Any] = list(ins)
         scratch = list(scratch)
         for i, a in enumerate(operands):
             if a is not None:

@@ -301,12 +301,11 @@ def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Seque
     if dy.size == 0:
         total.fill(0)
         return
-    partial = (scratch[0] if _direct(geo) else scratch[2]) if scratch else None
     for i, (part, cols) in enumerate(_products(geo, x, dy, scratch)):
         if i == 0:
             xp.matmul(part, cols.swapaxes(1, 2), out=total)
             continue
-        result = partial.reshape(total.shape)
+        result = (scratch[0] if _direct(geo) else scratch[2]).reshape(total.shape)
         xp.matmul(part, cols.swapaxes(1, 2), out=result)
         xp.add(total, result, out=total)
 

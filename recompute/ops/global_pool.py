@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..op import Op
+from .norm_kernels import wide
 from .reduce import ReduceMean
 
 
@@ -23,10 +24,18 @@ class GlobalAveragePool(Op, onnx=True):
             raise self.fail("needs floats with a spatial axis", x)
         return (x.with_shape((*x.shape[:2], *(1,) * (x.ndim - 2))),)
 
+    def scratch(self, ins, outs):
+        """For halves the sums in float32."""
+        return (wide(outs[0]),) if wide(outs[0]) != outs[0] else ()
+
     def compute(self, xp, ins, outs, scratch):
-        """One mean."""
-        x = ins[0].reshape(*ins[0].shape[:2], -1)
-        xp.mean(x, axis=2, out=outs[0].reshape(x.shape[:2]))
+        """One sum and a factor."""
+        x = ins[0].reshape(*ins[0].shape[:2], math.prod(ins[0].shape[2:]))
+        total = (scratch[0] if scratch else outs[0]).reshape(x.shape[:2])
+        xp.sum(x, axis=2, dtype=total.dtype, out=total)
+        xp.divide(total, total.dtype.type(x.shape[2]), out=total)
+        if scratch:
+            outs[0][...] = scratch[0]
 
     def cost(self, ins, outs):
         """One operation an input element."""
@@ -42,6 +51,7 @@ class GlobalAveragePool(Op, onnx=True):
         yield draw.case(cls(), draw("f64[2,3,2,2]"))
         yield draw.case(cls(), draw("f64[2,2,3]"))
         yield draw.case(cls(), draw("f32[1,2,2,1,3]"))
+        yield draw.case(cls(), draw("f16[1,2,2,3]"))
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class NormGrad(Op):
     """
 
     required_outputs = 3
-    view: tuple[int, ...]
+    view: tuple[int, int, int, int]
 
     def infer(self, x, scale, mean, inverse, dy):
         """x's type, scale's twice."""
@@ -157,7 +157,8 @@ class NormGrad(Op):
 
     def compute(self, xp, ins, outs, scratch):
         """Blocks of rows; see norm_kernels."""
-        found = kernels.grad(xp, self.view, *ins, outs[0], scratch)
+        x, scale, mean, inverse, dy = ins
+        found = kernels.grad(xp, self.view, x, scale, mean, inverse, dy, outs[0], scratch)
         for out, total in zip(outs[1:], found, strict=True):
             out.reshape(total.shape)[...] = total
 
@@ -186,20 +187,18 @@ class NormGrad(Op):
     @classmethod
     def samples(cls, draw):
         """Layers, groups, instances; without mean; halves."""
-        for view, x, scale in (
+        for view, shape, scale in (
             ((2, 1, 3, 1), "2,3", "3"),
             ((2, 2, 2, 3), "2,4,3", "4"),
             ((2, 3, 1, 4), "2,3,2,2", "3"),
         ):
             stats = f"{view[0]},{view[1]}"
             for mean in (draw(f"f64[{stats}]"), None):
-                inverse = draw(f"f64[{stats}]", 0.5, 1.5)
-                yield draw.case(
-                    cls(view=view), draw(f"f64[{x}]"), draw(f"f64[{scale}]"), mean, inverse, draw(f"f64[{x}]")
-                )
+                x, dy, inverse = draw(f"f64[{shape}]"), draw(f"f64[{shape}]"), draw(f"f64[{stats}]", 0.5, 1.5)
+                yield draw.case(cls(view=view), x, draw(f"f64[{scale}]"), mean, inverse, dy)
         for t in ("f32", "f16"):
-            stats = [draw("f32[2,1]"), draw("f32[2,1]", 0.5, 1.5)]
-            yield draw.case(cls(view=(2, 1, 3, 1)), draw(f"{t}[2,3]"), draw(f"{t}[3]"), *stats, draw(f"{t}[2,3]"))
+            x, dy, given = draw(f"{t}[2,3]"), draw(f"{t}[2,3]"), [draw("f32[2,1]"), draw("f32[2,1]", 0.5, 1.5)]
+            yield draw.case(cls(view=(2, 1, 3, 1)), x, draw(f"{t}[3]"), *given, dy)
 
 
 @dataclass(frozen=True)

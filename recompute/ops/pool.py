@@ -291,8 +291,8 @@ class MaxPoolGrad(MaxPoolLinear):
     @classmethod
     def samples(cls, draw):
         """As for MaxPool."""
-        for op, x in _pool_samples(MaxPool):
-            x = TensorType.parse(f"f64[{x}]")
+        for op, text in _pool_samples(MaxPool):
+            x = TensorType.parse(f"f64[{text}]")
             y, _, number = op.infer(x)
             inside = _some_windows(draw, op, x, y)
             yield draw.case(cls(shape=x.shape[2:], **op.fields()), inside.astype(number.numpy), draw(str(y)))
@@ -346,8 +346,8 @@ class MaxPoolGather(MaxPoolLinear):
     @classmethod
     def samples(cls, draw):
         """As for MaxPool."""
-        for op, x in _pool_samples(MaxPool):
-            x = TensorType.parse(f"f64[{x}]")
+        for op, text in _pool_samples(MaxPool):
+            x = TensorType.parse(f"f64[{text}]")
             y, _, number = op.infer(x)
             inside = _some_windows(draw, op, x, y)
             yield draw.case(cls(**op.fields()), inside.astype(number.numpy), draw(str(x)))

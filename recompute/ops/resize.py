@@ -305,8 +305,14 @@ def upsample(node: Any) -> Any:
     mode = node.attributes.get("mode", "nearest")
     shape = tuple(math.floor(d * s) for d, s in zip(x.shape, scales, strict=True))
     mode = {"bilinear": "linear", "trilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    fields = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return node.emit(Resize(shape=shape, scales=tuple(map(float, scales)), mode=mode, **fields), x)
+    op = Resize(
+        shape=shape,
+        scales=tuple(map(float, scales)),
+        mode=mode,
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+    return node.emit(op, x)
 
 
 @imports("DepthToSpace")
