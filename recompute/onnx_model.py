@@ -162,6 +162,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     from onnx import version_converter
 
     resized = _old_resizes(model.graph) if opset <= 10 else set()
+    if opset < 13:
+        _flatten_hardmax(model.graph)
     try:
         converted = version_converter.convert_version(model, TARGET_OPSET)
         for node in converted.graph.node:
@@ -173,6 +175,22 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         raise ModelError(
             f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {reason}"
         ) from None
+
+
+def _flatten_hardmax(graph: onnx.GraphProto) -> None:
+    """Up to opset 12 Hardmax flattened to two dimensions before `axis`; the converter sees to Softmax only."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        if node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            x, y = node.input[0], node.output[0]
+            graph.node.append(onnx.helper.make_node("Shape", [x], [f"{y}.shape"]))
+            graph.node.append(onnx.helper.make_node("Flatten", [x], [f"{y}.flat"], axis=axis))
+            graph.node.append(onnx.helper.make_node("Hardmax", [f"{y}.flat"], [f"{y}.hard"], name=node.name, axis=1))
+            graph.node.append(onnx.helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y]))
+        else:
+            graph.node.append(node)
 
 
 def _old_resizes(graph: onnx.GraphProto) -> set[str]:

@@ -1,4 +1,7 @@
-"""Softmax, its logarithm, and Hardmax, along any axis."""
+"""Softmax, its logarithm, and Hardmax, along any axis.
+
+Up to opset 12 ONNX flattened to two dimensions first; bringing a model up to date writes that out (see `onnx_model`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any
 from ..op import Cost, Op
 from ..types import TensorType
 from .common import normal_axis
-from .shape import reshape
 from .tiles import TILE, wide
 
 
@@ -74,17 +76,6 @@ class AlongAxis(Op, abstract=True):
         yield case(0, "f16[5,3]")
 
 
-def _softmax_from_onnx(cls: Any, node: Any) -> Any:
-    """Below opset 13 x is flattened to two dimensions before `axis` (default 1)."""
-    x = node.input(0)
-    if node.opset >= 13:
-        return node.emit(cls(axis=node.attributes.get("axis", -1)), x)
-    axis = node.attributes.get("axis", 1)
-    axis += x.ndim if axis < 0 else 0
-    flat = reshape(node.builder, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
-    return reshape(node.builder, node.emit(cls(axis=1), flat), x.shape)
-
-
 @dataclass(frozen=True)
 class Softmax(AlongAxis, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis."""
@@ -115,11 +106,6 @@ class Softmax(AlongAxis, onnx=True):
     def gradient(self, b, ins, outs, grads):
         """From the output."""
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
-
-    @classmethod
-    def from_onnx(cls, node):
-        """Any opset."""
-        return _softmax_from_onnx(cls, node)
 
 
 @dataclass(frozen=True)
@@ -171,11 +157,6 @@ class LogSoftmax(AlongAxis, onnx=True):
     def gradient(self, b, ins, outs, grads):
         """From the output."""
         return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
-
-    @classmethod
-    def from_onnx(cls, node):
-        """Any opset."""
-        return _softmax_from_onnx(cls, node)
 
 
 def log_softmax(xp: Any, x: Any, out: Any, number: Any, e: Any) -> None:
@@ -244,11 +225,6 @@ class Hardmax(AlongAxis, onnx=True):
     def gradient(self, b, ins, outs, grads):
         """None: it is constant between jumps."""
         return [None]
-
-    @classmethod
-    def from_onnx(cls, node):
-        """Any opset."""
-        return _softmax_from_onnx(cls, node)
 
     @classmethod
     def samples(cls, draw):

@@ -1,0 +1,157 @@
+"""The random stream: the same bits from NumPy's generator, from array operations, from plain integers, and in ONNX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import recompute as rc
+from recompute.op import Op, op_class
+from recompute.ops.philox import stream, uniform
+from recompute.testing import Case, case_block, evaluate
+from recompute.types import TensorType
+
+WORD = (1 << 64) - 1
+
+
+def cipher(seed: int, step: int, counter: int) -> list[int]:
+    """Philox4x64-10 on Python's integers, from the paper."""
+    c, k = [counter, 0, 0, 0], [seed, step]
+    for _ in range(10):
+        p0, p1 = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
+        c = [p1 >> 64 ^ c[1] ^ k[0], p1 & WORD, p0 >> 64 ^ c[3] ^ k[1], p0 & WORD]
+        k = [k[0] + 0x9E3779B97F4A7C15 & WORD, k[1] + 0xBB67AE8584CAA73B & WORD]
+    return c
+
+
+def numbers(seed: int, step: int, count: int) -> np.ndarray:
+    halves = [h for b in range(-(-count // 8)) for w in cipher(seed, step, b + 1) for h in (w & 0xFFFFFFFF, w >> 32)]
+    return np.array([(h >> 8) / 2**24 for h in halves[:count]], np.float32)
+
+
+KEYS = [(0, 0), (1, 2), (2**62 + 5, 2**40 + 3)]
+
+
+@pytest.mark.parametrize(("seed", "step"), KEYS)
+def test_stream_is_philox(seed: int, step: int) -> None:
+    want = numbers(seed, step, 37)
+    got = np.empty(37, np.float32)
+    fill = stream(np, seed, np.array(step))
+    fill(got[:16])
+    fill(got[16:])
+    assert got.tobytes() == want.tobytes()
+    assert uniform(np, seed, np.array(step), 0, 37).tobytes() == want.tobytes()
+    assert uniform(np, seed, np.array(step), 2, 21).tobytes() == want[16:].tobytes()
+
+
+def test_dropout_repeats_and_its_gradient_has_the_same_mask() -> None:
+    op = op_class("Dropout")(ratio=0.25, seed=9)
+    x = np.random.default_rng(0).normal(size=(40, 1000)).astype(np.float32)
+    block, feed = case_block(Case(op, (x, np.array(3))))
+    (y, mask), (again, _) = evaluate(block, feed), evaluate(block, feed)
+    assert y.tobytes() == again.tobytes()
+    np.testing.assert_array_equal(y, np.where(mask, x * np.float32(1 / 0.75), 0))
+    assert abs(mask.mean() - 0.75) < 4 * np.sqrt(0.25 * 0.75 / mask.size)
+    other = evaluate(block, {**feed, "x1": np.array(4)})[1]
+    assert 0.5 < (other == mask).mean() < 0.75
+
+
+def test_normal_has_the_moments() -> None:
+    block, feed = case_block(
+        Case(op_class("RandomNormal")(shape=(100_000,), mean=1.0, scale=2.0, seed=1), (np.array(0),))
+    )
+    (z,) = evaluate(block, feed)
+    assert abs(z.mean() - 1) < 0.03 and abs(z.std() - 2) < 0.03
+
+
+def in_onnxruntime(op: Op, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    """The operator's ONNX function, run by ONNX Runtime."""
+    ort = pytest.importorskip("onnxruntime")
+    from recompute.onnx_export import DOMAIN, OPSET, function_of
+
+    types = [TensorType.of(a) for a in inputs]
+    results = op.infer(*types)
+
+    def infos(letter: str, found: Any) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(f"{letter}{i}", helper.np_dtype_to_tensor_dtype(t.numpy), t.shape)
+            for i, t in enumerate(found)
+        ]
+
+    names = [f"x{i}" for i in range(len(types))], [f"y{i}" for i in range(len(results))]
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("F", *names, domain=DOMAIN)], "g", infos("x", types), infos("y", results)),
+        functions=[function_of(op, types, [True] * len(results), "F")],
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+        ir_version=10,
+    )
+    onnx.checker.check_model(model, full_check=True)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip(names[0], inputs, strict=True)))
+
+
+X = np.random.default_rng(0).normal(size=(7, 33)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "inputs", "exact"),
+    [
+        ("Dropout", {"ratio": 0.3, "seed": 2**62 + 5}, (X,), True),
+        ("Dropout", {"ratio": 0.5}, (X.astype(np.float64),), True),
+        ("Dropout", {"ratio": 0.5}, (X[:0],), True),
+        ("Bernoulli", {"dtype": "f32", "seed": 4}, (abs(X),), True),
+        ("RandomUniform", {"shape": (5, 7), "seed": 4, "low": -1.0}, (), True),
+        ("RandomNormal", {"shape": (5, 7), "seed": 4}, (), False),
+    ],
+)
+def test_same_bits_in_onnxruntime(name: str, options: dict[str, Any], inputs: tuple, exact: bool) -> None:
+    op = op_class(name)(**options)
+    inputs = (*inputs, np.array(2**40 + 3))
+    block, feed = case_block(Case(op, inputs))
+    for got, want in zip(in_onnxruntime(op, inputs), evaluate(block, feed), strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        if exact:
+            assert got.tobytes() == want.tobytes()
+        else:
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def dropout_model(opset: int, outputs: int = 1, ratio: float = 0.5) -> onnx.ModelProto:
+    """y = Dropout(x), with the ratio in the form of the opset."""
+    if opset >= 12:
+        inits = [onnx.numpy_helper.from_array(np.float32(ratio).reshape(()), "r")]
+        node = helper.make_node("Dropout", ["x", "r"], ["y", "m"][:outputs], name="d")
+    else:
+        inits, node = [], helper.make_node("Dropout", ["x"], ["y", "m"][:outputs], name="d", ratio=ratio)
+    infos = [
+        helper.make_tensor_value_info("y", 1, [4, 50]),
+        helper.make_tensor_value_info("m", onnx.TensorProto.BOOL, [4, 50]),
+    ]
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [4, 50])], infos[:outputs], inits)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("opset", [10, 13, 21])
+def test_dropout_from_onnx(opset: int) -> None:
+    x = np.ones((4, 50), np.float32)
+    model = dropout_model(opset)
+    (y,) = rc.Executor().run(rc.load(model, mode="train"), {"x": x}, ["y"])
+    assert set(np.unique(y)) == {0.0, 2.0}
+    (again,) = rc.Executor().run(rc.load(model, mode="train"), {"x": x}, ["y"])
+    assert y.tobytes() == again.tobytes()
+    (other,) = rc.Executor().run(rc.load(model, mode="train", seed=1), {"x": x}, ["y"])
+    assert y.tobytes() != other.tobytes()
+    (same,) = rc.Executor().run(rc.load(model, mode="eval"), {"x": x}, ["y"])
+    np.testing.assert_array_equal(same, x)
+
+
+def test_dropout_mask_from_onnx() -> None:
+    x = np.ones((4, 50), np.float32)
+    y, m = rc.Executor().run(rc.load(dropout_model(21, 2)), {"x": x}, ["y", "m"])
+    np.testing.assert_array_equal(y > 0, m)
+    y, m = rc.Executor().run(rc.load(dropout_model(21, 2), mode="eval"), {"x": x}, ["y", "m"])
+    assert m.all() and (y == x).all()
