@@ -249,8 +249,10 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         kept = outs[1].reshape(x.shape) if len(outs) > 1 and outs[1] is not None else None
         for samples, part, at, ignored in self.tiles(xp, scores, labels, weights, temps):
             k = samples.stop - samples.start
-            direct = kept is not None and kept.dtype == rows.dtype
-            lp = kept[samples] if direct else rows[:k]
+            if kept is not None and kept.dtype == rows.dtype:
+                direct, lp = True, kept[samples]
+            else:
+                direct, lp = False, rows[:k]
             log_softmax(xp, x[samples], lp, number[:k], e[:k])
             if kept is not None and not direct:
                 kept[samples] = lp
