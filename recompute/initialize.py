@@ -15,12 +15,12 @@ def initialise(program: Program, scheme: str, seed: int = 0) -> None:
     """Draws every parameter anew.
 
     Matrices and convolution kernels: `"he"` is normal with variance 2 / fan_in (He et al. 2015), `"glorot"` uniform
-    with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: 1 for what scales a normalisation, else 0.
+    with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: 1 for what scales, else 0.
     Each parameter's numbers depend on the seed and its name only.  UsageError for another scheme.
     """
     if scheme not in ("he", "glorot"):
         raise UsageError(f"init must be 'he' or 'glorot', not '{scheme}'")
-    scales = _normalisation_scales(program)
+    scales = _scales(program)
     for v in program.block.parameters:
         if v.ndim >= 2:
             array = _draw(v.shape, scheme, np.random.Generator(np.random.Philox([seed, zlib.crc32(v.name.encode())])))
@@ -42,12 +42,19 @@ def _draw(shape: tuple[int, ...], scheme: str, g: np.random.Generator) -> np.nda
     return g.uniform(-limit, limit, shape)
 
 
-def _normalisation_scales(program: Program) -> set[str]:
-    return {
-        op.inputs[1].name
-        for op in program.block.operators
-        if "Norm" in op.op.name and len(op.inputs) > 1 and op.inputs[1] is not None
-    }
+def _scales(program: Program) -> set[str]:
+    """Parameters that scale: of a normalisation, or a factor of a product (reshaped first, perhaps)."""
+    found: set[str] = set()
+    source: dict[str, str] = {}
+    for op in program.block.operators:
+        inputs = [source.get(v.name, v.name) for v in op.reads()]
+        if op.op.name in ("Reshape", "Expand"):
+            source.update((v.name, inputs[0]) for v in op.writes())
+        elif op.op.name == "Mul":
+            found.update(inputs)
+        elif "Norm" in op.op.name and len(inputs) > 1:
+            found.add(inputs[1])
+    return found
 
 
 def _variances(program: Program) -> set[str]:
