@@ -1,0 +1,127 @@
+"""The zoo's networks (narrowed, their depth kept): with any checkpoints the numbers are the same bits, the measured
+peak is the predicted one, and recomputation is worth it with the checkpoints that the zoo proposes."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute import models
+from recompute.compiler import CompiledStep, compile_step
+from recompute.data import synthetic_batch
+from recompute.ir import Role
+
+NARROW: dict[str, dict[str, Any]] = {
+    "resnet": {"width": 8, "image": 32, "classes": 10},
+    "vgg": {"image": 32, "classes": 10, "hidden": 32},
+    "bert": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
+    "gpt2": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "context": 16},
+    "lstm": {"seq": 6, "features": 8, "hidden": 12},
+}
+
+
+def narrow(name: str) -> dict[str, Any]:
+    return next((options for family, options in NARROW.items() if name.startswith(family)), {})
+
+
+@cache
+def network(name: str) -> tuple[rc.Program, str, dict[str, np.ndarray]]:
+    """A narrowed network with its loss, the loss's name, and a batch of two."""
+    program = rc.load(models.build(name, batch=2, **narrow(name)), seed=3)
+    kind, _ = rc.losses.natural_loss(program)
+    loss = kind if kind in program else getattr(rc.losses, kind)(program).name
+    entry = models.info(name, **narrow(name))
+    return program, loss, synthetic_batch(program, 0, {s.name: s for s in entry.inputs})
+
+
+def trained(step: CompiledStep, loss: str, feed: dict[str, np.ndarray], steps: int) -> tuple[list[bytes], rc.Program]:
+    """The bits of the losses, and the trained program; the step's own arrays are not changed."""
+    program, executor = step.program.clone(), rc.Executor()
+    losses = [executor.run(program, feed, [loss])[0].tobytes() for _ in range(steps)]
+    assert executor.session(program, [loss]).measured_peak_bytes == step.figures.peak_bytes
+    return losses, program
+
+
+@cache
+def plain(name: str) -> tuple[list[bytes], rc.Program]:
+    program, loss, feed = network(name)
+    return trained(compile_step(program, loss, rc.Momentum(learning_rate=0.01)), loss, feed, 2)
+
+
+def same_bits(name: str, checkpoints: list[str]) -> CompiledStep:
+    program, loss, feed = network(name)
+    step = compile_step(program, loss, rc.Momentum(learning_rate=0.01), checkpoints=checkpoints)
+    expected, before = plain(name)
+    losses, after = trained(step, loss, feed, 2)
+    assert losses == expected
+    for key, array in before.data.items():
+        assert array.tobytes() == after.data[key].tobytes(), key
+    return step
+
+
+@pytest.mark.parametrize("name", models.names())
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> None:
+    program, _, _ = network(name)
+    names = [v.name for op in program.operators for v in op.writes() if not op.op.updates]
+    count = data.draw(st.integers(1, min(6, len(names))))
+    same_bits(name, data.draw(st.lists(st.sampled_from(names), min_size=count, max_size=count)))
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_the_proposed_checkpoints_keep_every_bit(name: str) -> None:
+    program, _, _ = network(name)
+    step = same_bits(name, [c for c in models.info(name, **narrow(name)).checkpoints if c in program])
+    writers = {v.name for op in step.program.operators if op.role is Role.RECOMPUTE for v in op.writes()}
+    assert all("@" in n for n in writers)
+    moved = [op for op in step.program.operators if op.role is Role.RECOMPUTE and op.op.updates]
+    assert not moved, "statistics may not move in a recomputed segment"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "checkpoints", "share"),
+    [
+        ("resnet50", {"width": 16, "image": 64, "classes": 10}, "layer?.?.out", 0.55),
+        ("bert-tiny", {"layers": 6, "seq": 64, "vocab": 100}, "layer.*.out", 0.55),
+        ("gpt2-tiny", {"layers": 6, "seq": 64, "vocab": 100}, "h.*.out", 0.55),
+    ],
+)
+def test_the_arena_shrinks(name: str, options: dict[str, Any], checkpoints: str, share: float) -> None:
+    """Deep networks in segments: the arena falls to about (kept values + one segment) of the plain one."""
+    from recompute.compiler import resolve_checkpoints
+
+    program = rc.load(models.build(name, batch=8, **options))
+    loss = rc.losses.cross_entropy(program).name
+    names = [n for n in resolve_checkpoints(program, [checkpoints]) if n.count(".") == checkpoints.count(".")]
+    figures = [
+        compile_step(program, loss, rc.SGD(learning_rate=0.1), checkpoints=c).figures for c in (None, names)
+    ]
+    assert figures[1].recomputed_operators > 0
+    assert figures[1].arena_bytes < share * figures[0].arena_bytes
+    assert figures[1].kept_bytes < 0.3 * figures[0].kept_bytes
+
+
+@pytest.mark.parametrize(("name", "rate"), [("resnet50", 1e-3), ("bert-tiny", 5e-3)])
+def test_the_loss_falls(name: str, rate: float) -> None:
+    program, loss, feed = network(name)
+    checkpoints = [c for c in models.info(name, **narrow(name)).checkpoints if c in program]
+    step = compile_step(program, loss, rc.Adam(learning_rate=rate), checkpoints=checkpoints)
+    program, executor = step.program.clone(), rc.Executor()
+    losses = [float(executor.run(program, feed, [loss])[0]) for _ in range(20)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_figures_are_whole() -> None:
+    program, loss, _ = network("lenet")
+    figures = dataclasses.asdict(compile_step(program, loss, rc.SGD(learning_rate=0.1)).figures)
+    assert figures["peak_bytes"] == figures["arena_bytes"] + figures["persistent_bytes"]
+    assert figures["live_peak_bytes"] <= figures["peak_bytes"]
+    assert figures["recomputed_operators"] == 0 and figures["repeated_flops"] == 0
