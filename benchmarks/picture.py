@@ -34,7 +34,8 @@ def draw(curves: dict[str, list[tuple[float, int]]], title: str) -> str:
         return LEFT + x * (WIDTH - LEFT - 20), HEIGHT - BOTTOM - b / top * (HEIGHT - BOTTOM - TOP)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="20" font-size="14">{title}</text>',
         f'<text x="{WIDTH // 2}" y="{HEIGHT - 10}" text-anchor="middle">one training step, operator by operator</text>',

@@ -24,8 +24,9 @@ from recompute.passes import Autodiff, Liveness, MemoryPlan, Recompute
 def chain(n: int) -> onnx.ModelProto:
     """n operators: MatMul and Tanh in turn, then a mean."""
     nodes, weights, last = [], [], "x"
+    identity = np.eye(8, dtype="f4").tobytes()
     for i in range((n - 1) // 2):
-        weights.append(helper.make_tensor(f"w{i}", TensorProto.FLOAT, (8, 8), np.eye(8, dtype="f4").tobytes(), raw=True))
+        weights.append(helper.make_tensor(f"w{i}", TensorProto.FLOAT, (8, 8), identity, raw=True))
         nodes.append(helper.make_node("MatMul", [last, f"w{i}"], [f"m{i}"]))
         nodes.append(helper.make_node("Tanh", [f"m{i}"], [f"t{i}"]))
         last = f"t{i}"
@@ -40,20 +41,20 @@ def compile_chain(n: int) -> tuple[dict[str, float], int]:
     """Seconds by stage, and the number of operators of the recomputed step."""
     seconds: dict[str, float] = {}
 
-    def timed(stage: str, run: Callable[[], Any]) -> Any:
+    def timed(stage: str, run: Callable[[Any], Any], argument: Any) -> Any:
         start = time.perf_counter()
-        result = run()
+        result = run(argument)
         seconds[stage] = time.perf_counter() - start
         return result
 
     model = chain(n)
     checkpoints = tuple(f"t{i}" for i in range(50, (n - 1) // 2, 50))
     with without_gc():
-        block = timed("import", lambda: rc.load(model)).block
+        block = timed("import", rc.load, model).block
         passes = [Autodiff(), Recompute(checkpoints), Liveness(), MemoryPlan()]
         for p in passes:
-            block = timed(p.name, lambda p=p: p.run(block))  # type: ignore[misc]
-            timed(f"verify {p.name}", lambda: rc.verify(block))
+            block = timed(p.name, p.run, block)
+            timed(f"verify {p.name}", rc.verify, block)
     return seconds, len(block.operators)
 
 

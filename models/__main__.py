@@ -51,9 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", help="the file to write (default: NAME.onnx)")
     parser.add_argument("--batch", default="N", help="the batch: a size, or a symbol (default: N)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="may be repeated")
-    parser.add_argument(
-        "--no-weights", dest="weights", action="store_false", help="shapes only, for planning"
-    )
+    parser.add_argument("--no-weights", dest="weights", action="store_false", help="shapes only, for planning")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the weights (default: 0)")
     parser.add_argument("--list", action="store_true", help="list the zoo and stop")
     return parser

@@ -172,18 +172,14 @@ class Net:
         self._nodes.append(helper.make_node(op, inputs, outputs, name=name, **attributes))
         return list(outputs)
 
-    def gemm(
-        self, x: str, name: str, *, sizes: tuple[int, int], init: Init, params: str | None = None
-    ) -> str:
+    def gemm(self, x: str, name: str, *, sizes: tuple[int, int], init: Init, params: str | None = None) -> str:
         """x [N, in] to [N, out], `sizes` being (in, out), with `<params>.weight` [out, in] and bias [out]."""
         params = params or name
         weight = self.parameter(f"{params}.weight", sizes[::-1], init)
         bias = self.parameter(f"{params}.bias", sizes[1:], ZEROS)
         return self.add("Gemm", [x, weight, bias], name, transB=1)
 
-    def dense(
-        self, x: str, name: str, *, sizes: tuple[int, int], init: Init, params: str | None = None
-    ) -> str:
+    def dense(self, x: str, name: str, *, sizes: tuple[int, int], init: Init, params: str | None = None) -> str:
         """x [..., in] to [..., out] by MatMul and Add, with `<params>.weight` [in, out] and bias [out]."""
         params = params or name
         weight = self.parameter(f"{params}.weight", sizes, init)
@@ -219,9 +215,7 @@ class Net:
             pads=[padding] * 4,
         )
 
-    def batch_norm(
-        self, x: str, name: str, *, channels: int, init: Init = ONES, params: str | None = None
-    ) -> str:
+    def batch_norm(self, x: str, name: str, *, channels: int, init: Init = ONES, params: str | None = None) -> str:
         """BatchNormalization over axis 1 in its inference form; `init` is how the weight (scale) starts."""
         params = params or name
         starts = {"weight": init, "bias": ZEROS, "running_mean": ZEROS, "running_var": ONES}
@@ -268,9 +262,7 @@ class Net:
 def parameters(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """The trainable parameters of a network of this zoo, with or without weights, as name to shape."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    shapes = {
-        name: tuple(tensor.dims) for name, tensor in tensors.items() if tensor.data_type == TensorProto.FLOAT
-    }
+    shapes = {name: tuple(tensor.dims) for name, tensor in tensors.items() if tensor.data_type == TensorProto.FLOAT}
     for node in model.graph.node:
         if node.op_type == "ConstantOfShape":
             sizes = numpy_helper.to_array(tensors[node.input[0]])

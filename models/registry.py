@@ -183,9 +183,7 @@ def _check_option(name: str, key: str, value: Any, default: Any) -> Any:
     where = f"option {key!r} of network {name!r}"
     if type(value) is not type(default):
         wanted, given = type(default).__name__, type(value).__name__
-        raise ValueError(
-            f"{where} must be of type {wanted} like its default {default!r}, not {given} {value!r}"
-        )
+        raise ValueError(f"{where} must be of type {wanted} like its default {default!r}, not {given} {value!r}")
     if type(value) is int and value < 1:
         raise ValueError(f"{where} must be at least 1, not {value}")
     if type(value) is float and not 0.0 <= value < 1.0:

@@ -121,9 +121,7 @@ def _join(net: Net, x: str, y: str, name: str, *, channels: tuple[int, int], str
     """The shortcut (projected when the shape changes), the sum and the last ReLU of a block."""
     if stride != 1 or channels[0] != channels[1]:
         short = f"{name}.downsample"
-        x = net.conv(
-            x, f"{short}.conv", channels=channels, kernel=1, stride=stride, bias=False, params=f"{short}.0"
-        )
+        x = net.conv(x, f"{short}.conv", channels=channels, kernel=1, stride=stride, bias=False, params=f"{short}.0")
         x = net.batch_norm(x, f"{short}.bn", channels=channels[1], params=f"{short}.1")
     y = net.add("Add", [y, x], f"{name}.add")
     return net.add("Relu", [y], f"{name}.out")

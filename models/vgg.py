@@ -48,9 +48,7 @@ class Vgg(Family):
         if len(self.blocks) != len(_CHANNELS) or min(self.blocks) < 1:
             raise ValueError(f"option 'blocks' must be five sizes of at least 1, not {self.blocks}")
         if self.image % 32:
-            raise ValueError(
-                f"option 'image' must be a multiple of 32 (five pools halve it), not {self.image}"
-            )
+            raise ValueError(f"option 'image' must be a multiple of 32 (five pools halve it), not {self.image}")
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return (InputSpec("x", "float32", (BATCH, 3, self.image, self.image)),)
@@ -92,9 +90,7 @@ class Vgg(Family):
             position += 1
         return x
 
-    def _conv(
-        self, net: Net, x: str, block: str, index: int, *, channels: tuple[int, int], position: int
-    ) -> str:
+    def _conv(self, net: Net, x: str, block: str, index: int, *, channels: tuple[int, int], position: int) -> str:
         params = f"features.{position}"
         x = net.conv(x, f"{block}.conv{index}", channels=channels, kernel=3, padding=1, params=params)
         if self.batch_norm:

@@ -24,6 +24,16 @@ def human_seconds(s: float) -> str:
     return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
 
 
+def human_flops(n: int) -> str:
+    """`12.3 GFLOP`, and the like."""
+    size = float(n)
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.2f} TFLOP"
+
+
 def _render(table: Any) -> str:
     from rich.console import Console
 
@@ -63,7 +73,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("  parameters and state", "persistent_bytes", human_bytes),
     ("  arena of the step", "arena_bytes", human_bytes),
     ("kept for the backward pass", "kept_bytes", human_bytes),
-    ("operations of the step", "flops", lambda n: f"{n / 1e9:,.2f} GFLOP"),
+    ("operations of the step", "flops", human_flops),
     ("forward work repeated", "repeated_forward_share", lambda x: f"{x:.1%}"),
     ("estimated step time", "estimated_step_seconds", human_seconds),
 )
@@ -90,7 +100,7 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
     ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for c in candidates:
-        table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", f"{c.flops / 1e9:,.3f} GFLOP")
+        table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
     text = _render(table)
     if always:
         text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(v.name for v in always)

@@ -26,7 +26,7 @@ LAYERS = [
     {"passes"},
     {"runtime"},
     {"onnx_model", "onnx_fold", "onnx_function", "onnx_control", "onnx_import", "initialize", "cost", "state"},
-    {"losses", "lr", "clip", "optimizers", "optimizer_base", "recompute_optimizer", "fleet", "models", "testing", "data"},
+    {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table"},
     {"check"},

@@ -38,8 +38,8 @@ def test_the_documented_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_report_for_machines(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    code = main(["mlp4", "--batch", "64", "--checkpoints", "relu_*", "--run", "3", "--check", "--json", str(report), "-q"])
-    assert code == 0
+    command = ["mlp4", "--batch", "64", "--checkpoints", "relu_*", "--run", "3", "--check", "-q"]
+    assert main([*command, "--json", str(report)]) == 0
     found = json.loads(report.read_text())
     assert found["run"]["measured_peak_bytes"] == found["recompute"]["peak_bytes"]
     assert found["recompute"]["peak_bytes"] <= found["plain"]["peak_bytes"]
@@ -146,9 +146,7 @@ def wrong_files(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", ["truncated", "empty", "text", "unknown", "open", "outside", "huge", "short", "cycle"]
-)
+@pytest.mark.parametrize("name", ["truncated", "empty", "text", "unknown", "open", "outside", "huge", "short", "cycle"])
 def test_wrong_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, why = wrong_files(tmp_path)[name]
     out = tmp_path / "out"

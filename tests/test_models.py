@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from recompute.models.__main__ import main
 
 from recompute import models
+from recompute.models.__main__ import main
 
 FOLDER = Path(models.__file__).parent
 READY = ["mlp", "mlp4", "lenet", "lstm"]
@@ -70,9 +70,7 @@ def feeds_of(name: str, batch: int, **options: object) -> dict[str, np.ndarray]:
 def test_every_network_is_valid_and_fully_typed(name: str, batch: int | str | None) -> None:
     model = models.build(name, batch=batch, weights=False)
     onnx.checker.check_model(model, full_check=True)
-    inferred = onnx.shape_inference.infer_shapes(
-        model, check_type=True, strict_mode=True, data_prop=True
-    ).graph
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
     typed = {value.name for value in [*inferred.value_info, *inferred.output]}
     assert set(values_of(model)) <= typed
     assert (model.ir_version, model.opset_import[0].version) == (9, 20)
@@ -110,9 +108,7 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 def test_bert_base_encoder_and_pooler_have_the_published_size() -> None:
     shapes = models.parameters(models.build("bert-base", weights=False))
-    assert (
-        sum(prod(shape) for key, shape in shapes.items() if not key.startswith("classifier.")) == 109_482_240
-    )
+    assert sum(prod(shape) for key, shape in shapes.items() if not key.startswith("classifier.")) == 109_482_240
 
 
 def test_bert_masked_language_head_is_tied_to_the_embedding() -> None:
@@ -158,9 +154,7 @@ def test_outputs_of_the_perceptrons_follow_their_formulas() -> None:
     feeds = feeds_of("mlp4", 5)
     assert set(np.unique(feeds["label"])) <= {0.0, 1.0}
     loss = run(model, feeds)
-    model.graph.output[0].CopyFrom(
-        onnx.helper.make_tensor_value_info("pred", onnx.TensorProto.FLOAT, ["N", 1])
-    )
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("pred", onnx.TensorProto.FLOAT, ["N", 1]))
     pred, label = run(model, feeds), feeds["label"]
     each = -label * np.log(pred + 1e-4) - (1 - label) * np.log(1 - pred + 1e-4)
     np.testing.assert_allclose(loss, each.mean(), rtol=1e-5)
@@ -260,9 +254,7 @@ def test_the_command_writes_a_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "net.onnx"
     options = ["--option", "blocks=1,1,1,1", "--option", "bottleneck=true", "--option", "image=32"]
     assert main(["resnet18", "-o", str(path), "--batch", "4", "--no-weights", *options]) == 0
-    expected = models.build(
-        "resnet18", batch=4, weights=False, blocks=(1, 1, 1, 1), bottleneck=True, image=32
-    )
+    expected = models.build("resnet18", batch=4, weights=False, blocks=(1, 1, 1, 1), bottleneck=True, image=32)
     assert onnx.load(path) == expected
     assert [item.name for item in tmp_path.iterdir()] == ["net.onnx"]
     assert "parameters" in capsys.readouterr().out
@@ -285,9 +277,7 @@ def test_the_command_runs_as_a_module() -> None:
         (["vgg11", "--option", "batch_norm=maybe"], "expected a value like False"),
     ],
 )
-def test_the_command_explains_mistakes(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_explains_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2

@@ -26,7 +26,7 @@ class Reduce(Op, abstract=True):
     prepare: ClassVar[str | None] = None
     ufunc: ClassVar[str] = "sum"
 
-    def infer(self, x: TensorType) -> tuple[TensorType, ...]:  # type: ignore[override]
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         """x's type with the reduced dimensions 1 or gone."""
         axes = normal_axes(self.axes, x.ndim, self)
         if self.keepdims:

@@ -22,10 +22,9 @@ import onnxruntime
 import torch
 import torch.nn.functional as F
 from google.protobuf.message import Message
+from networks import NETWORKS, Network
 from onnx import numpy_helper
 from torch import Tensor, nn
-
-from networks import NETWORKS, Network
 
 FOLDER = Path(__file__).resolve().parent
 STEPS, SAMPLES, TOLERANCE = 6, 4, 1e-4
@@ -391,7 +390,7 @@ def make_network(spec: Network, seed: int) -> tuple[list[dict], list[dict]]:
     for variant in variants(spec):
         try:
             cases.append(make_case(problem, variant, earlier))
-        except (Rejected, torch.onnx.errors.OnnxExporterError, RuntimeError) as error:  # noqa: PERF203
+        except (Rejected, torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:160]
             entry = {"network": spec.name, "exporter": variant.exporter, "mode": variant.mode}
             skipped.append({**entry, "optimize": variant.optimize, "reason": reason})
