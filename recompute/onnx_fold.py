@@ -119,6 +119,8 @@ def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known]) -> bool:
 
 
 def _constant(node: onnx.NodeProto) -> np.ndarray:
+    if not node.attribute:
+        raise ModelError("a constant without a value")
     a = node.attribute[0]
     if a.name == "value":
         from .onnx_model import tensor_array

@@ -22,6 +22,7 @@ from .ir import Block, Operator, Role, Value
 from .onnx_control import CONTROL, names_read
 from .onnx_fold import Known, fold, static_shape_value
 from .onnx_model import fixed_inputs, prepare, read_model
+from .onnx_schema import check_node
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
 from .types import TensorType
@@ -180,6 +181,7 @@ class Importer:
         self._seed = seed
         self._random = 0
         self._problems: list[str] = []
+        self._cause: Exception | None = None
 
     # -- declarations ---------------------------------------------------------------------------------------------
 
@@ -263,7 +265,7 @@ class Importer:
         if self._problems:
             lines = "\n  ".join(self._problems[:20])
             more = f"\n  and {len(self._problems) - 20} more" if len(self._problems) > 20 else ""
-            raise ModelError(f"this model cannot be trained here:\n  {lines}{more}")
+            raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
 
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Imports nodes in order."""
@@ -279,6 +281,7 @@ class Importer:
             self._problems.append(f"{describe(node)}: reads '{missing[0]}', which nothing before it writes")
             return
         try:
+            check_node(node, self.opset)
             if node.op_type in CONTROL and node.domain in ("", "ai.onnx"):
                 CONTROL[node.op_type](self, node)
                 return
@@ -292,6 +295,11 @@ class Importer:
         except RecomputeError as e:
             text = str(e)
             self._problems.append(text if text.startswith("node ") else f"{describe(node)}: {text}")
+        except MemoryError:
+            raise
+        except Exception as e:  # an importer or a type rule met inputs or attributes that it does not expect
+            self._cause = self._cause or e
+            self._problems.append(f"{describe(node)}: its inputs or attributes do not fit ({type(e).__name__}: {e})")
 
     def _emit(self, node: onnx.NodeProto) -> None:
         from . import ops  # noqa: F401  registers all

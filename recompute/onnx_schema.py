@@ -1,0 +1,69 @@
+"""Nodes against ONNX's schemas: what an importer may rely on."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import onnx
+
+from .errors import ModelError
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a schema asks of a node.  `needed`: positions of the inputs that must be there, and their names."""
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    needed: tuple[tuple[int, str], ...]
+    attributes: dict[str, int]
+    required: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _rules(op_type: str, opset: int) -> _Rules | None:
+    """The rules of an operator, None where ONNX has no such operator."""
+    try:
+        schema = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))
+    except Exception:
+        return None
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return _Rules(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == single),
+        {name: int(a.type.value) for name, a in schema.attributes.items()},
+        tuple(name for name, a in schema.attributes.items() if a.required),
+    )
+
+
+def check_node(node: onnx.NodeProto, opset: int) -> None:
+    """Numbers of inputs and outputs, inputs and attributes that must be there, types of attributes.
+
+    Attributes that the schema does not know are passed over: old files have some left.
+    ModelError where something does not fit; operators of other domains are not checked.
+    """
+    rules = _rules(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
+    if rules is None:
+        return
+    _check_count(len(node.input), *rules.inputs, "input")
+    _check_count(len(node.output), *rules.outputs, "output")
+    for i, name in rules.needed:
+        if not node.input[i]:
+            raise ModelError(f"its input {i} ({name}) is absent, but {node.op_type} needs it")
+    types = {a.name: a.type for a in node.attribute}
+    for name, given in types.items():
+        if given != rules.attributes.get(name, given):
+            kinds = onnx.AttributeProto.AttributeType
+            kind = kinds.Name(given) if given in kinds.values() else str(given)
+            raise ModelError(f"its attribute '{name}' is {kind}, ONNX wants {kinds.Name(rules.attributes[name])}")
+    for name in rules.required:
+        if name not in types:
+            raise ModelError(f"its attribute '{name}' is absent, but {node.op_type} needs it")
+
+
+def _check_count(n: int, least: int, most: int, what: str) -> None:
+    if not least <= n <= most:
+        wanted = f"{least}" if least == most else f"{least} to {most}" if most < 1 << 30 else f"{least} or more"
+        raise ModelError(f"it has {n} {what}{'s' * (n != 1)}, ONNX wants {wanted}")
