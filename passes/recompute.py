@@ -135,8 +135,14 @@ def _forward_producers(block: Block) -> dict[str, int]:
 
 
 def _kept(block: Block, producers: dict[str, int], borders: list[int], names: Iterable[str]) -> set[str]:
-    """Forward values that stay: checkpoints, outputs, border crossers, and all after the last border."""
+    """Forward values that stay: checkpoints, outputs, border crossers, and all after the last border.
+
+    What is made of state that the forward pass updates stays too: a second run would see it changed.
+    """
     kept = set(names).union(block.outputs)
+    forward = [op for op in block.operators if op.role in _FORWARD]
+    changed = {v.name for op in forward if op.op.updates for v in op.writes()}
+    kept.update(v.name for op in forward if any(r.name in changed for r in op.reads()) for v in op.writes())
     last = borders[-1] if borders else -1
     kept.update(n for n, i in producers.items() if i > last)
     segment = {n: bisect_left(borders, i) for n, i in producers.items()}

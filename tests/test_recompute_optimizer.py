@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Role, TensorType, UsageError, Value, fleet
+from recompute import Block, Operator, Role, TensorType, UsageError, Value, fleet
 from recompute.op import REGISTRY, op_class
 from recompute.passes import Liveness, MemoryPlan, memory_report, run_passes
 
@@ -131,6 +131,19 @@ def test_what_runs_again(activation: str, checkpoints: list[str], expected: list
     first = [n[-3] for n in rerun(program)]
     assert first == sorted(first, reverse=True) or len(checkpoints) < 2
     assert program.plan.checkpoints == tuple(sorted(checkpoints))
+
+
+def test_what_reads_updated_statistics_is_kept() -> None:
+    net = Net()
+    v = net.program.declare("buffers", "seen", np.zeros((16,)))
+    b = net.program.builder()
+    drawn = b.ReduceMean(net.program["x"].value, axes=(0,), keepdims=0)
+    b.operators += [Operator(op_class("RunningUpdate")(), (v, drawn), (v,), Role.FORWARD)]
+    net.program.append(b)
+    net.op("Add", "shifted", "x", "seen")
+    last = net.layer(0, net.op("Gelu", "warm", "shifted"), 16, "Gelu")
+    program = minimized(net.loss(last), ["act0"])
+    assert "warm@1" in rerun(program) and "shifted@1" not in rerun(program)
 
 
 def test_a_rerun_comes_right_before_what_needs_it() -> None:
