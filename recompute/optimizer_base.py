@@ -165,7 +165,7 @@ class Optimizer:
         op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
         dtype = DTYPES[work_dtype(p.type)]
         slots = [
-            self._declare(f"{p.name}.{slot}", np.full(p.shape, self.initial(slot), dtype)) if used else None
+            self._declare(f"{p.name}.{slot}", _filled(p.shape, self.initial(slot), dtype)) if used else None
             for slot, used in self.slots_used().items()
         ]
         _emit_update(b, op, [p, g], slots, rate, step)
@@ -207,6 +207,8 @@ class Optimizer:
             if array.shape != program.data[name].shape:
                 raise UsageError(f"'{name}' has shape {list(program.data[name].shape)}, not {list(array.shape)}")
         for name, array in arrays.items():
+            if not program.data[name].flags.writeable:  # the first contents, which no step has changed yet
+                program.data[name] = np.array(program.data[name])
             program.data[name][...] = array
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -217,6 +219,11 @@ class Optimizer:
         if self._program is None:
             raise UsageError(f"this {type(self).__name__} has no state yet: call minimize(loss) first")
         return self._program
+
+
+def _filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
+    """An array of one number that takes no memory until the executor makes it one to write to."""
+    return np.broadcast_to(np.array(value, dtype), shape)
 
 
 def _emit_update(
