@@ -38,7 +38,8 @@ LAYERS = [
     },
     {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
-    {"compiler", "show_table"},
+    {"compiler", "show_table", "timeline"},
+    {"report", "report_page", "plot", "trace", "snapshot"},
     {"check"},
     {"cli"},
 ]
