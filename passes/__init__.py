@@ -4,9 +4,10 @@ from .autodiff import Autodiff
 from .base import PASSES, Pass, pipeline, run_passes
 from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
-from .liveness import Liveness, live_profile
-from .memory_plan import ALIGNMENT, MemoryPlan, MemoryReport, memory_report
+from .liveness import Liveness
+from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
+from .storage import ALIGNMENT
 
 __all__ = [
     "ALIGNMENT",

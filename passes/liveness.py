@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..builder import Names
@@ -62,23 +61,3 @@ def with_scratch(op: Operator, names: Names | None) -> Operator:
     base = next(op.writes()).name
     scratch = tuple(Value(names.take(f"{base}#{i}"), t) for i, t in enumerate(types)) if names else ()
     return dataclasses.replace(op, scratch=scratch)
-
-
-def live_profile(block: Block, align: int = 1) -> Iterator[tuple[int, int]]:
-    """(index, live bytes while that operator runs) for a block with frees; persistent values are not counted.
-
-    Sizes are rounded up to multiples of `align` bytes.  Each live buffer counts once, scratch while its operator
-    runs, inputs from the start.
-    """
-
-    def size(v: Value) -> int:
-        return -(-v.nbytes // align) * align
-
-    persistent = {v.name for v in block.persistent()}
-    live = sum(size(v) for v in block.inputs)
-    for i, op in enumerate(block.operators):
-        if isinstance(op.op, Free):
-            live -= sum(size(v) for v in op.reads())
-            continue
-        live += sum(size(v) for v in op.writes() if v.name not in persistent)
-        yield i, live + sum(map(size, op.scratch))

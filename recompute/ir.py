@@ -65,6 +65,10 @@ class Value:
         return Value(name, self.type)
 
 
+def _type(v: Value | None) -> TensorType | None:
+    return None if v is None else v.type
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """An operator applied: inputs and outputs by position, None where an optional one is absent.
@@ -85,6 +89,14 @@ class Operator:
     def writes(self) -> Iterator[Value]:
         """Outputs that are present, updated state included."""
         return (v for v in self.outputs if v is not None)
+
+    def views(self) -> tuple[int | None, ...]:
+        """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""
+        return self.op.views([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
+
+    def joins(self) -> tuple[int | None, ...]:
+        """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
+        return self.op.joins([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def renamed(self, names: Mapping[str, str]) -> Operator:
         """The same operator with values renamed."""

@@ -54,6 +54,10 @@ class Op:
     updates: ClassVar[tuple[int, ...]] = ()
     #: draws from the counter-based generator: takes the step counter as an input and has a `seed` attribute
     random: ClassVar[bool] = False
+    #: inputs whose buffer output `inplace_output` may take, in order of preference: the numerics stay right, to the
+    #: bit, when both are the same memory (same type, and no other input overlaps it)
+    inplace: ClassVar[tuple[int, ...]] = ()
+    inplace_output: ClassVar[int] = 0
     #: the numerics copy or reorder elements only (priced by bytes)
     moves_data: ClassVar[bool] = False
     #: no class of this name is registered (a base for others)
@@ -101,6 +105,21 @@ class Op:
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """Types of the temporary buffers that `compute` is handed."""
+        return ()
+
+    def views(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
+        """For each output, the byte offset in input 0's buffer at which its elements already lie, in order.
+
+        None (or a shorter tuple): it needs a buffer of its own.  Such an output may be bound to its input's buffer,
+        and `compute` is not called where all outputs are.
+        """
+        return ()
+
+    def joins(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
+        """For each input, the byte offset in output 0's buffer at which its elements will lie, in order.
+
+        Inputs that were written there make `compute` unnecessary.  Empty: the operator joins nothing.
+        """
         return ()
 
     def gradient(

@@ -112,6 +112,7 @@ def check_case(case: Case) -> None:
     verify(block)
     assert parse(show(block)) == block, "the text form does not parse back"
     check_writes_fully(case)
+    check_inplace(case)
     check_expansion(case, block, feed)
     doubles = any(a is not None and a.dtype == np.float64 for a in case.inputs)
     if (
@@ -133,7 +134,7 @@ def check_writes_fully(case: Case) -> None:
     )
     results = []
     for filler in (0x55, 0xFF):
-        ins: list[Any] = [None if a is None else a.copy() for a in case.inputs]
+        ins: list[Any] = [None if a is None else np.array(a) for a in case.inputs]
         outs: list[Any] = [_filled(t, filler) for t in types[:count]] + [None] * (len(types) - count)
         for i, j in enumerate(case.op.updates[:count]):
             outs[i] = ins[j]
@@ -147,6 +148,29 @@ def check_writes_fully(case: Case) -> None:
             )
     for i, (a, b) in enumerate(zip(*results, strict=True)):
         assert a is None or a.tobytes() == b.tobytes(), f"{case.op.name} does not write its output {i} fully"
+
+
+def check_inplace(case: Case) -> None:
+    """Where an output may take an input's buffer, the bits are the same as in a buffer of its own."""
+    types = case.op.infer(*(None if a is None else TensorType.of(a) for a in case.inputs))
+    count = len(types) if case.want is None else case.want
+    at = case.op.inplace_output
+    present = [*types[:count], *[None] * (len(types) - count)]
+    scratch = case.op.scratch([None if a is None else TensorType.of(a) for a in case.inputs], present)
+    for k in case.op.inplace:
+        source = case.inputs[k] if k < len(case.inputs) else None
+        if source is None or at >= count or TensorType.of(source) != types[at]:
+            continue
+        results = []
+        for shared in (False, True):
+            ins: list[Any] = [None if a is None else np.array(a) for a in case.inputs]
+            outs: list[Any] = [None if t is None else _filled(t, 0xFF) for t in present]
+            if shared:
+                outs[at] = ins[k]
+            with np.errstate(all="ignore"):
+                case.op.compute(np, ins, outs, [_filled(t, 0x55) for t in scratch])
+            results.append([a.tobytes() for a in outs if a is not None])
+        assert results[0] == results[1], f"{case.op.name}: output {at} in place of input {k} differs"
 
 
 def _filled(t: TensorType, byte: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .errors import RecomputeError, VerifyError
 from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
+from .verify_addresses import check_addresses
 
 
 def verify(block: Block) -> Block:
@@ -12,8 +13,8 @@ def verify(block: Block) -> Block:
 
     Rules: names are declared once and written once (state only by operators that update it); every read comes after
     the write and before the free; types are what the operators' type rules say; a recomputed operator reads no
-    parameter or state after its update; outputs exist and are not freed; planned buffers that live at the same time
-    do not overlap.
+    parameter or state after its update; outputs exist and are not freed; in a planned block every read sees the bytes
+    that were last written to its value.
 
     Raises VerifyError with the operator and its neighbours.
     """
@@ -49,7 +50,10 @@ class _Checker:
             if name not in self.live:
                 raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")
         if self.block.addresses:
-            check_addresses(self.block)
+            fault = check_addresses(self.block)
+            if fault is not None:
+                self.at, why = fault
+                raise self.fail(why)
 
     def check_free(self, op: Operator) -> None:
         for v in op.reads():
@@ -119,43 +123,3 @@ def excerpt(block: Block, at: int, around: int = 3) -> str:
     for i, op in enumerate(block.operators[first : at + around + 1], first):
         lines.append(f"  {'>' if i == at else ' '} {i:>5}  {show_operator(op)}")
     return "\n".join(lines)
-
-
-def check_addresses(block: Block) -> None:
-    """Raises VerifyError where two buffers that live at the same time overlap in the arena."""
-    import bisect
-
-    placed: list[tuple[int, int, str]] = []  # live intervals [start, end), kept sorted and disjoint
-
-    def add(v: Value, at: int) -> None:
-        if v.name not in block.addresses or not v.nbytes:
-            return
-        start = block.addresses[v.name]
-        entry = (start, start + v.nbytes, v.name)
-        i = bisect.bisect(placed, entry)
-        for j in (i - 1, i):
-            if 0 <= j < len(placed) and placed[j][0] < entry[1] and start < placed[j][1]:
-                raise VerifyError(
-                    f"program '{block.name}': {show_name(v.name)} at {start}..{entry[1]} overlaps "
-                    f"{show_name(placed[j][2])}\n{excerpt(block, at)}"
-                )
-        placed.insert(i, entry)
-
-    def remove(v: Value) -> None:
-        if v.name in block.addresses and v.nbytes:
-            start = block.addresses[v.name]
-            placed.remove((start, start + v.nbytes, v.name))
-
-    for v in block.inputs:
-        add(v, -1)
-    persistent = {v.name for v in block.persistent()}
-    for at, op in enumerate(block.operators):
-        if isinstance(op.op, Free):
-            for v in op.reads():
-                remove(v)
-            continue
-        for v in (*op.writes(), *op.scratch):
-            if v.name not in persistent:
-                add(v, at)
-        for v in op.scratch:
-            remove(v)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import JobError, MissingExtraError, UsageError, nearest
-from ..ir import Block, Free, Value
-from ..passes import DeadCode, Liveness, MemoryPlan, memory_report, run_passes
-from ..passes.memory_plan import ALIGNMENT
+from ..ir import Block, Free, Operator, Value
+from ..passes import ALIGNMENT, DeadCode, Liveness, MemoryPlan, memory_report, run_passes
 from ..program import Program, Variable
 from ..text import show_operator
 
@@ -37,6 +36,10 @@ class Arena:
         self._raw = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
         address = self._raw.ctypes.data if hasattr(self._raw, "ctypes") else self._raw.data.ptr
         self._start = -address % ALIGNMENT
+
+    def bytes(self) -> Any:
+        """All of it, as unsigned bytes."""
+        return self._raw[self._start : self._start + self.nbytes]
 
     def at(self, address: int, value: Value) -> Any:
         """The buffer of `value` at `address`."""
@@ -66,7 +69,7 @@ class Session:
             (op, tuple(map(self._array, op.inputs)), tuple(map(self._array, op.outputs)),
              tuple(map(self._array, op.scratch)))
             for op in block.operators
-            if not isinstance(op.op, Free)
+            if not isinstance(op.op, Free) and not self._is_there(op)
         ]  # fmt: skip
 
     def _bind_persistent(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -79,6 +82,23 @@ class Session:
             self.arrays[v.name] = array
         for c in self.block.constants:
             self.arrays[c.value.name] = self.xp.asarray(c.numpy())
+
+    def _is_there(self, op: Operator) -> bool:
+        """Whether the plan has put an operator's results where they already are: views, and parts joined in place."""
+        at, views, joins = self.block.addresses, op.views(), op.joins()
+        if joins and op.outputs[0] is not None and op.outputs[0].name in at:
+            whole = at[op.outputs[0].name]
+            return all(
+                v is not None and o is not None and at.get(v.name) == whole + o
+                for v, o in zip(op.inputs, joins, strict=True)
+            )
+        if not views or op.inputs[0] is None or op.inputs[0].name not in at:
+            return False
+        base = at[op.inputs[0].name]
+        placed = [(v, o) for v, o in zip(op.outputs, views, strict=False) if v is not None]
+        return len(placed) == len(list(op.writes())) and all(
+            o is not None and at.get(v.name) == base + o for v, o in placed
+        )
 
     def _array(self, v: Value | None) -> Any:
         return None if v is None else self.arrays[v.name]

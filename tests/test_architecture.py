@@ -20,6 +20,7 @@ LAYERS = [
     {"op"},
     {"ir"},
     {"text"},
+    {"verify_addresses"},
     {"verify"},
     {"builder", "ops"},
     {"program"},

@@ -96,7 +96,7 @@ def broken(body: str, outputs: str = "%y") -> str:
         (broken("  %y: f32[2,2] = MatMul(%x, %x)"), "MatMul(f32[2,3], f32[2,3]): inner dimensions differ"),
         (broken("  %y: f32[2,3] = Relu()"), "Relu"),
         (broken("  %y: f32[3,4] = SGDUpdate(%w, %w, %x)"), "SGDUpdate"),
-        (broken("  %a: f32[2,3] = Relu(%x) @0\n  %y: f32[2,3] = Add(%a, %x) @8"), "%y at 8..32 overlaps %a"),
+        (broken("  %a: f32[2,3] = Relu(%x) @0\n  %y: f32[2,3] = Add(%a, %x) @8"), "%y at 8..32 overlaps its input %a"),
     ],
 )
 def test_the_verifier_says_what_is_wrong(text: str, why: str) -> None:

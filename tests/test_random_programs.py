@@ -13,6 +13,9 @@ from recompute.builder import Builder
 from recompute.ir import Block, Free, Role, Value
 from recompute.passes import Autodiff, Liveness, MemoryPlan, Recompute, live_profile, memory_report, run_passes
 from recompute.passes.memory_plan import collect_lifetimes
+from recompute.passes.storage import storages
+from recompute.runtime.checking import run_checked
+from recompute.runtime.executor import Session
 from recompute.testing import evaluate
 from recompute.types import TensorType
 
@@ -98,8 +101,7 @@ def test_the_plan_is_sound_and_the_text_keeps_it(block: Block, data: st.DataObje
     assert run_passes(block, passes) == planned
     report = memory_report(planned)
     assert report.live_peak <= report.arena
-    sizes = {x.name: x for x in collect_lifetimes(planned)}
-    for a, b in combinations(sizes.values(), 2):
+    for a, b in combinations(collect_lifetimes(planned), 2):
         if a.start <= b.end and b.start <= a.end and a.size and b.size:
             at, bt = planned.addresses[a.name], planned.addresses[b.name]
             assert at + a.size <= bt or bt + b.size <= at
@@ -110,21 +112,37 @@ def test_the_plan_is_sound_and_the_text_keeps_it(block: Block, data: st.DataObje
 def test_every_value_dies_at_its_last_use(block: Block) -> None:
     freed = run_passes(block, [Autodiff(), Liveness()])
     live = max(bytes_ for _, bytes_ in live_profile(freed))
-    # the same by brute force: what is written before or at i and read at or after i
+    # the same by brute force: an allocation is alive from its first write to its last member's last use
     operators = [op for op in freed.operators if not isinstance(op.op, Free)]
-    persistent = {v.name for v in freed.persistent()}
+    members = {name: s for s in storages(freed) for name in s.offsets}
     born = {v.name: -1 for v in freed.inputs}
     last = {v.name: -1 for v in freed.inputs}
-    size = {v.name: v.nbytes for v in freed.inputs}
     for i, op in enumerate(operators):
         for v in op.reads():
             last[v.name] = i
-        for v in op.writes():
-            born[v.name], last[v.name], size[v.name] = i, i, v.nbytes
+        for v in (*op.writes(), *op.scratch):
+            born[v.name] = last[v.name] = i
     for name in freed.outputs:
         last[name] = len(operators)
     peak = 0
-    for i, op in enumerate(operators):
-        alive = [n for n in born if n not in persistent and born[n] <= i <= last[n]]
-        peak = max(peak, sum(size[n] for n in alive) + sum(v.nbytes for v in op.scratch))
+    for i in range(len(operators)):
+        alive = {members[n].name: members[n].nbytes for n in born if n in members and born[n] <= i <= last[n]}
+        peak = max(peak, sum(alive.values()))
     assert live == peak
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks(), st.data())
+def test_every_read_sees_what_was_written(block: Block, data: st.DataObject) -> None:
+    """The executor's checking mode: freed and unwritten memory is poisoned, and nobody writes beside his buffers."""
+    names = [v.name for op in block.operators for v in op.writes()]
+    checkpoints = data.draw(st.lists(st.sampled_from(names), max_size=3))
+    planned = run_passes(block, [Autodiff(), Recompute(tuple(checkpoints)), Liveness(), MemoryPlan()])
+    feed = feeds(block)
+    plain = evaluate(planned, feed)
+    session = Session(planned, {n: np.array(a) for n, a in feed.items()})
+    for v in planned.inputs:
+        session.arrays[v.name][...] = feed[v.name]
+    run_checked(session)
+    for name, expected in zip(planned.outputs, plain, strict=True):
+        assert session.arrays[name].tobytes() == expected.tobytes()

@@ -14,6 +14,8 @@ from .tiles import Tiled
 class Relu(Elementwise, onnx=True):
     """max(x, 0)."""
 
+    inplace = (0,)
+
     def compute(self, xp, ins, outs, scratch):
         """One maximum; NaN passes through."""
         xp.maximum(ins[0], ins[0].dtype.type(0), out=outs[0])
@@ -29,14 +31,14 @@ class Relu(Elementwise, onnx=True):
 
 
 @dataclass(frozen=True)
-class ReluGrad(Elementwise):
+class ReluGrad(Tiled):
     """(y, dy) → dy where y > 0, else 0."""
 
-    def compute(self, xp, ins, outs, scratch):
+    def tile(self, xp, ins, out, *temps):
         """dy · (y > 0), the mask written into the output first."""
         y, dy = ins
-        xp.greater(y, y.dtype.type(0), out=outs[0])
-        xp.multiply(outs[0], dy, out=outs[0])
+        xp.greater(y, y.dtype.type(0), out=out)
+        xp.multiply(out, dy, out=out)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in y."""
@@ -72,17 +74,17 @@ class Tanh(Ufunc, onnx=True):
 
 
 @dataclass(frozen=True)
-class TanhGrad(Elementwise):
+class TanhGrad(Tiled):
     """(y, dy) → dy · (1 - y²)."""
 
     flops_per_element = 3
 
-    def compute(self, xp, ins, outs, scratch):
-        """In the output, without temporaries."""
+    def tile(self, xp, ins, out, *temps):
+        """In the output."""
         y, dy = ins
-        xp.multiply(y, y, out=outs[0])
-        xp.subtract(outs[0].dtype.type(1), outs[0], out=outs[0])
-        xp.multiply(outs[0], dy, out=outs[0])
+        xp.multiply(y, y, out=out)
+        xp.subtract(out.dtype.type(1), out, out=out)
+        xp.multiply(out, dy, out=out)
 
     def expand(self, b, y, dy):
         """The formula."""

@@ -66,6 +66,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
     """(x, scale, bias, mean, var) → (x - mean) / √(var + epsilon) · scale + bias (ONNX, inference)."""
 
     epsilon: float = 1e-5
+    inplace = (0,)
 
     def infer(self, x, scale, bias, mean, var):
         """x's type."""
@@ -154,6 +155,7 @@ class BatchNormTrain(ChannelNorm):
     """
 
     epsilon: float = 1e-5
+    inplace = (0,)
 
     def infer(self, x, scale, bias):
         """x's type; one statistic a channel."""
@@ -258,6 +260,7 @@ class BatchNormGrad(ChannelNorm):
 
     required_outputs = 3
     epsilon: float = 1e-5
+    inplace = (0,)
 
     def infer(self, x, scale, mean, var, dy):
         """x's type, scale's type twice."""

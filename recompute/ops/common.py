@@ -66,6 +66,9 @@ class Ufunc(Elementwise, abstract=True):
 
     ufunc: ClassVar[str]
 
+    #: a ufunc reads each element before it writes it
+    inplace = (0, 1)
+
     def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
         """One call, into the output."""
         getattr(xp, self.ufunc)(*ins, out=outs[0])

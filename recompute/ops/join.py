@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,11 @@ from .shape import Move
 def along(axis: int, start: int, stop: int) -> tuple[Any, ...]:
     """The index that takes `start:stop` of one axis and all of those before it."""
     return (slice(None),) * axis + (slice(start, stop),)
+
+
+def leading(axis: int, x: Any) -> bool:
+    """Whether a slice of `x` along `axis` is contiguous: only dimensions of one element stand before it."""
+    return x.ndim > 0 and all(d == 1 for d in x.shape[: axis % x.ndim])
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,13 @@ class Concat(Move, onnx=True):
         for x in ins:
             outs[0][along(axis, at, at + x.shape[axis])] = x
             at += x.shape[axis]
+
+    def joins(self, ins, outs):
+        """One after the other, where nothing but dimensions of one element stands before the axis."""
+        if not leading(self.axis, ins[0]):
+            return ()
+        offsets = [0, *itertools.accumulate(t.nbytes for t in ins)]
+        return tuple(offsets[:-1])
 
     def gradient(self, b, ins, outs, grads):
         """The parts of dy, each by itself: those that nobody needs are never made."""
@@ -90,6 +103,13 @@ class Split(Move):
             if out is not None:
                 out[...] = ins[0][along(axis, at, at + n)]
             at += n
+
+    def views(self, ins, outs):
+        """Parts of the same bytes, where nothing but dimensions of one element stands before the axis."""
+        if not leading(self.axis, ins[0]):
+            return ()
+        part = ins[0].nbytes // max(ins[0].shape[self.axis], 1)
+        return tuple(part * n for n in [0, *itertools.accumulate(self.sizes)][:-1])
 
     def gradient(self, b, ins, outs, grads):
         """The parts' gradients joined, zeros where there is none."""

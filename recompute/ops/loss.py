@@ -225,6 +225,8 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 
     reduction: str = "mean"
     ignore_index: int | None = None
+    inplace = (0,)
+    inplace_output = 1
 
     def infer(self, scores, labels, weights=None):
         """The loss, and log-probabilities like the scores."""
@@ -304,6 +306,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
 
     reduction: str = "mean"
     ignore_index: int | None = None
+    inplace = (0,)
 
     def infer(self, log_prob, labels, weights, dloss):
         """Like the scores."""
@@ -325,8 +328,8 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
         lp, out = log_prob.reshape(shape), outs[0].reshape(shape)
         for samples, rows, at, _ in self.tiles(xp, log_prob, labels, weights, scratch):
             tile = out[samples]
-            xp.exp(lp[samples], out=tile)
             _take(xp, lp[samples].reshape(-1), at, numbers[rows])
+            xp.exp(lp[samples], out=tile)
             xp.expm1(numbers[rows], out=numbers[rows])
             tile.reshape(-1)[at] = numbers[rows]
         self.scales(xp, dloss, label_weights, numbers)

@@ -140,6 +140,7 @@ class NormGrad(Op):
     """
 
     required_outputs = 3
+    inplace = (0,)
     view: tuple[int, int, int, int]
 
     def infer(self, x, scale, mean, inverse, dy):
@@ -210,6 +211,7 @@ class LayerNormalization(Normalization, onnx=True):
 
     axis: int = -1
     epsilon: float = 1e-5
+    inplace = (0,)
 
     def view(self, x):
         """Rows."""
@@ -273,6 +275,7 @@ class RMSNormalization(Normalization):
 
     axis: int = -1
     epsilon: float = 1e-5
+    inplace = (0,)
     centred = False
 
     def infer(self, x, scale):
@@ -337,6 +340,7 @@ class GroupNormalization(ChannelwiseNormalization, onnx=True):
 
     num_groups: int
     epsilon: float = 1e-5
+    inplace = (0,)
 
     def groups(self, x: TensorType) -> int:
         """The attribute."""
@@ -372,6 +376,7 @@ class InstanceNormalization(ChannelwiseNormalization, onnx=True):
     """Normalises each channel of each image (Ulyanov et al. 2016; ONNX InstanceNormalization)."""
 
     epsilon: float = 1e-5
+    inplace = (0,)
 
     def groups(self, x: TensorType) -> int:
         """One a channel."""

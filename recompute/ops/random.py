@@ -44,6 +44,8 @@ class Dropout(Draw):
     ratio: float = 0.5
     seed: int = 0
 
+    inplace = (0,)
+
     def infer(self, x, step):
         """x's type, and bool."""
         self.check_step(step)

@@ -32,6 +32,10 @@ class Identity(Move, onnx=True):
         """One copy."""
         outs[0][...] = ins[0]
 
+    def views(self, ins, outs):
+        """The same bytes."""
+        return (0,)
+
     def gradient(self, b, ins, outs, grads):
         """dy itself."""
         return [grads[0]]
@@ -103,6 +107,10 @@ class Reshape(Move):
         """One copy."""
         outs[0].reshape(-1)[...] = ins[0].reshape(-1)
 
+    def views(self, ins, outs):
+        """The same bytes."""
+        return (0,)
+
     def gradient(self, b, ins, outs, grads):
         """dy under the old shape; nothing is kept."""
         return [b.Reshape(grads[0], shape=ins[0].shape)]
@@ -163,6 +171,11 @@ class Transpose(Move, onnx=True):
         """One strided copy."""
         outs[0][...] = ins[0].transpose(self.perm)
 
+    def views(self, ins, outs):
+        """The same bytes where only dimensions of one element change places."""
+        moved = [p for p in self.perm if ins[0].shape[p] != 1]
+        return (0,) if moved == sorted(moved) else ()
+
     def gradient(self, b, ins, outs, grads):
         """dy transposed back."""
         return [b.Transpose(grads[0], perm=tuple(int(i) for i in np.argsort(self.perm)))]
@@ -202,6 +215,10 @@ class Expand(Move):
     def compute(self, xp, ins, outs, scratch):
         """One broadcasting copy."""
         outs[0][...] = ins[0]
+
+    def views(self, ins, outs):
+        """The same bytes where nothing is repeated."""
+        return (0,) if ins[0].size == outs[0].size else ()
 
     def gradient(self, b, ins, outs, grads):
         """dy summed over what was repeated."""

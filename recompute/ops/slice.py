@@ -60,6 +60,18 @@ class Slice(Sliced):
         """One strided copy."""
         outs[0][...] = ins[0][self.index(ins[0].shape)]
 
+    def views(self, ins, outs):
+        """Part of the same bytes, where whole rows are taken one after the other."""
+        taken = self.taken(ins[0].shape)
+        cut = [i for i, (r, d) in enumerate(zip(taken, ins[0].shape, strict=True)) if len(r) != d]
+        steps_of_one = all(r.step == 1 or len(r) <= 1 for r in taken)
+        if not steps_of_one or any(d != 1 for i in cut for d in ins[0].shape[:i]) or outs[0].size == 0:
+            return ()
+        elements = 0
+        for r, d in zip(taken, ins[0].shape, strict=True):
+            elements = elements * d + r.start
+        return (elements * ins[0].numpy.itemsize,)
+
     def gradient(self, b, ins, outs, grads):
         """dy among zeros; nothing is kept."""
         return [b.SliceGrad(grads[0], shape=ins[0].shape, **self.attributes())]

@@ -81,6 +81,7 @@ class Softmax(AlongAxis, onnx=True):
     """exp(x - m) / Σ exp(x - m), m the largest x along the axis."""
 
     axis: int = -1
+    inplace = (0,)
 
     def scratch(self, ins, outs):
         """One number a row; whole rows for the half precisions."""
@@ -114,18 +115,20 @@ class SoftmaxGrad(AlongAxis):
 
     axis: int = -1
 
+    inplace = (1, 0)
+
     def scratch(self, ins, outs):
-        """One number a row."""
-        return self.tile_types(ins[0])[:1]
+        """One number a row, and whole rows."""
+        return self.tile_types(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """In the output."""
+        """In whole rows beside the output, which may be one of the inputs."""
         for y, dy, out in self.tiles(*ins, outs[0]):
-            number = scratch[0][: len(y)]
-            xp.multiply(y, dy, out=out)
-            xp.sum(out, axis=1, dtype=number.dtype, keepdims=True, out=number)
-            xp.subtract(dy, number, out=out, casting="unsafe")
-            xp.multiply(out, y, out=out)
+            number, rows = (s[: len(y)] for s in scratch)
+            xp.multiply(y, dy, out=rows)
+            xp.sum(rows, axis=1, keepdims=True, out=number)
+            xp.subtract(dy, number, out=rows)
+            xp.multiply(rows, y, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
         """The formula."""
@@ -139,6 +142,7 @@ class LogSoftmax(AlongAxis, onnx=True):
     """x - m - ln Σ exp(x - m), m the largest x along the axis."""
 
     axis: int = -1
+    inplace = (0,)
 
     def scratch(self, ins, outs):
         """One number a row, and whole rows."""
@@ -178,18 +182,20 @@ class LogSoftmaxGrad(AlongAxis):
 
     axis: int = -1
 
+    inplace = (1, 0)
+
     def scratch(self, ins, outs):
-        """One number a row."""
-        return self.tile_types(ins[0])[:1]
+        """One number a row, and whole rows."""
+        return self.tile_types(ins[0])
 
     def compute(self, xp, ins, outs, scratch):
-        """In the output."""
+        """In whole rows beside the output, which may be one of the inputs."""
         for y, dy, out in self.tiles(*ins, outs[0]):
-            number = scratch[0][: len(y)]
-            xp.exp(y, out=out)
+            number, rows = (s[: len(y)] for s in scratch)
+            xp.exp(y, out=rows)
             xp.sum(dy, axis=1, dtype=number.dtype, keepdims=True, out=number)
-            xp.multiply(out, number, out=out, casting="unsafe")
-            xp.subtract(dy, out, out=out)
+            xp.multiply(rows, number, out=rows)
+            xp.subtract(dy, rows, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
         """The formula."""

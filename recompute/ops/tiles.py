@@ -29,6 +29,8 @@ class Tiled(Elementwise, abstract=True):
 
     work: ClassVar[int] = 0
     masks: ClassVar[int] = 0
+    #: a tile whose output would overwrite its input is computed beside it first
+    inplace = (1, 0, 2)
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
@@ -43,8 +45,8 @@ class Tiled(Elementwise, abstract=True):
         x = ins[0]
         assert x is not None
         size = min(x.size, TILE)
-        rows = self.work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 0)
-        floats = (TensorType(wide(x.dtype), (rows, size)),) if rows else ()
+        rows = self.work + (len(ins) + 1 if wide(x.dtype) != x.dtype else 1)
+        floats = (TensorType(wide(x.dtype), (rows, size)),)
         return (*floats, TensorType("bool", (self.masks, size))) if self.masks else floats
 
     def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
@@ -52,13 +54,18 @@ class Tiled(Elementwise, abstract=True):
         flat = [a.reshape(-1) for a in ins]
         out = outs[0].reshape(-1)
         temps = [row for s in scratch for row in s]
-        copied = len(temps) > self.work + self.masks
+        copied = scratch[0].dtype != outs[0].dtype
+        beside = not copied and any(xp.may_share_memory(out, a) for a in flat)
         for start in range(0, out.size, TILE):
             stop = min(start + TILE, out.size)
-            here = temps if stop - start == TILE else [t[: stop - start] for t in temps]
+            here = [t[: stop - start] for t in temps]
             pieces = [a[start:stop] for a in flat]
             if not copied:
-                self.tile(xp, pieces, out[start:stop], *here)
+                spare = here.pop(self.work)
+                target = spare if beside else out[start:stop]
+                self.tile(xp, pieces, target, *here)
+                if beside:
+                    out[start:stop] = spare
                 continue
             extra = here[self.work : self.work + len(pieces) + 1]
             for target, source in zip(extra, pieces, strict=False):
