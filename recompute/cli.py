@@ -27,6 +27,8 @@ exit codes: 0 done, 1 the job failed (a broken file, an operator that is not sup
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from . import pictures
+
     p = argparse.ArgumentParser(
         prog="recompute-compile",
         description="Compile an ONNX model into a training step that recomputes what it does not keep, and say what "
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
+    pictures.add_arguments(p)
     run = p.add_argument_group("what to run")
     run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
     run.add_argument("--data", type=Path, metavar="FILE.npz", help="one array an input (default: one synthetic batch)")
@@ -105,7 +108,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError("--data is for --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
-    for path in (args.output, args.json):
+    from . import pictures
+
+    pictures.check_arguments(args)
+    for path in (args.output, args.json, *pictures.paths(args)):
         if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
             raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
 
@@ -137,6 +143,7 @@ class Report:
     run: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
     output: str | None = None
+    pictures: list[str] = field(default_factory=list)
 
 
 class _Job:
@@ -146,6 +153,7 @@ class _Job:
         self.args = args
         self.report = Report(model=args.model or "")
         self.specs: dict[str, Any] = {}
+        self.seconds: list[float] | None = None  # measured, of each operator
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
     def say(self, text: str) -> None:
@@ -182,6 +190,7 @@ class _Job:
             self.write_onnx(step)
         if self.args.run is not None:
             self.train(step, loss)
+        self.draw(program, plain, step, loss)
         self.write_json()
         return self.verdict()
 
@@ -323,6 +332,7 @@ class _Job:
         """Trains and compares the measured peak with the predicted one."""
         import itertools
 
+        from . import pictures
         from .compiler import train
         from .data import npz_batches, synthetic_batch
         from .show_table import progress_bar
@@ -333,6 +343,8 @@ class _Job:
             batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
         with progress_bar(self.args.run, quiet=self.args.quiet) as progress:
             losses, seconds, measured = train(step, loss, batches, self.args.run, progress)
+        if pictures.paths(self.args):
+            self.seconds = pictures.operator_seconds(step.program, loss, next(batches))
         predicted = step.figures.peak_bytes
         self.report.run = {
             "steps": self.args.run,
@@ -344,6 +356,18 @@ class _Job:
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
                  f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step, peak {measured:,} bytes ({same})")  # fmt: skip
+
+    def draw(self, program: Any, plain: Any, step: Any, loss: str) -> None:
+        """The pictures that were asked for."""
+        from .compiler import compile_step
+        from .pictures import Pictures
+
+        def recompile(names: list[str]) -> Any:
+            return compile_step(program, loss, self.optimizer(), checkpoints=names)
+
+        for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
+            self.report.pictures.append(str(path))
+            self.say(f"wrote {path}")
 
     def write_json(self) -> None:
         """The report for machines."""

@@ -35,10 +35,10 @@ def write_plot(lines: Mapping[str, Timeline], path: Path, title: str, kind: str)
         rows = figure.subplots(len(lines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (name, line) in zip(rows, lines.items(), strict=True):
             _draw(axes, name, line)
+        rows[0].set_xlim(0, max([len(line.operators) for line in lines.values()], default=1))
         figure.suptitle(title)
         rows[-1].set_xlabel("operators of one training step (orange below: run again)")
-        handles, labels = rows[0].get_legend_handles_labels()
-        used = {label: handle for handle, label in zip(handles, labels, strict=True)}
+        used = {label: h for axes in rows for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(used.values(), used.keys(), loc="outside lower center", ncols=5, frameon=False)
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         figure.savefig(path, format=kind, dpi=150, metadata=metadata)
@@ -47,26 +47,41 @@ def write_plot(lines: Mapping[str, Timeline], path: Path, title: str, kind: str)
 def _draw(axes: Any, name: str, line: Timeline) -> None:
     """One step: filled steps by role, the peak, and marks for recomputed operators."""
     totals = line.totals()
-    n = len(line.operators)
     unit = 2**20
-    edges = list(range(n + 1))
-    under = [0.0] * (n + 1)
+    under = [0.0] * len(line.operators)
     for role, label in ROLES.items():
-        row = totals[role]
-        over = [u + b / unit for u, b in zip(under, [*row, row[-1]] if row else [0], strict=True)]
-        axes.fill_between(edges, under, over, step="post", color=COLOURS[role], linewidth=0, label=label)
+        over = [u + b / unit for u, b in zip(under, totals[role], strict=True)]
+        if over != under:
+            axes.fill_between(*_corners(under, over), step="post", color=COLOURS[role], linewidth=0, label=label)
         under = over
-    height = max(under)
-    peak = under.index(height)
+    height = max(under, default=0.0)
+    peak = under.index(height) if under else 0
     axes.axhline(height, color="0.25", linewidth=0.8, linestyle=":")
     axes.set_title(f"{name}: peak {height:,.2f} MiB at operator {peak:,}", loc="left", fontsize=10)
     again = [i for i, op in enumerate(line.operators) if op.role is Role.RECOMPUTE]
     mark = {"transform": axes.get_xaxis_transform(), "color": COLOURS["recomputed"], "linewidth": 0}
-    for i in again:
-        axes.fill_between([i, i + 1], -0.035, -0.005, clip_on=False, **mark)
-    axes.set_xlim(0, None)
+    for first, last in _runs(again):
+        axes.fill_between([first, last + 1], -0.035, -0.005, clip_on=False, **mark)
     axes.set_ylim(0, None)
     axes.set_ylabel("MiB")
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _corners(under: list[float], over: list[float]) -> tuple[list[int], list[float], list[float]]:
+    """Where a band between two step functions changes, and its end: files stay small."""
+    n = len(under)
+    at = [i for i in range(n) if i == 0 or (under[i], over[i]) != (under[i - 1], over[i - 1])]
+    return [*at, n], [under[i] for i in [*at, n - 1]], [over[i] for i in [*at, n - 1]]
+
+
+def _runs(indices: list[int]) -> list[tuple[int, int]]:
+    """First and last of each stretch of consecutive numbers."""
+    found: list[tuple[int, int]] = []
+    for i in indices:
+        if found and found[-1][1] == i - 1:
+            found[-1] = (found[-1][0], i)
+        else:
+            found.append((i, i))
+    return found

@@ -40,7 +40,7 @@ LAYERS = [
     {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},
-    {"report", "report_page", "plot", "trace", "snapshot"},
+    {"report", "report_page", "plot", "trace", "snapshot", "pictures"},
     {"check"},
     {"cli"},
 ]
