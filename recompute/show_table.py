@@ -34,7 +34,8 @@ def human_flops(n: int) -> str:
     return f"{size:,.2f} TFLOP"
 
 
-def _render(table: Any) -> str:
+def render(table: Any) -> str:
+    """A rich table as plain text."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -59,7 +60,7 @@ def before_after(report: Any) -> str:
         if after is not None:
             row += [show(after[key]), _change(plain[key], after[key]) if key in _COMPARED else ""]
         table.add_row(*row)
-    text = _render(table)
+    text = render(table)
     if report.checkpoints:
         text += f"\ncheckpoints: {', '.join(report.checkpoints)}"
     return text
@@ -101,7 +102,7 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for c in candidates:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
-    text = _render(table)
+    text = render(table)
     if always:
         text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(v.name for v in always)
     return text
