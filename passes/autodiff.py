@@ -11,6 +11,7 @@ from ..errors import UsageError, nearest
 from ..ir import Block, Operator, Role, Value
 from .base import Pass
 from .dead_code import prune
+from .lean_gradients import mask_before_routing
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def differentiate(
     seed = b.fill(1.0, values[loss])
     grads, forward = reverse(b, block.operators, {loss: seed}, wanted, stop)
     pairs = [(v, grads[v.name]) for v in wanted if v.name in grads]
+    b.operators = mask_before_routing(b, forward, b.operators, [g.name for _, g in pairs])
     names = _gradient_names(block, b, grads, wanted)
     backward = [o.renamed(names) for o in prune(b.operators, [g.name for _, g in pairs])]
     forward = _without_unread_extras(block.operators, forward, backward, block.outputs)
