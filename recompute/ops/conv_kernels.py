@@ -281,13 +281,19 @@ def grad_weight_scratch(geo: Geometry) -> list[int]:
     """Elements of the scratch buffers of `grad_weight`."""
     if geo.cg == 1:
         return [_depth_block(geo)[2]]
-    partial = geo.group * geo.mg * geo.rows
+    partial = geo.group * _partial_maps(geo) * geo.rows
     if _direct(geo):
         return [partial] if geo.batch > 1 else []
     b = blocks(geo, 2 * _COLUMNS)
     n = _column_count(geo, b)
     several = b.images < geo.batch or b.rows < geo.window.out[0]
     return [geo.group * geo.rows * n, geo.group * geo.mg * n if b.images > 1 else 0, partial if several else 0]
+
+
+def _partial_maps(geo: Geometry) -> int:
+    """Output channels of a group whose partial sums are computed at a time: about four blocks of bytes."""
+    wanted = max(4 * BLOCK // (4 * max(geo.group * geo.rows, 1)), 64)
+    return min(geo.mg, wanted)
 
 
 def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Sequence[Any]) -> None:
@@ -305,9 +311,12 @@ def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Seque
         if i == 0:
             xp.matmul(part, cols.swapaxes(1, 2), out=total)
             continue
-        result = (scratch[0] if _direct(geo) else scratch[2]).reshape(total.shape)
-        xp.matmul(part, cols.swapaxes(1, 2), out=result)
-        xp.add(total, result, out=total)
+        buffer = scratch[0] if _direct(geo) else scratch[2]
+        for m in range(0, geo.mg, _partial_maps(geo)):
+            target = total[:, m : m + _partial_maps(geo)]
+            result = buffer.reshape(-1)[: target.size].reshape(target.shape)
+            xp.matmul(part[:, m : m + _partial_maps(geo)], cols.swapaxes(1, 2), out=result)
+            xp.add(target, result, out=target)
 
 
 def _products(geo: Geometry, x: Any, dy: Any, scratch: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
