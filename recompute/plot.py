@@ -57,7 +57,7 @@ def _draw(axes: Any, name: str, line: Timeline) -> None:
     height = max(under, default=0.0)
     peak = under.index(height) if under else 0
     axes.axhline(height, color="0.25", linewidth=0.8, linestyle=":")
-    axes.set_title(f"{name}: peak {height:,.2f} MiB at operator {peak:,}", loc="left", fontsize=10)
+    axes.set_title(f"{name}: at most {height:,.2f} MiB at operator {peak:,}", loc="left", fontsize=10)
     again = [i for i, op in enumerate(line.operators) if op.role is Role.RECOMPUTE]
     mark = {"transform": axes.get_xaxis_transform(), "color": COLOURS["recomputed"], "linewidth": 0}
     for first, last in _runs(again):

@@ -192,6 +192,7 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
         first.setdefault(producers[n], row)
     segments = [first[b] for b in borders]
     was, now = waiting(plain.program.block), waiting(step.program.block)
+    _add_optional(producers, plain.program.block, step.program.block)
     for n in {**was, **now}:
         i = bisect_left(borders, producers.get(n, len(forward.operators)))
         if i < len(segments):
@@ -202,6 +203,16 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
                 segments[i]["beside"] += now[n]
     _count_reruns(step.program.block, producers, borders, segments)
     return rows
+
+
+def _add_optional(producers: dict[str, int], *blocks: Block) -> None:
+    """Optional outputs that came into being for a gradient: they belong to their operator, known by another output."""
+    for block in blocks:
+        for op in block.operators:
+            at = next((producers[v.name] for v in op.writes() if v.name in producers), None)
+            if at is not None and op.role in _FORWARD:
+                for v in op.writes():
+                    producers.setdefault(v.name, at)
 
 
 def _count_reruns(block: Block, producers: dict[str, int], borders: list[int], rows: list[dict[str, Any]]) -> None:
