@@ -7,6 +7,7 @@ from .eager_updates import EagerUpdates
 from .liveness import Liveness
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
+from .schedule import Schedule
 from .storage import ALIGNMENT
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Recompute",
     "RecomputePlan",
     "Rerun",
+    "Schedule",
     "live_profile",
     "memory_report",
     "pipeline",
