@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ examples:
   recompute-compile models/mlp.onnx --checkpoints fc_1,pred
   recompute-compile resnet50 --batch 8 --checkpoints 'layer?.?.out' --run 2
   recompute-compile bert-tiny --batch 8 --list-checkpoints
+  recompute-compile resnet50 --memory-budget 16GiB --max-batch
   recompute-compile model.onnx --input-shapes x:[64,3,224,224] --checkpoints @kept.txt -o step.onnx --json step.json
 
 exit codes: 0 done, 1 the job failed (a broken file, an operator that is not supported), 2 the request was wrong
@@ -27,7 +29,7 @@ exit codes: 0 done, 1 the job failed (a broken file, an operator that is not sup
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from . import pictures
+    from . import cli_memory, pictures
 
     p = argparse.ArgumentParser(
         prog="recompute-compile",
@@ -46,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--option", metavar="K=V", action="append", default=[], help="an option of a zoo network (seq=512)"
     )
+    what.add_argument("--seq", type=int, metavar="N", help="the same as --option seq=N")
     what.add_argument(
         "--loss", help="the loss on the model's output (cross_entropy, mse, ...), or a scalar value's name"
     )
@@ -58,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
+    cli_memory.add_arguments(p)
     pictures.add_arguments(p)
     run = p.add_argument_group("what to run")
     run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
@@ -108,9 +112,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError("--data is for --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
-    from . import pictures
+    from . import cli_memory, pictures
 
     pictures.check_arguments(args)
+    cli_memory.check_arguments(args)
     for path in (args.output, args.json, *pictures.paths(args)):
         if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
             raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
@@ -144,6 +149,8 @@ class Report:
     check: dict[str, Any] | None = None
     output: str | None = None
     pictures: list[str] = field(default_factory=list)
+    estimate: dict[str, Any] | None = None
+    max_batch: dict[str, Any] | None = None
 
 
 class _Job:
@@ -163,8 +170,12 @@ class _Job:
 
     def run(self) -> int:
         """Load, attach a loss, compile both steps, write, run, check, report."""
+        from . import cli_memory
         from .compiler import checkpoint_candidates, compile_step, resolve_checkpoints
 
+        if cli_memory.before_loading(self, self.wants_more()):
+            self.write_json()
+            return 0
         program = self.load()
         loss = self.attach_loss(program)
         if self.args.list_checkpoints:
@@ -193,6 +204,13 @@ class _Job:
         self.draw(program, plain, step, loss)
         self.write_json()
         return self.verdict()
+
+    def wants_more(self) -> bool:
+        """Whether something is to be written or run."""
+        from . import pictures
+
+        a = self.args
+        return bool(a.output or a.run or a.check or a.dump_ir or a.list_checkpoints or pictures.paths(a))
 
     # -- the model ------------------------------------------------------------------------------------------------
 
@@ -255,15 +273,16 @@ class _Job:
 
         wanted = self.args.loss
         if wanted is not None and wanted in program and program[wanted].value.size == 1:
-            name, reason = wanted, "as asked"
+            name, reason = program[wanted].name, "as asked"
         elif wanted is not None:
             choices = {n: getattr(losses, n) for n in losses.NAMES}
             if wanted not in choices:
                 raise UsageError(f"unknown loss '{wanted}'{nearest(wanted, choices)}; known: {', '.join(choices)}")
-            name, reason = choices[wanted](program).name, f"{wanted}, as asked"
+            name, reason = choices[wanted](program, **_loss_names(program)).name, f"{wanted}, as asked"
         else:
             kind, reason = losses.natural_loss(program)
-            name = kind if kind in program else getattr(losses, kind)(program).name
+            there = kind in program and program[kind].value.size == 1
+            name = program[kind].name if there else getattr(losses, kind)(program, **_loss_names(program)).name
             self.say(f"loss: {reason} (--loss sets it)")
         self.report.loss, self.report.loss_reason = name, reason
         return name
@@ -330,9 +349,7 @@ class _Job:
 
     def train(self, step: Any, loss: str) -> None:
         """Trains and compares the measured peak with the predicted one."""
-        import itertools
-
-        from . import pictures
+        from . import cli_memory, pictures
         from .compiler import train
         from .data import npz_batches, synthetic_batch
         from .show_table import progress_bar
@@ -341,6 +358,7 @@ class _Job:
             batches = npz_batches(self.args.data, step.program)
         else:
             batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
+        cli_memory.before_running(self, step)
         with progress_bar(self.args.run, quiet=self.args.quiet) as progress:
             losses, seconds, measured = train(step, loss, batches, self.args.run, progress)
         if pictures.paths(self.args):
@@ -388,6 +406,15 @@ class _Job:
         if check and not check["passed"]:
             raise JobError("--check found a difference: see above")
         return 0
+
+
+def _loss_names(program: Any) -> dict[str, str]:
+    """Names of the loss and the label: `loss` and `label`, numbered where the model has such values."""
+
+    def free(wish: str) -> str:
+        return next(n for n in itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1))) if n not in program)
+
+    return {"name": free("loss"), "label_name": free("label")}
 
 
 def _split(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from .cost import kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, memory_report, run_passes
+from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, Schedule, memory_report, run_passes
 from .program import Program
 from .text import show
 
@@ -66,14 +66,16 @@ def compile_step(
     checkpoints: Sequence[str] | None = None,
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
+    schedule: bool = True,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
     `optimizer`: any of `rc.optimizers`; `checkpoints`: None keeps everything.  `dump`: a folder for the text after
-    each stage.
+    each stage.  `schedule`: whether independent operators may change places to need less memory.
     """
     from .optimizers import RecomputeOptimizer, RecomputeWarning
 
+    loss = program[loss].name
     with without_gc():
         step = Program(
             dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
@@ -88,7 +90,7 @@ def compile_step(
             warnings.simplefilter("ignore", RecomputeWarning)
             optimizer.minimize(step[loss])
         stages.append(("step", step.block))
-        step.block = run_passes(step.block, [DeadCode(), Liveness(), MemoryPlan()])
+        step.block = run_passes(step.block, [DeadCode(), *[Schedule()] * schedule, Liveness(), MemoryPlan()])
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)

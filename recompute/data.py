@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ModelError, UsageError, nearest
-from .ir import Block, Value
+from .ir import Block, Role, Value
 from .program import Program
 
 
@@ -54,9 +54,9 @@ def _limit(block: Block, v: Value) -> int:
 
 
 def _is_probability(block: Block, v: Value) -> bool:
-    """Whether a float input is a binary label: declared by a loss, and read by loss operators only."""
+    """Whether a float input may be a binary label: the loss and what follows read it, the forward pass does not."""
     readers = [op for op in block.operators if any(r.name == v.name for r in op.reads())]
-    return v.name == "label" and bool(readers)
+    return bool(readers) and not any(op.role is Role.FORWARD for op in readers)
 
 
 def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.ndarray]]:

@@ -211,7 +211,7 @@ def export_trained(program: Program, path: str | PathLike[str] | None = None) ->
     """The model that the program was loaded from, with what has been trained: for inference, in any runtime.
 
     Parameters, and buffers that the step updates (running statistics), take the place of the initializers,
-    Constant or ConstantOfShape nodes of the same name; nothing else changes.  The result holds all tensors
+    Constant, ConstantOfShape or Identity nodes of the same name; nothing else changes.  The result holds all tensors
     itself: external data of the original are read, never written.  `path`: also saved there.
 
     UsageError where the program was not loaded from a model, ModelError where the model lacks a trained
@@ -264,12 +264,16 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 
 
 def _holders(graph: onnx.GraphProto) -> set[str]:
-    """Names under which the graph keeps weights."""
+    """Names under which the graph keeps weights; copies of weights by Identity are weights of their own."""
     return {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
 
 
 def _is_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("Constant", "ConstantOfShape") and node.domain in ("", "ai.onnx") and len(node.output) == 1
+    return (
+        node.op_type in ("Constant", "ConstantOfShape", "Identity")
+        and node.domain in ("", "ai.onnx")
+        and len(node.output) == 1
+    )
 
 
 def _checked(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:

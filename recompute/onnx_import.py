@@ -21,7 +21,7 @@ from .initialize import initialise
 from .ir import Block, Operator, Role, Value
 from .onnx_control import CONTROL, names_read
 from .onnx_fold import Known, fold, static_shape_value
-from .onnx_model import fixed_inputs, prepare, read_model
+from .onnx_model import fixed_inputs, prepare, read_model, with_own_statistics
 from .onnx_schema import check_node
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
@@ -62,7 +62,7 @@ def load(
     """
     if mode not in ("train", "eval"):
         raise UsageError(f"mode must be 'train' or 'eval', not '{mode}'")
-    source = read_model(model, max_bytes=max_bytes)
+    source = with_own_statistics(read_model(model, max_bytes=max_bytes))
     importer = Importer(prepare(source), training=mode == "train", seed=seed, trainable=trainable)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
@@ -135,7 +135,7 @@ class NodeContext:
 
     def buffer(self, i: int) -> Value:
         """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
-        return self._importer.value(self._node.input[i], "", i)
+        return self._importer.buffer(self._node.input[i])
 
     def step(self) -> Value:
         """The step counter (i64[]), state of the program."""
@@ -169,7 +169,8 @@ class Importer:
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}
         self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
-        names = Names({o for node in self.graph.node for o in node.output} | set(self.known))
+        written = {o for node in self.graph.node for o in node.output}
+        names = Names(written.union(self.known, (i.name for i in self.graph.input)))
         self.builder = Builder(names)
         self.env: dict[str, Value] = {}
         self.inputs: list[Value] = []
@@ -190,14 +191,14 @@ class Importer:
         for name, t in types.items():
             self.env[name] = Value(name, t)
             self.inputs.append(self.env[name])
-            self.builder.names.take(name)
 
     def step(self) -> Value:
         """Declares the step counter at its first use."""
-        if "step" not in self.state:
-            self.state["step"] = Value("step", TensorType("i64", ()))
-            self.data["step"] = np.zeros((), np.int64)
-        return self.state["step"]
+        if not self.state:
+            name = self.builder.names.take("step")
+            self.state[name] = Value(name, TensorType("i64", ()))
+            self.data[name] = np.zeros((), np.int64)
+        return next(iter(self.state.values()))
 
     def random_seed(self) -> int:
         """A key of 63 bits from the seed and the operator's number (SplitMix64's finaliser)."""
@@ -241,7 +242,14 @@ class Importer:
         elif t.size <= 1 and t.ndim == 0:
             self.env[name] = self.builder.constant(known.array, t)
         else:
-            self.env[name] = self.buffers[name] = Value(name, t)
+            return self.buffer(name)
+        return self.env[name]
+
+    def buffer(self, name: str) -> Value:
+        """The value called `name`; a known constant becomes a buffer, which an operator may update."""
+        if name not in self.env:
+            known = self.known[name]
+            self.env[name] = self.buffers[name] = Value(name, known.type)
             self.data[name] = known.array
         return self.env[name]
 
@@ -279,6 +287,10 @@ class Importer:
             return  # depends on a node that failed: one report is enough
         if missing:
             self._problems.append(f"{describe(node)}: reads '{missing[0]}', which nothing before it writes")
+            return
+        again = [n for n in node.output if n and self.has(n)]
+        if again:
+            self._problems.append(f"{describe(node)}: writes '{again[0]}', which is there already")
             return
         try:
             check_node(node, self.opset)

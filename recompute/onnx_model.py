@@ -128,6 +128,35 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         raise ModelError(f"tensor '{t.name}' cannot be read: {e}") from None
 
 
+def with_own_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, with a copy (Identity) of each normalisation statistic whose tensor serves for something else too.
+
+    Tools that merge equal tensors make one of fresh scales and variances, of fresh biases and means; a training step
+    updates the statistics, and nothing else may change with them.
+    """
+    uses: dict[str, set[int]] = {}
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            uses.setdefault(name, set()).add(i if node.op_type == "BatchNormalization" else -1)
+    shared = {n for n, at in uses.items() if at & {3, 4} and len(at) > 1}
+    held = {t.name for t in model.graph.initializer}.union(*(n.output for n in model.graph.node))
+    if not shared & held:
+        return model
+    split = onnx.ModelProto()
+    split.CopyFrom(model)
+    del split.graph.node[:]
+    for node in model.graph.node:
+        copy = split.graph.node.add()
+        copy.CopyFrom(node)
+        for i, what in ((3, "mean"), (4, "var")) if node.op_type == "BatchNormalization" else ():
+            if i < len(node.input) and node.input[i] in shared:
+                copy.input[i] = f"{node.output[0]}.running_{what}"
+                split.graph.node.insert(
+                    len(split.graph.node) - 1, onnx.helper.make_node("Identity", [node.input[i]], [copy.input[i]])
+                )
+    return split
+
+
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its functions inlined and its opset brought up to date; weights are shared, not copied."""
     versions = {o.domain: o.version for o in model.opset_import}
@@ -238,6 +267,8 @@ def fixed_inputs(
     UsageError where a dimension stays open or a given shape contradicts the model.
     """
     inputs = [i for i in graph.input if i.name not in initializers]
+    _check_names([i.name for i in graph.input], "input")
+    _check_names([t.name for t in graph.initializer], "initializer")
     for name in shapes:
         if name not in {i.name for i in inputs}:
             raise UsageError(f"input_shapes: no input is called '{name}'{nearest(name, [i.name for i in inputs])}")
@@ -245,6 +276,14 @@ def fixed_inputs(
         raise UsageError(f"batch must be at least 1, not {batch}")
     symbols = _symbols(inputs, shapes, batch)
     return {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not name or name in seen:
+            raise ModelError(f"the model has two {what}s called '{name}'" if name else f"an {what} has no name")
+        seen.add(name)
 
 
 def _symbols(

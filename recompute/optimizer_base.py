@@ -15,7 +15,7 @@ from .ops.update import Update, work_dtype
 from .passes.autodiff import differentiate
 from .passes.eager_updates import EagerUpdates
 from .program import Program, Variable
-from .types import DTYPES
+from .types import DTYPES, TensorType
 from .verify import verify
 
 ParamsGrads = list[tuple[Variable, Variable]]
@@ -56,6 +56,7 @@ class Optimizer:
         self._clip = grad_clip
         self._program: Program | None = None
         self._state: list[str] = []
+        self._named: dict[str, str] = {}
 
     # -- what a subclass gives ------------------------------------------------------------------------------------
 
@@ -114,8 +115,8 @@ class Optimizer:
         if any(v.program is not program for pair in pairs for v in pair):
             raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
         self._program = program
-        self._state = []
-        step = self._declare("step", np.zeros((), np.int64))
+        self._state, self._named = [], {}
+        step = self._declare_own("step", np.zeros((), np.int64))
         b = program.builder(Role.OPTIMIZE, "optimizer")
         rate = self._learning_rate(b, step)
         values = [(p.value, g.value) for p, g in pairs]
@@ -154,7 +155,13 @@ class Optimizer:
     def _learning_rate(self, b: Builder, step: Value) -> Value:
         if hasattr(self._rate, "build"):
             return self._rate.build(b, step, name="learning_rate")
-        return self._declare("learning_rate", np.array(self._rate, np.float32))
+        return self._declare_own("learning_rate", np.array(self._rate, np.float32))
+
+    def _declare_own(self, wish: str, array: np.ndarray) -> Value:
+        """State under this name, or under a similar one where the model has a value that is called so."""
+        assert self._program is not None
+        self._named[wish] = self._program.state_name(wish, TensorType.of(array))
+        return self._declare(self._named[wish], array)
 
     def _declare(self, name: str, array: np.ndarray) -> Value:
         assert self._program is not None
@@ -175,10 +182,10 @@ class Optimizer:
     def get_lr(self) -> float:
         """The learning rate of the next step."""
         if hasattr(self._rate, "build"):
-            step = 0 if self._program is None else int(self._program.data["step"])
+            step = 0 if self._program is None else int(self._program.data[self._named["step"]])
             return self._rate.value(step)
         if self._program is not None:
-            return float(self._program.data["learning_rate"])
+            return float(self._program.data[self._named["learning_rate"]])
         return float(self._rate)
 
     def set_lr(self, value: float) -> None:
@@ -187,7 +194,7 @@ class Optimizer:
             raise UsageError(f"the learning rate follows {self._rate!r}: it cannot be set")
         self._rate = number("learning_rate", value)
         if self._program is not None:
-            self._program.data["learning_rate"][...] = self._rate
+            self._program.data[self._named["learning_rate"]][...] = self._rate
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of everything the optimizer remembers: step counter, learning rate, moments, by name."""

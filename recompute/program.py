@@ -77,13 +77,14 @@ class Program:
 
     def __getitem__(self, name: str) -> Variable:
         values = self.block.values()
-        name = self.aliases.get(name, name)
+        if name not in values:
+            name = self.aliases.get(name, name)
         if name not in values:
             raise UsageError(f"program '{self.block.name}' has no value '{name}'{nearest(name, values)}")
         return Variable(self, values[name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self.block.values()
+        return name in self.block.values() or name in self.aliases
 
     def _variables(self, values: Sequence[Value]) -> list[Variable]:
         return [Variable(self, v) for v in values]
@@ -145,6 +146,16 @@ class Program:
         self.block = self.block.with_operators(self.block.operators, **declared)
         self.data[name] = array
         return value
+
+    def state_name(self, wish: str, t: TensorType) -> str:
+        """`wish`, or `wish_1`, `wish_2`, ... where the model has another value of that name already."""
+        values = self.block.values()
+        state = set(self.block.state)
+        name, i = wish, 0
+        while name in values and Value(name, t) not in state:
+            i += 1
+            name = f"{wish}_{i}"
+        return name
 
     def __str__(self) -> str:
         return show(self.block)

@@ -1,0 +1,119 @@
+"""Import: models at the edges of what ONNX allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.helper import make_node as node
+from onnx.numpy_helper import from_array
+
+import recompute as rc
+from recompute.cli import main
+from recompute.onnx_compiled import export_trained
+
+X = helper.make_tensor_value_info("x", 1, [4, 3])
+Y = helper.make_tensor_value_info("y", 1, None)
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    return from_array(np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32), name)
+
+
+def model(nodes: list, inputs: list, outputs: list, weights: list, opset: int = 18) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def trained(program: rc.Program, steps: int = 2) -> list[float]:
+    loss = rc.losses.mse(program)
+    rc.SGD(0.1).minimize(loss)
+    feed = {v.name: np.ones(v.shape, v.value.type.numpy) for v in program.inputs}
+    executor = rc.Executor()
+    return [float(executor.run(program, feed, [loss])[0]) for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (node("Gemm", ["x"], ["y"]), "it has 1 input, ONNX wants 2 to 3"),
+        (node("Mul", ["", "x"], ["y"]), r"its input 0 \(A\) is absent"),
+        (node("Einsum", ["x"], ["y"]), "its attribute 'equation' is absent"),
+        (node("Flatten", ["x"], ["y"], axis="1"), "its attribute 'axis' is STRING, ONNX wants INT"),
+        (node("Constant", [], ["y"]), "a constant without a value"),
+        (node("Relu", ["x"], ["y", "z"]), "it has 2 outputs, ONNX wants 1"),
+        (node("Relu", ["x"], ["w"]), "writes 'w', which is there already"),
+        (node("Relu", ["x"], ["x"]), "writes 'x', which is there already"),
+        (node("Transpose", ["x"], ["y"], perm=[0, 7]), "Transpose"),
+    ],
+)
+def test_malformed_nodes_are_named(made: onnx.NodeProto, why: str) -> None:
+    with pytest.raises(rc.ModelError, match=why) as caught:
+        rc.load(model([made], [X], [Y], [weight("w", 3, 2)]))
+    assert f"({made.op_type})" in str(caught.value)
+
+
+def test_names_are_there_once() -> None:
+    matmul = [node("MatMul", ["x", "w"], ["y"])]
+    with pytest.raises(rc.ModelError, match="two initializers called 'w'"):
+        rc.load(model(matmul, [X], [Y], [weight("w", 3, 2), weight("w", 3, 3)]))
+    with pytest.raises(rc.ModelError, match="two inputs called 'x'"):
+        rc.load(model(matmul, [X, X], [Y], [weight("w", 3, 2)]))
+    with pytest.raises(rc.ModelError, match="an input has no name"):
+        rc.load(model(matmul, [X, helper.make_tensor_value_info("", 1, [1])], [Y], [weight("w", 3, 2)]))
+
+
+def test_models_may_use_the_names_that_training_uses(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    step = helper.make_tensor_value_info("step", 1, [4, 3])
+    nodes = [node("MatMul", ["step", "learning_rate"], ["label"]), node("Relu", ["label"], ["loss"])]
+    nodes += [node("Dropout", ["loss"], ["y"])]
+    source = model(nodes, [step], [Y], [weight("learning_rate", 3, 2)])
+    program = rc.load(source)
+    loss = rc.losses.mse(program, name="cost", label_name="target")
+    optimizer = rc.Adam(0.1)
+    optimizer.minimize(loss)
+    feed = {v.name: np.ones(v.shape, np.float32) for v in program.inputs}
+    rc.Executor().run(program, feed, [loss])
+    assert optimizer.state_dict()["step_1"] == 1
+    optimizer.set_lr(0.5)
+    assert optimizer.get_lr() == 0.5
+    onnx.save(source, tmp_path / "model.onnx")
+    assert main([str(tmp_path / "model.onnx"), "--checkpoints", "label", "--run", "1"]) == 0
+    assert "ran 1 steps" in capsys.readouterr().out
+
+
+def test_an_alias_does_not_hide_a_value() -> None:
+    program = rc.load(model([node("MatMul", ["x", "w"], ["y"]), node("Identity", ["y"], ["loss"])], [X], [Y],
+                            [weight("w", 3, 2)]))  # fmt: skip
+    assert "loss" in program and program["loss"].name == "y"
+    with pytest.raises(rc.UsageError, match="has a value 'loss' already"):
+        rc.losses.mse(program)
+
+
+@pytest.mark.parametrize("held", ["initializer", "constant"])
+def test_statistics_that_share_a_tensor_become_their_own(held: str) -> None:
+    ones = from_array(np.ones(2, np.float32), "ones")
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("BatchNormalization", ["m", "ones", "b", "ones", "ones"], ["y"])]
+    if held == "constant":
+        nodes.insert(0, node("Constant", [], ["ones"], value=ones))
+    weights = [weight("w", 3, 2), weight("b", 2)] + ([ones] if held == "initializer" else [])
+    program = rc.load(model(nodes, [X], [Y], weights))
+    assert {v.name for v in program.parameters} == {"w", "b", "ones"}
+    assert {v.name for v in program.block.buffers} == {"y.running_mean", "y.running_var"}
+    trained(program)
+    exported = {t.name: onnx.numpy_helper.to_array(t) for t in export_trained(program).graph.initializer}
+    assert np.array_equal(exported["y.running_var"], program.data["y.running_var"])
+    assert not np.array_equal(exported["y.running_var"], exported["y.running_mean"])
+
+
+def test_weights_that_are_copies_of_one_tensor_are_exported() -> None:
+    nodes = [node("Identity", ["w"], ["v"]), node("MatMul", ["x", "w"], ["m"]), node("MatMul", ["m", "v"], ["y"])]
+    program = rc.load(model(nodes, [X], [Y], [weight("w", 3, 3)]))
+    assert {v.name for v in program.parameters} == {"w", "v"}
+    trained(program)
+    exported = export_trained(program)
+    assert [n.op_type for n in exported.graph.node] == ["MatMul", "MatMul"]
+    assert {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in exported.graph.initializer} == {
+        n: program.data[n].tobytes() for n in ("w", "v")
+    }
