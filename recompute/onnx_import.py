@@ -164,7 +164,7 @@ class Importer:
         self.graph = model.graph
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.training = training
-        self.trainable = trainable
+        self.trainable = [trainable] if isinstance(trainable, str) else trainable
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}

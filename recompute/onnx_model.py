@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -55,8 +55,12 @@ def _memory_bytes() -> int:
 
 
 def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    found = list(graph.initializer)
-    for node in graph.node:
+    return [*graph.initializer, *_node_tensors(graph.node)]
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
+    found = []
+    for node in nodes:
         for a in node.attribute:
             if a.type == onnx.AttributeProto.TENSOR:
                 found.append(a.t)
@@ -66,7 +70,8 @@ def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
 
 
 def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) -> None:
-    for t in _tensors(proto.graph):
+    in_functions = [t for f in proto.functions for t in _node_tensors(f.node)]
+    for t in (*_tensors(proto.graph), *in_functions):
         name = dtype_from_onnx(t.data_type)
         if name is None:
             continue  # named where it is used
@@ -167,15 +172,26 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     light, weights = _without_weights(model)
     if light.functions:
-        from onnx import inliner
-
-        light = inliner.inline_local_functions(light)
+        light = _inlined(light)
     if opset < TARGET_OPSET:
         _drop_unread_statistics(light.graph)
         light = _converted(light, opset)
     for t in weights:
         light.graph.initializer.append(t)
     return light
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as e:
+        raise ModelError(f"onnx's inliner cannot inline the model's functions: {_last_line(e)}") from None
+
+
+def _last_line(e: Exception) -> str:
+    return str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
 
 
 def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
@@ -200,9 +216,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
                 _resize_from_the_corner(node)
         return converted
     except Exception as e:
-        reason = str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
         raise ModelError(
-            f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {reason}"
+            f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
         ) from None
 
 
@@ -272,8 +287,11 @@ def fixed_inputs(
     for name in shapes:
         if name not in {i.name for i in inputs}:
             raise UsageError(f"input_shapes: no input is called '{name}'{nearest(name, [i.name for i in inputs])}")
-    if batch is not None and batch < 1:
-        raise UsageError(f"batch must be at least 1, not {batch}")
+    if batch is not None and (not isinstance(batch, (int, np.integer)) or batch < 1):
+        raise UsageError(f"batch must be a whole number of at least 1, not {batch}")
+    for name, shape in shapes.items():
+        if not all(isinstance(d, (int, np.integer)) and d >= 0 for d in shape):
+            raise UsageError(f"input_shapes: '{name}' needs whole numbers that are not negative, not {list(shape)}")
     symbols = _symbols(inputs, shapes, batch)
     return {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
 

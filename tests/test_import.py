@@ -117,3 +117,34 @@ def test_weights_that_are_copies_of_one_tensor_are_exported() -> None:
     assert {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in exported.graph.initializer} == {
         n: program.data[n].tobytes() for n in ("w", "v")
     }
+
+
+def test_what_functions_hold_is_checked() -> None:
+    huge = onnx.TensorProto(data_type=1, dims=[1 << 20, 1 << 20], raw_data=b"1234")
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("my", 1)]
+    holds = helper.make_function("my", "F", ["a"], ["b"], [node("Constant", [], ["b"], value=huge)], opsets)
+    calls_itself = helper.make_function("my", "F", ["a"], ["b"], [node("F", ["a"], ["b"], domain="my")], opsets)
+    for function, why in ((holds, "the limit is"), (calls_itself, "inliner cannot inline .* recursive")):
+        source = model([node("F", ["x"], ["y"], domain="my")], [X], [Y], [])
+        source.functions.append(function)
+        source.opset_import.append(opsets[1])
+        with pytest.raises(rc.ModelError, match=why):
+            rc.load(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"batch": 2.5}, "batch must be a whole number"),
+        ({"batch": 0}, "batch must be a whole number of at least 1"),
+        ({"input_shapes": {"x": (-4, 3)}}, "not negative"),
+        ({"input_shapes": {"x": "43"}}, "whole numbers"),
+        ({"input_shapes": {"x": (4,)}}, "does not fit"),
+        ({"mode": "training"}, "mode must be"),
+        ({"trainable": "v", "batch": 2}, "no float initializer is called 'v'"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict, why: str) -> None:
+    x = helper.make_tensor_value_info("x", 1, ["n", 3])
+    with pytest.raises(rc.UsageError, match=why):
+        rc.load(model([node("MatMul", ["x", "w"], ["y"])], [x], [Y], [weight("w", 3, 2)]), **options)
