@@ -7,7 +7,7 @@ from .eager_updates import EagerUpdates
 from .liveness import Liveness
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
-from .schedule import Schedule
+from .schedule import Schedule, plan_best_order
 from .storage import ALIGNMENT
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "live_profile",
     "memory_report",
     "pipeline",
+    "plan_best_order",
     "plan_from_checkpoints",
     "run_passes",
 ]

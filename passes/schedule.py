@@ -9,8 +9,9 @@ from itertools import accumulate
 
 from ..errors import UsageError
 from ..ir import Block, Free
-from .base import Pass
+from .base import Pass, run_passes
 from .liveness import Liveness
+from .memory_plan import MemoryPlan, memory_report
 from .schedule_graph import Graph, Walk, aligned, graph_of
 from .schedule_window import Window, best_order
 from .storage import storages
@@ -65,6 +66,20 @@ class Schedule(Pass):
         refined = refine(graph, squeezed, self.window, self.tries)
         peaks = [(max(graph.profile(order)), order) for order in (refined, squeezed)]
         return [order for p, order in peaks if p < peak]
+
+
+def plan_best_order(block: Block) -> Block:
+    """`schedule`, `liveness` and `memory-plan`; an order whose arena is larger than that of the one given loses.
+
+    Live bytes say which order is worth it, but what counts is the arena: where the packer leaves holes, the order
+    given is planned as well.
+    """
+    passes: list[Pass] = [Liveness(), MemoryPlan()]
+    ordered = run_passes(block, [Schedule()])
+    planned = run_passes(ordered, passes)
+    if ordered is not block and memory_report(planned).arena > live_peak(block):
+        planned = min(run_passes(block, passes), planned, key=lambda b: memory_report(b).arena)
+    return planned
 
 
 def live_peak(block: Block) -> int:

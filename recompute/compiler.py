@@ -15,7 +15,7 @@ from typing import Any
 from .cost import kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, Schedule, memory_report, run_passes
+from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, memory_report, plan_best_order, run_passes
 from .program import Program
 from .text import show
 
@@ -90,7 +90,8 @@ def compile_step(
             warnings.simplefilter("ignore", RecomputeWarning)
             optimizer.minimize(step[loss])
         stages.append(("step", step.block))
-        step.block = run_passes(step.block, [DeadCode(), *[Schedule()] * schedule, Liveness(), MemoryPlan()])
+        live = run_passes(step.block, [DeadCode()])
+        step.block = plan_best_order(live) if schedule else run_passes(live, [Liveness(), MemoryPlan()])
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)
