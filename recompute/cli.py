@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
     what.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
+    what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to need less memory")
     what.add_argument("--init", choices=("he", "glorot"), help="draw the weights anew, seeded")
     what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
     out = p.add_argument_group("what to write")
@@ -171,7 +172,7 @@ class _Job:
     def run(self) -> int:
         """Load, attach a loss, compile both steps, write, run, check, report."""
         from . import cli_memory
-        from .compiler import checkpoint_candidates, compile_step, resolve_checkpoints
+        from .compiler import checkpoint_candidates, resolve_checkpoints
 
         if cli_memory.before_loading(self, self.wants_more()):
             self.write_json()
@@ -182,16 +183,16 @@ class _Job:
             return self.print_candidates(*checkpoint_candidates(program.block))
         wanted = self.checkpoint_patterns()
         names = resolve_checkpoints(program, wanted) if wanted is not None else None
-        plain = compile_step(program, loss, self.optimizer())
+        plain = self.compile(program, loss)
         self.report.plain = asdict(plain.figures)
         step = plain
         if names is not None:
-            step = compile_step(program, loss, self.optimizer(), checkpoints=names, dump=self.args.dump_ir)
+            step = self.compile(program, loss, checkpoints=names, dump=self.args.dump_ir)
             self.report.recompute = asdict(step.figures)
             self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
             self.report.notes += list(step.plan.notes if step.plan else ())
         elif self.args.dump_ir is not None:
-            compile_step(program, loss, self.optimizer(), dump=self.args.dump_ir)
+            self.compile(program, loss, dump=self.args.dump_ir)
         self.print_table()
         if self.args.check:
             from .check import check_step
@@ -211,6 +212,12 @@ class _Job:
 
         a = self.args
         return bool(a.output or a.run or a.check or a.dump_ir or a.list_checkpoints or pictures.paths(a))
+
+    def compile(self, program: Any, loss: str, **options: Any) -> Any:
+        """A training step with a new optimizer."""
+        from .compiler import compile_step
+
+        return compile_step(program, loss, self.optimizer(), schedule=not self.args.no_schedule, **options)
 
     # -- the model ------------------------------------------------------------------------------------------------
 
@@ -377,11 +384,10 @@ class _Job:
 
     def draw(self, program: Any, plain: Any, step: Any, loss: str) -> None:
         """The pictures that were asked for."""
-        from .compiler import compile_step
         from .pictures import Pictures
 
         def recompile(names: list[str]) -> Any:
-            return compile_step(program, loss, self.optimizer(), checkpoints=names)
+            return self.compile(program, loss, checkpoints=names)
 
         for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
             self.report.pictures.append(str(path))
