@@ -20,7 +20,7 @@ class Liveness(Pass):
     def run(self, block: Block) -> Block:
         """Frees of an earlier run are replaced."""
         operators = [with_scratch(o, None) for o in block.operators if not isinstance(o.op, Free)]
-        names = Names(block.values())
+        names = Names(block.with_operators(operators).values())
         last = _last_use(block, operators)
         keep = {v.name for v in block.persistent()}.union(block.outputs)
         result: list[Operator] = []

@@ -58,7 +58,7 @@ class MemoryPlan(Pass):
 
     def _smallest(self, block: Block) -> tuple[list[Storage], dict[str, int]]:
         apart, joined = storages(block), storages(block, join=True)
-        choices = [apart] if len(apart) == len(joined) else [apart, joined]
+        choices = [apart] if len(apart) == len(joined) else [joined, apart]  # a tie saves a copy
         plans = [(found, self._pack([as_lifetime(s) for s in found])) for found in choices]
         return min(plans, key=lambda p: height([as_lifetime(s) for s in p[0]], p[1]))
 

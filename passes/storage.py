@@ -158,7 +158,7 @@ def _joins(block: Block, persistent: set[str]) -> dict[str, tuple[Value, int]]:
         ordinary = all(
             v.name in makers and v.name not in persistent and uses[v.name] == 1 and v.name not in found
             and v.name not in block.outputs and not any(o is not None for o in makers[v.name].views())
-            and not makers[v.name].op.inplace and not makers[v.name].joins()
+            and not makers[v.name].joins()
             for v in parts
         )  # fmt: skip
         if ordinary:
