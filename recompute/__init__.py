@@ -40,6 +40,8 @@ _LAZY = {
     "save_model": "onnx_compiled",
     "load_state": "state",
     "save_state": "state",
+    "estimate": "estimates",
+    "max_batch": "biggest_batch",
 }
 _MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr", "clip")
 

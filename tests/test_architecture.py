@@ -40,8 +40,10 @@ LAYERS = [
     {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},
+    {"steps", "show_memory"},
+    {"estimates", "biggest_batch"},
     {"report", "report_page", "plot", "trace", "snapshot", "pictures"},
-    {"check"},
+    {"check", "cli_memory"},
     {"cli"},
 ]
 

@@ -1,0 +1,181 @@
+"""`--estimate`, `--memory-budget` and `--max-batch` of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import JobError, UsageError
+from .show_table import human_bytes
+
+if TYPE_CHECKING:
+    from .steps import Steps
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """The group of options about memory."""
+    group = p.add_argument_group("what to find out before anything runs")
+    group.add_argument(
+        "--estimate",
+        action="store_true",
+        help="print the peak, what is alive then, each checkpoint's worth, and memory as a function of the batch",
+    )
+    group.add_argument(
+        "--memory-budget", metavar="SIZE", help="memory the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB)"
+    )
+    group.add_argument(
+        "--max-batch", action="store_true", help="print the biggest batch that --memory-budget holds, by strategy"
+    )
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done; reads the budget and `--seq`."""
+    if args.seq is not None:
+        args.option = [*args.option, f"seq={args.seq}"]
+    args.budget = None
+    if args.memory_budget is not None:
+        from .biggest_batch import parse_bytes
+
+        try:
+            args.budget = parse_bytes(args.memory_budget)
+        except UsageError as e:
+            raise UsageError(f"--memory-budget: {e}") from None
+    if not args.max_batch:
+        return
+    if args.budget is None:
+        raise UsageError("--max-batch needs --memory-budget SIZE, e.g. --memory-budget 16GiB")
+    for name in ("batch", "run", "output", "check", "estimate"):
+        if getattr(args, name) not in (None, False):
+            raise UsageError(f"--max-batch finds the batch and runs nothing: leave out --{name}")
+
+
+def before_loading(job: Any, more: bool) -> bool:
+    """Answers what needs no weights; True where that was all.  `more`: other things are to be done after an estimate.
+
+    UsageError for a batch that the budget does not hold.
+    """
+    args = job.args
+    job.available = available_memory() if args.run is not None and args.budget is None else None
+    if not (args.max_batch or args.estimate or args.budget is not None):
+        return False
+    steps = steps_of(job)
+    with _progress(args.quiet) as progress:
+        if args.max_batch:
+            from .biggest_batch import max_batch_of
+
+            found = max_batch_of(steps, args.budget, progress)
+            job.report.max_batch = found.to_dict()
+            job.report.optimizer = args.optimizer.lower()
+            text = str(found)
+        else:
+            if args.budget is not None:
+                _refuse(steps, steps.batch(args.batch), args.budget, progress)
+            text = _estimate(job, steps, progress) if args.estimate else ""
+    if text:
+        job.say(text)
+    return args.max_batch or (args.estimate and not more)
+
+
+def before_running(job: Any, step: Any) -> None:
+    """JobError where the step takes more than this machine has; nothing of it has been allocated by then."""
+    peak = step.figures.peak_bytes
+    if job.available is None or peak <= job.available:
+        return
+    from .biggest_batch import advice
+
+    steps = steps_of(job)
+    with _progress(job.args.quiet) as progress:
+        lines = advice(steps, steps.batch(job.args.batch), job.available, progress)
+    raise JobError(
+        f"{_said(steps, steps.batch(job.args.batch))} takes {human_bytes(peak)}, this machine has "
+        f"{human_bytes(job.available)} available\n  {lines}"
+    )
+
+
+def steps_of(job: Any) -> Steps:
+    """The steps that the command line describes."""
+    from .cli import _input_shapes, _split, _zoo_option
+    from .steps import Steps
+
+    args = job.args
+    options = dict(_zoo_option(o) for o in args.option)
+    if options and Path(args.model).is_file():
+        raise UsageError("--option is for networks of the zoo")
+    return Steps(
+        args.model,
+        loss=args.loss,
+        optimizer=job.optimizer(),
+        checkpoints=job.checkpoint_patterns(),
+        input_shapes=_input_shapes(args.input_shapes),
+        options=options,
+        trainable=_split(args.trainable) if args.trainable else None,
+        compile_options={"schedule": not args.no_schedule},
+    )
+
+
+def _estimate(job: Any, steps: Steps, progress: Callable[[str], None]) -> str:
+    from .estimates import estimate_steps
+
+    found = estimate_steps(steps, job.args.batch, progress)
+    program, loss = steps.program(found.batch)
+    report = job.report
+    report.estimate = found.to_dict()
+    report.batch, report.loss = found.batch, loss
+    report.inputs = {v.name: str(v.type) for v in program.block.inputs}
+    report.parameters = sum(v.size for v in program.block.parameters)
+    report.checkpoints = [c.name for c in found.checkpoints]
+    report.plain = asdict(steps.figures(found.batch))
+    report.recompute = asdict(steps.figures(found.batch, steps.asked)) if steps.asked is not None else None
+    return str(found)
+
+
+def _refuse(steps: Steps, batch: int, budget: int, progress: Callable[[str], None]) -> None:
+    """UsageError where the batch takes more than the budget."""
+    progress(f"compiling batch {batch}")
+    peak = steps.peak(batch, steps.asked)
+    if peak <= budget:
+        return
+    from .biggest_batch import advice
+
+    lines = advice(steps, batch, budget, progress)
+    raise UsageError(
+        f"{_said(steps, batch)} takes {human_bytes(peak)}, --memory-budget is {human_bytes(budget)}\n  {lines}"
+    )
+
+
+def _said(steps: Steps, batch: int) -> str:
+    return f"{steps.name} at batch {batch}{' with these checkpoints' if steps.asked is not None else ''}"
+
+
+def available_memory() -> int | None:
+    """Bytes that this process can still get (the machine's, or its control group's); None where nobody says."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    if not found:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return min(found, default=None)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What is being compiled, on standard error; nothing where that is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("compiling") as status:
+        yield status.update
