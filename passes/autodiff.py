@@ -11,7 +11,7 @@ from ..errors import UsageError, nearest
 from ..ir import Block, Operator, Role, Value
 from .base import Pass
 from .dead_code import prune
-from .lean_gradients import mask_before_routing
+from .lean_gradients import drop_again, mask_before_routing
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def differentiate(
     pairs = [(v, grads[v.name]) for v in wanted if v.name in grads]
     b.operators = mask_before_routing(b, forward, b.operators, [g.name for _, g in pairs])
     names = _gradient_names(block, b, grads, wanted)
-    backward = [o.renamed(names) for o in prune(b.operators, [g.name for _, g in pairs])]
+    backward = drop_again(b, forward, prune(b.operators, [g.name for _, g in pairs]))
+    backward = [o.renamed(names) for o in backward]
     forward = _without_unread_extras(block.operators, forward, backward, block.outputs)
     after = block.with_operators([*forward, *backward], constants=(*block.constants, *_used(b, backward)))
     return after, [(v, g.renamed(names.get(g.name, g.name))) for v, g in pairs]

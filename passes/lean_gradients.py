@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from ..builder import Builder
@@ -63,3 +64,32 @@ def _swapped(b: Builder, pool: Operator, routing: Operator, mask: Operator) -> l
         Operator(mask.op, (pooled, dy), (masked,), mask.role),
         Operator(routing.op, (number, masked), mask.outputs, routing.role),
     ]
+
+
+def drop_again(b: Builder, forward: Sequence[Operator], backward: Sequence[Operator]) -> list[Operator]:
+    """Draws dropped-out values anew for the gradients that read them, where what they are made from is kept anyway.
+
+    So it is with attention: the gradient of its softmax reads the weights before dropout, the gradient of the values
+    those after it.  As dropout's gradient is dropout, nothing of it is kept, and the bits are the same.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, o in enumerate(backward):
+        for v in o.reads():
+            first.setdefault(v.name, i)
+            last[v.name] = i
+    before: dict[int, list[Operator]] = {}
+    again: dict[str, Value] = {}
+    for o in forward:
+        x, y = o.inputs[0] if o.inputs else None, o.outputs[0] if o.outputs else None
+        if o.op.name != "Dropout" or x is None or y is None or y.name not in first:
+            continue
+        if last.get(x.name, -1) >= first[y.name]:
+            again[y.name] = y.renamed(b.names.take(f"{y.name}.again"))
+            before.setdefault(first[y.name], []).append(Operator(o.op, o.inputs, (again[y.name],), b.role))
+    result: list[Operator] = []
+    for i, o in enumerate(backward):
+        result += before.get(i, ())
+        inputs = tuple(v if v is None else again.get(v.name, v) for v in o.inputs)
+        result.append(o if inputs == o.inputs else dataclasses.replace(o, inputs=inputs))
+    return result

@@ -67,3 +67,46 @@ def test_resnet_does_not_keep_the_largest_activation() -> None:
     rc.Momentum(learning_rate=0.1).minimize(rc.losses.cross_entropy(program["logits"]))
     assert not backward_reads(program.block, "stem.relu")
     assert backward_reads(program.block, "stem.pool")
+
+
+ATTENTION = """program attention {
+  input %x: f32[4,6]
+  param %w: f32[6,6]
+  param %v: f32[6,5]
+  state %step: i64[]
+  %scores: f32[4,6] = MatMul(%x, %w)
+  %probs: f32[4,6] = Softmax(%scores)
+  %dropped: f32[4,6] = Dropout(%probs, %step) {ratio=0.25, seed=7}
+  %y: f32[4,5] = MatMul(%dropped, %v)
+  %square: f32[4,5] = Mul(%y, %y)
+  loss %loss: f32[] = ReduceSum(%square) {keepdims=0}
+  output %loss
+}
+"""
+
+
+def attention_gradients(text: str = ATTENTION) -> tuple[rc.Block, list[np.ndarray]]:
+    """As `gradients`, with a step counter."""
+    block = Autodiff().run(parse(text))
+    g = np.random.default_rng(1)
+    feed = {v.name: g.standard_normal(v.shape).astype(np.float32) for v in (*block.inputs, *block.parameters)}
+    feed["step"] = np.array(3)
+    return block, evaluate(block, feed, ["w_grad", "v_grad"])
+
+
+def test_dropped_weights_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean, found = attention_gradients()
+    assert not backward_reads(lean, "dropped")
+    monkeypatch.setattr(autodiff, "drop_again", lambda b, forward, backward: list(backward))
+    plain, expected = attention_gradients()
+    assert backward_reads(plain, "dropped")
+    for a, b in zip(found, expected, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_dropped_values_stay_where_their_source_goes() -> None:
+    block, _ = attention_gradients(
+        ATTENTION.replace("%probs: f32[4,6] = Softmax(%scores)", "%probs: f32[4,6] = Neg(%scores)")
+    )
+    assert backward_reads(block, "dropped")
+    assert not backward_reads(block, "probs")
