@@ -20,6 +20,8 @@ from .steps import Loss, Model, Steps
 
 #: where the search begins
 _FIRST_GUESS = 8
+#: a curve has at least about this many batches
+_CURVE = 7
 #: no batch larger than this is looked at
 LARGEST_BATCH = 1 << 20
 _UNITS = {"": 1, "b": 1}
@@ -167,13 +169,23 @@ class _Peaks:
 
 def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
     at = max(batch, 1)
-    for part in (at // 4, at // 2, 3 * at // 4):
-        peaks(s, max(1, part))
+    for part in (at // 2, at // 4):
+        if len(peaks.known[s]) < _CURVE:
+            peaks(s, max(1, part))
     curve = sorted(peaks.known[s].items())
     seconds = steps.figures(at, s.checkpoints).estimated_step_seconds
-    plain = steps.figures(at).estimated_step_seconds
-    return BatchOf(s.name, s.checkpoints, batch, peaks(s, at), peaks(s, batch + 1), seconds, seconds / at,
-                   seconds / plain - 1, tuple(curve))  # fmt: skip
+    again = steps.repeat_seconds(at, s.checkpoints)
+    return BatchOf(
+        strategy=s.name,
+        checkpoints=s.checkpoints,
+        batch=batch,
+        peak_bytes=peaks(s, at),
+        next_peak_bytes=peaks(s, batch + 1),
+        step_seconds=seconds,
+        seconds_per_sample=seconds / at,
+        overhead=again / (seconds - again),
+        curve=tuple(curve),
+    )
 
 
 def _hopeless(steps: Steps, budget: int, at_one: Mapping[str, int]) -> None:
@@ -258,7 +270,7 @@ def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> S
     """The equally spaced cuts with the lowest peak at `batch`; None where nothing cuts the graph."""
     candidates = candidates_of(steps)
     n = len(candidates)
-    counts = sorted({k for k in (2, 3, round(n**0.5 * 1.5), n // 3, n // 2, n) if 1 <= k <= n} or ({1} if n else set()))
+    counts = sorted({min(max(k, 1), n) for k in (3, round(n**0.5 * 1.5), n // 3, n)} if n else ())
     choices = [Strategy("best-k", spaced(candidates, k)) for k in counts]
     return min(choices, key=lambda s: peaks(s, batch), default=None)
 

@@ -137,10 +137,10 @@ class Program:
         One that is there already, with the same type, is taken over as it is.
         """
         value = Value(name, TensorType.of(array))
-        known = {v.name: v for v in self.block.declared()}
-        if name in known:
-            if known[name] != value:
-                raise UsageError(f"'{name}' is declared already, as {known[name].type}")
+        known = next((v for v in self.block.declared() if v.name == name), None)
+        if known is not None:
+            if known != value:
+                raise UsageError(f"'{name}' is declared already, as {known.type}")
             return value
         declared: dict[str, Any] = {kind: (*getattr(self.block, kind), value)}
         self.block = self.block.with_operators(self.block.operators, **declared)

@@ -15,6 +15,7 @@ import onnx
 
 from . import losses, models, onnx_import
 from .compiler import CompiledStep, StepFigures, compile_step, figures, resolve_checkpoints
+from .cost import operator_cost, this_cpu
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role
 from .models.common import parameters
@@ -62,7 +63,7 @@ class Steps:
         self._compile_options = dict(compile_options or {})
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
         self._programs: dict[int, tuple[Program, str]] = {}
-        self._figures: dict[tuple[int, tuple[str, ...] | None], StepFigures] = {}
+        self._figures: dict[tuple[int, tuple[str, ...] | None], tuple[StepFigures, float]] = {}
 
     @property
     def name(self) -> str:
@@ -118,19 +119,29 @@ class Steps:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             whole.block = planned(whole.block)
-            return CompiledStep(whole, whole.plan, figures(whole.block))
-        program, loss = self.program(batch)
-        names = self.resolved(checkpoints, batch)
-        step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **self._compile_options)
-        self._figures[batch, None if checkpoints is None else tuple(checkpoints)] = step.figures
+            step = CompiledStep(whole, whole.plan, figures(whole.block))
+        else:
+            program, loss = self.program(batch)
+            names = self.resolved(checkpoints, batch)
+            step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **self._compile_options)
+        repeated = [op for op in step.program.operators if op.role is Role.RECOMPUTE]
+        seconds = sum(this_cpu().seconds(operator_cost(op)) for op in repeated)
+        self._figures[batch, None if checkpoints is None else tuple(checkpoints)] = step.figures, seconds
         return step
+
+    def _known(self, batch: int, checkpoints: Sequence[str] | None) -> tuple[StepFigures, float]:
+        key = batch, None if checkpoints is None else tuple(checkpoints)
+        if key not in self._figures:
+            self.compile(batch, checkpoints)
+        return self._figures[key]
 
     def figures(self, batch: int, checkpoints: Sequence[str] | None = None) -> StepFigures:
         """The figures of a step, compiled once."""
-        key = batch, None if checkpoints is None else tuple(checkpoints)
-        if key not in self._figures:
-            self._figures[key] = self.compile(batch, checkpoints).figures
-        return self._figures[key]
+        return self._known(batch, checkpoints)[0]
+
+    def repeat_seconds(self, batch: int, checkpoints: Sequence[str] | None = None) -> float:
+        """Estimated seconds of the operators that a step runs again: what it takes longer than a plain one."""
+        return self._known(batch, checkpoints)[1]
 
     def peak(self, batch: int, checkpoints: Sequence[str] | None = None) -> int:
         """All bytes that the executor would allocate."""
