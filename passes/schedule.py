@@ -16,8 +16,8 @@ from .schedule_graph import Graph, Walk, aligned, graph_of
 from .schedule_window import Window, best_order
 from .storage import storages
 
-#: operators that are looked at together when one is moved up
-_GROUP = 6
+#: operators that are moved up together, at most
+_GROUP = 5
 #: readers of one buffer that are looked at, at most, when a cluster grows
 _FAN = 12
 #: sets of operators that the search of one window may look at
@@ -57,7 +57,7 @@ class Schedule(Pass):
         n = len(graph)
         given = list(range(n))
         if n <= self.exact:
-            order, _, _ = best_order(Window(graph, given, 0, n, Walk(graph)), 1 << 60)
+            order, _, _ = best_order(Window.of_all(graph), 1 << 60)
             return [] if order is None else [order]
         peak = max(graph.profile(given), default=0)
         if graph.bound() >= peak:
@@ -101,7 +101,7 @@ def _peak(block: Block, join: bool) -> int:
 def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
     """Operators that free more than they allocate move up, those that allocate more than they free move down."""
     up = fit(graph, order, limit) or order
-    return _turned(fit(graph.reversed(), _turned(up), limit)) or up
+    return _fit_backwards(graph.reversed(), up, limit) or up
 
 
 def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
@@ -113,7 +113,7 @@ def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
         if high - low <= high >> 9:
             break
         limit = (low + high) // 2
-        found = fit(graph, order, limit) or _turned(fit(back, _turned(order), limit))
+        found = fit(graph, order, limit) or _fit_backwards(back, order, limit)
         if found is None:
             low = limit + 1
         else:
@@ -121,9 +121,11 @@ def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
     return order
 
 
-def _turned(order: list[int] | None) -> list[int] | None:
-    """An order of the reversed graph's operators as one of the graph's, and the other way round."""
-    return None if order is None else [len(order) - 1 - i for i in reversed(order)]
+def _fit_backwards(back: Graph, order: list[int], limit: int) -> list[int] | None:
+    """`fit` from the end: `back` is the reversed graph, the orders are the graph's own."""
+    last = len(order) - 1
+    found = fit(back, [last - i for i in reversed(order)], limit)
+    return None if found is None else [last - i for i in reversed(found)]
 
 
 def fit(graph: Graph, order: list[int], limit: int) -> list[int] | None:
@@ -207,14 +209,14 @@ class _Fit:
             if len(group) == _GROUP:
                 break
             near.discard(i)
-            near.update(j for j in graph.leads[i] if not waits[j])
+            near.update([j for j in graph.leads[i] if not waits[j]])
             for b in graph.touches[i]:
                 row = graph.touched_by[b]
                 if len(row) <= _FAN:
-                    near.update(j for j in row if not waits[j] and not done[j])
+                    near.update([j for j in row if not waits[j] and not done[j]])
             if not near:
                 break
-            i = min(near, key=lambda j: (walk.change(j), place[j]))
+            i = min([(walk.change(j), place[j], j) for j in near])[2]
         for j in reversed(group):
             walk.undo(j)
         return []

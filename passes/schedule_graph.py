@@ -97,10 +97,10 @@ class Walk:
                 total += g.size[b]
         places, saved = g.takes[i]
         if places:
-            count = self.seen if g.backward else self.left
-            alone = 0 if g.backward else 1
-            if any(count[b] == alone for b in places):
-                total -= saved
+            count, alone = (seen, 0) if g.backward else (self.left, 1)
+            for b in places:
+                if count[b] == alone:
+                    return total - saved
         return total
 
     def change(self, i: int) -> int:
@@ -116,11 +116,16 @@ class Walk:
 
     def step(self, i: int) -> None:
         """Runs operator i."""
-        self.live += self.change(i)
-        for b in self.graph.touches[i]:
-            self.seen[b] += 1
-            self.left[b] -= 1
-        for j in self.graph.leads[i]:
+        g, seen, left, live = self.graph, self.seen, self.left, self.live
+        for b in g.touches[i]:
+            if not seen[b]:
+                live += g.size[b]
+            if left[b] == 1:
+                live -= g.size[b]
+            seen[b] += 1
+            left[b] -= 1
+        self.live = live
+        for j in g.leads[i]:
             self.waits[j] -= 1
         self.done[i] = 1
 

@@ -46,6 +46,11 @@ class Window:
         ]
         self.known: list[dict[int, tuple[int, int]]] = [{} for _ in self.operators]
 
+    @staticmethod
+    def of_all(graph: Graph) -> Window:
+        """The whole program, in the order given."""
+        return Window(graph, range(len(graph)), 0, len(graph), Walk(graph))
+
     def effect(self, k: int, ran: int) -> tuple[int, int]:
         """(bytes while k runs, bytes after it), both more than before, when the operators `ran` have run."""
         key = ran & self.sees[k]
