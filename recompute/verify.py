@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 from .errors import RecomputeError, VerifyError
 from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
 from .verify_addresses import check_addresses
+
+_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@contextlib.contextmanager
+def trusted() -> Iterator[None]:
+    """Inside, `verify` takes blocks as they are: for a program that was verified at another batch and is not run."""
+    token = _TRUSTED.set(True)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
 
 
 def verify(block: Block) -> Block:
@@ -18,7 +34,8 @@ def verify(block: Block) -> Block:
 
     Raises VerifyError with the operator and its neighbours.
     """
-    _Checker(block).run()
+    if not _TRUSTED.get():
+        _Checker(block).run()
     return block
 
 
