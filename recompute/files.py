@@ -9,6 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def _mode(path: Path) -> int:
+    """The permissions that the file has, or that a new one gets; some writers make theirs readable by nobody else."""
+    try:
+        return path.stat().st_mode & 0o777
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name in the same folder to write to, which takes `path`'s place at the end.
@@ -22,6 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
+        os.chmod(temporary, _mode(path))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
