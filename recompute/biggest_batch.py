@@ -270,7 +270,7 @@ def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> S
     """The equally spaced cuts with the lowest peak at `batch`; None where nothing cuts the graph."""
     candidates = candidates_of(steps)
     n = len(candidates)
-    counts = sorted({min(max(k, 1), n) for k in (3, round(n**0.5 * 1.5), n // 3, n)} if n else ())
+    counts = sorted({min(max(k, 1), n) for k in (round(n**0.5 * 1.5), n // 3, n // 2, n)} if n else ())
     choices = [Strategy("best-k", spaced(candidates, k)) for k in counts]
     return min(choices, key=lambda s: peaks(s, batch), default=None)
 
