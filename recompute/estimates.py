@@ -85,7 +85,8 @@ class Piece:
 class BatchFunction:
     """The peak as a function of the batch: affine pieces, and the compiled peaks behind them.
 
-    `tolerance`: what a piece may be off by; buffers are aligned to 64 bytes and tiles of scratch change in steps.
+    `tolerance`: what a piece may be off by at the batches that were compiled.  Between those it may be off by more:
+    buffers are aligned to 64 bytes, and tiles of scratch and the packing change in steps (the tests allow 0.1 %).
     """
 
     pieces: tuple[Piece, ...]

@@ -56,12 +56,12 @@ def estimate_text(e: Estimate) -> str:
 
 
 def _batch_text(f: BatchFunction) -> str:
-    table = _table("batch", "peak in bytes", "off by at most")
+    table = _table("batch", "peak in bytes", "off where compiled")
     for p in f.pieces:
         span = f"{p.first}" if p.first == p.last else f"{p.first} to {p.last}"
         formula = f"{round(p.fixed):,} + {p.per_sample:,.10g} · batch" if p.first < p.last else f"{p.at(p.first):,}"
         table.add_row(span, formula, f"{p.deviation:,}" if p.checked else "not checked")
-    said = "memory by batch (buffers are aligned to 64 bytes, and scratch changes in steps)"
+    said = f"memory by batch (compiled at {len(f.compiled)} batches; alignment, tiles of scratch and packing make small steps)"
     return f"{said}\n{render(table)}"
 
 
