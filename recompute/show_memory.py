@@ -61,7 +61,8 @@ def _batch_text(f: BatchFunction) -> str:
         span = f"{p.first}" if p.first == p.last else f"{p.first} to {p.last}"
         formula = f"{round(p.fixed):,} + {p.per_sample:,.10g} · batch" if p.first < p.last else f"{p.at(p.first):,}"
         table.add_row(span, formula, f"{p.deviation:,}" if p.checked else "not checked")
-    said = f"memory by batch (compiled at {len(f.compiled)} batches; alignment, tiles of scratch and packing make small steps)"
+    why = "alignment, tiles of scratch and packing make small steps"
+    said = f"memory by batch (compiled at {len(f.compiled)} batches; {why})"
     return f"{said}\n{render(table)}"
 
 
