@@ -33,7 +33,7 @@ def _rules(op_type: str, opset: int) -> _Rules | None:
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == single),
-        {name: int(a.type.value) for name, a in schema.attributes.items()},
+        {name: int(getattr(a.type, "value", a.type)) for name, a in schema.attributes.items()},
         tuple(name for name, a in schema.attributes.items() if a.required),
     )
 

@@ -58,20 +58,20 @@ class _Walk:
             self.read(values[name])
 
     def step(self, op: Operator) -> None:
-        for v in op.reads():
-            self.read(v)
+        for x in op.reads():
+            self.read(x)
         if self.is_joined(op):
             return
         views = op.views()
-        written = []
+        written: list[Value] = []
         for i, v in enumerate(op.outputs):
             if v is None or (i < len(views) and self.is_view(op, v, views[i])):
                 continue
             self.check_overlap(op, i, v)
             written.append(v)
         self.check_apart([*written, *op.scratch], op)
-        for v in (*op.scratch, *written):
-            self.write(v)
+        for made in (*op.scratch, *written):
+            self.write(made)
 
     def is_view(self, op: Operator, v: Value, offset: int | None) -> bool:
         """Whether an output lies where its elements already are."""
