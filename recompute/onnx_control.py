@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .onnx_import import Importer
 
 
+#: sequences are written out, tensor by tensor
+_LONGEST = 10_000
+
+
 def names_read(nodes: Any) -> Iterator[str]:
     """Every name that nodes read, inside their subgraphs too."""
     for node in nodes:
@@ -84,6 +88,8 @@ def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     source = importer.type_of(node.input[0])
     axis = options.get("axis", 0) % max(source.ndim, 1)
     length = source.shape[axis]
+    if length > _LONGEST:
+        raise ModelError(f"a sequence of {length:,} tensors is too long")
     if len(node.input) > 1 and node.input[1]:
         known = importer.known.get(node.input[1])
         if known is None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.shape_inference
 
 from .errors import ModelError
-from .types import DTYPES, TensorType, dtype_from_onnx, show_onnx_dtype
+from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 
 #: results with more elements than this are not folded but computed in the step
 MAX_FOLDED = 1 << 24
+#: constants with at most this many elements may be shapes, axes or sizes
+_SIZES = 64
 #: drawn or data-dependent in ways that folding must not fix
 _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
@@ -94,7 +97,7 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[s
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
-    if not ins or sum(k.array.size for k in ins.values()) > MAX_FOLDED or _grows_too_large(node, ins):
+    if not ins or sum(k.array.size for k in ins.values()) > MAX_FOLDED or _grows_too_large(node, ins, opset):
         return None
     return _evaluate(node, ins, opset)
 
@@ -105,17 +108,40 @@ def _is_weight(k: Known) -> bool:
     return k.origin == "initializer" or (k.origin == "fill" and k.array.size > 1)
 
 
-def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known]) -> bool:
-    """Whether the result of an operator that repeats or enumerates would be too large to fold."""
+def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> bool:
+    """Whether the result would be too large to fold, or ONNX's type rules cannot say."""
     arrays = [ins[n].array for n in node.input if n]
-    if node.op_type in ("Expand", "Tile", "OneHot"):
-        last = arrays[1].astype(np.float64).reshape(-1)
-        scale = np.prod(np.abs(last)) * (arrays[0].size if node.op_type != "Expand" else 1)
-        return float(scale) > MAX_FOLDED
+    if node.op_type in _QUICK and not node.attribute:
+        shapes = [a.shape for a in arrays] if node.op_type in _BROADCAST else []
+        try:
+            return math.prod(np.broadcast_shapes(*shapes)) > MAX_FOLDED
+        except ValueError:
+            return True
     if node.op_type == "Range":
         start, limit, delta = (float(a.reshape(())) for a in arrays)
         return delta == 0 or (limit - start) / delta > MAX_FOLDED
-    return False
+    if node.op_type == "Expand":
+        return math.prod(abs(d) for d in arrays[1].tolist()) > MAX_FOLDED
+    try:
+        return max(map(_elements, _inferred(node, ins, opset)), default=0) > MAX_FOLDED
+    except Exception:  # the operator's own rule says what is wrong with it
+        return True
+
+
+def _inferred(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> list[onnx.TypeProto]:
+    """The outputs' types by ONNX's own rules."""
+    schema = onnx.defs.get_schema(node.op_type, min(opset, onnx.defs.onnx_opset_version()))
+    types = {n: onnx.helper.make_tensor_type_proto(dtype_to_onnx(k.type.dtype), k.type.shape) for n, k in ins.items()}
+    data = {n: onnx.numpy_helper.from_array(k.array, n) for n, k in ins.items() if k.array.size <= _SIZES}
+    found = onnx.shape_inference.infer_node_outputs(
+        schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
+    )
+    return list(found.values())
+
+
+def _elements(t: onnx.TypeProto) -> int:
+    """Elements of a type, unknown dimensions taken as 1: what depends on data is no larger than the data."""
+    return math.prod(d.dim_value for d in t.tensor_type.shape.dim if d.HasField("dim_value"))
 
 
 def _constant(node: onnx.NodeProto) -> np.ndarray:
@@ -182,6 +208,7 @@ def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> li
     return [by_name.get(o) for o in node.output]
 
 
+_BROADCAST = ("Add", "Sub", "Mul", "Equal", "Where")
 # the commonest shape arithmetic, without the evaluator's set-up
 _QUICK: dict[str, Callable[..., Any]] = {
     "Add": np.add,

@@ -20,7 +20,10 @@ def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset
     """
     if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
         return None
-    schema = onnx.defs.get_schema(node.op_type, min(opset, onnx.defs.onnx_opset_version()))
+    try:
+        schema = onnx.defs.get_schema(node.op_type, min(opset, onnx.defs.onnx_opset_version()))
+    except onnx.defs.SchemaError:  # newer than the model's opset
+        return None
     function = _body(schema, node, types, opset)
     if function is None:
         return None

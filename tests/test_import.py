@@ -148,3 +148,35 @@ def test_options_that_do_not_fit(options: dict, why: str) -> None:
     x = helper.make_tensor_value_info("x", 1, ["n", 3])
     with pytest.raises(rc.UsageError, match=why):
         rc.load(model([node("MatMul", ["x", "w"], ["y"])], [x], [Y], [weight("w", 3, 2)]), **options)
+
+
+def constant(name: str, *value: int) -> onnx.NodeProto:
+    return node("Constant", [], [name], value_ints=list(value))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [constant("s", 1 << 20, 1 << 20), node("ConstantOfShape", ["s"], ["k"]), node("EyeLike", ["k"], ["y"])],
+        [constant("d", 1, 2), constant("p", 1 << 40, 0), node("Pad", ["d", "p"], ["y"])],
+        [constant("d", 1, 2), constant("p", 1 << 40), node("Tile", ["d", "p"], ["y"])],
+        [constant("d", 1), constant("p", 1 << 20, 1 << 20), node("Expand", ["d", "p"], ["y"])],
+        [constant("d", *range(9000)), constant("a", 1), node("Unsqueeze", ["d", "a"], ["c"]),
+         node("Equal", ["d", "c"], ["y"])],
+        [constant("d", *range(9000)), node("Einsum", ["d", "d"], ["y"], equation="i,j->ij")],
+    ],
+    ids=lambda nodes: nodes[-1].op_type,
+)  # fmt: skip
+def test_large_results_are_not_made_at_compile_time(nodes: list[onnx.NodeProto]) -> None:
+    output = helper.make_empty_tensor_value_info("y")
+    program = rc.load(model(nodes, [X], [output], []))
+    assert program.outputs[0].value.size > 1 << 24
+    assert all(a.size <= 9000 for a in program.data.values())
+
+
+def test_what_is_newer_than_the_model_is_not_supported() -> None:
+    with pytest.raises(rc.ModelError, match=r"\(AffineGrid\): this operator is not supported"):
+        rc.load(model([node("AffineGrid", ["x", "x"], ["y"])], [X], [Y], []))
+    split = [node("SplitToSequence", ["x"], ["s"], axis=1), constant("i", 0), node("SequenceAt", ["s", "i"], ["y"])]
+    with pytest.raises(rc.ModelError, match="a sequence of 1,048,576 tensors is too long"):
+        rc.load(model(split, [helper.make_tensor_value_info("x", 1, [4, 1 << 20])], [Y], []))
