@@ -236,7 +236,7 @@ class Importer:
         t = known.type
         if self._is_trained(name, known, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
-            self.data[name] = known.array
+            self.data[name] = _read_only(known.array)
         elif t.size <= _INLINE and known.origin != "initializer":
             return self.builder.constant(known.array, t)  # not remembered: a later use may be as a weight
         elif t.size <= 1 and t.ndim == 0:
@@ -250,7 +250,7 @@ class Importer:
         if name not in self.env:
             known = self.known[name]
             self.env[name] = self.buffers[name] = Value(name, known.type)
-            self.data[name] = known.array
+            self.data[name] = _read_only(known.array)
         return self.env[name]
 
     def _is_trained(self, name: str, known: Known, op_type: str, position: int) -> bool:
@@ -400,6 +400,13 @@ class Importer:
             if not any(p == pattern or fnmatch.fnmatchcase(p, pattern) for p in self.parameters):
                 floats = [n for n, k in self.known.items() if k.type.is_float]
                 raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written: copies of one tensor share it until a program that trains them is run."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _loss_roles(operators: Sequence[Operator]) -> tuple[Operator, ...]:

@@ -107,11 +107,13 @@ def test_statistics_that_share_a_tensor_become_their_own(held: str) -> None:
     assert not np.array_equal(exported["y.running_var"], exported["y.running_mean"])
 
 
-def test_weights_that_are_copies_of_one_tensor_are_exported() -> None:
+def test_weights_that_are_copies_of_one_tensor_train_apart_and_are_exported() -> None:
     nodes = [node("Identity", ["w"], ["v"]), node("MatMul", ["x", "w"], ["m"]), node("MatMul", ["m", "v"], ["y"])]
-    program = rc.load(model(nodes, [X], [Y], [weight("w", 3, 3)]))
+    held = onnx.TensorProto(name="w", dims=[3, 3], data_type=1, float_data=range(9))  # not as raw bytes
+    program = rc.load(model(nodes, [X], [Y], [held]))
     assert {v.name for v in program.parameters} == {"w", "v"}
     trained(program)
+    assert not np.array_equal(program.data["w"], program.data["v"])
     exported = export_trained(program)
     assert [n.op_type for n in exported.graph.node] == ["MatMul", "MatMul"]
     assert {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in exported.graph.initializer} == {
