@@ -79,7 +79,7 @@ def compile_step(
     with without_gc():
         step = Program(
             dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
-            dict(program.data),
+            {n: a.copy() if a.flags.writeable else a for n, a in program.data.items()},
             source=program.source,
         )
         step.aliases = dict(program.aliases)

@@ -11,7 +11,15 @@ import numpy as np
 
 from ..errors import JobError, MissingExtraError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
-from ..passes import ALIGNMENT, DeadCode, Liveness, MemoryPlan, memory_report, run_passes
+from ..passes import (
+    ALIGNMENT,
+    DeadCode,
+    Liveness,
+    MemoryPlan,
+    memory_report,
+    plan_best_order,
+    run_passes,
+)
 from ..program import Program, Variable
 from ..text import show_operator
 
@@ -142,11 +150,13 @@ class Executor:
     """Runs programs on a place.  `place=None` is the CPU.
 
     The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
-    compute.
+    compute.  `schedule`: independent operators may change places where that lowers the peak (the numbers stay the
+    same bits); False runs the order given.
     """
 
-    def __init__(self, place: CPUPlace | CUDAPlace | None = None) -> None:
+    def __init__(self, place: CPUPlace | CUDAPlace | None = None, *, schedule: bool = True) -> None:
         self.place = place or CPUPlace()
+        self.schedule = schedule
         self.xp = _array_module(self.place)
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
@@ -155,15 +165,13 @@ class Executor:
         program: Program,
         feed: Mapping[str, Any] | None = None,
         fetch_list: Sequence[str | Variable] | None = None,
-        *,
-        return_numpy: bool = True,
     ) -> list[np.ndarray]:
         """Runs the program once and returns the fetched values, in order.
 
         Feeds are checked for name, shape and element type.  Any value can be fetched: it is kept alive to the end.
         UsageError for wrong feeds or fetches.
         """
-        names = [f.name if isinstance(f, Variable) else f for f in fetch_list or ()]
+        names = _names(program, fetch_list)
         session = self.session(program, names)
         self._feed(session, feed or {})
         session.run()
@@ -177,14 +185,20 @@ class Executor:
             self._sessions.pop(program, None)  # its arena goes before the next one comes: one arena a program
             bound = None
             for name, array in program.data.items():
-                if not array.flags.writeable:  # a view of the model's file: training needs a copy
-                    program.data[name] = np.array(array)
-            bound = _Bound(program.block, wanted, Session(plan_memory(program.block, wanted), program.data, self.xp))
+                if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
+                    program.data[name] = np.array(array, order="C")
+            bound = _Bound(
+                program.block,
+                wanted,
+                Session(plan_memory(program.block, wanted, schedule=self.schedule), program.data, self.xp),
+            )
             self._sessions[program] = bound
         return bound.session
 
     def _feed(self, session: Session, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}
+        if not isinstance(feed, Mapping):
+            raise UsageError(f"feed must be a dictionary of arrays by input, not {type(feed).__name__}")
         for name in feed:
             if name not in inputs:
                 raise UsageError(f"the program has no input '{name}'{nearest(name, inputs)}; inputs: {_list(inputs)}")
@@ -192,7 +206,12 @@ class Executor:
         if missing:
             raise UsageError(f"input{'s' * (len(missing) > 1)} not fed: {_list({n: inputs[n] for n in missing})}")
         for name, v in inputs.items():
-            array = np.asarray(feed[name]) if not hasattr(feed[name], "__cuda_array_interface__") else feed[name]
+            array = feed[name]
+            if not hasattr(array, "__cuda_array_interface__"):
+                try:
+                    array = np.asarray(array)
+                except ValueError as e:  # nested lists of unequal lengths
+                    raise UsageError(f"input '{name}' is no array: {e}") from None
             if tuple(array.shape) != v.shape:
                 raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program wants {list(v.shape)}")
             if array.dtype != v.type.numpy:
@@ -203,8 +222,11 @@ class Executor:
             session.arrays[name][...] = array
 
 
-def plan_memory(block: Block, fetch: Sequence[str] = ()) -> Block:
-    """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is."""
+def plan_memory(block: Block, fetch: Sequence[str] = (), *, schedule: bool = False) -> Block:
+    """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is.
+
+    `schedule`: independent operators may change places where that lowers the peak.
+    """
     values = block.values()
     for name in fetch:
         if name not in values:
@@ -213,8 +235,24 @@ def plan_memory(block: Block, fetch: Sequence[str] = ()) -> Block:
     if block.addresses and outputs == block.outputs:
         return block
     bare = [op for op in block.operators if not isinstance(op.op, Free)]
-    passes = [DeadCode(), Liveness(), MemoryPlan()] if outputs else [Liveness(), MemoryPlan()]
-    return run_passes(block.with_operators(bare, outputs=outputs, addresses={}), passes)
+    block = block.with_operators(bare, outputs=outputs, addresses={})
+    if outputs:
+        block = run_passes(block, [DeadCode()])
+    return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
+
+
+def _names(program: Program, fetch_list: Any) -> list[str]:
+    """Names of the values to fetch, aliases resolved."""
+    if not isinstance(program, Program):
+        raise UsageError(f"a Program is needed, not {type(program).__name__}")
+    wanted = [fetch_list] if isinstance(fetch_list, (str, Variable)) else fetch_list or ()
+    names = []
+    for f in wanted:
+        if not isinstance(f, (str, Variable)):
+            raise UsageError(f"fetch_list takes names and Variables, not {f!r}")
+        name = f.name if isinstance(f, Variable) else f
+        names.append(program[name].name if name in program.aliases else name)
+    return names
 
 
 def _fetch(array: Any) -> np.ndarray:

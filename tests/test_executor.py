@@ -1,0 +1,95 @@
+"""The executor: what may be fed and fetched, and whose arrays are whose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute.compiler import compile_step
+
+MLP = Path(__file__).parent.parent / "models/mlp.onnx"
+FEED = {"x": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32), "label": np.zeros(4, np.int64)}
+
+
+def step() -> tuple[rc.Program, Any]:
+    program = rc.load(MLP, batch=4)
+    loss = rc.losses.cross_entropy(program)
+    rc.SGD(0.1).minimize(loss)
+    return program, loss
+
+
+@pytest.mark.parametrize(
+    ("feed", "why"),
+    [
+        ({}, "inputs not fed: x: f32"),
+        ([1, 2], "feed must be a dictionary"),
+        ({**FEED, "X": 1}, "no input 'X'"),
+        ({**FEED, "x": [[1.0, 2.0], [3.0]]}, "input 'x' is no array"),
+        ({**FEED, "x": 1.0}, r"has shape \[\]"),
+        ({**FEED, "x": None}, r"has shape \[\]"),
+        ({**FEED, "x": FEED["x"].astype(np.float64)}, r"feed x.astype\('float32'\)"),
+        ({**FEED, "label": FEED["label"].astype(np.int32)}, r"feed x.astype\('int64'\)"),
+    ],
+)
+def test_wrong_feeds(feed: Any, why: str) -> None:
+    program, loss = step()
+    with pytest.raises(rc.UsageError, match=why):
+        rc.Executor().run(program, feed, [loss])
+
+
+def test_wrong_fetches() -> None:
+    program, _ = step()
+    for fetch, why in ((["nope"], "no value 'nope' to fetch"), ([3], "takes names and Variables")):
+        with pytest.raises(rc.UsageError, match=why):
+            rc.Executor().run(program, FEED, fetch)
+    with pytest.raises(rc.UsageError, match="a Program is needed"):
+        rc.Executor().run("program", FEED, [])  # type: ignore[arg-type]
+
+
+def test_one_value_and_aliases_can_be_fetched() -> None:
+    values = []
+    for fetch in (["loss"], "loss", ["cost"]):
+        program, _ = step()
+        program.aliases["cost"] = "loss"
+        values.append(float(rc.Executor().run(program, FEED, fetch)[0]))
+    assert len(set(values)) == 1
+
+
+def test_any_layout_may_be_fed_and_held() -> None:
+    values = []
+    for strange in (False, True):
+        program, loss = step()
+        feed = FEED
+        if strange:
+            feed = {**FEED, "x": np.repeat(np.asfortranarray(FEED["x"]), 2, axis=1)[:, ::2]}
+            program.data = {n: np.asarray(a, order="F") for n, a in program.data.items()}
+        executor = rc.Executor()
+        values.append([float(executor.run(program, feed, [loss])[0]) for _ in range(3)])
+    assert values[0] == values[1]
+
+
+def test_what_is_fetched_is_the_callers() -> None:
+    program, _ = step()
+    executor, w = rc.Executor(), program.parameters[0].name
+    before, x = executor.run(program, FEED, [w, "x"])
+    kept = before.copy()
+    after, _ = executor.run(program, FEED, [w, "x"])
+    assert np.array_equal(before, kept) and not np.array_equal(before, after)
+    assert np.array_equal(x, FEED["x"]) and not np.shares_memory(x, FEED["x"])
+
+
+def test_compiled_steps_do_not_share_what_they_train() -> None:
+    program = rc.load(MLP, batch=4, init="he")
+    loss = rc.losses.cross_entropy(program).name
+    start = {n: a.copy() for n, a in program.data.items()}
+    losses = []
+    for checkpoints in (None, ["fc_1"]):
+        compiled = compile_step(program, loss, rc.SGD(0.1), checkpoints=checkpoints)
+        executor = rc.Executor()
+        losses.append([float(executor.run(compiled.program, FEED, [loss])[0]) for _ in range(3)])
+    assert losses[0] == losses[1]
+    assert all(np.array_equal(program.data[n], a) for n, a in start.items())
