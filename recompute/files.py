@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +22,26 @@ def _mode(path: Path) -> int:
         return 0o666 & ~mask
 
 
+def is_special(path: Path) -> bool:
+    """Whether a device or a pipe is at `path` (/dev/null, /dev/stdout): it is written to, and never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name in the same folder to write to, which takes `path`'s place at the end.
 
-    Where the body fails, nothing is left behind and what was at `path` stays as it was.  OSError as the
-    system raises it.
+    Where the body fails, nothing is left behind and what was at `path` stays as it was.  A device or a pipe gets
+    the whole contents written to it.  OSError as the system raises it.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if is_special(path):
+        with tempfile.TemporaryDirectory(prefix="recompute-") as folder:
+            yield Path(folder, "whole")
+            with open(Path(folder, "whole"), "rb") as source, open(path, "wb") as target:
+                shutil.copyfileobj(source, target)
+        return
     path = path.resolve() if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:

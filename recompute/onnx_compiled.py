@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from .errors import ModelError, RecomputeError, UsageError
-from .files import replacing
+from .files import is_special, replacing
 from .ir import Block, Value
 from .onnx_function_builder import fill_tensor, value_info
 from .onnx_model import read_model, tensor_array
@@ -48,9 +48,9 @@ def save_model(model: onnx.ModelProto, path: str | PathLike[str], *, external_ab
 
 
 def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterable[str]) -> None:
-    path = path.resolve() if path.is_symlink() else path
+    path = path.resolve() if path.is_symlink() and not is_special(path) else path
     data: Path | None = None
-    if sum(map(_nbytes, _all_tensors(model.graph))) > external_above:
+    if sum(map(_nbytes, _all_tensors(model.graph))) > external_above and not is_special(path):
         data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
         if data is not None:
@@ -65,7 +65,8 @@ def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterabl
             raise
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
         raise ModelError(f"cannot write '{path}': {reason}") from None
-    _remove_stale(path, {data.name if data else "", *(Path(k).name for k in keep)})
+    if not is_special(path):
+        _remove_stale(path, {data.name if data else "", *(Path(k).name for k in keep)})
 
 
 def _remove_stale(path: Path, keep: set[str]) -> None:
