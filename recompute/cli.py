@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _Job(args).run()
     except RecomputeError as e:
         if args.verbose:
-            raise
+            traceback.print_exc()
         print(f"recompute-compile: error: {e}", file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt:
@@ -98,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as e:  # a full disk, a folder that may not be written to
+        print(f"recompute-compile: error: {e}", file=sys.stderr)
         return 1
 
 
@@ -120,6 +125,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
     for path in (args.output, args.json, *pictures.paths(args)):
         if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
             raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
+        if path is not None and path.is_dir():
+            raise UsageError(f"cannot write '{path}': it is a folder")
+    if args.dump_ir is not None and args.dump_ir.exists() and not args.dump_ir.is_dir():
+        raise UsageError(f"--dump-ir: '{args.dump_ir}' is no folder")
 
 
 def _list_models() -> int:
@@ -198,11 +207,12 @@ class _Job:
             from .check import check_step
 
             self.report.check = check_step(self, program, plain, step, loss)
-        if self.args.output is not None:
-            self.write_onnx(step)
+        model = None if self.args.output is None else self.exported(step)  # before training changes the weights
         if self.args.run is not None:
             self.train(step, loss)
         self.draw(program, plain, step, loss)
+        if model is not None:
+            self.write_onnx(model)
         self.write_json()
         return self.verdict()
 
@@ -327,10 +337,10 @@ class _Job:
 
     def print_table(self) -> None:
         """Before and after, side by side."""
-        for note in self.report.notes:
-            print(f"note: {note}", file=sys.stderr)
         if self.args.quiet:
             return
+        for note in self.report.notes:
+            print(f"note: {note}", file=sys.stderr)
         from .show_table import before_after
 
         self.say(before_after(self.report))
@@ -342,15 +352,20 @@ class _Job:
         print(candidates_table(candidates, always))
         return 0
 
-    def write_onnx(self, step: Any) -> None:
-        """The training step as an ONNX file."""
-        from .onnx_compiled import save_model
+    def exported(self, step: Any) -> Any:
+        """The training step as an ONNX model."""
         from .onnx_export import export_step
 
         plan = None
         if step.plan is not None:
             plan = json.dumps({"checkpoints": step.plan.checkpoints, "reruns": len(step.plan.reruns)})
-        save_model(export_step(step.program, plan_metadata=plan), self.args.output)
+        return export_step(step.program, plan_metadata=plan)
+
+    def write_onnx(self, model: Any) -> None:
+        """Writes the step that `exported` made."""
+        from .onnx_compiled import save_model
+
+        save_model(model, self.args.output)
         self.report.output = str(self.args.output)
         self.say(f"wrote {self.args.output}")
 
@@ -397,7 +412,7 @@ class _Job:
         """The report for machines."""
         if self.args.json is None:
             return
-        text = json.dumps(asdict(self.report), indent=2) + "\n"
+        text = json.dumps(_finite(asdict(self.report)), indent=2, allow_nan=False) + "\n"
         if self.to_stdout:
             sys.stdout.write(text)
         else:
@@ -412,6 +427,15 @@ class _Job:
         if check and not check["passed"]:
             raise JobError("--check found a difference: see above")
         return 0
+
+
+def _finite(x: Any) -> Any:
+    """The same with None for numbers that JSON has no way to write: a loss that is no number any more."""
+    if isinstance(x, float):
+        return x if math.isfinite(x) else None
+    if isinstance(x, dict):
+        return {k: _finite(v) for k, v in x.items()}
+    return [_finite(v) for v in x] if isinstance(x, (list, tuple)) else x
 
 
 def _loss_names(program: Any) -> dict[str, str]:

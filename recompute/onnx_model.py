@@ -293,7 +293,11 @@ def fixed_inputs(
         if not all(isinstance(d, (int, np.integer)) and d >= 0 for d in shape):
             raise UsageError(f"input_shapes: '{name}' needs whole numbers that are not negative, not {list(shape)}")
     symbols = _symbols(inputs, shapes, batch)
-    return {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
+    types = {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
+    for name, t in types.items():
+        if t.nbytes >= 1 << 62:
+            raise UsageError(f"input '{name}' of type {t} would take {t.nbytes:,} bytes")
+    return types
 
 
 def _check_names(names: Sequence[str], what: str) -> None:

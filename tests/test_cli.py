@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +106,11 @@ def test_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ([MLP, "--data", "/no/such.npz", "--run", "1"], 1, "cannot read the data file"),
         ([MLP, "--json", "/no/such/folder/report.json"], 2, "does not exist"),
         (["mlp", "--option", "nope=1"], 2, "no option 'nope'"),
+        ([MLP, "--batch", "9" * 20], 2, "bytes"),
+        ([MLP, "-o", "."], 2, "it is a folder"),
+        ([MLP, "--json", "/tmp"], 2, "it is a folder"),
+        ([MLP, "--dump-ir", MLP], 2, "is no folder"),
+        ([MLP, "--dump-ir", MLP + "/x"], 1, "Not a directory"),
     ],
 )
 def test_wrong_requests(arguments: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +163,49 @@ def test_wrong_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == (2 if name == "open" else 1), error
     assert why in error and "Traceback" not in error
     assert not list(out.iterdir()), "a failed job leaves no file behind"
+
+
+def test_verbose_shows_where_and_keeps_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, "--checkpoints", "nope", "-v"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error and error.rstrip().endswith("(did you mean pred?)")
+
+
+def test_a_run_that_fails_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = tmp_path / "data.npz", tmp_path / "out"
+    out.mkdir()
+    np.savez(data, x=np.zeros((4, 32), np.float32), label=np.full(4, 1000))
+    arguments = [MLP, "--batch", "4", "--run", "1", "--data", str(data)]
+    assert main([*arguments, "-o", str(out / "step.onnx"), "--json", str(out / "report.json")]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert not list(out.iterdir())
+
+
+def test_the_written_step_begins_before_training(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for path, more in zip(paths, ([], ["--run", "2"]), strict=True):
+        assert main([MLP, "--batch", "4", "-q", "-o", str(path), *more]) == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_losses_that_are_no_numbers_make_valid_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, "--run", "3", "--lr", "1e38", "--optimizer", "sgd", "--json", "-", "-q"]) == 0
+    text = capsys.readouterr().out
+    assert "NaN" not in text and json.loads(text)["run"]["losses"][-1] is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipes_and_devices_are_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    assert main([MLP, "-q", "--json", str(pipe)]) == 0
+    reader.join(10)
+    assert json.loads(found[0])["plain"] and pipe.is_fifo()
+
+
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, "--checkpoints", "x,pred", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
