@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 
@@ -21,6 +22,11 @@ class _Rules:
     required: tuple[str, ...]
 
 
+def _number(kind: Any) -> int:
+    """An attribute's type as AttributeProto numbers it (onnx's binding gives an enumeration)."""
+    return int(getattr(kind, "value", kind))
+
+
 @functools.lru_cache(maxsize=1024)
 def _rules(op_type: str, opset: int) -> _Rules | None:
     """The rules of an operator, None where ONNX has no such operator."""
@@ -33,7 +39,7 @@ def _rules(op_type: str, opset: int) -> _Rules | None:
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == single),
-        {name: int(getattr(a.type, "value", a.type)) for name, a in schema.attributes.items()},
+        {name: _number(a.type) for name, a in schema.attributes.items()},
         tuple(name for name, a in schema.attributes.items() if a.required),
     )
 
