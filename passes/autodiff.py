@@ -19,7 +19,7 @@ class Autodiff(Pass):
     """Append the backward pass of `loss`: the gradient of each trained parameter becomes an output.
 
     `parameters`: names or globs of what to differentiate by (parameters or inputs; default: all parameters);
-    `no_grad`: names through which no gradient flows.  A value's gradient is called NAME_grad.
+    `no_grad`: names or globs of values through which no gradient flows.  A value's gradient is called NAME_grad.
     """
 
     loss: str = "loss"
@@ -61,7 +61,9 @@ def differentiate(
         wanted = select(parameters, [*block.parameters, *block.inputs, *block.buffers], "parameter")
     else:
         wanted = list(block.parameters)
-    stop = set(no_grad)
+    stop = {v.name for v in select(no_grad, list(values.values()), "value")}
+    if loss in stop:
+        return block, []
     wanted = [v for v in wanted if v.name not in stop and v.type.is_float]
     b = Builder.on(block, role=Role.BACKWARD, prefix=f"{loss}.grad")
     seed = b.fill(1.0, values[loss])

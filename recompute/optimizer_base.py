@@ -114,6 +114,7 @@ class Optimizer:
         must_be_untrained(program)
         if any(v.program is not program for pair in pairs for v in pair):
             raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
+        _check_pairs(program, pairs)
         self._program = program
         self._state, self._named = [], {}
         step = self._declare_own("step", np.zeros((), np.int64))
@@ -276,6 +277,20 @@ def must_be_untrained(program: Program) -> None:
             f"program '{program.block.name}' is a training step already: its parameters are updated once a step; "
             "call minimize on a program without updates (clone() it before)"
         )
+
+
+def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -> None:
+    """Each parameter once, with a gradient of its shape."""
+    parameters = set(program.block.parameters)
+    seen: set[str] = set()
+    for p, g in pairs:
+        if p.value not in parameters:
+            raise UsageError(f"'{p.name}' is no parameter of the program: only parameters are updated")
+        if p.name in seen:
+            raise UsageError(f"apply_gradients: '{p.name}' is given twice")
+        if p.shape != g.shape or not g.value.type.is_float:
+            raise UsageError(f"'{p.name}' is {p.value.type}, but its gradient '{g.name}' is {g.value.type}")
+        seen.add(p.name)
 
 
 def names_of(program: Program, wanted: Any, what: str) -> list[str]:

@@ -207,6 +207,27 @@ def test_parameters_by_name_glob_and_variable() -> None:
     program = linear_program(DATA["w"], names=("w", "v"))
     _, pairs = rc.SGD(LR, parameters=["w", "v"]).minimize(program["loss"], no_grad_set={"v"})
     assert [p.name for p, _ in pairs] == ["w"]
+    program = linear_program(DATA["w"], names=("w", "v"))
+    _, pairs = rc.SGD(LR).minimize(program["loss"], no_grad_set=["v*"])
+    assert [p.name for p, _ in pairs] == ["w"]
+
+
+def test_wrong_names_and_pairs_leave_no_updates_behind() -> None:
+    program = linear_program(DATA["w"], names=("w", "v"))
+    with pytest.raises(UsageError, match="no value is called 'ww'"):
+        rc.SGD(LR).backward(program["loss"], no_grad_set=["ww"])
+    with pytest.raises(UsageError, match="depends on no parameter"):
+        rc.SGD(LR).backward(program["loss"], no_grad_set=["loss"])
+    ((w, grad),) = rc.SGD(LR).backward(program["loss"], parameter_list=["w"])
+    for pairs, why in (
+        ([(program["x"], grad)], "'x' is no parameter of the program"),
+        ([(w, grad), (w, grad)], "'w' is given twice"),
+        ([(w, program["loss"])], "its gradient 'loss' is"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            rc.SGD(LR).apply_gradients(pairs)
+    assert not any(o.role is Role.OPTIMIZE for o in program.operators)
+    rc.SGD(LR).apply_gradients([(w, grad)])
 
 
 def test_callbacks_see_every_backward_operator() -> None:
