@@ -20,6 +20,8 @@ TARGET_OPSET = 18
 MIN_OPSET = 7
 #: initializers larger than this do not travel through the version converter
 _SMALL_BYTES = 1024
+#: files of external data that models read by path in this process point to: such a model may be loaded again
+_CHECKED: set[str] = set()
 
 
 def read_model(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None) -> onnx.ModelProto:
@@ -92,14 +94,14 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
     """Checks an external tensor and rewrites its location to the absolute path of a file inside `folder`."""
     info = {e.key: e.value for e in t.external_data}
     location = info.get("location", "")
-    if folder is None:
-        if info.get("recompute.checked") == location and location:
-            return
+    if folder is None and location not in _CHECKED:
         raise ModelError(f"tensor '{t.name}' has external data: load the model by its path, not as a ModelProto")
-    path = (folder / location).resolve()
-    if not location or os.path.isabs(location) or folder not in path.parents:
-        raise ModelError(f"tensor '{t.name}' points outside the model's folder: '{location}' is not read")
     try:
+        path = Path(location) if folder is None else (folder / location).resolve()
+        if folder is not None and (not location or os.path.isabs(location) or folder not in path.parents):
+            raise ModelError(f"tensor '{t.name}' points outside the model's folder: '{location}' is not read")
+        if path.exists() and not path.is_file():
+            raise ModelError(f"tensor '{t.name}': external data '{location}' is no file")
         offset, length = int(info.get("offset", 0)), int(info.get("length", nbytes))
         size = path.stat().st_size
     except (ValueError, OSError) as e:
@@ -110,8 +112,8 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
             f"which has {size:,} (declared length {length:,})"
         )
     del t.external_data[:]
-    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(nbytes)),
-                       ("recompute.checked", str(path))):  # fmt: skip
+    _CHECKED.add(str(path))
+    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(nbytes))):
         t.external_data.add(key=key, value=value)
 
 

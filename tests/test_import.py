@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -182,3 +184,49 @@ def test_what_is_newer_than_the_model_is_not_supported() -> None:
     split = [node("SplitToSequence", ["x"], ["s"], axis=1), constant("i", 0), node("SequenceAt", ["s", "i"], ["y"])]
     with pytest.raises(rc.ModelError, match="a sequence of 1,048,576 tensors is too long"):
         rc.load(model(split, [helper.make_tensor_value_info("x", 1, [4, 1 << 20])], [Y], []))
+
+
+def test_external_data_is_what_the_file_says(tmp_path: Path) -> None:
+    def written(**keys: str) -> Path:
+        source = model([node("MatMul", ["x", "w"], ["y"])], [X], [Y], [])
+        t = source.graph.initializer.add(name="w", data_type=1, dims=[3, 2], data_location=1)
+        for key, value in keys.items():
+            t.external_data.add(key=key, value=value)
+        onnx.save(source, tmp_path / "model.onnx")
+        return tmp_path / "model.onnx"
+
+    (tmp_path / "w.bin").write_bytes(np.arange(6, dtype=np.float32).tobytes())
+    (tmp_path / "folder").mkdir()
+    for location, why in (("folder", "is no file"), ("w\0.bin", "cannot be read"), ("", "outside"), ("w", "No such")):
+        with pytest.raises(rc.ModelError, match=why):
+            rc.load(written(location=location))
+    program = rc.load(written(location="w.bin"))
+    assert np.array_equal(program.data["w"].reshape(-1), range(6))
+    assert rc.load(program.source, mode="eval").data["w"].tobytes() == program.data["w"].tobytes()
+
+
+def test_a_model_in_memory_reads_no_files(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(24))
+    source = model([node("MatMul", ["x", "w"], ["y"])], [X], [Y], [])
+    t = source.graph.initializer.add(name="w", data_type=1, dims=[3, 2], data_location=1)
+    for key in ("location", "recompute.checked"):
+        t.external_data.add(key=key, value=str(tmp_path / "secret"))
+    with pytest.raises(rc.ModelError, match="load the model by its path"):
+        rc.load(source)
+
+
+def test_outputs_are_as_many_as_asked_for() -> None:
+    with pytest.raises(rc.ModelError, match="num_outputs is 1099511627776, but it has 2 outputs"):
+        rc.load(model([node("Split", ["x"], ["y", "z"], num_outputs=1 << 40)], [X], [Y], []))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_running_statistics_may_be_outputs(mode: str) -> None:
+    nodes = [node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "mean", "var"], training_mode=1)]
+    outputs = [Y, *(helper.make_tensor_value_info(n, 1, [3]) for n in ("mean", "var"))]
+    program = rc.load(model(nodes, [X], outputs, [weight(n, 3) for n in ("s", "b", "m")] + [
+        from_array(np.ones(3, np.float32), "v")]), mode=mode)  # fmt: skip
+    before = program.data["v"].copy()
+    (var,) = rc.Executor().run(program, {"x": np.ones((4, 3), np.float32)}, ["var"])
+    assert np.array_equal(var, program.data["v"])
+    assert np.array_equal(var, before) == (mode == "eval")

@@ -121,7 +121,12 @@ class BatchNormalization(ChannelNorm, onnx=True):
             raise node.fail("spatial=0 is not supported")
         x, scale, bias = (node.input(i) for i in range(3))
         if not node.training:
-            return node.emit(cls(epsilon=epsilon), x, scale, bias, node.buffer(3), node.buffer(4))
+            running_mean, running_var = node.buffer(3), node.buffer(4)
+            return (
+                node.emit(cls(epsilon=epsilon), x, scale, bias, running_mean, running_var),
+                running_mean,
+                running_var,
+            )
         y, *batch = node.emit(BatchNormTrain(epsilon=epsilon), x, scale, bias, want=3)
         update = RunningUpdate(momentum=node.attributes.get("momentum", 0.9))
         b = node.builder

@@ -131,6 +131,8 @@ class Split(Move):
             sizes = node.need_constant(1, "split sizes").tolist()
         if sizes is None:
             count = node.attributes.get("num_outputs", len(node.outputs))
+            if count != len(node.outputs):
+                raise node.fail(f"num_outputs is {count}, but it has {len(node.outputs)} outputs")
             part = -(-whole // count)
             sizes = [max(0, min(part, whole - i * part)) for i in range(count)]
         if len(sizes) == 1:
