@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -45,8 +45,26 @@ def read_model(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int |
             raise ModelError(f"'{path}' is no ONNX model, or it is truncated ({len(raw):,} bytes)") from None
         if not proto.graph.node and not proto.graph.output:
             raise ModelError(f"'{path}' holds no graph: it is empty, truncated or no ONNX model")
+    for text in _names(proto.graph, (n for f in proto.functions for n in f.node)):
+        if not isinstance(text, str):  # what protobuf gives where the bytes are no UTF-8
+            raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
     _check_tensors(proto, folder, max_bytes or _memory_bytes())
     return proto
+
+
+def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Iterator[str]:
+    """Every name in a graph, its subgraphs and further nodes."""
+    yield graph.name
+    for v in (*graph.input, *graph.output):
+        yield v.name
+        yield from (d.dim_param for d in v.type.tensor_type.shape.dim)
+    yield from (t.name for t in graph.initializer)
+    for node in (*graph.node, *more):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for a in node.attribute:
+            yield a.name
+            if a.type == onnx.AttributeProto.GRAPH:
+                yield from _names(a.g)
 
 
 def _memory_bytes() -> int:

@@ -230,3 +230,15 @@ def test_running_statistics_may_be_outputs(mode: str) -> None:
     (var,) = rc.Executor().run(program, {"x": np.ones((4, 3), np.float32)}, ["var"])
     assert np.array_equal(var, program.data["v"])
     assert np.array_equal(var, before) == (mode == "eval")
+
+
+@pytest.mark.parametrize("name", [b"main_graph", b"MatMul", b"label_of_x"])
+def test_names_that_are_no_text(name: bytes, tmp_path: Path) -> None:
+    source = model([node("MatMul", ["label_of_x", "w"], ["y"])], [X], [Y], [weight("w", 3, 2)])
+    source.graph.name = "main_graph"
+    source.graph.input[0].name = "label_of_x"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(source.SerializeToString().replace(name, b"\xa0" * len(name)))
+    with pytest.raises(rc.ModelError, match="no UTF-8 text"):
+        rc.load(path)
+    assert main([str(path)]) == 1
