@@ -12,6 +12,7 @@ from ..ir import Block, Operator, Role, Value
 from .base import Pass
 from .dead_code import prune
 from .lean_gradients import drop_again, mask_before_routing
+from .versions import Versions
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def differentiate(
 ) -> tuple[Block, list[tuple[Value, Value]]]:
     """Adds the backward pass; returns the new block and (parameter, gradient) pairs.
 
-    A parameter that the loss does not depend on gets no pair.
+    A parameter that the loss does not depend on gets no pair.  Where the forward pass updates state that a gradient
+    reads as it was, a copy is made right before the update.
     """
     values = block.values()
     if loss not in values:
@@ -67,13 +69,16 @@ def differentiate(
     wanted = [v for v in wanted if v.name not in stop and v.type.is_float]
     b = Builder.on(block, role=Role.BACKWARD, prefix=f"{loss}.grad")
     seed = b.fill(1.0, values[loss])
-    grads, forward = reverse(b, block.operators, {loss: seed}, wanted, stop)
+    versions = Versions(b, block)
+    grads, forward = reverse(b, versions.operators, {versions.last.get(loss, loss): seed}, wanted, versions.of(stop))
     pairs = [(v, grads[v.name]) for v in wanted if v.name in grads]
     b.operators = mask_before_routing(b, forward, b.operators, [g.name for _, g in pairs])
     names = _gradient_names(block, b, grads, wanted)
     backward = drop_again(b, forward, prune(b.operators, [g.name for _, g in pairs]))
     backward = [o.renamed(names) for o in backward]
+    forward, backward, copies = versions.restore(forward, backward)
     forward = _without_unread_extras(block.operators, forward, backward, block.outputs)
+    forward = [o for i, op in enumerate(forward) for o in (*copies.get(i, ()), op)]
     after = block.with_operators([*forward, *backward], constants=(*block.constants, *_used(b, backward)))
     return after, [(v, g.renamed(names.get(g.name, g.name))) for v, g in pairs]
 
