@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compiler import Candidate, checkpoint_candidates
+from .cost import CostModel
 from .errors import UsageError
 from .show_table import human_bytes
 from .steps import Loss, Model, Steps
@@ -55,7 +56,7 @@ class Strategy:
 class BatchOf:
     """The biggest batch of one strategy.  `batch` is 0 where not even one sample fits.
 
-    `peak_bytes` is at `batch` (at 1 where that is 0), `next_peak_bytes` at one more; `step_seconds` by roofline;
+    `peak_bytes` is at `batch` (at 1 where that is 0), `next_peak_bytes` at one more; `step_seconds` by the cost model;
     `overhead` is the extra time over a plain step of the same batch; `curve` holds (batch, peak) pairs, each compiled.
     """
 
@@ -117,6 +118,7 @@ def max_batch(
     loss: Loss = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
+    cost: CostModel | None = None,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
 
@@ -126,8 +128,9 @@ def max_batch(
     model fixes its batch.
     """
     steps = Steps(
-        model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options
-    )
+        model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
+        cost=cost,
+    )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget))
 
 

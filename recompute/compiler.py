@@ -8,11 +8,11 @@ import fnmatch
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .cost import kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
 from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, memory_report, plan_best_order, run_passes
@@ -39,11 +39,15 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A training step ready to run: its program with planned memory, the plan behind it, and its figures."""
+    """A training step ready to run: its program with planned memory, the plan behind it, and its figures.
+
+    `cost`: the model that its times were estimated by.
+    """
 
     program: Program
     plan: RecomputePlan | None
     figures: StepFigures
+    cost: CostModel = field(default_factory=this_cpu)
 
 
 @contextlib.contextmanager
@@ -67,11 +71,13 @@ def compile_step(
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
     schedule: bool = True,
+    cost: CostModel | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
     `optimizer`: any of `rc.optimizers`; `checkpoints`: None keeps everything.  `dump`: a folder for the text after
-    each stage.  `schedule`: whether independent operators may change places to need less memory.
+    each stage.  `schedule`: whether independent operators may change places to need less memory.  `cost`: what times
+    are estimated by (this CPU's roofline).
     """
     from .optimizers import RecomputeOptimizer, RecomputeWarning
 
@@ -95,7 +101,8 @@ def compile_step(
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)
-        return CompiledStep(step, step.plan, figures(step.block))
+        cost = cost or this_cpu()
+        return CompiledStep(step, step.plan, figures(step.block, cost), cost)
 
 
 def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:
@@ -104,8 +111,8 @@ def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:
         (folder / f"{i:02d}-{name}.rir").write_text(show(block))
 
 
-def figures(block: Block) -> StepFigures:
-    """The figures of a block with planned memory."""
+def figures(block: Block, cost: CostModel | None = None) -> StepFigures:
+    """The figures of a block with planned memory; times by `cost` (this CPU's roofline)."""
     report = memory_report(block)
     real = [op for op in block.operators if not isinstance(op.op, Free)]
     repeated = [op for op in real if op.role is Role.RECOMPUTE]
@@ -122,7 +129,7 @@ def figures(block: Block) -> StepFigures:
         flops=total_cost(real).flops,
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
-        estimated_step_seconds=step_seconds(block, this_cpu()),
+        estimated_step_seconds=step_seconds(block, cost or this_cpu()),
     )
 
 

@@ -1,45 +1,185 @@
-"""What a block costs: operations, bytes, and seconds by a roofline model of the device.
+"""What a block costs: operations, bytes, and seconds by a model of the device.
 
-Roofline (Williams, Waterman & Patterson 2009): an operator takes the longer of its arithmetic at the device's peak
-rate and its traffic at the device's bandwidth.
+A cost model is anything with a name and `seconds(operator)`.  Here is the roofline (Williams, Waterman & Patterson
+2009): an operator takes the longer of its arithmetic at the device's peak rate and its traffic at the device's
+bandwidth, and the time to start it.  `profile.Profile` measures instead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
+from .errors import UsageError
+from .files import cache_folder, machine, replacing
 from .ir import Block, Free, Operator, Role
 from .op import Cost
 
 
+class CostModel(Protocol):
+    """What operators cost: the same answer for the same operator, as long as the process lives."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    def seconds(self, operator: Operator) -> float:
+        """Time of one operator."""
+
+
 @dataclass(frozen=True)
 class Device:
-    """Rates of a device: floating-point operations and bytes per second, and seconds to start an operator."""
+    """Roofline of a device: operations and bytes per second, seconds to start an operator, bytes of memory.
+
+    `flops` is for float32 and integers; `f16`, `bf16`, `f64`: for other element types (0: as `flops`), matrix units
+    included.  `memory` is 0 where nobody knows.
+    """
 
     name: str
     flops: float
     bandwidth: float
     launch: float
+    memory: int = 0
+    f16: float = 0.0
+    bf16: float = 0.0
+    f64: float = 0.0
 
-    def seconds(self, cost: Cost) -> float:
-        """Time of one operator."""
-        return max(cost.flops / self.flops, cost.bytes / self.bandwidth) + self.launch
+    def seconds(self, operator: Operator) -> float:
+        """Time of one operator; frees and views take none."""
+        if isinstance(operator.op, Free) or is_view(operator):
+            return 0.0
+        cost = operator_cost(operator)
+        return max(cost.flops / self._rate(operator), cost.bytes / self.bandwidth) + self.launch
+
+    def _rate(self, operator: Operator) -> float:
+        """Operations per second on the operator's first operand that is floating-point."""
+        dtype = next((v.dtype for v in (*operator.reads(), *operator.writes()) if v.type.is_float), "f32")
+        return {"f16": self.f16, "bf16": self.bf16, "f64": self.f64}.get(dtype, 0.0) or self.flops
+
+
+def is_view(operator: Operator) -> bool:
+    """Whether all results are already there, in the operator's first input: the executor has nothing to do."""
+    offsets = operator.views()
+    return bool(offsets) and all(
+        v is None or (i < len(offsets) and offsets[i] is not None) for i, v in enumerate(operator.outputs)
+    )
+
+
+def device(name: str) -> Device:
+    """A device by name (`h200`, `a100-80`, `cpu`; letters of either case), `:tf32` behind it for TF32 matrix units.
+
+    UsageError with the names that there are.
+    """
+    plain, _, variant = name.strip().lower().partition(":")
+    key = "".join(c for c in plain if c.isalnum())
+    known = {"cpu": None, **DATASHEETS}
+    found = [k for k in known if key in ("".join(c for c in k if c.isalnum()), k.removeprefix("rtx-").replace("-", ""))]
+    if not found:
+        inside = [k for k in known if key and key in k.replace("-", "")]
+        hint = f" (did you mean {', '.join(inside)}?)" if inside else ""
+        raise UsageError(f"unknown device '{name}'{hint}; known: {', '.join(known)}")
+    sheet = known[found[0]]
+    if variant not in ("", "tf32") or (variant and (sheet is None or not sheet.tf32)):
+        with_tf32 = ", ".join(k for k, d in DATASHEETS.items() if d.tf32)
+        raise UsageError(f"device '{name}': only ':tf32' may follow, and only after {with_tf32}")
+    if sheet is None:
+        return this_cpu()
+    tera, full = 1e12, sheet.tf32 if variant else sheet.f32
+    half = {"f16": sheet.f16 * tera, "bf16": (sheet.f16 if sheet.bf16 else sheet.f32) * tera}
+    shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti") + (" with TF32" if variant else "")
+    return Device(shown, full * tera, sheet.bandwidth * 1e9, _LAUNCH, sheet.memory << 30, f64=sheet.f64 * tera, **half)
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """Published peaks: TFLOP/s by element type without sparsity, GB/s, GiB.
+
+    `f16` is that of the matrix units with float32 accumulation; `bf16`: whether bfloat16 is as fast; `tf32` 0: none.
+    """
+
+    f32: float
+    tf32: float
+    f16: float
+    bf16: bool
+    f64: float
+    bandwidth: float
+    memory: int
+
+
+#: seconds between the starts of two small kernels in one CUDA stream: not in datasheets, a few microseconds on all
+_LAUNCH = 4e-6
+# NVIDIA's datasheets: V100 (SXM2, 2020), A100 (SXM, 2021), H100 and H200 (SXM, 2023/24; dense rates are half of those
+# "with sparsity"), L4 (2023), T4 (2019).  GeForce: NVIDIA's architecture whitepapers Turing (2018, appendix of the
+# 2080 Ti, reference clocks), Ampere GA102, Ada and RTX Blackwell (2025).  float64 of L4, T4 and GeForce is 1/64 of
+# float32 (Turing: 1/32), as the whitepapers say.
+DATASHEETS: dict[str, Datasheet] = {
+    "v100-16": Datasheet(15.7, 0, 125, False, 7.8, 900, 16),
+    "v100-32": Datasheet(15.7, 0, 125, False, 7.8, 900, 32),
+    "a100-40": Datasheet(19.5, 156, 312, True, 9.7, 1555, 40),
+    "a100-80": Datasheet(19.5, 156, 312, True, 9.7, 2039, 80),
+    "h100": Datasheet(67, 494.5, 989.5, True, 34, 3350, 80),
+    "h200": Datasheet(67, 494.5, 989.5, True, 34, 4800, 141),
+    "l4": Datasheet(30.3, 60, 121, True, 0.473, 300, 24),
+    "t4": Datasheet(8.1, 0, 65, False, 0.253, 320, 16),
+    "rtx-2080ti": Datasheet(13.4, 0, 53.8, False, 0.42, 616, 11),
+    "rtx-3090": Datasheet(35.6, 35.6, 71, True, 0.556, 936, 24),
+    "rtx-4090": Datasheet(82.6, 82.6, 165.2, True, 1.29, 1008, 24),
+    "rtx-5090": Datasheet(104.8, 104.8, 209.5, True, 1.64, 1792, 32),
+}
 
 
 @functools.cache
 def this_cpu() -> Device:
-    """The rates of this processor, measured once a process: a matrix product and a copy (about 50 ms in all)."""
+    """The rates of this processor: a matrix product and a copy, measured once (about 50 ms) and kept in the user's
+    cache folder, so that estimates and plans are the same in every run on this machine."""
+    path = None if (folder := cache_folder()) is None else folder / f"rates-{machine()[1]}.json"
+    flops, bandwidth = _read_rates(path) or _measured_rates()
+    if path is not None:
+        _write_rates(path, flops, bandwidth)
+    return Device("this CPU", flops, bandwidth, 1e-6, _physical_memory(), f64=flops / 2)
+
+
+def _measured_rates() -> tuple[float, float]:
     n = 640
     a, b, c = (np.ones((n, n), np.float32) for _ in range(3))
     x, y = np.ones(1 << 23, np.float32), np.empty(1 << 23, np.float32)
     flops = 2 * n**3 / _fastest(lambda: np.matmul(a, b, out=c))
     bandwidth = 2 * x.nbytes / _fastest(lambda: np.copyto(y, x))
-    return Device("this CPU", flops, bandwidth, 1e-6)
+    return float(f"{flops:.3g}"), float(f"{bandwidth:.3g}")
+
+
+def _read_rates(path: Path | None) -> tuple[float, float] | None:
+    """What an earlier process measured; None where there is nothing of use."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found: Any = json.loads(path.read_text()) if path is not None else {}
+        flops, bandwidth = float(found["flops"]), float(found["bandwidth"])
+        if all(math.isfinite(x) and x > 0 for x in (flops, bandwidth)):
+            return flops, bandwidth
+    return None
+
+
+def _write_rates(path: Path, flops: float, bandwidth: float) -> None:
+    if _read_rates(path) is None:
+        with contextlib.suppress(OSError):  # nothing is lost but the next process's 50 ms
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps({"machine": machine()[0], "flops": flops, "bandwidth": bandwidth}))
+
+
+def _physical_memory() -> int:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
 
 
 def _fastest(run: Callable[[], object]) -> float:
@@ -71,9 +211,9 @@ def total_cost(operators: Iterable[Operator]) -> Cost:
     return Cost(flops, moved)
 
 
-def step_seconds(block: Block, device: Device) -> float:
+def step_seconds(block: Block, cost: CostModel) -> float:
     """Estimated time of one run of the block."""
-    return sum(device.seconds(operator_cost(op)) for op in block.operators if not isinstance(op.op, Free))
+    return sum(cost.seconds(op) for op in block.operators if not isinstance(op.op, Free))
 
 
 def kept_bytes(block: Block) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compiler import CompiledStep
-from .cost import operator_cost, this_cpu
+from .cost import CostModel, operator_cost
 from .errors import UsageError
 from .ir import Block, Free, Operator, Role
 from .passes import ALIGNMENT, memory_report
@@ -53,7 +53,7 @@ class CheckpointWorth:
     """A checkpoint and the segment of forward operators before it.
 
     `kept_bytes`: the checkpoint itself; `saved_bytes`: values of the segment that a plain step keeps for the backward
-    pass and this one drops; `rebuild_*`: what running the dropped operators again costs (seconds by roofline).
+    pass and this one drops; `rebuild_*`: what running the dropped operators again costs (seconds by the cost model).
     """
 
     name: str
@@ -157,16 +157,19 @@ def estimate(
     batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
+    cost: CostModel | None = None,
 ) -> Estimate:
     """What a training step of `model` will take, without running it and without allocating its weights.
 
     `model`: a path, a ModelProto, a name of the zoo (with its `options`), or a Program.  `loss`, `optimizer`
     (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
+    `cost`: what times are estimated by (`rc.cost.device("h200")`, `rc.profile.Profile()`; default: this CPU).
     UsageError where dimensions other than the batch stay open, or the model fixes another batch.
     """
     steps = Steps(
-        model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options
-    )
+        model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
+        cost=cost,
+    )  # fmt: skip
     return estimate_steps(steps, batch)
 
 
@@ -306,14 +309,11 @@ def checkpoint_worth(plain: CompiledStep, step: CompiledStep) -> tuple[Checkpoin
         if op.role is Role.RECOMPUTE:
             base = next(op.writes()).name.rpartition("@")[0]
             again[bisect.bisect_left(ends, made.get(base, len(forward)))].append(op)
-    device = this_cpu()
     worth = []
     for i, name in enumerate(names):
-        costs = [operator_cost(op) for op in again[i]]
-        seconds = sum(map(device.seconds, costs))
-        worth.append(
-            CheckpointWorth(name, sizes[name].nbytes, saved[i], len(costs), sum(c.flops for c in costs), seconds)
-        )
+        flops = sum(operator_cost(op).flops for op in again[i])
+        seconds = sum(map(step.cost.seconds, again[i]))
+        worth.append(CheckpointWorth(name, sizes[name].nbytes, saved[i], len(again[i]), flops, seconds))
     return tuple(worth)
 
 

@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
+import platform
 import shutil
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+
+
+def cache_folder() -> Path | None:
+    """Where this package keeps what it measured: below XDG_CACHE_HOME or ~/.cache.  None where there is no home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):
+        return Path(given) / "onnx-recompute"
+    try:
+        return Path.home() / ".cache" / "onnx-recompute"
+    except RuntimeError:
+        return None
+
+
+@functools.cache
+def machine() -> tuple[str, str]:
+    """What measured times depend on (processor, its cores, threads asked for, NumPy), and a short key of it."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = [os.environ.get(f"{name}_NUM_THREADS", "") for name in ("OPENBLAS", "MKL", "OMP")]
+    text = f"{model}, {cores} cores{''.join(f', threads {t}' for t in threads if t)}, NumPy {np.__version__}"
+    return text, f"{zlib.crc32(text.encode()):08x}"
 
 
 def _mode(path: Path) -> int:

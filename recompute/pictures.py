@@ -128,7 +128,7 @@ class Pictures:
         """The timeline."""
         from .plot import write_plot
 
-        lines = {name: timeline(s.program.block) for name, s in self.steps().items()}
+        lines = {name: timeline(s.program.block, s.cost) for name, s in self.steps().items()}
         write_plot(lines, temporary, self.title(), path.suffix.lower().lstrip("."))
 
     def trace(self, temporary: Path, path: Path) -> None:
@@ -136,7 +136,7 @@ class Pictures:
         from .trace import trace
 
         steps = self.steps()
-        lines = {name: timeline(s.program.block) for name, s in steps.items()}
+        lines = {name: timeline(s.program.block, s.cost) for name, s in steps.items()}
         measured = None if self.measured is None else {list(steps)[-1]: self.measured}
         temporary.write_text(json.dumps(trace(lines, measured, self.title())))
 
@@ -144,5 +144,6 @@ class Pictures:
         """The snapshot of the last step."""
         from .snapshot import snapshot
 
-        data = snapshot(timeline(self.step.program.block), self.measured, Path(self.facts.model).stem + ".rir")
+        line = timeline(self.step.program.block, self.step.cost)
+        data = snapshot(line, self.measured, Path(self.facts.model).stem + ".rir")
         temporary.write_bytes(pickle.dumps(data, protocol=4))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .compiler import CompiledStep, checkpoint_candidates
-from .cost import operator_cost, this_cpu
+from .cost import operator_cost
 from .ir import Block, Free, Operator, Role
 from .passes import ALIGNMENT
 from .program import Program
@@ -43,7 +43,7 @@ def report_data(
     """
     table = _Tables()
     steps = {"plain": plain} if step is None else {"plain": plain, "recompute": step}
-    lines = {name: timeline(s.program.block) for name, s in steps.items()}
+    lines = {name: timeline(s.program.block, s.cost) for name, s in steps.items()}
     last = list(steps)[-1]
     times: dict[str, Sequence[float | None]] = {}
     if measured is not None:
@@ -201,7 +201,7 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
                 segments[i]["dropped"] += was[n]
             elif n not in names:
                 segments[i]["beside"] += now[n]
-    _count_reruns(step.program.block, producers, borders, segments)
+    _count_reruns(step, producers, borders, segments)
     return rows
 
 
@@ -215,18 +215,18 @@ def _add_optional(producers: dict[str, int], *blocks: Block) -> None:
                     producers.setdefault(v.name, at)
 
 
-def _count_reruns(block: Block, producers: dict[str, int], borders: list[int], rows: list[dict[str, Any]]) -> None:
-    device = this_cpu()
-    for op in block.operators:
+def _count_reruns(
+    step: CompiledStep, producers: dict[str, int], borders: list[int], rows: list[dict[str, Any]]
+) -> None:
+    for op in step.program.block.operators:
         if op.role is not Role.RECOMPUTE:
             continue
         original = next(op.writes()).name.rpartition("@")[0]
         i = bisect_left(borders, producers.get(original, len(producers)))
         if i < len(rows):
-            cost = operator_cost(op)
             rows[i]["operators"] += 1
-            rows[i]["flops"] += cost.flops
-            rows[i]["seconds"] += device.seconds(cost)
+            rows[i]["flops"] += operator_cost(op).flops
+            rows[i]["seconds"] += step.cost.seconds(op)
 
 
 def _forward_producers(block: Block) -> dict[str, int]:

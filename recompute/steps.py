@@ -16,7 +16,7 @@ import onnx
 
 from . import losses, models, onnx_import
 from .compiler import CompiledStep, StepFigures, compile_step, figures, resolve_checkpoints
-from .cost import operator_cost, this_cpu
+from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role
 from .models.common import parameters
@@ -41,7 +41,8 @@ class Steps:
     `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is a step as it is).  `loss`: the
     name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None for the natural one.
     `checkpoints`: names or globs of what "as asked" keeps.  `input_shapes` fixes dimensions besides the batch.
-    `compile_options` go to `compile_step`.  UsageError where a dimension other than the batch stays open.
+    `compile_options` go to `compile_step`; `cost` is what times are estimated by (this CPU's roofline).  UsageError
+    where a dimension other than the batch stays open.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Steps:
         options: Mapping[str, Any] | None = None,
         trainable: Sequence[str] | None = None,
         compile_options: Mapping[str, Any] | None = None,
+        cost: CostModel | None = None,
     ) -> None:
         if isinstance(optimizer, RecomputeOptimizer):
             checkpoints = checkpoints or optimizer._checkpoints
@@ -62,7 +64,8 @@ class Steps:
         self.asked = None if checkpoints is None else _names(checkpoints)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._loss = loss.name if isinstance(loss, Variable) else loss
-        self._compile_options = dict(compile_options or {})
+        self.cost = cost or this_cpu()
+        self._compile_options = {**(compile_options or {}), "cost": self.cost}
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
         self._programs: dict[int, tuple[Program, str]] = {}
         self._figures: dict[tuple[int, tuple[str, ...] | None], tuple[StepFigures, float]] = {}
@@ -121,13 +124,13 @@ class Steps:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             whole.block = planned(whole.block)
-            step = CompiledStep(whole, whole.plan, figures(whole.block))
+            step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost), self.cost)
         else:
             program, loss = self.program(batch)
             names = self.resolved(checkpoints, batch)
             step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **self._compile_options)
         repeated = [op for op in step.program.operators if op.role is Role.RECOMPUTE]
-        seconds = sum(this_cpu().seconds(operator_cost(op)) for op in repeated)
+        seconds = sum(self.cost.seconds(op) for op in repeated)
         self._figures[batch, None if checkpoints is None else tuple(checkpoints)] = step.figures, seconds
         return step
 

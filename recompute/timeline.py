@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .cost import Device, operator_cost, this_cpu
+from .cost import CostModel, this_cpu
 from .ir import Block, Free, Operator, Role, Value
 from .passes import ALIGNMENT
 from .passes.memory_plan import Lifetime, collect_lifetimes
@@ -107,15 +107,15 @@ def running_sum(seconds: Iterable[float]) -> list[float]:
     return found
 
 
-def timeline(block: Block, device: Device | None = None) -> Timeline:
-    """The account of a block with planned memory; times by the roofline of `device` (this CPU)."""
-    device = device or this_cpu()
+def timeline(block: Block, cost: CostModel | None = None) -> Timeline:
+    """The account of a block with planned memory; times by `cost` (this CPU's roofline)."""
+    cost = cost or this_cpu()
     positions = tuple(i for i, op in enumerate(block.operators) if not isinstance(op.op, Free))
     operators = tuple(block.operators[i] for i in positions)
     sizes = {"parameters": block.parameters, "optimizer": block.state}
     persistent = {role: sum(v.nbytes for v in values) for role, values in sizes.items()}
     persistent["statistics"] = sum(v.nbytes for v in block.persistent()) - sum(persistent.values())
-    seconds = tuple(device.seconds(operator_cost(op)) for op in operators)
+    seconds = tuple(cost.seconds(op) for op in operators)
     return Timeline(block, operators, positions, persistent, tuple(_allocations(block)), seconds)
 
 
