@@ -58,6 +58,8 @@ class Op:
     #: bit, when both are the same memory (same type, and no other input overlaps it)
     inplace: ClassVar[tuple[int, ...]] = ()
     inplace_output: ClassVar[int] = 0
+    #: outputs so much smaller than output 0 (statistics) that recomputation never drops them
+    small_outputs: ClassVar[tuple[int, ...]] = ()
     #: the numerics copy or reorder elements only (priced by bytes)
     moves_data: ClassVar[bool] = False
     #: no class of this name is registered (a base for others)
@@ -121,6 +123,15 @@ class Op:
         Inputs that were written there make `compute` unnecessary.  Empty: the operator joins nothing.
         """
         return ()
+
+    def again(
+        self, ins: Sequence[Value | None], outs: Sequence[Value | None]
+    ) -> tuple[Op, tuple[Value | None, ...]] | None:
+        """A cheaper operator that gives output 0 once more, to the bit, from this one's inputs and `small_outputs`.
+
+        Returns it with its inputs.  None: there is none, or those outputs are not among `outs`.
+        """
+        return None
 
     def gradient(
         self,

@@ -161,6 +161,7 @@ class BatchNormTrain(ChannelNorm):
 
     epsilon: float = 1e-5
     inplace = (0,)
+    small_outputs = (1, 2)
 
     def infer(self, x, scale, bias):
         """x's type; one statistic a channel."""
@@ -192,9 +193,7 @@ class BatchNormTrain(ChannelNorm):
             row_dots(xp, work, work, partial)
             xp.sum(partial, axis=0, out=var)
             xp.multiply(var, var.dtype.type(1.0 / count), out=var)
-            _factor(xp, var, self.epsilon, scale[c], factor)
-            xp.multiply(work, factor[:, None], out=work)
-            xp.add(work, bias[c, None], out=target)
+            _scale(xp, work, var, self.epsilon, scale[c], bias[c], factor, target)
             for out, statistic in zip(outs[1:], (mean, var), strict=False):
                 if out is not None:
                     out[c] = statistic
@@ -206,11 +205,16 @@ class BatchNormTrain(ChannelNorm):
         mean = b.ReduceMean(work, axes=axes)
         centred = b.Sub(work, mean)
         var = b.ReduceMean(b.Mul(centred, centred), axes=axes)
-        deviation = b.Sqrt(b.Add(var, b.constant(self.epsilon, var)))
-        scaled = b.Mul(b.Div(centred, deviation), per_channel(b, _as(b, scale, work), x))
-        y = _as(b, b.Add(scaled, per_channel(b, _as(b, bias, work), x)), x)
+        y = _scaled(b, x, centred, var, scale, bias, self.epsilon)
         shape = (x.shape[1],)
         return (y, *(_as(b, b.Reshape(s, shape=shape), scale) for s in (mean, var)))
+
+    def again(self, ins, outs):
+        """BatchNormApply, where the statistics were not rounded to a narrower type."""
+        x, scale = ins[:2]
+        if len(outs) < 3 or outs[1] is None or outs[2] is None or wide(x.type).dtype != scale.dtype:
+            return None
+        return BatchNormApply(epsilon=self.epsilon), (*ins, outs[1], outs[2])
 
     def gradient(self, b, ins, outs, grads):
         """From x and the statistics; what flows into the statistics (second derivatives) is added."""
@@ -248,11 +252,79 @@ def _mean(xp: Any, x: Any, partial: Any, mean: Any, count: int) -> None:
     xp.multiply(mean, mean.dtype.type(1.0 / count), out=mean)
 
 
-def _factor(xp: Any, var: Any, epsilon: float, scale: Any, out: Any) -> None:
-    """scale / √(var + epsilon)."""
-    xp.add(var, var.dtype.type(epsilon), out=out)
-    xp.sqrt(out, out=out)
-    xp.divide(scale, out, out=out)
+def _scale(xp: Any, centred: Any, var: Any, epsilon: float, scale: Any, bias: Any, factor: Any, out: Any) -> None:
+    """out = centred · scale / √(var + epsilon) + bias; `centred` is overwritten, `factor` a vector to work in."""
+    xp.add(var, var.dtype.type(epsilon), out=factor)
+    xp.sqrt(factor, out=factor)
+    xp.divide(scale, factor, out=factor)
+    xp.multiply(centred, factor[:, None], out=centred)
+    xp.add(centred, bias[:, None], out=out)
+
+
+def _scaled(b: Any, x: Any, centred: Any, var: Any, scale: Any, bias: Any, epsilon: float) -> Any:
+    """The same as operators, in x's type; `var` broadcasts against x."""
+    deviation = b.Sqrt(b.Add(var, b.constant(epsilon, var)))
+    scaled = b.Mul(b.Div(centred, deviation), per_channel(b, _as(b, scale, centred), x))
+    return _as(b, b.Add(scaled, per_channel(b, _as(b, bias, centred), x)), x)
+
+
+@dataclass(frozen=True)
+class BatchNormApply(ChannelNorm):
+    """(x, scale, bias, mean, var) → BatchNormTrain's output, to the bit, from the statistics that it gave.
+
+    What remains of it once its statistics are known: one pass over x.  (BatchNormalization, for inference, folds
+    scale and mean into one factor and one summand a channel: other bits.)
+    """
+
+    epsilon: float = 1e-5
+    inplace = (0,)
+
+    def infer(self, x, scale, bias, mean, var):
+        """x's type."""
+        self.check(x, scale, bias, mean, var)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Vectors of a block; halves also the block in float32."""
+        x = ins[0]
+        c = block_channels(x.shape)
+        found = [wide(x).with_shape((3, c))]
+        if wide(x) != x:
+            found.append(wide(x).with_shape((c * x.size // max(x.shape[1], 1),)))
+        return tuple(found)
+
+    def compute(self, xp, ins, outs, scratch):
+        """BatchNormTrain's last steps, block by block."""
+        x, y = _planes(ins[0]), _planes(outs[0])
+        scale, bias = ins[1:3]
+        for c in _channels(x):
+            mean, var, factor = scratch[0][:, : c.stop - c.start]
+            mean[...], var[...] = ins[3][c], ins[4][c]
+            target = y[:, c]
+            work = target if len(scratch) < 2 else scratch[1][: target.size].reshape(target.shape)
+            xp.subtract(x[:, c], mean[:, None], out=work)
+            _scale(xp, work, var, self.epsilon, scale[c], bias[c], factor, target)
+
+    def cost(self, ins, outs):
+        """Three operations an element."""
+        return Cost(3 * ins[0].size, super().cost(ins, outs).bytes)
+
+    def expand(self, b, x, scale, bias, mean, var):
+        """BatchNormTrain's formula."""
+        work = _as(b, x, scale) if wide(x.type) != x.type else x
+        mean, var = (per_channel(b, _as(b, v, work), x) for v in (mean, var))
+        return (_scaled(b, x, b.Sub(work, mean), var, scale, bias, self.epsilon),)
+
+    @classmethod
+    def samples(cls, draw):
+        """0 to 3 spatial axes, nothing, halves."""
+        for shape in ("4,2", "2,3,2,2", "2,2,3", "2,1,1,2,2", "0,2,3"):
+            c = shape.split(",")[1]
+            vectors = [draw(f"f64[{c}]") for _ in range(3)]
+            yield draw.case(cls(epsilon=0.1), draw(f"f64[{shape}]"), *vectors, draw(f"f64[{c}]", 0.5, 2))
+        f32 = [draw("f32[3]") for _ in range(3)]
+        yield draw.case(cls(), draw("f32[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
+        yield draw.case(cls(), draw("f16[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Normalization(Op, abstract=True):
     """
 
     epsilon: float
+    small_outputs = (1, 2)
     centred: ClassVar[bool] = True
 
     def view(self, x: TensorType) -> View:
