@@ -122,6 +122,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
     pictures.check_arguments(args)
     cli_memory.check_arguments(args)
+    for path in (args.output, *pictures.paths(args)):
+        if path is not None and str(path) == "-":
+            raise UsageError("only --json writes to standard output ('-'): name a file")
     for path in (args.output, args.json, *pictures.paths(args)):
         if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
             raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
@@ -203,6 +206,8 @@ class _Job:
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
         self.print_table()
+        if self.args.check or self.args.run is not None:
+            cli_memory.before_running(self, step)
         if self.args.check:
             from .check import check_step
 
@@ -371,7 +376,7 @@ class _Job:
 
     def train(self, step: Any, loss: str) -> None:
         """Trains and compares the measured peak with the predicted one."""
-        from . import cli_memory, pictures
+        from . import pictures
         from .compiler import train
         from .data import npz_batches, synthetic_batch
         from .show_table import progress_bar
@@ -380,7 +385,6 @@ class _Job:
             batches = npz_batches(self.args.data, step.program)
         else:
             batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
-        cli_memory.before_running(self, step)
         with progress_bar(self.args.run, quiet=self.args.quiet) as progress:
             losses, seconds, measured = train(step, loss, batches, self.args.run, progress)
         if pictures.paths(self.args):

@@ -29,6 +29,10 @@ class ModelError(JobError):
     """The model file cannot be read, is not valid, or holds what cannot be trained or run."""
 
 
+class OutOfMemoryError(JobError, MemoryError):
+    """This machine cannot allocate what a program needs."""
+
+
 class TypeRuleError(JobError):
     """An operator was applied to types that it does not accept."""
 

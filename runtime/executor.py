@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import JobError, MissingExtraError, UsageError, nearest
+from ..errors import JobError, MissingExtraError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
 from ..passes import (
     ALIGNMENT,
@@ -37,11 +37,20 @@ class CUDAPlace:
 
 
 class Arena:
-    """One allocation from which the buffers of a step are cut at planned addresses."""
+    """One allocation from which the buffers of a step are cut at planned addresses.
+
+    OutOfMemoryError where the machine cannot allocate it.
+    """
 
     def __init__(self, xp: Any, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._raw = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
+        try:
+            self._raw = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
+        except (MemoryError, OverflowError, ValueError):  # NumPy's answer depends on how much too large it is
+            raise OutOfMemoryError(
+                f"this machine cannot allocate the arena of {nbytes:,} bytes: a smaller batch takes less, so do "
+                "checkpoints (what is not kept is recomputed); --memory-budget, or rc.max_batch, says what fits"
+            ) from None
         address = self._raw.ctypes.data if hasattr(self._raw, "ctypes") else self._raw.data.ptr
         self._start = -address % ALIGNMENT
 
@@ -141,9 +150,10 @@ class _Bound:
 
     def serves(self, program: Program, fetch: tuple[str, ...]) -> bool:
         """Whether the program, its arrays and the fetch list are still the same."""
-        arrays = self.session.arrays
-        same_arrays = all(arrays[n] is a for n, a in program.data.items() if n in arrays)
-        return program.block is self.block and fetch == self.fetch and same_arrays
+        if program.block is not self.block or fetch != self.fetch:
+            return False
+        persistent = (*self.block.parameters, *self.block.buffers, *self.block.state)
+        return all(program.data.get(v.name) is self.session.arrays[v.name] for v in persistent)
 
 
 class Executor:

@@ -93,3 +93,25 @@ def test_compiled_steps_do_not_share_what_they_train() -> None:
         losses.append([float(executor.run(compiled.program, FEED, [loss])[0]) for _ in range(3)])
     assert losses[0] == losses[1]
     assert all(np.array_equal(program.data[n], a) for n, a in start.items())
+
+
+def test_an_arena_that_the_machine_cannot_hold() -> None:
+    """One error of ours; a machine gives up at different sizes in different ways."""
+    for rows in (1 << 40, 1 << 60):
+        x = rc.Value("x", rc.TensorType("f32", (rows,)))
+        program = rc.Program(rc.Block("huge", inputs=(x,), outputs=("x",)))
+        with pytest.raises(rc.JobError, match=rf"cannot allocate the arena of {4 * rows:,} bytes.*smaller batch") as e:
+            rc.Executor().session(program)
+        assert isinstance(e.value, MemoryError)
+
+
+@pytest.mark.parametrize("name", ["fc_1.weight", "learning_rate", "step"])
+def test_contents_that_were_taken_away_are_missed(name: str) -> None:
+    program, loss = step()
+    executor = rc.Executor()
+    executor.run(program, FEED, [loss])
+    array = program.data.pop(name)
+    with pytest.raises(rc.UsageError, match=f"'{name}' .* has no contents"):
+        executor.run(program, FEED, [loss])
+    program.data[name] = array
+    executor.run(program, FEED, [loss])
