@@ -17,6 +17,7 @@ from ..errors import UsageError, nearest
 from ..ir import Block, Operator, Role, Value
 from .base import Pass
 from .dead_code import drop_unused_outputs
+from .eager_updates import EagerUpdates
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
 
@@ -69,7 +70,18 @@ def apply(block: Block, plan: RecomputePlan) -> Block:
     read = {v.name for o in block.operators for v in o.reads()}
     needed = {v.name for o in block.operators for v in o.writes() if v.name not in read}
     needed.update(block.outputs, (v.name for o in result for v in o.reads()))
-    return block.with_operators(drop_unused_outputs(o, needed) for o in result)
+    return _updates_wait(block.with_operators(drop_unused_outputs(o, needed) for o in result))
+
+
+def _updates_wait(block: Block) -> Block:
+    """A rerun must not see a parameter that is already updated: where one would, updates move behind it."""
+    updated: set[str] = set()
+    for op in block.operators:
+        if op.role is Role.RECOMPUTE and any(v.name in updated for v in op.reads()):
+            return EagerUpdates().run(block)
+        if op.role is Role.OPTIMIZE and op.op.updates:
+            updated.update(v.name for v in op.writes())
+    return block
 
 
 def _reading(op: Operator, latest: dict[str, str]) -> Operator:
@@ -81,8 +93,8 @@ def _reading(op: Operator, latest: dict[str, str]) -> Operator:
 
 
 def _clone(op: Operator, latest: dict[str, str], count: dict[str, int], taken: set[str]) -> Operator:
-    """A copy of a forward operator that writes NAME@1 (NAME@2 the next time, ...)."""
-    if op.op.updates or op.role not in _FORWARD:
+    """A copy of a forward operator, or of a view, that writes NAME@1 (NAME@2 the next time, ...)."""
+    if op.op.updates or (op.role not in _FORWARD and not op.views()):
         raise UsageError(f"{op.op.name} ({op.role.value}) changes state or is no forward operator: it runs once only")
     copy = _reading(op, latest)
     outputs: list[Value | None] = []

@@ -37,12 +37,14 @@ LAYERS = [
         "cost",
         "state",
     },
+    {"profile"},
     {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},
     {"steps", "show_memory"},
     {"estimates", "biggest_batch"},
     {"report", "report_page", "plot", "trace", "snapshot", "pictures"},
+    {"cli_costs"},
     {"check", "cli_memory"},
     {"cli"},
 ]
@@ -57,7 +59,7 @@ def folder_of(package: str) -> Path:
 def modules() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {p.stem: [p] for p in ROOT.glob("*.py") if p.stem != "__init__"}
     for package in ("ops", "passes", "runtime", "models"):
-        found[package] = sorted(folder_of(package).glob("*.py"))
+        found[package] = sorted(folder_of(package).rglob("*.py"))
     return found
 
 
