@@ -38,7 +38,7 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """v ← momentum·v + (1 - dampening)·g, w ← w - lr·v; with `use_nesterov` w ← w - lr·(g + momentum·v).
 
-    momentum 0.9 is Paddle's default (PyTorch's SGD has 0).  `dampening` is PyTorch's.
+    momentum 0.9 is Paddle's default (PyTorch's SGD has 0).  `dampening` is PyTorch's: the first gradient counts whole.
     """
 
     slots = ("momentum",)

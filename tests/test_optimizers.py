@@ -79,6 +79,20 @@ def test_float32_is_near_pytorch(key: str) -> None:
     np.testing.assert_allclose(path, DATA[f"optimizer.{key}"], rtol=0, atol=5 * 16 * 2.0**-24 * 4)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_dampening_takes_the_first_gradient_whole(decay: float) -> None:
+    """PyTorch's SGD: the buffer begins as the first gradient, (1 - dampening) comes with the second."""
+    w, v, expected = DATA["w"].copy(), None, []
+    for g in DATA["g"]:
+        g = g + decay * w
+        v = g if v is None else 0.9 * v + 0.7 * g
+        w = w - LR * v
+        expected.append(w)
+    program = linear_program(DATA["w"])
+    rc.Momentum(LR, dampening=0.3, weight_decay=decay).minimize(program["loss"])
+    np.testing.assert_allclose(train(program, list(DATA["g"])), expected, rtol=1e-13, atol=1e-14)
+
+
 def test_lamb_against_numpy() -> None:
     w, m, v = DATA["w"].copy(), np.zeros((3, 4)), np.zeros((3, 4))
     expected = []

@@ -40,8 +40,8 @@ class SGDUpdate(Update):
 class MomentumUpdate(Update):
     """(w, g, v, lr): v ← momentum·v + (1 - dampening)·g, w ← w - lr·v; with `nesterov` w ← w - lr·(g + momentum·v).
 
-    Sutskever et al. 2013, in the form of Paddle and PyTorch (the learning rate is not part of v).  v begins with
-    zeros, so dampening acts on the first step too, where PyTorch takes the first gradient whole.
+    Sutskever et al. 2013, in the form of Paddle and PyTorch (the learning rate is not part of v).  With dampening the
+    step counter is an input too: as in PyTorch, the first gradient is taken whole.
     """
 
     momentum: float = 0.9
@@ -52,13 +52,25 @@ class MomentumUpdate(Update):
     required_outputs = 2
     rate_at = 3
 
+    @property
+    def step_at(self):  # type: ignore[override]
+        """Only dampening asks which step it is."""
+        return 4 if self.dampening else None
+
+    def factors(self, m, rate, step):
+        """lr; the factor of g, where there is dampening."""
+        if not self.dampening:
+            return (rate,)
+        first = 0.0 ** ((1 - step) * -1.0)  # 1, and 0 once a step is done
+        return rate, 1 - (1 - first) * self.dampening
+
     def part(self, xp, w, g, state, factors, t):
         """v first, then the step through t."""
         (v,) = state
         number = w.dtype.type
         xp.multiply(v, number(self.momentum), out=v)
         if self.dampening:
-            xp.multiply(g, number(1 - self.dampening), out=t)
+            xp.multiply(g, factors[1], out=t)
             xp.add(v, t, out=v)
         else:
             xp.add(v, g, out=v)
@@ -72,7 +84,7 @@ class MomentumUpdate(Update):
 
     def formula(self, b, w, g, state, factors):
         """As the class says."""
-        fresh = scaled(b, g, 1 - self.dampening) if self.dampening else g
+        fresh = b.Mul(g, factors[1]) if self.dampening else g
         v = b.Add(scaled(b, state[0], self.momentum), fresh)
         step = b.Add(scaled(b, v, self.momentum), g) if self.nesterov else v
         return b.Sub(w, b.Mul(step, factors[0])), v
@@ -83,6 +95,8 @@ class MomentumUpdate(Update):
         yield from update_samples(cls(), draw, 1)
         yield from update_samples(cls(nesterov=True, weight_decay=0.1), draw, 1)
         yield from update_samples(cls(dampening=0.3), draw, 1)
+        first = np.array(0.1, np.float32), np.array(0, np.int64)
+        yield draw.case(cls(dampening=0.3), draw("f64[5]"), draw("f64[5]"), draw("f64[5]"), *first)
         yield draw.case(
             cls(weight_decay=0.1), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), np.array(0.1, np.float32)
         )
