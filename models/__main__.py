@@ -75,7 +75,8 @@ def _parse_value(key: str, text: str, default: Any) -> Any:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
         if isinstance(default, tuple):
-            return tuple(int(part) for part in text.split(","))
+            parts = tuple(int(part) for part in text.split(","))
+            return parts[0] if key == "image" and len(parts) == 1 else parts
         return type(default)(text)
     except (KeyError, ValueError):
         raise ValueError(f"--option {key}={text}: expected a value like {default!r}") from None

@@ -21,6 +21,7 @@ BATCH = "N"
 STATISTICS = (".running_mean", ".running_var")
 
 Dim = int | str
+Size = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ def he_uniform(fan_in: int) -> Init:
 def glorot_uniform(fan_in: int, fan_out: int) -> Init:
     """Glorot and Bengio 2010, eq. 16: for a linear layer."""
     return Init("uniform", math.sqrt(6.0 / (fan_in + fan_out)))
+
+
+def pair(size: Size) -> list[int]:
+    """(height, width) of a window; a number stands for both."""
+    return [size, size] if isinstance(size, int) else list(size)
+
+
+def scaled(channels: int, width: int, base: int) -> int:
+    """`channels` of a network whose first layer has `base`, when that has `width` instead; at least 1."""
+    return max(1, (channels * width + base // 2) // base)
+
+
+def _window(kernel: Size, stride: Size, padding: Size) -> dict[str, list[int]]:
+    return {"kernel_shape": pair(kernel), "strides": pair(stride), "pads": pair(padding) * 2}
 
 
 class Net:
@@ -193,34 +208,51 @@ class Net:
         name: str,
         *,
         channels: tuple[int, int],
-        kernel: int,
-        stride: int = 1,
-        padding: int = 0,
+        kernel: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: int = 1,
+        groups: int = 1,
         bias: bool = True,
         params: str | None = None,
     ) -> str:
-        """A square 2-D convolution, x [N, in, H, W], `channels` being (in, out), weight [out, in, k, k]."""
+        """A 2-D convolution, x [N, in, H, W], `channels` being (in, out), weight [out, in / groups, *kernel]."""
         params = params or name
-        fan_in = channels[0] * kernel * kernel
-        weight_shape = (channels[1], channels[0], kernel, kernel)
-        inputs = [x, self.parameter(f"{params}.weight", weight_shape, he_uniform(fan_in))]
+        weight_shape = (channels[1], channels[0] // groups, *pair(kernel))
+        inputs = [x, self.parameter(f"{params}.weight", weight_shape, he_uniform(math.prod(weight_shape[1:])))]
         if bias:
             inputs.append(self.parameter(f"{params}.bias", channels[1:], ZEROS))
-        return self.add(
-            "Conv",
-            inputs,
-            name,
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
-            pads=[padding] * 4,
-        )
+        more: dict[str, Any] = {} if groups == 1 else {"group": groups}
+        if dilation != 1:
+            more["dilations"] = [dilation, dilation]
+        return self.add("Conv", inputs, name, **_window(kernel, stride, padding), **more)
 
-    def batch_norm(self, x: str, name: str, *, channels: int, init: Init = ONES, params: str | None = None) -> str:
+    def conv_transpose(
+        self, x: str, name: str, *, channels: tuple[int, int], kernel: int, stride: int, bias: bool = True
+    ) -> str:
+        """x [N, in, H, W] to [N, out, stride·H, stride·W] (kernel - stride must be even), weight [in, out, k, k]."""
+        weight_shape = (*channels, kernel, kernel)
+        fan_in = channels[0] * max(1, kernel // stride) ** 2
+        inputs = [x, self.parameter(f"{name}.weight", weight_shape, glorot_uniform(fan_in, fan_in))]
+        if bias:
+            inputs.append(self.parameter(f"{name}.bias", channels[1:], ZEROS))
+        return self.add("ConvTranspose", inputs, name, **_window(kernel, stride, (kernel - stride) // 2))
+
+    def batch_norm(
+        self,
+        x: str,
+        name: str,
+        *,
+        channels: int,
+        init: Init = ONES,
+        epsilon: float = 1e-5,
+        params: str | None = None,
+    ) -> str:
         """BatchNormalization over axis 1 in its inference form; `init` is how the weight (scale) starts."""
         params = params or name
         starts = {"weight": init, "bias": ZEROS, "running_mean": ZEROS, "running_var": ONES}
         inputs = [self.parameter(f"{params}.{key}", (channels,), init) for key, init in starts.items()]
-        return self.add("BatchNormalization", [x, *inputs], name, epsilon=1e-5, momentum=0.9)
+        return self.add("BatchNormalization", [x, *inputs], name, epsilon=epsilon, momentum=0.9)
 
     def layer_norm(self, x: str, name: str, *, size: int, epsilon: float, params: str | None = None) -> str:
         """LayerNormalization over the last axis, x [..., size], with weight and bias [size]."""
@@ -235,16 +267,31 @@ class Net:
             return x
         return self.add("Dropout", [x, self.constant("dropout.ratio", float(ratio))], name)
 
-    def max_pool(self, x: str, name: str, *, kernel: int, stride: int, padding: int = 0) -> str:
-        """A square 2-D MaxPool."""
-        return self.add(
-            "MaxPool",
-            [x],
-            name,
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
-            pads=[padding] * 4,
-        )
+    def max_pool(
+        self, x: str, name: str, *, kernel: int, stride: int, padding: int = 0, ceil_mode: bool = False
+    ) -> str:
+        """A square 2-D MaxPool; with `ceil_mode` a window that hangs over the edge counts."""
+        more = {"ceil_mode": 1} if ceil_mode else {}
+        return self.add("MaxPool", [x], name, **_window(kernel, stride, padding), **more)
+
+    def average_pool(
+        self, x: str, name: str, *, kernel: Size, stride: Size, padding: int = 0, include_pad: bool = False
+    ) -> str:
+        """A 2-D AveragePool; `include_pad`: the padding counts as zeros."""
+        more = {"count_include_pad": 1} if include_pad else {}
+        return self.add("AveragePool", [x], name, **_window(kernel, stride, padding), **more)
+
+    def concat(self, values: Sequence[str], name: str) -> str:
+        """Values [N, C_i, ...] side by side along the channels."""
+        return self.add("Concat", values, name, axis=1)
+
+    def classifier(self, x: str, *, sizes: tuple[int, int], params: str, dropout: float = 0.0) -> None:
+        """The head of most image networks: x [N, in, H, W], averaged, to the output "logits" [N, out]."""
+        x = self.add("GlobalAveragePool", [x], "pool")
+        x = self.add("Flatten", [x], "flat", axis=1)
+        x = self.dropout(x, "dropout", ratio=dropout)
+        self.gemm(x, "logits", sizes=sizes, init=glorot_uniform(*sizes), params=params)
+        self.output("logits", (BATCH, sizes[1]))
 
     def model(self, name: str, *, description: str) -> onnx.ModelProto:
         """The finished model: opset 20, IR version 9."""

@@ -17,8 +17,8 @@ class Family(ABC):
     """A kind of network. A subclass is a frozen dataclass whose fields are the options, with their defaults.
 
     Attributes:
-        task: "classification" (integer labels, logits or probabilities), "binary" (the loss is inside) or
-            "language-model" (an integer label for every position).
+        task: "classification" (integer labels, logits or probabilities), "binary" (the loss is inside),
+            "language-model" (an integer label for every position) or "segmentation" (one for every pixel).
         output: the name of the graph's output.
     """
 
@@ -60,7 +60,7 @@ class ZooEntry:
     Attributes:
         name: the name to build it by.
         description: one line for a person.
-        task: "classification", "binary" or "language-model".
+        task: "classification", "binary", "language-model" or "segmentation".
         output: the name of the graph's output: "logits", "pred" (probabilities) or "loss" (a scalar).
         default_batch: a batch size for trying it out.
         table_batch: the batch size that benchmark tables use.
@@ -180,12 +180,16 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 def _check_option(name: str, key: str, value: Any, default: Any) -> Any:
     if type(default) is float and type(value) is int:
         value = float(value)
+    if key == "image" and type(default) is tuple and type(value) is int:
+        value = (value,) * len(default)
     where = f"option {key!r} of network {name!r}"
     if type(value) is not type(default):
         wanted, given = type(default).__name__, type(value).__name__
         raise ValueError(f"{where} must be of type {wanted} like its default {default!r}, not {given} {value!r}")
     if type(value) is int and value < 1:
         raise ValueError(f"{where} must be at least 1, not {value}")
+    if key == "image" and type(value) is tuple and [type(v) is int and v > 0 for v in value] != [True, True]:
+        raise ValueError(f"{where} must be a size or (height, width), each at least 1, not {value!r}")
     if type(value) is float and not 0.0 <= value < 1.0:
         raise ValueError(f"{where} must be in [0, 1), not {value}")
     return value

@@ -15,6 +15,13 @@ from recompute.models.__main__ import main
 FOLDER = Path(models.__file__).parent
 READY = ["mlp", "mlp4", "lenet", "lstm"]
 PUBLISHED = {
+    "alexnet": 61_100_840,
+    "densenet121": 7_978_856,
+    "densenet161": 28_681_000,
+    "densenet169": 14_149_480,
+    "densenet201": 20_013_928,
+    "mobilenet_v1": 4_231_976,
+    "mobilenet_v2": 3_504_872,
     "lenet": 61_706,
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
@@ -32,6 +39,10 @@ PUBLISHED = {
     "gpt2-small": 124_439_808,
 }
 SMALL = {
+    "alexnet": {"width": 8, "hidden": 32, "image": 63, "classes": 10},
+    "densenet121": {"width": 8, "growth": 4, "blocks": (2, 3, 4, 2), "image": 64, "classes": 10},
+    "mobilenet_v1": {"width": 8, "image": 96, "classes": 10},
+    "mobilenet_v2": {"width": 8, "image": 64, "classes": 10},
     "mlp": {},
     "mlp4": {},
     "lenet": {},
@@ -212,7 +223,7 @@ def test_no_dropout_keeps_the_checkpoints() -> None:
     ("name", "arguments", "message"),
     [
         ("resnet5", {}, "unknown network 'resnet5'; did you mean 'resnet50' or"),
-        ("zzz", {}, "unknown network 'zzz'; there are bert-tiny, "),
+        ("zzz", {}, "unknown network 'zzz'; there are alexnet, "),
         ("bert-tiny", {"sequ": 3}, "network 'bert-tiny' has no option 'sequ'; did you mean 'seq'?"),
         ("lenet", {"seq": 3}, "network 'lenet' has no option 'seq'; there are classes"),
         (
@@ -226,6 +237,9 @@ def test_no_dropout_keeps_the_checkpoints() -> None:
         ("vgg11", {"image": 100}, "option 'image' must be a multiple of 32"),
         ("vgg11", {"blocks": (1, 1)}, "option 'blocks' must be five sizes"),
         ("resnet18", {"blocks": (1, 1, 1, 0)}, "option 'blocks' must be four sizes"),
+        ("alexnet", {"image": 62}, "option 'image' must be at least 63"),
+        ("densenet121", {"image": 31}, "option 'image' (31) is too small for 4 blocks"),
+        ("densenet121", {"blocks": ()}, "option 'blocks' must be sizes of at least 1"),
         ("bert-tiny", {"seq": 513}, "option 'seq' (513) must not exceed 'positions' (512)"),
         ("bert-tiny", {"heads": 3}, "option 'hidden' (128) must be a multiple of 'heads' (3)"),
         ("bert-tiny", {"head": "qa"}, "option 'head' must be one of classifier, mlm, not 'qa'"),

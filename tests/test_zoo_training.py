@@ -1,4 +1,4 @@
-"""The zoo's networks (narrowed, their depth kept): with any checkpoints the numbers are the same bits, the measured
+"""The zoo's networks (narrowed, most in their depth): with any checkpoints the numbers are the same bits, the measured
 peak is the predicted one, and recomputation is worth it with the checkpoints that the zoo proposes."""
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from recompute.data import synthetic_batch
 from recompute.ir import Role
 
 NARROW: dict[str, dict[str, Any]] = {
+    "alexnet": {"width": 4, "image": 63, "classes": 10, "hidden": 16},
+    "densenet": {"width": 4, "growth": 2, "blocks": (2, 3, 3, 2), "image": 32, "classes": 10},
+    "mobilenet": {"width": 4, "image": 32, "classes": 10},
     "resnet": {"width": 8, "image": 32, "classes": 10},
     "vgg": {"image": 32, "classes": 10, "hidden": 32},
     "bert": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
