@@ -361,10 +361,7 @@ class _Job:
         """The training step as an ONNX model."""
         from .onnx_export import export_step
 
-        plan = None
-        if step.plan is not None:
-            plan = json.dumps({"checkpoints": step.plan.checkpoints, "reruns": len(step.plan.reruns)})
-        return export_step(step.program, plan_metadata=plan)
+        return export_step(step.program)
 
     def write_onnx(self, model: Any) -> None:
         """Writes the step that `exported` made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import uuid
@@ -20,6 +21,7 @@ from .files import is_special, replacing
 from .ir import Block, Value
 from .onnx_function_builder import fill_tensor, value_info
 from .onnx_model import read_model, tensor_array
+from .passes import RecomputePlan, Rerun
 from .program import Program
 from .state import contents
 from .text import parse
@@ -150,13 +152,27 @@ def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: in
     try:
         pairs = json.loads(metadata.get("recompute.gradients", "[]"))
         aliases = json.loads(metadata.get("recompute.aliases", "{}"))
-        program.plan = json.loads(metadata["recompute.plan"]) if "recompute.plan" in metadata else None
+        program.plan = _plan(json.loads(metadata["recompute.plan"])) if "recompute.plan" in metadata else None
         values = block.values()
         program.gradients = [(str(p), str(g)) for p, g in pairs if p in values and g in values]
         program.aliases = {str(a): str(n) for a, n in aliases.items() if n in values}
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise ModelError(f"{where} has damaged metadata: {e}") from None
     return program
+
+
+def _plan(found: Any) -> Any:
+    """A RecomputePlan where the metadata hold one; what a user has put there instead stays as JSON says it."""
+    if not isinstance(found, dict) or set(found) != {f.name for f in dataclasses.fields(RecomputePlan)}:
+        return found
+    texts = [found[k] for k in ("checkpoints", "notes")]
+    reruns = found["reruns"]
+    if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts) or not all(
+        isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())
+        for r in (reruns if isinstance(reruns, list) else [None])
+    ):
+        raise ValueError("recompute.plan is no plan")
+    return RecomputePlan(tuple(Rerun(**r) for r in reruns), *(tuple(t) for t in texts))
 
 
 def _block(text: str, where: str) -> Block:

@@ -19,7 +19,7 @@ from recompute.ir import Block, Operator, Role, Value
 from recompute.onnx_export import DOMAIN
 from recompute.onnx_function_builder import FunctionBuilder, Names
 from recompute.passes.autodiff import differentiate
-from recompute.passes.recompute import apply, plan_from_checkpoints
+from recompute.passes.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import Case, all_ops, case_block, cases, evaluate
 from recompute.types import TensorType
 
@@ -341,7 +341,15 @@ def test_plan_metadata() -> None:
     """What JSON can say, and dataclasses; anything else is refused."""
     program = training()
     program.plan = plan_from_checkpoints(program.block, ["h"])
-    assert json.loads(metadata(rc.export_step(program))["recompute.plan"])["checkpoints"] == ["h"]
+    model = rc.export_step(program)
+    assert json.loads(metadata(model)["recompute.plan"])["checkpoints"] == ["h"]
+    assert rc.load_compiled(model).plan == program.plan
+    program.plan = RecomputePlan((Rerun(0, 5), Rerun(1, 5)), ("h",), ("a note",))
+    assert rc.load_compiled(rc.export_step(program)).plan == program.plan
+    for damage in ('"reruns": 3', '"reruns": [{"operator": "a", "before": 1}]', '"reruns": [], "notes": [1]'):
+        text = '{"checkpoints": [], "notes": [], ' + damage + "}"
+        with pytest.raises(rc.ModelError, match="is no plan"):
+            rc.load_compiled(rc.export_step(program, plan_metadata=text))
     model = rc.export_step(program, plan_metadata={"peak": np.int64(3)})
     assert json.loads(metadata(model)["recompute.plan"]) == {"peak": 3}
     assert rc.load_compiled(model).plan == {"peak": 3}
