@@ -6,6 +6,7 @@ from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
 from .liveness import Liveness
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
+from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
 from .schedule import Schedule, plan_best_order
 from .storage import ALIGNMENT
@@ -20,6 +21,7 @@ __all__ = [
     "MemoryPlan",
     "MemoryReport",
     "Pass",
+    "Rebuild",
     "Recompute",
     "RecomputePlan",
     "Rerun",

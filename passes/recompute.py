@@ -149,9 +149,11 @@ def _forward_producers(block: Block) -> dict[str, int]:
 def _kept(block: Block, producers: dict[str, int], borders: list[int], names: Iterable[str]) -> set[str]:
     """Forward values that stay: checkpoints, outputs, border crossers, and all after the last border.
 
-    What is made of state that the forward pass updates stays too: a second run would see it changed.
+    What is made of state that the forward pass updates stays too: a second run would see it changed.  So do small
+    outputs: no normalisation runs again for its statistics alone.
     """
     kept = set(names).union(block.outputs)
+    kept.update(v.name for op in block.operators for i, v in enumerate(op.outputs) if v and i in op.op.small_outputs)
     forward = [op for op in block.operators if op.role in _FORWARD]
     changed = {v.name for op in forward if op.op.updates for v in op.writes()}
     kept.update(v.name for op in forward if any(r.name in changed for r in op.reads()) for v in op.writes())

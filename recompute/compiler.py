@@ -15,7 +15,16 @@ from typing import Any
 from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import DeadCode, Liveness, MemoryPlan, RecomputePlan, memory_report, plan_best_order, run_passes
+from .passes import (
+    DeadCode,
+    Liveness,
+    MemoryPlan,
+    Rebuild,
+    RecomputePlan,
+    memory_report,
+    plan_best_order,
+    run_passes,
+)
 from .program import Program
 from .text import show
 
@@ -71,13 +80,15 @@ def compile_step(
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
     schedule: bool = True,
+    rebuild: bool = True,
     cost: CostModel | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
     `optimizer`: any of `rc.optimizers`; `checkpoints`: None keeps everything.  `dump`: a folder for the text after
-    each stage.  `schedule`: whether independent operators may change places to need less memory.  `cost`: what times
-    are estimated by (this CPU's roofline).
+    each stage.  `schedule`: whether independent operators may change places to need less memory.  `rebuild`: whether
+    normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).  `cost`: what
+    times are estimated by (this CPU's roofline).
     """
     from .optimizers import RecomputeOptimizer, RecomputeWarning
 
@@ -96,7 +107,7 @@ def compile_step(
             warnings.simplefilter("ignore", RecomputeWarning)
             optimizer.minimize(step[loss])
         stages.append(("step", step.block))
-        live = run_passes(step.block, [DeadCode()])
+        live = run_passes(step.block, [DeadCode(), *([Rebuild()] if rebuild else [])])
         step.block = plan_best_order(live) if schedule else run_passes(live, [Liveness(), MemoryPlan()])
         stages.append(("planned", step.block))
         if dump is not None:

@@ -103,7 +103,7 @@ def evaluate(block: Block, feed: dict[str, np.ndarray], fetch: Sequence[str] | N
     data = {v.name: feed[v.name].copy() for v in (*block.parameters, *block.buffers, *block.state)}
     inputs = {v.name: feed[v.name] for v in block.inputs}
     names = list(block.outputs if fetch is None else fetch)
-    return Executor(schedule=False).run(Program(block, data), inputs, names)
+    return Executor(schedule=False, rebuild=False).run(Program(block, data), inputs, names)
 
 
 def check_case(case: Case) -> None:

@@ -16,6 +16,7 @@ from ..passes import (
     DeadCode,
     Liveness,
     MemoryPlan,
+    Rebuild,
     memory_report,
     plan_best_order,
     run_passes,
@@ -160,13 +161,16 @@ class Executor:
     """Runs programs on a place.  `place=None` is the CPU.
 
     The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
-    compute.  `schedule`: independent operators may change places where that lowers the peak (the numbers stay the
-    same bits); False runs the order given.
+    compute.  `schedule`: independent operators may change places where that lowers the peak; `rebuild`: normalised
+    values that gradients read may be made again (see passes/rebuild.py).  The numbers stay the same bits; False runs
+    what is given.
     """
 
-    def __init__(self, place: CPUPlace | CUDAPlace | None = None, *, schedule: bool = True) -> None:
+    def __init__(
+        self, place: CPUPlace | CUDAPlace | None = None, *, schedule: bool = True, rebuild: bool = True
+    ) -> None:
         self.place = place or CPUPlace()
-        self.schedule = schedule
+        self.schedule, self.rebuild = schedule, rebuild
         self.xp = _array_module(self.place)
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
@@ -197,11 +201,8 @@ class Executor:
             for name, array in program.data.items():
                 if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
-            bound = _Bound(
-                program.block,
-                wanted,
-                Session(plan_memory(program.block, wanted, schedule=self.schedule), program.data, self.xp),
-            )
+            block = plan_memory(program.block, wanted, schedule=self.schedule, rebuild=self.rebuild)
+            bound = _Bound(program.block, wanted, Session(block, program.data, self.xp))
             self._sessions[program] = bound
         return bound.session
 
@@ -232,10 +233,11 @@ class Executor:
             session.arrays[name][...] = array
 
 
-def plan_memory(block: Block, fetch: Sequence[str] = (), *, schedule: bool = False) -> Block:
+def plan_memory(block: Block, fetch: Sequence[str] = (), *, schedule: bool = False, rebuild: bool = False) -> Block:
     """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is.
 
-    `schedule`: independent operators may change places where that lowers the peak.
+    `schedule`: independent operators may change places where that lowers the peak.  `rebuild`: normalised values that
+    gradients read may be made again.
     """
     values = block.values()
     for name in fetch:
@@ -247,7 +249,7 @@ def plan_memory(block: Block, fetch: Sequence[str] = (), *, schedule: bool = Fal
     bare = [op for op in block.operators if not isinstance(op.op, Free)]
     block = block.with_operators(bare, outputs=outputs, addresses={})
     if outputs:
-        block = run_passes(block, [DeadCode()])
+        block = run_passes(block, [DeadCode(), *([Rebuild()] if rebuild else [])])
     return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
 
