@@ -43,7 +43,7 @@ _LAZY = {
     "estimate": "estimates",
     "max_batch": "biggest_batch",
 }
-_MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr", "clip")
+_MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr", "clip", "cost", "profile")
 
 __all__ = [
     "Block",

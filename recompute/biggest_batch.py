@@ -73,11 +73,12 @@ class BatchOf:
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The biggest batch that fits `budget` bytes, by strategy, in the order they were tried."""
+    """The biggest batch that fits `budget` bytes, by strategy, in the order they were tried; times by `costs`."""
 
     model: str
     budget: int
     strategies: tuple[BatchOf, ...]
+    costs: str = ""
 
     @property
     def best(self) -> BatchOf:
@@ -152,7 +153,7 @@ def max_batch_of(steps: Steps, budget: int, progress: Callable[[str], None] = la
         found[best] = largest_fitting(lambda b: peaks(best, b), budget, reference)
     if not any(found.values()):
         _hopeless(steps, budget, {s.name: peaks(s, 1) for s in found})
-    return MaxBatch(steps.name, budget, tuple(_row(steps, s, b, peaks) for s, b in found.items()))
+    return MaxBatch(steps.name, budget, tuple(_row(steps, s, b, peaks) for s, b in found.items()), steps.cost.name)
 
 
 class _Peaks:

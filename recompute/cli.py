@@ -78,12 +78,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script.  Returns the exit code."""
+    from . import cli_costs
+
     args = parser().parse_args(argv)
     try:
         _check_arguments(args)
         if args.list_models:
             return _list_models()
-        return _Job(args).run()
+        with cli_costs.chosen(args):
+            return _Job(args).run()
     except RecomputeError as e:
         if args.verbose:
             traceback.print_exc()
@@ -109,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_arguments(args: argparse.Namespace) -> None:
     """What can be wrong before any work is done."""
     if args.model is None and not args.list_models:
-        raise UsageError("give a model: an .onnx file or a zoo name (--list-models prints them; -h helps)")
+        where = "give a model" if args.profile is None else "give a model before --profile"
+        raise UsageError(f"{where}: an .onnx file or a zoo name (--list-models prints them; -h helps)")
     if args.run is not None and args.run < 1:
         raise UsageError(f"--run needs at least 1 step, not {args.run}")
     if args.batch is not None and args.batch < 1:
@@ -154,6 +158,7 @@ class Report:
     loss: str = ""
     loss_reason: str = ""
     optimizer: str = ""
+    costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plain: dict[str, Any] | None = None
@@ -171,7 +176,7 @@ class _Job:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.report = Report(model=args.model or "")
+        self.report = Report(model=args.model or "", costs=args.cost.name)
         self.specs: dict[str, Any] = {}
         self.seconds: list[float] | None = None  # measured, of each operator
         self.to_stdout = args.json is not None and str(args.json) == "-"
@@ -230,9 +235,12 @@ class _Job:
 
     def compile(self, program: Any, loss: str, **options: Any) -> Any:
         """A training step with a new optimizer."""
+        from . import cli_costs
         from .compiler import compile_step
 
-        return compile_step(program, loss, self.optimizer(), schedule=not self.args.no_schedule, **options)
+        schedule, cost = not self.args.no_schedule, self.args.cost
+        with cli_costs.progress(self.args):
+            return compile_step(program, loss, self.optimizer(), schedule=schedule, cost=cost, **options)
 
     # -- the model ------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import cli_costs
 from .errors import JobError, UsageError
 from .show_table import human_bytes
 
@@ -32,12 +32,14 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-batch", action="store_true", help="print the biggest batch that --memory-budget holds, by strategy"
     )
+    cli_costs.add_arguments(group)
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """What can be wrong before any work is done; reads the budget and `--seq`."""
     if args.seq is not None:
         args.option = [*args.option, f"seq={args.seq}"]
+    cli_costs.check_arguments(args)
     args.budget = None
     if args.memory_budget is not None:
         from .biggest_batch import parse_bytes
@@ -66,7 +68,7 @@ def before_loading(job: Any, more: bool) -> bool:
     if not (args.max_batch or args.estimate or args.budget is not None):
         return False
     steps = steps_of(job)
-    with _progress(args.quiet) as progress:
+    with cli_costs.progress(args) as progress:
         if args.max_batch:
             from .biggest_batch import max_batch_of
 
@@ -91,7 +93,7 @@ def before_running(job: Any, step: Any) -> None:
     from .biggest_batch import advice
 
     steps = steps_of(job)
-    with _progress(job.args.quiet) as progress:
+    with cli_costs.progress(job.args) as progress:
         lines = advice(steps, steps.batch(job.args.batch), job.available, progress)
     raise JobError(
         f"{_said(steps, steps.batch(job.args.batch))} takes {human_bytes(peak)}, this machine has "
@@ -117,6 +119,7 @@ def steps_of(job: Any) -> Steps:
         options=options,
         trainable=_split(args.trainable) if args.trainable else None,
         compile_options={"schedule": not args.no_schedule},
+        cost=args.cost,
     )
 
 
@@ -168,15 +171,3 @@ def available_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
     return min(found, default=None)
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being compiled, on standard error; nothing where that is no terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("compiling") as status:
-        yield status.update

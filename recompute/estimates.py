@@ -116,7 +116,8 @@ class BatchFunction:
 class Estimate:
     """What one training step takes; every number is in bytes, operations or seconds.
 
-    `peak_bytes` is all that the executor allocates; `by_role` and the layers' bytes each add up to it.
+    `peak_bytes` is all that the executor allocates; `by_role` and the layers' bytes each add up to it.  `costs` names
+    what times are estimated by.
     """
 
     model: str
@@ -134,6 +135,7 @@ class Estimate:
     checkpoints: tuple[CheckpointWorth, ...]
     notes: tuple[str, ...]
     by_batch: BatchFunction | None
+    costs: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dictionaries."""
@@ -219,6 +221,7 @@ def estimate_step(
         by_role=roles, by_layer=dict(sorted(layers.items(), key=lambda item: -item[1])),
         largest=tuple(sorted(held, key=lambda h: -h.bytes)[:20]),
         checkpoints=checkpoint_worth(plain, step), notes=step.plan.notes if step.plan else (), by_batch=by_batch,
+        costs=step.cost.name,
     )  # fmt: skip
 
 

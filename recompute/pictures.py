@@ -116,7 +116,7 @@ class Pictures:
             step,
             title={
                 "model": Path(facts.model).name, "batch": facts.batch, "optimizer": facts.optimizer,
-                "loss": facts.loss, "parameters": facts.parameters,
+                "loss": facts.loss, "parameters": facts.parameters, "costs": self.step.cost.name,
             },
             curve=curve_points(self.forward, self.plain, step, self.recompile),
             measured=self.measured,

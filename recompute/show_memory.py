@@ -28,7 +28,7 @@ def estimate_text(e: Estimate) -> str:
     at = e.peak_at
     lines = [
         f"{e.model}, batch {e.batch}: peak {human_bytes(e.peak_bytes)} ({e.peak_bytes:,} bytes), "
-        f"estimated step time {human_seconds(e.step_seconds)}",
+        f"estimated step time {human_seconds(e.step_seconds)} ({e.costs})",
         f"at operator {at.index} of {at.operators}: {at.text}",
     ]
     table = _table("alive at the peak", "bytes", "share")
@@ -79,7 +79,8 @@ def max_batch_text(m: MaxBatch) -> str:
             human_seconds(s.seconds_per_sample), "" if s.checkpoints is None else f"{s.overhead:+.1%}",
         )  # fmt: skip
     best = m.best
-    lines = [render(table), "", *_curve_lines(m), "", f"biggest batch: {best.batch:,}, with '{best.strategy}'"]
+    said = f"biggest batch: {best.batch:,}, with '{best.strategy}'"
+    lines = [render(table), f"  times: {m.costs}", "", *_curve_lines(m), "", said]
     if best.checkpoints:
         lines.append(f"--batch {best.batch} --checkpoints {','.join(best.checkpoints)}")
     return "\n".join(lines)

@@ -56,6 +56,8 @@ def before_after(report: Any) -> str:
         table.add_column("recompute", justify="right")
         table.add_column("change", justify="right")
     for label, key, show in _ROWS:
+        if key == "estimated_step_seconds" and report.costs != "this CPU":
+            label += f" ({report.costs})"
         row = [label, show(plain[key])]
         if after is not None:
             row += [show(after[key]), _change(plain[key], after[key]) if key in _COMPARED else ""]
@@ -122,3 +124,16 @@ def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], 
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=steps, loss="-")
         yield lambda step, loss: bar.update(task, completed=step, loss=f"{loss:.6g}")
+
+
+@contextlib.contextmanager
+def progress_status(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that says what is being done; nothing where it is no terminal or `quiet`."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("compiling") as status:
+        yield lambda text: status.update(escape(text))

@@ -1,0 +1,81 @@
+"""`--device` and `--profile` of the command line: what times are estimated by."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import UsageError
+from .show_table import progress_status
+
+if TYPE_CHECKING:
+    from .profile import Profile
+
+
+def add_arguments(group: argparse._ArgumentGroup) -> None:
+    """The options."""
+    group.add_argument("--device", metavar="NAME", help="estimate times for h200, a100-80, ... (default: this CPU)")
+    group.add_argument(
+        "--profile",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="measure each distinct operator on this machine once, and keep its time in FILE (default: a cache)",
+    )
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done; reads the device."""
+    from .cost import device
+
+    if args.profile is not None and args.device is not None:
+        raise UsageError("--profile measures this machine: leave out --device")
+    args.cost = None if args.device is None else device(args.device)
+
+
+@contextlib.contextmanager
+def chosen(args: argparse.Namespace) -> Iterator[None]:
+    """Sets `args.cost`, the cost model.  What was measured is kept, also where the job fails or is interrupted."""
+    from .cost import this_cpu
+
+    args.cost = args.cost or this_cpu()
+    if args.profile is None:
+        yield
+        return
+    from .profile import Profile
+
+    def warn(text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr)
+
+    with Profile(None if args.profile == Path() else args.profile, warn=warn) as profile:
+        args.cost = profile
+        try:
+            yield
+        finally:
+            if not args.quiet:
+                _say(profile)
+
+
+def _say(profile: Profile) -> None:
+    """What was measured, and what was not."""
+    measured, skipped = profile.measured, profile.skipped
+    if measured:
+        print(f"measured {measured - len(skipped):,} operators", file=sys.stderr)
+    for key, why in list(skipped.items())[:5]:
+        print(f"note: not measured, priced by the roofline: {key}: {why}", file=sys.stderr)
+    if len(skipped) > 5:
+        print(f"note: nor were {len(skipped) - 5:,} more", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+    """What is being compiled or measured, on standard error; nothing where that is no terminal."""
+    with progress_status(quiet=args.quiet) as update:
+        if args.profile is not None:
+            args.cost.progress = update
+        yield update

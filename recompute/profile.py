@@ -1,0 +1,290 @@
+"""Measured costs: each distinct operator runs alone on this machine, once, and its time is kept in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from .cost import CostModel, is_view, this_cpu
+from .errors import JobError, UsageError
+from .files import cache_folder, machine, replacing
+from .ir import Free, Operator, Value
+from .runtime.executor import ALIGNMENT, Arena
+from .text import show_attribute
+from .types import TensorType
+
+#: seconds of timed runs for each operator, and at most this many runs
+_BUDGET, _MOST_RUNS = 0.1, 25
+#: an operator that takes longer than this is not run again
+_LONG = 1.0
+#: seconds of measuring after which the file is written, in case the process does not come to its end
+_SAVE_EVERY = 10.0
+#: how the file begins; one that begins otherwise is not taken for a damaged profile, and never replaced
+_MARK = '{"profile": 1,'
+_LARGEST_FILE = 1 << 26
+#: the numbers of this many elements are drawn; larger arrays repeat them
+_DRAWN = 1 << 16
+
+
+class Profile:
+    """A cost model that measures: the first time that it sees an operator it runs its numerics on this machine.
+
+    Operators with the same signature (class, attributes without the seed, types) take the same time.  `path`: where
+    times are kept (None: the user's cache folder, by machine).  Operators with more than `limit` bytes of operands
+    and scratch (default 2 GiB, at most half the memory) are not run, nor are those that cannot run alone: they get
+    `fallback`'s time (this CPU's roofline), times what operators of that class took longer than theirs.  `skipped`
+    says why, by signature.  `progress` gets a line before each measurement, `warn` what a user should know.
+
+    Times are written by `save`, at the end of a `with` block, and now and then.  UsageError where `path` holds
+    something else, or times of another machine.
+    """
+
+    name = "measured on this CPU"
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        fallback: CostModel | None = None,
+        limit: int | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=3),
+    ) -> None:
+        self.path = default_path() if path is None else Path(path)
+        self.fallback = fallback or this_cpu()
+        self.limit = min(2 << 30, this_cpu().memory // 2 or 2 << 30) if limit is None else limit
+        self.progress, self.warn = progress, warn
+        self.skipped: dict[str, str] = {}
+        self.measured = 0
+        self._known: dict[str, tuple[float, float]] = {}  # signature → seconds measured, seconds by the fallback
+        self._scaled: dict[str, float] = {}
+        self._since_saved = 0.0
+        self._load(in_cache=path is None)
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.save()
+
+    def seconds(self, operator: Operator) -> float:
+        """Measured time of one operator; frees and views take none."""
+        if isinstance(operator.op, Free) or is_view(operator):
+            return 0.0
+        key = signature(operator)
+        if key not in self._known and key not in self.skipped:
+            self._measure(key, operator)
+        if key in self._known:
+            return self._known[key][0]
+        if key not in self._scaled:
+            self._scaled[key] = self.fallback.seconds(operator) * self._ratio(operator.op.name)
+        return self._scaled[key]
+
+    def measure(self, operators: Iterable[Operator]) -> None:
+        """Measures all that is not known yet, and saves: no answer depends on the order of questions after this."""
+        distinct = {signature(op): op for op in operators if not isinstance(op.op, Free) and not is_view(op)}
+        for key, operator in distinct.items():
+            if key not in self._known and key not in self.skipped:
+                self._measure(key, operator)
+        self.save()
+
+    def _measure(self, key: str, operator: Operator) -> None:
+        self.measured += 1
+        self.progress(f"measuring operator {self.measured}: {key if len(key) < 80 else key[:79] + '…'}")
+        start = time.perf_counter()
+        try:
+            seconds = measured_seconds(operator, self.limit)
+        except JobError as e:
+            self.skipped[key] = str(e)
+        else:
+            self._known[key] = _rounded(seconds), _rounded(self.fallback.seconds(operator))
+        self._since_saved += time.perf_counter() - start
+        if self._since_saved > _SAVE_EVERY:
+            self.save()
+
+    def _ratio(self, kind: str) -> float:
+        """By how much the fallback is off for a class of operators, or for all; 1 where nothing was measured."""
+        off = {key: s / f for key, (s, f) in self._known.items() if f}
+        same = [r for key, r in off.items() if key.partition("(")[0] == kind]
+        return statistics.median(same or off.values() or [1.0])
+
+    # -- the file -------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes what was measured, beside what other processes have written since.  A failure is a warning."""
+        self._since_saved = 0.0
+        if self.path is None or not self.measured:
+            return
+        try:
+            with contextlib.suppress(FileNotFoundError, ValueError):  # what is damaged is replaced
+                self._known = {**_read(self.path)[1], **self._known}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as temporary:
+                rows = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(self._known.items()))
+                head = f'{_MARK} "machine": {json.dumps(machine()[0])}, "seconds": {{'
+                temporary.write_text(f"{head}\n{rows}\n}}}}\n")
+        except OSError as e:
+            self.warn(f"measured times are not kept: cannot write '{self.path}': {e}")
+
+    def _load(self, in_cache: bool) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            made_on, self._known = _read(self.path)
+        except _NoProfile:
+            if not in_cache:
+                raise UsageError(f"'{self.path}' is no profile: give another file, or remove it") from None
+            self.warn(f"'{self.path}' is no profile: operators are measured again")
+        except (OSError, ValueError) as e:
+            self.warn(f"the profile '{self.path}' is damaged ({e}): operators are measured again")
+        else:
+            if made_on != machine()[0]:
+                raise UsageError(
+                    f"'{self.path}' has times of another machine ({made_on}; this is {machine()[0]}): give another file"
+                )
+
+
+class _NoProfile(ValueError):
+    """A file that is something else."""
+
+
+def default_path() -> Path | None:
+    """The file of this machine in the user's cache folder; None where there is none."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"profile-{machine()[1]}.json"
+
+
+def _read(path: Path) -> tuple[str, dict[str, tuple[float, float]]]:
+    """The machine and the times of a file.  ValueError with what is wrong in it."""
+    with open(path, "rb") as f:
+        raw = f.read(_LARGEST_FILE + 1)
+    if raw and not raw.startswith(_MARK.encode()):
+        raise _NoProfile("it begins otherwise")
+    if len(raw) > _LARGEST_FILE:
+        raise ValueError("it is too large")
+    found: Any = json.loads(raw)
+    if not isinstance(found.get("machine"), str) or not isinstance(found.get("seconds"), dict):
+        raise ValueError("parts are missing")
+    return found["machine"], {key: _pair(key, x) for key, x in found["seconds"].items()}
+
+
+def _pair(key: str, x: Any) -> tuple[float, float]:
+    if isinstance(x, list) and len(x) == 2 and all(type(n) in (int, float) and 0 < n < math.inf for n in x):
+        return float(x[0]), float(x[1])
+    raise ValueError(f"no times of {key!r}")
+
+
+def _rounded(x: float) -> float:
+    return float(f"{max(x, 1e-9):.3g}")
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def signature(operator: Operator) -> str:
+    """What an operator's time depends on, as text: class, types of operands, attributes."""
+    attributes = operator.op.attributes()
+    if operator.op.random:
+        attributes.pop("seed", None)
+    ins, outs = (", ".join("_" if v is None else str(v.type) for v in vs) for vs in (operator.inputs, operator.outputs))
+    given = ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items())
+    return f"{operator.op.name}({ins}) -> {outs}" + (f" {{{given}}}" if given else "")
+
+
+def measured_seconds(operator: Operator, limit: int) -> float:
+    """Median time of an operator's numerics.  JobError where it is larger than `limit` bytes or does not run alone.
+
+    Floats are between 0.5 and 1.  Integers may be indices: they are as large as the numerics allow, which is tried.
+    """
+    ins, outs, scratch = _bind(operator, limit)
+    draw = np.random.default_rng(0)
+    for v, array in zip(operator.inputs, ins, strict=True):
+        if v is not None and v.type.is_float:
+            _repeat(array, draw.uniform(0.5, 1.0, _DRAWN))
+        elif v is not None and v.dtype == "bool":
+            _repeat(array, draw.random(_DRAWN) < 0.5)
+    whole = [a for v, a in zip(operator.inputs, ins, strict=True) if v is not None and v.dtype[0] in "iu"]
+
+    def run() -> float:
+        start = time.perf_counter()
+        operator.op.compute(np, ins, outs, scratch)
+        return time.perf_counter() - start
+
+    error: Exception | None = None
+    with np.errstate(all="ignore"):
+        for bound in _bounds(operator) if whole else [1]:
+            for array in whole:
+                top = min(bound, int(np.iinfo(array.dtype).max))
+                drawn = draw.integers(0, top, _DRAWN)
+                drawn[0] = top - 1
+                _repeat(array, drawn)
+            try:
+                first = run()
+            except Exception as e:
+                error = e
+                continue
+            if first > _LONG:
+                return first
+            return statistics.median(run() for _ in range(max(3, min(_MOST_RUNS, int(_BUDGET / max(first, 1e-9))))))
+    raise JobError(f"it does not run alone: {type(error).__name__}: {error}")
+
+
+def _bounds(operator: Operator) -> Iterator[int]:
+    """Sizes that an index may go up to, the largest first: operands, their trailing dimensions, single ones; 1."""
+    found = {1}
+    for v in (*operator.reads(), *operator.writes()):
+        found.update(v.shape)
+        found.update(math.prod(v.shape[i:]) for i in range(v.ndim))
+    return iter(sorted(found - {0}, reverse=True))
+
+
+def _repeat(array: np.ndarray, drawn: np.ndarray) -> None:
+    """Fills an array with what was drawn, again and again."""
+    flat, some = array.reshape(-1), drawn.astype(array.dtype)
+    whole = flat.size // some.size * some.size
+    flat[:whole].reshape(-1, some.size)[...] = some
+    flat[whole:] = some[: flat.size - whole]
+
+
+def _bind(operator: Operator, limit: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """Inputs, outputs and scratch in one arena of zeros, as the executor binds them; updated state is its input."""
+    types = [[None if v is None else v.type for v in vs] for vs in (operator.inputs, operator.outputs)]
+    needed: list[list[TensorType | None]] = [*types, [*operator.op.scratch(*types)]]
+    for i in range(min(len(operator.op.updates), len(operator.outputs))):
+        needed[1][i] = None  # takes no place of its own
+    total = sum(_aligned(t) for ts in needed for t in ts)
+    if total > limit:
+        raise JobError(f"it takes {total:,} bytes, more than {limit:,}")
+    try:
+        arena = Arena(np, total)
+        arena.bytes()[...] = 0  # what a first run finds is as warm as what later ones do
+    except MemoryError:
+        raise JobError(f"there is no memory for its {total:,} bytes") from None
+    at, bound = 0, []
+    for ts in needed:
+        bound.append([None if t is None else arena.at(at_t, Value("", t)) for t, at_t in _places(ts, at)])
+        at += sum(map(_aligned, ts))
+    ins, outs, scratch = bound
+    for i, source in enumerate(operator.op.updates[: len(outs)]):
+        outs[i] = ins[source] if operator.outputs[i] is not None else None
+    return ins, outs, scratch
+
+
+def _places(types: Sequence[TensorType | None], at: int) -> Iterator[tuple[TensorType | None, int]]:
+    for t in types:
+        yield t, at
+        at += _aligned(t)
+
+
+def _aligned(t: TensorType | None) -> int:
+    return 0 if t is None else -(-t.nbytes // ALIGNMENT) * ALIGNMENT
