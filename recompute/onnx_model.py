@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from .errors import ModelError, UsageError, nearest
-from .types import DTYPES, TensorType, dtype_from_onnx, show_onnx_dtype
+from .types import DTYPES, MAX_DIMENSIONS, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
 TARGET_OPSET = 18
@@ -317,6 +317,8 @@ def fixed_inputs(
     for name, t in types.items():
         if t.nbytes >= 1 << 62:
             raise UsageError(f"input '{name}' of type {t} would take {t.nbytes:,} bytes")
+        if t.ndim > MAX_DIMENSIONS:
+            raise ModelError(f"input '{name}' has {t.ndim} dimensions, {MAX_DIMENSIONS} are possible")
     return types
 
 

@@ -65,9 +65,13 @@ def dtype_to_onnx(name: str) -> int:
     return _ONNX[name]
 
 
+#: dimensions that a NumPy array can have
+MAX_DIMENSIONS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A static type: element type (short name) and shape (dimensions ≥ 0)."""
+    """A static type: element type (short name) and shape (dimensions ≥ 0, at most MAX_DIMENSIONS in a program)."""
 
     dtype: str
     shape: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from .errors import RecomputeError, VerifyError
 from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
+from .types import MAX_DIMENSIONS
 from .verify_addresses import check_addresses
 
 _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
@@ -28,9 +29,9 @@ def verify(block: Block) -> Block:
     """Checks a block and returns it.
 
     Rules: names are declared once and written once (state only by operators that update it); every read comes after
-    the write and before the free; types are what the operators' type rules say; a recomputed operator reads no
-    parameter or state after its update; outputs exist and are not freed; in a planned block every read sees the bytes
-    that were last written to its value.
+    the write and before the free; types are what the operators' type rules say, of at most 64 dimensions; a recomputed
+    operator reads no parameter or state after its update; outputs exist and are not freed; in a planned block every
+    read sees the bytes that were last written to its value.
 
     Raises VerifyError with the operator and its neighbours.
     """
@@ -55,6 +56,7 @@ class _Checker:
         for v in self.block.declared():
             if v.name in self.live:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
+            self.check_dimensions(v)
             self.live[v.name] = v
         for at, op in enumerate(self.block.operators):
             self.at = at
@@ -129,6 +131,12 @@ class _Checker:
         for v, t in zip(op.outputs, types, strict=False):
             if v is not None and v.type != t:
                 raise self.fail(f"{show_name(v.name)} is declared {v.type}, but {op.op.name} gives {t}")
+            if v is not None:
+                self.check_dimensions(v)
+
+    def check_dimensions(self, v: Value) -> None:
+        if v.ndim > MAX_DIMENSIONS:
+            raise self.fail(f"{show_name(v.name)} has {v.ndim} dimensions, {MAX_DIMENSIONS} are possible")
 
 
 def excerpt(block: Block, at: int, around: int = 3) -> str:

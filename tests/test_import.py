@@ -242,3 +242,23 @@ def test_names_that_are_no_text(name: bytes, tmp_path: Path) -> None:
     with pytest.raises(rc.ModelError, match="no UTF-8 text"):
         rc.load(path)
     assert main([str(path)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "weights", "why"),
+    [
+        ([1] * 65, [node("Relu", ["x"], ["y"])], [], "input 'x' has 65 dimensions"),
+        ([2, 2], [node("Unsqueeze", ["x", "axes"], ["y"], name="wide")], [from_array(np.arange(63), "axes")], "'wide'"),
+        (
+            [1],
+            [node("Unsqueeze", ["w", "axes"], ["h"], name="wide"), node("Add", ["x", "h"], ["y"])],
+            [weight("w", 2, 2), from_array(np.arange(63), "axes")],
+            "'wide'",
+        ),
+        ([1], [node("Add", ["x", "w"], ["y"])], [helper.make_tensor("w", 1, [1] * 65, [1.0])], "tensor 'w'"),
+    ],
+)
+def test_more_dimensions_than_arrays_have(shape: list[int], nodes: list, weights: list, why: str) -> None:
+    with pytest.raises(rc.ModelError, match="64") as e:
+        rc.load(model(nodes, [helper.make_tensor_value_info("x", 1, shape)], [Y], weights))
+    assert why in str(e.value)

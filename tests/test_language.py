@@ -80,6 +80,10 @@ def test_unreadable_text_names_the_line(text: str, why: str) -> None:
     assert why in str(e.value)
 
 
+#: one dimension more than NumPy has
+WIDE = f"f32[2,3,{','.join('1' * 63)}]"
+
+
 def broken(body: str, outputs: str = "%y") -> str:
     return f"program p {{\n  input %x: f32[2,3]\n  param %w: f32[3,4]\n{body}\n  output {outputs}\n}}"
 
@@ -95,6 +99,8 @@ def broken(body: str, outputs: str = "%y") -> str:
         (broken("  %y: f32[3,2] = Relu(%x)"), "%y is declared f32[3,2], but Relu gives f32[2,3]"),
         (broken("  %y: f32[2,2] = MatMul(%x, %x)"), "MatMul(f32[2,3], f32[2,3]): inner dimensions differ"),
         (broken("  %y: f32[2,3] = Relu()"), "Relu"),
+        (broken(f"  %y: {WIDE} = Reshape(%x) {{shape={WIDE[3:]}}}"), "%y has 65 dimensions, 64 are possible"),
+        (f"program p {{\n  input %x: {WIDE}\n}}", "%x has 65 dimensions, 64 are possible"),
         (broken("  %y: f32[3,4] = SGDUpdate(%w, %w, %x)"), "SGDUpdate"),
         (broken("  %a: f32[2,3] = Relu(%x) @0\n  %y: f32[2,3] = Add(%a, %x) @8"), "%y at 8..32 overlaps its input %a"),
     ],
