@@ -31,7 +31,7 @@ class Rebuild(Pass):
     """
 
     def run(self, block: Block) -> Block:
-        """The block with rebuilding operators among the backward ones; memory is never more at any moment."""
+        """The block with rebuilding operators among the backward ones; but for a few vectors, memory is never more."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'rebuild' comes before 'liveness': it adds operators, and frees must follow")
         if not any(op.op.small_outputs for op in block.operators):
@@ -40,7 +40,7 @@ class Rebuild(Pass):
 
 
 class _Rebuilder:
-    """Goes through the forward operators from the last to the first: a rebuilt value is one more reader of its source."""
+    """Goes through the forward operators from the last to the first: what is rebuilt reads its source once more."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
