@@ -4,7 +4,7 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .common import BATCH, InputSpec, Net, glorot_uniform, he_uniform, integers, scaled
 from .registry import Family, Variant, register
@@ -54,7 +54,7 @@ class AlexNet(Family):
         x, before, size = "x", 3, self.image
         for index, (full, kernel, stride, padding, position, pool) in enumerate(_LAYERS, start=1):
             channels = (before, scaled(full, self.width, 64))
-            window = {"kernel": kernel, "stride": stride, "padding": padding}
+            window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
             x = net.conv(x, f"conv{index}", channels=channels, params=f"features.{position}", **window)
             x = net.add("Relu", [x], f"relu{index}")
             before, size = channels[1], (size + 2 * padding - kernel) // stride + 1

@@ -60,7 +60,7 @@ class DenseNet(Family):
         return tuple(found)
 
     def build(self, net: Net) -> None:
-        window = {"kernel": 7, "stride": 2, "padding": 3}
+        window: dict[str, Any] = {"kernel": 7, "stride": 2, "padding": 3}
         x = net.conv("x", "stem.conv", channels=(3, self.width), bias=False, params="features.conv0", **window)
         x = _norm_relu(net, x, "stem.{}", channels=self.width, params="features.norm0")
         x = net.max_pool(x, "stem.pool", kernel=3, stride=2, padding=1)

@@ -5,7 +5,7 @@ multipliers are said by the channels of the first convolution: 32 is 1.0, 16 is 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .common import BATCH, ONES, Init, InputSpec, Net, integers, scaled
 from .registry import Family, Variant, register
@@ -111,7 +111,7 @@ def _conv_bn(
 ) -> str:
     """`name` such as "block1.depth.{}" becomes block1.depth.conv and .bn, `params` numbers 0 and 1."""
     convolution, norm = (params.format(0), params.format(1)) if params else (None, None)
-    window = {"kernel": kernel, "stride": stride, "padding": kernel // 2, "groups": groups}
+    window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": kernel // 2, "groups": groups}
     x = net.conv(x, name.format("conv"), channels=channels, bias=False, params=convolution, **window)
     return net.batch_norm(x, name.format("bn"), channels=channels[1], init=init, params=norm)
 

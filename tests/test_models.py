@@ -20,6 +20,8 @@ PUBLISHED = {
     "densenet161": 28_681_000,
     "densenet169": 14_149_480,
     "densenet201": 20_013_928,
+    "googlenet": 6_624_904,
+    "inception_v3": 23_834_568,
     "mobilenet_v1": 4_231_976,
     "mobilenet_v2": 3_504_872,
     "lenet": 61_706,
@@ -41,6 +43,8 @@ PUBLISHED = {
 SMALL = {
     "alexnet": {"width": 8, "hidden": 32, "image": 63, "classes": 10},
     "densenet121": {"width": 8, "growth": 4, "blocks": (2, 3, 4, 2), "image": 64, "classes": 10},
+    "googlenet": {"width": 8, "image": 64, "classes": 10},
+    "inception_v3": {"width": 8, "image": 107, "classes": 10},
     "mobilenet_v1": {"width": 8, "image": 96, "classes": 10},
     "mobilenet_v2": {"width": 8, "image": 64, "classes": 10},
     "mlp": {},
@@ -49,6 +53,7 @@ SMALL = {
     "lstm": {},
     "resnet18": {"image": 64, "classes": 10},
     "resnet50": {"image": 64, "classes": 10, "width": 16},
+    "unet": {"width": 4, "image": (32, 48)},
     "vgg11": {"image": 32, "classes": 10, "hidden": 64},
     "vgg11_bn": {"image": 32, "classes": 10, "hidden": 64},
     "bert-tiny": {"seq": 16},
@@ -115,6 +120,19 @@ def test_nodes_are_named_after_what_they_make(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert count(models.build(name, weights=False)) == PUBLISHED[name]
+
+
+def test_unet_in_the_paper_s_form() -> None:
+    """One grey channel, 572x572 to 388x388 without padding; 31,030,658 parameters in its 23 convolutions."""
+    model = models.build("unet", weights=False, channels=1, image=572, valid=True)
+    assert count(model) == 31_030_658
+    assert sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node) == 23
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    assert [d.dim_value for d in inferred.graph.output[0].type.tensor_type.shape.dim[1:]] == [2, 388, 388]
+    label = models.info("unet", image=572, valid=True).label
+    assert label is not None and label.shape == ("N", 388, 388)
+    options = {"width": 2, "image": (188, 204), "valid": True}
+    assert run(models.build("unet", **options), feeds_of("unet", 1, **options)).shape == (1, 2, 4, 20)
 
 
 def test_bert_base_encoder_and_pooler_have_the_published_size() -> None:
@@ -240,6 +258,12 @@ def test_no_dropout_keeps_the_checkpoints() -> None:
         ("alexnet", {"image": 62}, "option 'image' must be at least 63"),
         ("densenet121", {"image": 31}, "option 'image' (31) is too small for 4 blocks"),
         ("densenet121", {"blocks": ()}, "option 'blocks' must be sizes of at least 1"),
+        ("inception_v3", {"image": 74}, "option 'image' must be at least 75"),
+        ("unet", {"image": (32, 40)}, "option 'image' must be multiples of 16 (four pools halve them), not 32x40"),
+        ("unet", {"image": (32, 32, 3)}, "must be a size or (height, width), each at least 1, not (32, 32, 3)"),
+        ("unet", {"image": (32, -16)}, "must be a size or (height, width), each at least 1"),
+        ("unet", {"image": 570, "valid": True}, "570x570 does not halve four times in unpadded convolutions"),
+        ("unet", {"image": 140, "valid": True}, "140x140 does not halve four times"),
         ("bert-tiny", {"seq": 513}, "option 'seq' (513) must not exceed 'positions' (512)"),
         ("bert-tiny", {"heads": 3}, "option 'hidden' (128) must be a multiple of 'heads' (3)"),
         ("bert-tiny", {"head": "qa"}, "option 'head' must be one of classifier, mlm, not 'qa'"),
