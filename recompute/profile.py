@@ -45,8 +45,8 @@ class Profile:
     `fallback`'s time (this CPU's roofline), times what operators of that class took longer than theirs.  `skipped`
     says why, by signature.  `progress` gets a line before each measurement, `warn` what a user should know.
 
-    Times are written by `save`, at the end of a `with` block, and now and then.  UsageError where `path` holds
-    something else, or times of another machine.
+    Times are written by `save`, by `measure` (which compiling a step calls), and at the end of a `with` block.
+    UsageError where `path` holds something else, or times of another machine.
     """
 
     name = "measured on this CPU"
@@ -68,7 +68,7 @@ class Profile:
         self.measured = 0
         self._known: dict[str, tuple[float, float]] = {}  # signature → seconds measured, seconds by the fallback
         self._scaled: dict[str, float] = {}
-        self._since_saved = 0.0
+        self._unsaved, self._since_saved = False, 0.0
         self._load(in_cache=path is None)
 
     def __enter__(self) -> Profile:
@@ -100,7 +100,7 @@ class Profile:
 
     def _measure(self, key: str, operator: Operator) -> None:
         self.measured += 1
-        self.progress(f"measuring operator {self.measured}: {key if len(key) < 80 else key[:79] + '…'}")
+        self.progress(f"measuring operator {self.measured}: {key if len(key) < 50 else key[:49] + '…'}")
         start = time.perf_counter()
         try:
             seconds = measured_seconds(operator, self.limit)
@@ -108,6 +108,7 @@ class Profile:
             self.skipped[key] = str(e)
         else:
             self._known[key] = _rounded(seconds), _rounded(self.fallback.seconds(operator))
+            self._unsaved = True
         self._since_saved += time.perf_counter() - start
         if self._since_saved > _SAVE_EVERY:
             self.save()
@@ -122,9 +123,9 @@ class Profile:
 
     def save(self) -> None:
         """Writes what was measured, beside what other processes have written since.  A failure is a warning."""
-        self._since_saved = 0.0
-        if self.path is None or not self.measured:
+        if self.path is None or not self._unsaved:
             return
+        self._unsaved, self._since_saved = False, 0.0
         try:
             with contextlib.suppress(FileNotFoundError, ValueError):  # what is damaged is replaced
                 self._known = {**_read(self.path)[1], **self._known}
