@@ -54,9 +54,22 @@ def _limit(block: Block, v: Value) -> int:
 
 
 def _is_probability(block: Block, v: Value) -> bool:
-    """Whether a float input may be a binary label: the loss and what follows read it, the forward pass does not."""
-    readers = [op for op in block.operators if any(r.name == v.name for r in op.reads())]
-    return bool(readers) and not any(op.role is Role.FORWARD for op in readers)
+    """Whether a float input is a probability or a 0/1 label: the loss alone reads it, and not just its distance.
+
+    The label of a regression is subtracted from the model's output (or the output from it), and nothing else.
+    """
+    declared = {c.name for c in block.persistent()}
+    names, probability = {v.name}, False
+    for op in block.operators:
+        if op.role not in (Role.FORWARD, Role.LOSS) or not any(r.name in names for r in op.reads()):
+            continue
+        if op.role is Role.FORWARD:
+            return False
+        if op.op.name == "Cast":
+            names.update(o.name for o in op.writes())
+        else:
+            probability |= op.op.name != "Sub" or any(r.name in declared for r in op.reads())
+    return probability
 
 
 def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.ndarray]]:

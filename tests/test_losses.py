@@ -9,6 +9,7 @@ import pytest
 
 import recompute as rc
 from recompute import Block, Role, TensorType, UsageError, Value, losses
+from recompute.data import synthetic_batch
 from recompute.op import op_class
 from recompute.passes.autodiff import differentiate
 from recompute.testing import check_gradient
@@ -242,3 +243,27 @@ def test_natural_loss_needs_a_float() -> None:
 def test_natural_loss_of_the_zoo(model: str, expected: str) -> None:
     program = rc.load(rc.models.build(model), batch=4)
     assert losses.natural_loss(program)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "binary"),
+    [
+        *((k, {}, False) for k in ("mse", "l1", "smooth_l1", "huber")),
+        *((k, {}, True) for k in ("bce", "bce_with_logits", "kl_div")),
+        ("bce_with_logits", {"pos_weight": 2.0}, True),
+        ("cross_entropy", {"soft_label": True}, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_synthetic_labels_suit_the_loss(kind: str, options: dict, binary: bool, dtype: type) -> None:
+    """0 and 1 where the loss takes probabilities, any number where it takes a distance; the same once it is a step."""
+    program = program_of(np.zeros((40, 3), dtype), "Tanh")
+    program.declare("parameters", "w", np.ones(3, dtype))
+    b = program.builder()
+    program.append(b, outputs=[b.emit(op_class("Mul")(), program["scores"].value, program["w"].value, name="out").name])
+    loss = getattr(losses, kind)(program["out"], **options)
+    for _ in range(2):
+        drawn = synthetic_batch(program)["label"]
+        assert set(np.unique(drawn)) == {0, 1} if binary else len(np.unique(drawn)) > 60
+        if not program.gradients:
+            rc.SGD(0.1).minimize(program[loss.name])
