@@ -118,7 +118,7 @@ def steps_of(job: Any) -> Steps:
         input_shapes=_input_shapes(args.input_shapes),
         options=options,
         trainable=_split(args.trainable) if args.trainable else None,
-        compile_options={"schedule": not args.no_schedule},
+        compile_options={"schedule": not args.no_schedule, "rebuild": not args.no_rebuild},
         cost=args.cost,
     )
 
