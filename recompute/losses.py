@@ -175,8 +175,8 @@ def hinge(output: Variable | Program, label: Variable | str | None = None, **opt
 def natural_loss(program: Program) -> tuple[str, str]:
     """The loss that a program asks for by its form: (an output's name or one of `NAMES`, why in one line).
 
-    A scalar output is the loss itself; probabilities and scores of classes get cross_entropy, sigmoids bce, all
-    else mse.  UsageError where there is no floating-point output.
+    A scalar output is the loss itself; probabilities and scores of classes, also of every pixel, get cross_entropy,
+    sigmoids bce, all else mse.  UsageError where there is no floating-point output.
     """
     floats = [v for v in program.outputs if v.value.type.is_float]
     for v in floats:
@@ -193,7 +193,18 @@ def natural_loss(program: Program) -> tuple[str, str]:
         return "mse", f"mse, as '{out.name}' has the shape of an input"
     if out.value.ndim in (2, 3) and out.shape[-1] > 1:
         return "cross_entropy", f"cross_entropy, as '{out.name}' has {out.shape[-1]} scores in its last dimension"
+    if _labels_pixels(program, out):
+        return "cross_entropy", f"cross_entropy, as '{out.name}' has {out.shape[1]} scores for every pixel of an image"
     return "mse", f"mse, as '{out.name}' is {out.value.type} and not made by Softmax or Sigmoid"
+
+
+def _labels_pixels(program: Program, out: Variable) -> bool:
+    """Whether an output [N, C, H, W] has other channels than an image that comes in, and more than half its size."""
+    if out.value.ndim != 4 or out.shape[1] < 2:
+        return False
+    images = [v.shape for v in program.inputs if v.value.ndim == 4 and v.value.type.is_float]
+    channels, height, width = out.shape[1:]
+    return any(c != channels and h < 2 * height and w < 2 * width for _, c, h, w in images)
 
 
 class _Loss:

@@ -185,7 +185,9 @@ class MaxPool(Pooling, onnx=True):
         """`storage_order` must be row-major where the indices are used."""
         if node.wants(1) and node.attributes.get("storage_order", 0):
             raise node.fail("indices in column-major order (storage_order=1) are not supported")
-        return node.emit(cls(**cls.onnx_fields(node)), node.input(0), want=2 if node.wants(1) else 1)
+        op = cls(**cls.onnx_fields(node))
+        # The numbers are for a MaxUnpool that may come; what nobody reads is not made.
+        return node.emit(op, node.input(0), want=3)[:2] if node.wants(1) else node.emit(op, node.input(0), want=1)
 
     @classmethod
     def samples(cls, draw):
