@@ -1,0 +1,296 @@
+"""A step as a chain of stages: where the forward pass can be cut, and orders of execution made of whole stages."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from .chain_bytes import ChainBytes, chain_bytes
+from .problem import RematerialisationProblem
+from .simulate import pruned
+
+#: ('forward', stage, whether what the backward pass reads inside the stage is made too) or ('backward', stage, True)
+Action = tuple[str, int, bool]
+
+#: a value that crosses this share of the forward pass (and this many nodes) is kept rather than rebuilt
+_LONG_SHARE, _LONG_NODES = 0.4, 12
+#: so is one this much smaller than a typical value that crosses a border
+_SMALL = 64
+#: borders may let so many values cross before they are taken to be where the fewest bytes cross
+_WIDEST = 4
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The forward pass in stages, last to first in the backward pass.
+
+    `stages`: numbers of forward nodes, in order.  `crossing[k]`: values that a node of stage k or an earlier one
+    writes and a later stage reads when it runs again; the last stage's is empty.  `always`: values that stages read
+    and that no schedule rebuilds: inputs, what may not be rebuilt, and what would cross nearly everywhere.
+    `starts[k]`: number of the first backward node for which stage k's values must be there; the backward of stage k
+    goes from there up to starts[k - 1] (stage 0: to the end), and reads nothing of stages before k but what crosses.
+    """
+
+    problem: RematerialisationProblem
+    stages: tuple[tuple[int, ...], ...]
+    crossing: tuple[frozenset[int], ...]
+    always: frozenset[int]
+    starts: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Number of the last node of each stage but the last."""
+        return tuple(s[-1] for s in self.stages[:-1])
+
+    def interval(self, k: int) -> range:
+        """Numbers of the backward nodes of stage k."""
+        return range(self.starts[k], self.starts[k - 1] if k else len(self.problem))
+
+    def reruns(self, k: int, keep: bool, border: bool = True) -> tuple[int, ...]:
+        """Nodes of stage k that run again for what crosses its border, and with `keep` for what the backward reads."""
+        return self._reruns[k][2 * keep + border]
+
+    @cached_property
+    def _reruns(self) -> list[tuple[tuple[int, ...], ...]]:
+        modes = ((False, False), (False, True), (True, False), (True, True))
+        return [tuple(self._ancestors(k, keep, border) for keep, border in modes) for k in range(len(self))]
+
+    def _ancestors(self, k: int, keep: bool, border: bool) -> tuple[int, ...]:
+        p, out = self.problem, self.crossing[k]
+        wanted = set(out) if border else set()
+        found = []
+        for i in reversed(self.stages[k]):
+            node = p.nodes[i]
+            if node.repeatable and any(v in wanted or (keep and v not in out and self.saves(v)) for v in node.writes):
+                found.append(i)
+                wanted.update(node.reads)
+        return tuple(reversed(found))
+
+    def saves(self, v: int) -> bool:
+        """Whether the backward pass reads a value."""
+        readers = self.problem.readers[v]
+        return bool(readers) and self.problem.nodes[readers[-1]].backward
+
+    @cached_property
+    def forward_cost(self) -> tuple[float, ...]:
+        """Cost of running each stage again for its border."""
+        return self._costs(False, True)
+
+    @cached_property
+    def forward_all_cost(self) -> tuple[float, ...]:
+        """Cost of running each stage again for its border and for what the backward reads."""
+        return self._costs(True, True)
+
+    @cached_property
+    def forward_saved_cost(self) -> tuple[float, ...]:
+        """Cost of running each stage again for what the backward reads only."""
+        return self._costs(True, False)
+
+    def _costs(self, keep: bool, border: bool) -> tuple[float, ...]:
+        nodes = self.problem.nodes
+        return tuple(sum([nodes[i].cost for i in self.reruns(k, keep, border)]) for k in range(len(self)))
+
+    @cached_property
+    def backward_cost(self) -> tuple[float, ...]:
+        """Cost of each stage's backward nodes."""
+        nodes = self.problem.nodes
+        return tuple(sum([nodes[i].cost for i in self.interval(k)]) for k in range(len(self)))
+
+    @cached_property
+    def bytes(self) -> ChainBytes:
+        """What stages hold in memory."""
+        return chain_bytes(self)
+
+    def at(self, borders: Iterable[int]) -> Chain:
+        """A chain that is cut after these nodes only (some of `borders`)."""
+        return _chain_at(self.problem, sorted(set(borders)), self.always)
+
+    def merged(self, most: int) -> Chain:
+        """A chain of at most about so many stages, of similar cost, cut where the fewest bytes cross nearby."""
+        if len(self) <= most:
+            return self
+        reached = list(accumulate(a + b for a, b in zip(self.forward_all_cost, self.backward_cost, strict=True)))
+        share = (reached[-1] or 1.0) / most
+        best: dict[int, int] = {}
+        for k in range(len(self) - 1):
+            part = int(reached[k] / share)
+            if part not in best or self.bytes.border[k] <= self.bytes.border[best[part]]:
+                best[part] = k
+        return self.at(self.stages[k][-1] for k in best.values())
+
+
+def chain_of(problem: RematerialisationProblem, width: int | None = None) -> Chain:
+    """Cuts the forward pass where at most `width` values cross.
+
+    None: the smallest width that gives a fair number of cuts, and where none up to 4 does, cuts where fewer bytes
+    cross than anywhere near.  About linear in the number of nodes.
+    """
+    spans = _spans(problem)
+    always = _kept_anyway(problem, spans)
+    spans = {v: s for v, s in spans.items() if v not in always}
+    forward = problem.forward
+    count = _sums(spans, len(forward), lambda v: 1)
+    enough = max(3.0, 0.5 * len(forward) ** 0.5)
+    for w in range(1, _WIDEST + 1) if width is None else (width,):
+        cuts = [i for i in range(len(forward) - 1) if count[i] <= w]
+        if width is not None or len(cuts) >= enough:
+            return _chain_at(problem, [forward[i] for i in cuts], always)
+    total = _sums(spans, len(forward), lambda v: problem.sizes[v])
+    return _chain_at(problem, [forward[i] for i in _hollows(total[:-1])], always)
+
+
+def emit(chain: Chain, schedule: Iterable[Action]) -> list[int]:
+    """The order of execution of a schedule of whole stages.
+
+    The first 'forward' of a stage runs all of it, later ones run just those nodes again that its border, or with
+    `keep` the backward pass, needs; they come right before the backward node that is next.  'backward' of a stage
+    runs its interval.  What stays in memory follows from what is read later.  Where the backward of a stage follows
+    at once, what crosses its border is not made again.
+    """
+    sequence: list[int] = []
+    done = 0
+    schedule = list(schedule)
+    for (kind, k, keep), (following, _, _) in zip(schedule, [*schedule[1:], ("backward", 0, True)], strict=True):
+        if kind == "backward":
+            end = chain.interval(k).stop
+        else:
+            end = chain.stages[k][-1] + 1
+            if end <= done:
+                sequence += chain.reruns(k, keep, not keep or following == "forward")
+        sequence += range(done, end)
+        done = max(done, end)
+    sequence += range(done, len(chain.problem))
+    return pruned(chain.problem, sequence)
+
+
+def plain_sweep(chain: Chain) -> list[Action]:
+    """The schedule of the plain step."""
+    n = len(chain)
+    return [("forward", k, True) for k in range(n)] + [("backward", k, True) for k in range(n - 1, -1, -1)]
+
+
+def _spans(problem: RematerialisationProblem) -> dict[int, tuple[int, int]]:
+    """For each value that may be rebuilt: places, in the forward pass, of its writer and of its last reader.
+
+    Readers that may not run again do not count: they have run when anything is rebuilt.
+    """
+    nodes = problem.nodes
+    place = {i: k for k, i in enumerate(problem.forward)}
+    found = {}
+    for k, i in enumerate(problem.forward):
+        if nodes[i].repeatable:
+            for v in nodes[i].writes:
+                last = [r for r in problem.readers[v] if not nodes[r].backward and nodes[r].repeatable]
+                found[v] = (k, place[last[-1]] if last else k)
+    return found
+
+
+def _kept_anyway(problem: RematerialisationProblem, spans: dict[int, tuple[int, int]]) -> frozenset[int]:
+    """Inputs, values that may not be rebuilt, and those that cross nearly everywhere or are too small to mind."""
+    nodes, sizes = problem.nodes, problem.sizes
+    kept = set(problem.inputs)
+    kept.update(v for i in problem.forward if not nodes[i].repeatable for v in nodes[i].writes)
+    read = [sizes[v] for v, (a, b) in spans.items() if b > a]
+    small = statistics.median_low(read) // _SMALL if read else 0
+    long = max(_LONG_SHARE * len(problem.forward), _LONG_NODES)
+    kept.update(v for v, (a, b) in spans.items() if b > a and (b - a >= long or (sizes[v] <= small and b - a > 1)))
+    return frozenset(kept)
+
+
+def _sums(spans: dict[int, tuple[int, int]], n: int, weight: Callable[[int], int]) -> list[int]:
+    """Sum of the weights of what crosses after each place of the forward pass."""
+    change = [0] * (n + 1)
+    for v, (a, b) in spans.items():
+        change[a] += weight(v)
+        change[b] -= weight(v)
+    return list(accumulate(change[:n]))
+
+
+def _hollows(total: Sequence[int]) -> list[int]:
+    """Places with the least sum in each part of about √n places."""
+    part = max(2, round(len(total) ** 0.5))
+    return [min(range(a, min(a + part, len(total))), key=lambda i: (total[i], -i)) for a in range(0, len(total), part)]
+
+
+def _chain_at(problem: RematerialisationProblem, borders: Sequence[int], always: frozenset[int]) -> Chain:
+    """The chain cut after these nodes: borders that bring nothing are left out, stages whose backward is not in
+    reverse order are merged."""
+    spans = {v: s for v, s in _spans(problem).items() if v not in always}
+    forward = problem.forward
+    place = {i: k for k, i in enumerate(forward)}
+    cuts = [place[i] for i in borders if i in place and place[i] < len(forward) - 1]
+    crossing = _crossing(problem, spans, cuts)
+    keep = [j for j in range(len(cuts)) if j + 1 == len(cuts) or crossing[j] != crossing[j + 1]]
+    cuts, crossing = [cuts[j] for j in keep], [crossing[j] for j in keep]
+    needed = _needed(problem, spans, cuts)
+    keep, starts = _in_reverse(needed, problem)
+    ends = [cuts[j] for j in keep] + [len(forward) - 1]
+    stages = [tuple(forward[a + 1 : b + 1]) for a, b in zip([-1, *ends], ends, strict=False)]
+    return Chain(
+        problem=problem,
+        stages=tuple(stages),
+        crossing=(*(crossing[j] for j in keep), frozenset()),
+        always=always,
+        starts=starts,
+    )
+
+
+def _crossing(
+    problem: RematerialisationProblem, spans: dict[int, tuple[int, int]], cuts: Sequence[int]
+) -> list[frozenset[int]]:
+    """What crosses each cut (places in the forward pass)."""
+    found = []
+    alive: dict[int, None] = {}
+    ends: dict[int, list[int]] = {}
+    wanted = set(cuts)
+    for k, i in enumerate(problem.forward):
+        for v in problem.nodes[i].writes:
+            if v in spans and spans[v][1] > k:
+                alive[v] = None
+                ends.setdefault(spans[v][1], []).append(v)
+        for v in ends.pop(k, ()):
+            del alive[v]
+        if k in wanted:
+            found.append(frozenset(alive))
+    return found
+
+
+def _needed(problem: RematerialisationProblem, spans: dict[int, tuple[int, int]], cuts: Sequence[int]) -> list[int]:
+    """For each stage: number of the first backward node that reads a value which is there with the stage.
+
+    That is one which is written in it and does not cross its border, or one which the forward pass reads last in it.
+    """
+    nodes, n = problem.nodes, len(problem)
+    stage: list[int] = []
+    for k in range(len(problem.forward)):
+        stage.append(stage[-1] + (stage[-1] < len(cuts) and cuts[stage[-1]] < k) if stage else 0)
+    first = [n] * (len(cuts) + 1)
+    for v, (_, b) in spans.items():
+        backward = next((r for r in problem.readers[v] if nodes[r].backward), n)
+        first[stage[b]] = min(first[stage[b]], backward)
+    return first
+
+
+def _in_reverse(needed: Sequence[int], problem: RematerialisationProblem) -> tuple[list[int], tuple[int, ...]]:
+    """(borders to keep, starts): merges stages until each one's backward starts no later than the one's before it."""
+    keep: list[int] = []
+    starts: list[int] = []
+    n = len(problem)
+    for k, start in enumerate(needed):
+        # a stage from which nothing is read has no backward of its own: its interval is empty
+        start = starts[-1] if starts and start == n else start
+        while starts and start > starts[-1]:
+            start = min(start, starts.pop())
+            if keep:
+                keep.pop()
+        starts.append(start)
+        if k < len(needed) - 1:
+            keep.append(k)
+    starts[-1] = min(starts[-1], next((i for i, x in enumerate(problem.nodes) if x.backward), n))
+    return keep, tuple(starts)
