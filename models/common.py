@@ -228,14 +228,22 @@ class Net:
         return self.add("Conv", inputs, name, **_window(kernel, stride, padding), **more)
 
     def conv_transpose(
-        self, x: str, name: str, *, channels: tuple[int, int], kernel: int, stride: int, bias: bool = True
+        self,
+        x: str,
+        name: str,
+        *,
+        channels: tuple[int, int],
+        kernel: int,
+        stride: int,
+        bias: bool = True,
+        params: str | None = None,
     ) -> str:
         """x [N, in, H, W] to [N, out, stride·H, stride·W] (kernel - stride must be even), weight [in, out, k, k]."""
-        weight_shape = (*channels, kernel, kernel)
+        params = params or name
         fan_in = channels[0] * max(1, kernel // stride) ** 2
-        inputs = [x, self.parameter(f"{name}.weight", weight_shape, glorot_uniform(fan_in, fan_in))]
+        inputs = [x, self.parameter(f"{params}.weight", (*channels, kernel, kernel), glorot_uniform(fan_in, fan_in))]
         if bias:
-            inputs.append(self.parameter(f"{name}.bias", channels[1:], ZEROS))
+            inputs.append(self.parameter(f"{params}.bias", channels[1:], ZEROS))
         return self.add("ConvTranspose", inputs, name, **_window(kernel, stride, (kernel - stride) // 2))
 
     def batch_norm(

@@ -4,12 +4,12 @@ Parameters have torchvision's names and layouts, so that its weights can be copi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .common import BATCH, ONES, Init, InputSpec, Net, glorot_uniform, integers
 from .registry import Family, Variant, register
 
-_EXPANSION = 4
+EXPANSION = 4
 # Before training has measured any statistics the norms do nothing, and each block would add to the stream as
 # much as it found there. Starting the last norm of a block lower keeps even an untrained ResNet-152 in range.
 _BRANCH = Init("constant", 0.25)
@@ -71,13 +71,13 @@ class ResNet(Family):
         x = net.batch_norm(x, "stem.bn", channels=self.width, params="bn1")
         x = net.add("Relu", [x], "stem.relu")
         x = net.max_pool(x, "stem.pool", kernel=3, stride=2, padding=1)
-        block = _bottleneck if self.bottleneck else _basic
+        block = bottleneck if self.bottleneck else _basic
         size = self.width
         for stage, count in enumerate(self.blocks):
             width = self.width << stage
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
-                out = width * _EXPANSION if self.bottleneck else width
+                out = width * EXPANSION if self.bottleneck else width
                 name = f"layer{stage + 1}.{index}"
                 x = block(net, x, name, sizes=(size, width, out), stride=stride)
                 size = out
@@ -88,32 +88,40 @@ class ResNet(Family):
         net.output("logits", (BATCH, self.classes))
 
 
-def _conv_bn(
-    net: Net, x: str, name: str, *, channels: tuple[int, int], kernel: int, stride: int = 1, init: Init = ONES
+def conv_bn(
+    net: Net,
+    x: str,
+    name: str,
+    *,
+    channels: tuple[int, int],
+    kernel: int,
+    stride: int = 1,
+    dilation: int = 1,
+    init: Init = ONES,
 ) -> str:
     """`name` such as "layer1.0.{}1" becomes the convolution layer1.0.conv1 and the norm layer1.0.bn1."""
-    padding, conv, norm = kernel // 2, name.format("conv"), name.format("bn")
-    x = net.conv(x, conv, channels=channels, kernel=kernel, stride=stride, padding=padding, bias=False)
-    return net.batch_norm(x, norm, channels=channels[1], init=init)
+    window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": kernel // 2 * dilation}
+    x = net.conv(x, name.format("conv"), channels=channels, dilation=dilation, bias=False, **window)
+    return net.batch_norm(x, name.format("bn"), channels=channels[1], init=init)
 
 
 def _basic(net: Net, x: str, name: str, *, sizes: tuple[int, int, int], stride: int) -> str:
     """Two 3x3 convolutions; `sizes` is (in, inner, out) channels."""
     first, inner, out = sizes
-    y = _conv_bn(net, x, name + ".{}1", channels=(first, inner), kernel=3, stride=stride)
+    y = conv_bn(net, x, name + ".{}1", channels=(first, inner), kernel=3, stride=stride)
     y = net.add("Relu", [y], f"{name}.relu1")
-    y = _conv_bn(net, y, name + ".{}2", channels=(inner, out), kernel=3, init=_BRANCH)
+    y = conv_bn(net, y, name + ".{}2", channels=(inner, out), kernel=3, init=_BRANCH)
     return _join(net, x, y, name, channels=(first, out), stride=stride)
 
 
-def _bottleneck(net: Net, x: str, name: str, *, sizes: tuple[int, int, int], stride: int) -> str:
-    """1x1, 3x3 (with the stride) and 1x1 convolutions; `sizes` is (in, inner, out) channels."""
+def bottleneck(net: Net, x: str, name: str, *, sizes: tuple[int, int, int], stride: int, dilation: int = 1) -> str:
+    """1x1, 3x3 (with the stride, dilated) and 1x1 convolutions; `sizes` is (in, inner, out) channels."""
     first, inner, out = sizes
-    y = _conv_bn(net, x, name + ".{}1", channels=(first, inner), kernel=1)
+    y = conv_bn(net, x, name + ".{}1", channels=(first, inner), kernel=1)
     y = net.add("Relu", [y], f"{name}.relu1")
-    y = _conv_bn(net, y, name + ".{}2", channels=(inner, inner), kernel=3, stride=stride)
+    y = conv_bn(net, y, name + ".{}2", channels=(inner, inner), kernel=3, stride=stride, dilation=dilation)
     y = net.add("Relu", [y], f"{name}.relu2")
-    y = _conv_bn(net, y, name + ".{}3", channels=(inner, out), kernel=1, init=_BRANCH)
+    y = conv_bn(net, y, name + ".{}3", channels=(inner, out), kernel=1, init=_BRANCH)
     return _join(net, x, y, name, channels=(first, out), stride=stride)
 
 
