@@ -16,6 +16,8 @@ FOLDER = Path(models.__file__).parent
 READY = ["mlp", "mlp4", "lenet", "lstm"]
 PUBLISHED = {
     "alexnet": 61_100_840,
+    "amoebanet": 3_145_078,
+    "darts": 3_349_342,
     "densenet121": 7_978_856,
     "densenet161": 28_681_000,
     "densenet169": 14_149_480,
@@ -26,6 +28,7 @@ PUBLISHED = {
     "mobilenet_v1": 4_231_976,
     "mobilenet_v2": 3_504_872,
     "lenet": 61_706,
+    "nasnet": 3_830_950,
     "pspnet": 65_707_475,
     "pspnet50": 46_715_347,
     "resnet18": 11_689_512,
@@ -47,6 +50,9 @@ PUBLISHED = {
 }
 SMALL = {
     "alexnet": {"width": 8, "hidden": 32, "image": 63, "classes": 10},
+    "amoebanet": {"width": 4, "cells": 5, "image": 16},
+    "darts": {"width": 4, "cells": 5, "image": 16},
+    "nasnet": {"width": 4, "cells": 5, "image": 16},
     "densenet121": {"width": 8, "growth": 4, "blocks": (2, 3, 4, 2), "image": 64, "classes": 10},
     "fcn8": {"width": 4, "hidden": 16, "image": 32},
     "googlenet": {"width": 8, "image": 64, "classes": 10},
@@ -264,6 +270,8 @@ def test_no_dropout_keeps_the_checkpoints() -> None:
         ("vgg11", {"blocks": (1, 1)}, "option 'blocks' must be five sizes"),
         ("resnet18", {"blocks": (1, 1, 1, 0)}, "option 'blocks' must be four sizes"),
         ("alexnet", {"image": 62}, "option 'image' must be at least 63"),
+        ("darts", {"cells": 2}, "option 'cells' must be at least 3"),
+        ("darts", {"image": 30}, "option 'image' must be a multiple of 4"),
         ("densenet121", {"image": 31}, "option 'image' (31) is too small for 4 blocks"),
         ("densenet121", {"blocks": ()}, "option 'blocks' must be sizes of at least 1"),
         ("fcn8", {"image": (32, 48)}, "option 'image' must be multiples of 32 (five pools halve them), not 32x48"),

@@ -20,6 +20,9 @@ from recompute.ir import Role
 
 NARROW: dict[str, dict[str, Any]] = {
     "alexnet": {"width": 4, "image": 63, "classes": 10, "hidden": 16},
+    "amoebanet": {"width": 2, "cells": 3, "image": 16},
+    "darts": {"width": 2, "cells": 3, "image": 16},
+    "nasnet": {"width": 2, "cells": 3, "image": 16},
     "densenet": {"width": 4, "growth": 2, "blocks": (2, 3, 3, 2), "image": 32, "classes": 10},
     "fcn8": {"width": 2, "hidden": 8, "image": 32, "classes": 4},
     "pspnet": {"width": 2, "blocks": (1, 2, 2, 1), "image": (41, 44), "classes": 4},
