@@ -488,6 +488,8 @@ def _zoo_option(text: str) -> tuple[str, Any]:
             return key, kind(value)
         except ValueError:
             continue
+    if all(part.isdecimal() for part in value.split(",")):
+        return key, tuple(int(part) for part in value.split(","))
     return key, {"true": True, "false": False}.get(value.lower(), value)
 
 

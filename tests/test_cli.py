@@ -70,6 +70,14 @@ def test_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer1.0.out" in out and "layer4.1.out" in out and "layer1.0.conv1" not in out
 
 
+def test_a_segmentation_network(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--option", "width=2", "--option", "image=16,32"]
+    assert main(["unet", *options, "--batch", "1", "--checkpoints", "down?.out", "--run", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "cross_entropy, as 'logits' has 2 scores for every pixel" in out and "down4.out" in out
+    assert main(["unet", "--option", "width=2", "--option", "image=16", "--list-checkpoints"]) == 0
+
+
 def test_dump_ir(tmp_path: Path) -> None:
     assert main([MLP, "--checkpoints", "fc_1", "--dump-ir", str(tmp_path / "ir"), "-q"]) == 0
     names = sorted(p.name for p in (tmp_path / "ir").iterdir())

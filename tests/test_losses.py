@@ -239,6 +239,21 @@ def test_natural_loss_needs_a_float() -> None:
         losses.natural_loss(program_of(np.ones(3, np.int64)))
 
 
+@pytest.mark.parametrize(
+    ("image", "output", "expected"),
+    [
+        ((2, 3, 8, 8), (2, 5, 8, 8), "cross_entropy"),
+        ((2, 1, 9, 9), (2, 2, 5, 5), "cross_entropy"),  # convolutions without padding
+        ((2, 3, 8, 8), (2, 3, 8, 8), "mse"),  # an image to an image
+        ((2, 3, 8, 8), (2, 1, 8, 8), "mse"),  # a depth
+        ((2, 3, 8, 8), (2, 64, 4, 4), "mse"),  # features
+    ],
+)
+def test_natural_loss_of_pixels(image: tuple, output: tuple, expected: str) -> None:
+    program = program_of(np.ones(image), "Resize", "pred", shape=output)
+    assert losses.natural_loss(program)[0] == expected
+
+
 @pytest.mark.parametrize(("model", "expected"), [("mlp", "cross_entropy"), ("mlp4", "loss")])
 def test_natural_loss_of_the_zoo(model: str, expected: str) -> None:
     program = rc.load(rc.models.build(model), batch=4)
