@@ -55,7 +55,8 @@ class MobileNetV1(_MobileNet):
     dropout: float = 0.001
 
     def checkpoints(self) -> tuple[str, ...]:
-        return tuple(f"block{index}.out" for index in range(1, len(_V1) + 1))
+        # Convolutions rather than what follows them: norms and ReLU6 are cheap to run again.
+        return tuple(f"block{index}.point.conv" for index in range(1, len(_V1) + 1))
 
     def build(self, net: Net) -> None:
         size = self.channels(_STEM)
@@ -79,7 +80,8 @@ class MobileNetV2(_MobileNet):
 
     def checkpoints(self) -> tuple[str, ...]:
         count = sum(repeats for _, _, repeats, _ in _V2)
-        return (*(f"block{index}.out" for index in range(1, count + 1)), "last.relu")
+        later = (f"block{index}.{part}.conv" for index in range(2, count + 1) for part in ("expand", "point"))
+        return ("block1.point.conv", *later)
 
     def build(self, net: Net) -> None:
         size, index = self.channels(_STEM), 0

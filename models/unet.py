@@ -38,7 +38,7 @@ class UNet(Segmentation):
 
     def checkpoints(self) -> tuple[str, ...]:
         down = [f"down{level}.out" for level in range(1, _DEPTH + 1)]
-        return (*down, "middle.out", *(f"up{level}.out" for level in range(_DEPTH, 0, -1)))
+        return (*down, "middle.out", *(f"up{level}.relu1" for level in range(_DEPTH, 0, -1)))
 
     def _output(self) -> tuple[int, ...]:
         """The sizes of the logits."""

@@ -28,6 +28,11 @@ MEDIUM: dict[str, dict[str, Any]] = {
     "lenet": {},
     "lstm": {},
     "mlp4": {},
+    "darts": {"width": 8, "cells": 3, "image": 32},
+    "densenet121": {"width": 16, "growth": 8, "blocks": (2, 3, 2), "image": 64, "classes": 10},
+    "mobilenet_v2": {"width": 16, "image": 64, "classes": 10},
+    "pspnet": {"width": 8, "blocks": (1, 1, 1, 1), "image": (41, 64)},
+    "segnet": {"width": 8, "image": (64, 32)},
 }
 
 
