@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ..recompute import RecomputePlan
 from .base import Planner
@@ -142,7 +142,7 @@ def recursive_schedule(n: int, k: int, depth: int) -> list[Action]:
             continue
         bounds = even_bounds(low, high, min(k + 1, high - low))
         found += [("forward", s, False) for s in range(low, bounds[-2])]
-        parts += [(a, b, level - 1) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts += [(a, b, level - 1) for a, b in pairwise(bounds)]
     return found
 
 
@@ -151,7 +151,7 @@ def recursive_forwards(n: int, k: int, depth: int) -> int:
     if depth == 0 or n == 1:
         return n
     bounds = even_bounds(0, n, min(k + 1, n))
-    sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+    sizes = [b - a for a, b in pairwise(bounds)]
     return bounds[-2] + sum(c * recursive_forwards(s, k, depth - 1) for s, c in _counted(sizes))
 
 
