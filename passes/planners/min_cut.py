@@ -36,7 +36,7 @@ class MinCut(Planner, strategy="min-cut"):
             raise UsageError(f"strategy 'min-cut': fraction must lie between 0 and 1, not {self.fraction}")
         if self.fraction is not None or budget is None:
             return _plan(problem, saved_within(problem, 0.5 if self.fraction is None else self.fraction))
-        found = []
+        found: list[tuple[bool, float, int, list[int]]] = []
         for kept in _distinct(problem):
             outcome = simulate(problem, keep_schedule(problem, kept))
             over = outcome.peak > budget
@@ -114,7 +114,7 @@ def _arcs(problem: RematerialisationProblem, banned: set[int]) -> tuple[list[int
     infinite = sum(sizes) + 1
     arcs: list[tuple[int, int, int]] = [(n + v, n + values + v, sizes[v]) for v in range(values)]
     arcs += [(source, n + v, infinite) for v in problem.inputs]
-    needed = set()
+    needed: set[int] = set()
     for i, node in enumerate(problem.nodes):
         if node.backward:
             needed.update(node.reads)
