@@ -3,7 +3,6 @@
 Parameters have the names of the usual PyTorch port; a weight used by MatMul is stored [in, out].
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,17 +110,9 @@ class Bert(Family):
 
     def _attention(self, net: Net, x: str, mask: str, name: str) -> str:
         """Self-attention, its output projection, and the residual norm: [N, seq, hidden] to the same."""
-        query, key, value = (self._split_heads(net, x, name, kind) for kind in ("query", "key", "value"))
-        scale = net.constant("attention.scale", 1.0 / math.sqrt(self.hidden // self.heads))
-        y = net.add("MatMul", [query, key], f"{name}.product")
-        y = net.add("Mul", [y, scale], f"{name}.scaled")
-        y = net.add("Add", [y, mask], f"{name}.scores")
-        y = net.add("Softmax", [y], f"{name}.probs", axis=-1)
-        y = net.dropout(y, f"{name}.probs.dropout", ratio=self.dropout)
-        y = net.add("MatMul", [y, value], f"{name}.context")
-        y = net.add("Transpose", [y], f"{name}.context.rows", perm=[0, 2, 1, 3])
-        merged = net.constant("merged.shape", [0, 0, self.hidden])
-        y = net.add("Reshape", [y, merged], f"{name}.merged")
+        parts = [self._split_heads(net, x, name, kind) for kind in ("query", "key", "value")]
+        size = self.hidden // self.heads
+        y = net.attention(parts, mask, name, size=size, hidden=self.hidden, dropout=self.dropout)
         return self._project(net, y, x, name, size=self.hidden, params=f"encoder.{name}.output")
 
     def _split_heads(self, net: Net, x: str, name: str, kind: str) -> str:

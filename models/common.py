@@ -269,6 +269,22 @@ class Net:
         bias = self.parameter(f"{params}.bias", (size,), ZEROS)
         return self.add("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
 
+    def attention(self, parts: Sequence[str], mask: str, name: str, *, size: int, hidden: int, dropout: float) -> str:
+        """softmax(query·key / √size + mask)·value, heads merged: [N, seq, hidden].
+
+        `parts`: query [N, heads, seq, size], key [N, heads, size, seq], value as query.
+        """
+        query, key, value = parts
+        scale = self.constant("attention.scale", 1.0 / math.sqrt(size))
+        y = self.add("MatMul", [query, key], f"{name}.product")
+        y = self.add("Mul", [y, scale], f"{name}.scaled")
+        y = self.add("Add", [y, mask], f"{name}.scores")
+        y = self.add("Softmax", [y], f"{name}.probs", axis=-1)
+        y = self.dropout(y, f"{name}.probs.dropout", ratio=dropout)
+        y = self.add("MatMul", [y, value], f"{name}.context")
+        y = self.add("Transpose", [y], f"{name}.context.rows", perm=[0, 2, 1, 3])
+        return self.add("Reshape", [y, self.constant("merged.shape", [0, 0, hidden])], f"{name}.merged")
+
     def dropout(self, x: str, name: str, *, ratio: float) -> str:
         """Dropout in its inference form; no node at all, and `x` back, when the ratio is 0."""
         if ratio == 0:

@@ -86,16 +86,9 @@ class Gpt2(Family):
         y = net.dense(y, f"{name}.c_attn", sizes=(self.hidden, 3 * self.hidden), init=Init("normal", _STD))
         parts = [f"{name}.{kind}" for kind in ("query", "key", "value")]
         net.add_many("Split", [y], parts, name=f"{name}.split", axis=-1, num_outputs=3)
-        query, key, value = (self._split_heads(net, part) for part in parts)
-        scale = net.constant("attention.scale", 1.0 / math.sqrt(self.hidden // self.heads))
-        y = net.add("MatMul", [query, key], f"{name}.product")
-        y = net.add("Mul", [y, scale], f"{name}.scaled")
-        y = net.add("Add", [y, mask], f"{name}.scores")
-        y = net.add("Softmax", [y], f"{name}.probs", axis=-1)
-        y = net.dropout(y, f"{name}.probs.dropout", ratio=self.dropout)
-        y = net.add("MatMul", [y, value], f"{name}.context")
-        y = net.add("Transpose", [y], f"{name}.context.rows", perm=[0, 2, 1, 3])
-        y = net.add("Reshape", [y, net.constant("merged.shape", [0, 0, self.hidden])], f"{name}.merged")
+        parts = [self._split_heads(net, part) for part in parts]
+        size = self.hidden // self.heads
+        y = net.attention(parts, mask, name, size=size, hidden=self.hidden, dropout=self.dropout)
         return self._project(net, y, x, name, size=self.hidden, out=f"{name}.out")
 
     def _split_heads(self, net: Net, x: str) -> str:

@@ -293,21 +293,20 @@ class MaxPoolGrad(MaxPoolLinear):
     @classmethod
     def samples(cls, draw):
         """As for MaxPool."""
-        for op, text in _pool_samples(MaxPool):
-            x = TensorType.parse(f"f64[{text}]")
-            y, _, number = op.infer(x)
-            inside = _some_windows(draw, op, x, y)
-            yield draw.case(cls(shape=x.shape[2:], **op.fields()), inside.astype(number.numpy), draw(str(y)))
+        for op, x, y, number in _numbered(draw):
+            yield draw.case(cls(shape=x.shape[2:], **op.fields()), number, draw(str(y)))
 
 
-def _some_windows(draw: Any, op: MaxPool, x: TensorType, y: TensorType) -> Any:
-    """Window numbers of a random input."""
+def _numbered(draw: Any) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any]]:
+    """Samples: the pool, types of input and output, window numbers of a random input."""
     import numpy as np
 
-    outs = [np.empty(t.shape, t.numpy) for t in op.infer(x)]
-    op.compute(np, [draw(str(x))], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((x,), op.infer(x))])
-    assert outs[0].shape == y.shape
-    return outs[2]
+    for op, text in _pool_samples(MaxPool):
+        x = TensorType.parse(f"f64[{text}]")
+        types = op.infer(x)
+        outs = [np.empty(t.shape, t.numpy) for t in types]
+        op.compute(np, [draw(str(x))], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((x,), types)])
+        yield op, x, types[0], outs[2]
 
 
 @dataclass(frozen=True)
@@ -348,8 +347,5 @@ class MaxPoolGather(MaxPoolLinear):
     @classmethod
     def samples(cls, draw):
         """As for MaxPool."""
-        for op, text in _pool_samples(MaxPool):
-            x = TensorType.parse(f"f64[{text}]")
-            y, _, number = op.infer(x)
-            inside = _some_windows(draw, op, x, y)
-            yield draw.case(cls(**op.fields()), inside.astype(number.numpy), draw(str(x)))
+        for op, x, _, number in _numbered(draw):
+            yield draw.case(cls(**op.fields()), number, draw(str(x)))

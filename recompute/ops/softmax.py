@@ -109,26 +109,38 @@ class Softmax(AlongAxis, onnx=True):
         return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
 
 
+class RowsGrad(AlongAxis, abstract=True):
+    """Base of the gradients (y, dy) → dx that are worked out in whole rows."""
+
+    inplace = (1, 0)
+
+    def scratch(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+        """One number a row, and whole rows."""
+        return self.tile_types(ins[0])
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """In whole rows beside the output, which may be one of the inputs."""
+        for y, dy, out in self.tiles(*ins, outs[0]):
+            number, rows = (s[: len(y)] for s in scratch)
+            self.rows(xp, y, dy, out, number, rows)
+
+    def rows(self, xp: Any, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
+        """Some rows of dx, through one number a row and rows in the computing type."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class SoftmaxGrad(AlongAxis):
+class SoftmaxGrad(RowsGrad):
     """(y, dy) → y · (dy - Σ y · dy)."""
 
     axis: int = -1
 
-    inplace = (1, 0)
-
-    def scratch(self, ins, outs):
-        """One number a row, and whole rows."""
-        return self.tile_types(ins[0])
-
-    def compute(self, xp, ins, outs, scratch):
-        """In whole rows beside the output, which may be one of the inputs."""
-        for y, dy, out in self.tiles(*ins, outs[0]):
-            number, rows = (s[: len(y)] for s in scratch)
-            xp.multiply(y, dy, out=rows)
-            xp.sum(rows, axis=1, keepdims=True, out=number)
-            xp.subtract(dy, number, out=rows)
-            xp.multiply(rows, y, out=out, casting="unsafe")
+    def rows(self, xp, y, dy, out, number, rows):
+        """Four passes."""
+        xp.multiply(y, dy, out=rows)
+        xp.sum(rows, axis=1, keepdims=True, out=number)
+        xp.subtract(dy, number, out=rows)
+        xp.multiply(rows, y, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
         """The formula."""
@@ -177,25 +189,17 @@ def log_softmax(xp: Any, x: Any, out: Any, number: Any, e: Any) -> None:
 
 
 @dataclass(frozen=True)
-class LogSoftmaxGrad(AlongAxis):
+class LogSoftmaxGrad(RowsGrad):
     """(y, dy) → dy - exp(y) · Σ dy."""
 
     axis: int = -1
 
-    inplace = (1, 0)
-
-    def scratch(self, ins, outs):
-        """One number a row, and whole rows."""
-        return self.tile_types(ins[0])
-
-    def compute(self, xp, ins, outs, scratch):
-        """In whole rows beside the output, which may be one of the inputs."""
-        for y, dy, out in self.tiles(*ins, outs[0]):
-            number, rows = (s[: len(y)] for s in scratch)
-            xp.exp(y, out=rows)
-            xp.sum(dy, axis=1, dtype=number.dtype, keepdims=True, out=number)
-            xp.multiply(rows, number, out=rows)
-            xp.subtract(dy, rows, out=out, casting="unsafe")
+    def rows(self, xp, y, dy, out, number, rows):
+        """Four passes."""
+        xp.exp(y, out=rows)
+        xp.sum(dy, axis=1, dtype=number.dtype, keepdims=True, out=number)
+        xp.multiply(rows, number, out=rows)
+        xp.subtract(dy, rows, out=out, casting="unsafe")
 
     def expand(self, b, y, dy):
         """The formula."""
