@@ -53,7 +53,7 @@ class MomentumUpdate(Update):
     rate_at = 3
 
     @property
-    def step_at(self):  # type: ignore[override]
+    def step_at(self):
         """Only dampening asks which step it is."""
         return 4 if self.dampening else None
 
