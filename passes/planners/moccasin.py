@@ -102,18 +102,18 @@ def improve(
     """
     checked_sequence(problem, sequence)
     deadline = time.monotonic() + time_limit
-    sequence = _staged(problem, sequence)
+    best = min([*sequence], _staged(problem, sequence), key=lambda s: _rank(problem, s, budget))
+    staged = _staged(problem, best)
+    bound, proven = None, False
     for minimise_peak in (True, False):
-        if minimise_peak and simulate(problem, sequence).peak <= budget:
-            continue
-        model = _Model(problem, budget, sequence, copies, free, minimise_peak)
-        found = model.solve(effort, deadline - time.monotonic(), workers, seed)
-        if found is not None and _rank(problem, found, budget) <= _rank(problem, sequence, budget):
-            sequence = found
-        if simulate(problem, sequence).peak > budget:
-            return sequence, None, False
-    bound = model.bound if free is None else None
-    return sequence, bound, bound is not None and model.proven
+        if minimise_peak == (simulate(problem, staged).peak > budget):
+            model = _Model(problem, budget, staged, copies, free, minimise_peak)
+            found = model.solve(effort, deadline - time.monotonic(), workers, seed)
+            staged = staged if found is None else found
+            best = min(best, staged, key=lambda s: _rank(problem, s, budget))
+            if not minimise_peak and free is None:
+                bound, proven = model.bound, model.proven
+    return best, bound, proven
 
 
 def _rank(problem: RematerialisationProblem, sequence: Sequence[int], budget: int) -> tuple[int, float]:
@@ -122,7 +122,7 @@ def _rank(problem: RematerialisationProblem, sequence: Sequence[int], budget: in
 
 
 def _staged(problem: RematerialisationProblem, sequence: Sequence[int]) -> list[int]:
-    """The sequence itself, or, where that is no worse, with each stage in order and no node twice in it."""
+    """The sequence with each stage in order and no node twice in it."""
     done, stage, found = 0, set[int](), list[int]()
     for i in sequence:
         if i == done:
@@ -220,11 +220,19 @@ class _Model:
                 else:
                     run = self.rerun(i, k)
                 for v in node.writes:
-                    run.ends[v] = self.model.new_int_var(0, self.end, "")
-                    self.model.add(run.ends[v] >= run.at)
-                    self.model.add_hint(run.ends[v], self.uses.get((v, k), _event(n - 1, i)))
+                    run.ends[v] = self.last_use(v, run, self.uses.get((v, k), _event(n - 1, i)))
                 self.runs[i].append(run)
             self.in_order(i, self.runs[i])
+
+    def last_use(self, v: int, run: _Copy, now: int) -> Any:
+        """A variable, or what it is now where neither the producer nor a reader is free."""
+        p = self.problem
+        if p.producer[v] not in self.free and self.free.isdisjoint(p.readers[v]):
+            return now
+        end = self.model.new_int_var(_least(run), self.end, "")
+        self.add(end >= run.at)
+        self.model.add_hint(end, now)
+        return end
 
     def rerun(self, i: int, k: int) -> _Copy:
         n, events = len(self.problem), self.events[i]
@@ -238,10 +246,9 @@ class _Model:
     def in_order(self, i: int, runs: list[_Copy]) -> None:
         """Runs follow each other, and a value is no longer read once there is a new one."""
         for a, b in itertools.pairwise(runs):
-            if isinstance(b.active, int):
-                self.model.add(b.at > a.at)
+            if isinstance(b.active, int):  # the producer is not free, and both run when they do
                 for end in a.ends.values():
-                    self.model.add(end < b.at)
+                    self.add(end < b.at)
                 continue
             self.model.add(b.at > a.at).only_enforce_if(b.active)
             for end in a.ends.values():
@@ -266,14 +273,14 @@ class _Model:
     def covered(self, v: int, at: Any, active: Any, now: int) -> None:
         p = self.problem.producer[v]
         if p < 0:
-            self.enforce(self.inputs[v] >= at, active)
+            self.add(self.inputs[v] >= at, active)
             return
         sources = self.runs[p]
-        if len(sources) == 1:
-            self.enforce(sources[0].ends[v] >= at, active)
+        latest = sum(e < now for e in self.events[p]) - 1
+        if len(sources) == 1 or (p not in self.free and isinstance(at, int)):
+            self.add(sources[latest].ends[v] >= at, active)
             return
         chosen = []
-        latest = sum(e < now for e in self.events[p]) - 1
         for k, run in enumerate(sources):
             choice = self.model.new_bool_var("")
             self.model.add(run.at < at).only_enforce_if(choice)
@@ -284,10 +291,12 @@ class _Model:
             chosen.append(choice)
         self.model.add_bool_or([*chosen, *([] if isinstance(active, int) else [~active])])
 
-    def enforce(self, constraint: Any, active: Any) -> None:
-        added = self.model.add(constraint)
-        if not isinstance(active, int):
-            added.only_enforce_if(active)
+    def add(self, constraint: Any, active: Any = 1) -> None:
+        """A constraint for runs that take place; none where all that it names is fixed."""
+        if not isinstance(constraint, bool):
+            added = self.model.add(constraint)
+            if not isinstance(active, int):
+                added.only_enforce_if(active)
 
     def memory(self, budget: int, minimise_peak: bool) -> None:
         """Intervals of values and of scratch under the budget, in units that make a plan of the model fit for sure."""
@@ -302,9 +311,8 @@ class _Model:
             self.model.minimize(capacity)
         intervals, demands = [], []
         for interval, size in self.intervals():
-            if size:
-                intervals.append(interval)
-                demands.append(-(-size // unit))
+            intervals.append(interval)
+            demands.append(-(-size // unit))
         self.model.add_cumulative(intervals, demands, capacity)
 
     def intervals(self) -> Iterator[tuple[Any, int]]:
@@ -316,21 +324,29 @@ class _Model:
                 self.overwritten(i, run, earlier)
         for v, end in self.inputs.items():
             model.add_hint(end, self.input_uses[v])
-            length = model.new_int_var(0, self.end + 1, "")
-            model.add(length == end + 1 - sum(earlier.get((v, 0), [])))
-            yield model.new_interval_var(0, length, end + 1 - sum(earlier.get((v, 0), [])), ""), p.sizes[v]
+            if p.readers[v] or v in p.outputs:
+                run = _Copy(0, 1)
+                yield self.interval(run, self.stop(run, end, earlier.get((v, 0)))), p.sizes[v]
         for i, node in enumerate(p.nodes):
             for k, run in enumerate(self.runs[i]):
                 for v, end in run.ends.items():
-                    stop = end + 1 - sum(earlier.get((v, k), []))
-                    length = model.new_int_var(0, self.end + 1, "")
-                    yield self.interval(run, length, stop), p.sizes[v]
+                    if p.sizes[v]:
+                        yield self.interval(run, self.stop(run, end, earlier.get((v, k)))), p.sizes[v]
                 if node.scratch:
-                    yield self.interval(run, 1, run.at + 1), node.scratch
+                    yield self.interval(run, run.at + 1), node.scratch
 
-    def interval(self, run: _Copy, length: Any, stop: Any) -> Any:
-        if isinstance(run.active, int):
-            return self.model.new_interval_var(run.at, length, stop, "")
+    def stop(self, run: _Copy, end: Any, earlier: list[Any] | None) -> Any:
+        """The first event at which a value is gone."""
+        if not earlier:
+            return end + 1
+        stop = self.model.new_int_var(_least(run), self.end + 1, "")
+        self.model.add(stop == end + 1 - sum(earlier))
+        return stop
+
+    def interval(self, run: _Copy, stop: Any) -> Any:
+        if isinstance(run.at, int):
+            return self.model.new_interval_var(run.at, stop - run.at, stop, "")
+        length = self.model.new_int_var(0, self.end + 1, "")
         return self.model.new_optional_interval_var(run.at, length, stop, run.active, "")
 
     def overwritten(self, i: int, run: _Copy, earlier: dict[tuple[int, int], list[Any]]) -> None:
@@ -342,8 +358,10 @@ class _Model:
             source = p.producer[v]
             ends = [self.inputs[v]] if source < 0 else [r.ends[v] for r in self.runs[source]]
             for k, end in enumerate(ends):
+                if isinstance(end, int) and isinstance(run.at, int) and end != run.at:
+                    continue
                 choice = self.model.new_bool_var("")
-                self.model.add(end == run.at).only_enforce_if(choice)
+                self.add(end == run.at, choice)
                 if not isinstance(run.active, int):
                     self.model.add_implication(choice, run.active)
                 earlier.setdefault((v, k), []).append(choice)
@@ -373,6 +391,10 @@ class _Model:
             if isinstance(run.active, int) or solver.value(run.active)
         ]
         return pruned(self.problem, [i for _, i in sorted(events)])
+
+
+def _least(run: _Copy) -> int:
+    return run.at if isinstance(run.at, int) else 0
 
 
 def _event(stage: int, node: int) -> int:
