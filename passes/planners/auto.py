@@ -1,0 +1,126 @@
+"""Ours: every idea that works, on one frontier, with a certificate beside it.
+
+Where about half of the memory is left, what a minimum cut keeps is near the optimum (`sweep.py`).  Below that, blocks
+are joined by dynamic programming (`blocks.py`).  Local search on true liveness (`local_search.py`) then works on what
+both have found, around the budget that is asked for; small problems go on to constraint programming
+(`moccasin.py`).  `bound.py` says how far the result can be from the best there is.
+
+Nothing here depends on the clock: efforts are counted in cuts, slots and moves, so that the same problem, budget and
+seed give the same plan.  Plans of one problem share a frontier: what was found for a smaller budget serves a larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ..recompute import RecomputePlan
+from .base import Planner
+from .blocks import join_blocks
+from .bound import least_budget, lower_bound
+from .chain import chain_of
+from .frontier import Frontier, Point
+from .local_search import Schedule, Search
+from .problem import RematerialisationProblem
+from .simulate import plan_of
+from .sweep import sweep
+
+#: stages of a chain that are joined, at most; slots of memory in the table
+_STAGES, _SLOTS = 160, 240
+#: frontiers that are remembered
+_REMEMBERED = 4
+#: shares of the budget that local search works at
+_RUNGS = (0.94, 0.97, 1.0)
+
+
+@dataclass(frozen=True)
+class Auto(Planner):
+    """The cheapest plan that all of our methods find together, and a bound for what any method could find.
+
+    `moves`: of local search, for a budget.  `seed`: of its random numbers.
+    """
+
+    reference = "cut sweep, block-wise dynamic programming, local search; bound by Lagrangian cuts (bound.py)"
+    moves: int = 40_000
+    seed: int = 0
+
+    def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
+        """UsageError for a budget that no schedule can keep, with the least that one can."""
+        frontier = frontier_of(problem)
+        if budget is None:
+            return plan_of(range(len(problem)))
+        plain = list(frontier)[-1]
+        if plain.peak > budget:
+            refuse_hopeless(problem, budget)
+            self.refine(frontier, budget)
+        point = frontier.best(budget) or frontier.lowest
+        return plan_of(point.sequence)
+
+    def bound(self, problem: RematerialisationProblem, budget: int) -> float:
+        """The certificate."""
+        return lower_bound(problem, budget)
+
+    def refine(self, frontier: Frontier, budget: int) -> None:
+        """Local search at and a little below the budget, from the nearest plans on both sides."""
+        problem = frontier.problem
+        large = max(1.0, len(problem) / 2000)
+        fixed = problem.fixed
+        for share in _RUNGS:
+            goal = fixed + int((budget - fixed) * share)
+            starts = neighbours(frontier, goal)
+            moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
+            for start, hot in starts:
+                improve(frontier, start, goal, moves, hot, self.seed)
+
+
+def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:
+    """Offers the frontier what local search makes of a plan."""
+    search = Search(Schedule(frontier.problem, start.sequence), budget, seed)
+    search.descend()
+    search.run(moves, hot)
+    if search.best is not None:
+        last = Search(Schedule(frontier.problem, search.best), budget, seed)
+        last.descend()
+        frontier.offer(last.best or search.best, f"{start.method.split('+')[0]}+search")
+
+
+def neighbours(frontier: Frontier, budget: int) -> list[tuple[Point, float]]:
+    """Plans to start from, each with a temperature: the best within the budget, and those a little beyond."""
+    points = list(frontier)
+    below = [p for p in points if p.peak <= budget][-1:]
+    above = [p for p in points if p.peak > budget][:2]
+    found = [(p, 3e-3) for p in below + above]
+    found += [(p, 3e-2) for p in (below or above[:1])]
+    return found
+
+
+_frontiers: OrderedDict[int, tuple[RematerialisationProblem, Frontier]] = OrderedDict()
+
+
+def frontier_of(problem: RematerialisationProblem) -> Frontier:
+    """What cuts and blocks find for a problem; remembered for the last few problems."""
+    known = _frontiers.get(id(problem))
+    if known is None or known[0] is not problem:
+        frontier = Frontier(problem)
+        large = len(problem) / 3000
+        sweep(frontier, max(6, int(48 / max(1.0, large))))
+        chain = chain_of(problem).merged(_STAGES)
+        join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / max(1.0, large))))
+        known = _frontiers[id(problem)] = problem, frontier
+        while len(_frontiers) > _REMEMBERED:
+            _frontiers.popitem(last=False)
+    return known[1]
+
+
+def refuse_hopeless(problem: RematerialisationProblem, budget: int) -> None:
+    """UsageError where the bound proves that the budget holds no schedule."""
+    least = least_budget(problem)
+    if budget < least:
+        raise UsageError(
+            f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again: at least {least:,} are "
+            "needed at one moment. Give a larger budget, or a smaller batch"
+        )
+    if math.isinf(lower_bound(problem, budget)):
+        raise UsageError(f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again")

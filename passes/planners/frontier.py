@@ -1,0 +1,68 @@
+"""The plans of one problem that nothing beats: by peak and cost, whoever found them."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .problem import RematerialisationProblem
+from .simulate import pruned, simulate
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan as judged: peak in bytes (what is always there included), cost, the method that found it."""
+
+    peak: int
+    cost: float
+    method: str
+    sequence: array
+
+
+class Frontier:
+    """Keeps, of all sequences offered, those for which no other has both a lower peak and a lower cost."""
+
+    def __init__(self, problem: RematerialisationProblem) -> None:
+        self.problem = problem
+        self._peaks: list[int] = []
+        self._points: list[Point] = []
+        self.tried = 0
+        self.offer(range(len(problem)), "plain")
+
+    def __iter__(self) -> Iterator[Point]:
+        """Points from the lowest peak to the lowest cost."""
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def offer(self, sequence: Sequence[int], method: str) -> Point:
+        """Judges a sequence; it stays if it is not beaten."""
+        sequence = pruned(self.problem, sequence)
+        outcome = simulate(self.problem, sequence)
+        self.tried += 1
+        point = Point(outcome.peak, outcome.cost, method, array("i", sequence))
+        at = bisect_right(self._peaks, point.peak)
+        if at and self._points[at - 1].cost <= point.cost:
+            return point
+        first = bisect_left(self._peaks, point.peak)
+        end = first
+        while end < len(self._points) and self._points[end].cost >= point.cost:
+            end += 1
+        self._points[first:end] = [point]
+        self._peaks[first:end] = [point.peak]
+        return point
+
+    def best(self, budget: int | None) -> Point | None:
+        """The cheapest plan within the budget."""
+        if budget is None:
+            return self._points[0]
+        at = bisect_right(self._peaks, budget)
+        return self._points[at - 1] if at else None
+
+    @property
+    def lowest(self) -> Point:
+        """The plan with the lowest peak."""
+        return self._points[0]
