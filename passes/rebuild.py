@@ -85,15 +85,14 @@ class _Rebuilder:
         t = op.outputs[0]
         if again is None or t is None:
             return
-        wanted = [(f, a) for a in self.activations(t) if (f := self.first_late(a.outputs[0], at, op, again[1]))]
+        wanted = [(f, a, y) for a, y in self.activations(t) if (f := self.first_late(y, at, op, again[1])) is not None]
         first = self.first_late(t, at, op, again[1])
         new: dict[int, list[Operator]] = {}
         shared = None if first is None else self.fresh(t)
-        if shared is not None:
+        if first is not None and shared is not None:
             self.renamed[t.name] = shared
-            new[min([first, *(f for f, _ in wanted)])] = [Operator(again[0], again[1], (shared,), Role.BACKWARD)]
-        for f, a in wanted:
-            y = a.outputs[0]
+            new[min([first, *(f for f, _, _ in wanted)])] = [Operator(again[0], again[1], (shared,), Role.BACKWARD)]
+        for f, a, y in wanted:
             if shared is None and 0 not in a.op.inplace:
                 continue  # it would take two buffers for a moment
             source = shared or self.fresh(t)
@@ -111,16 +110,17 @@ class _Rebuilder:
     def fresh(self, v: Value) -> Value:
         return v.renamed(self.names.take(f"{v.name}.again"))
 
-    def activations(self, t: Value) -> Iterator[Operator]:
-        """Cheap element-wise operators of the forward pass whose only input, constants aside, is `t`."""
+    def activations(self, t: Value) -> Iterator[tuple[Operator, Value]]:
+        """Cheap element-wise operators of the forward pass whose only input, constants aside, is `t`; outputs."""
         for i in self.readers.get(t.name, ()):
             op = self.block.operators[i]
-            if op.role not in _FORWARD or not isinstance(op.op, Elementwise) or op.op.random:
+            if op.role not in _FORWARD or not isinstance(op.op, Elementwise) or op.op.random or len(op.outputs) != 1:
                 continue
             others = [v.name for v in op.reads() if v != t]
-            same = [None if v is None else v.type for v in op.outputs] == [t.type]
-            if same and op.op.flops_per_element <= _CHEAP and self.constant.issuperset(others):
-                yield op
+            (y,) = op.outputs
+            assert y is not None
+            if y.type == t.type and op.op.flops_per_element <= _CHEAP and self.constant.issuperset(others):
+                yield op, y
 
     def first_late(self, v: Value, at: int, op: Operator, needs: Sequence[Value | None]) -> int | None:
         """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""
