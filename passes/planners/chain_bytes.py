@@ -18,7 +18,7 @@ class ChainBytes:
     `border`: what crosses stage k's border; 0 for the last.  `held`: the part of it that the backward pass reads.
     `saved`: what is written in stage k, read by the backward pass and does not cross the border.
     `forward_peak`: most bytes of stage k's own values, and scratch, while it runs again for its border;
-    `forward_all_peak`: the same where what the backward reads is made too.
+    `forward_all_peak`: the same where what the backward reads is made too; `forward_saved_peak`: where it is all.
     `backward_peak`: most bytes while the backward of stage k runs: gradients, scratch, the stage's own saved values
     and what crosses into it as far as they are read.
     `gradients`: bytes that wait right before the backward of stage k begins, while stages may run again.
@@ -30,6 +30,7 @@ class ChainBytes:
     saved: tuple[int, ...]
     forward_peak: tuple[int, ...]
     forward_all_peak: tuple[int, ...]
+    forward_saved_peak: tuple[int, ...]
     backward_peak: tuple[int, ...]
     gradients: tuple[int, ...]
     constant: int
@@ -44,8 +45,9 @@ def chain_bytes(chain: Chain) -> ChainBytes:
         border=tuple(sum([sizes[v] for v in c]) for c in chain.crossing),
         held=tuple(sum([sizes[v] for v in c if chain.saves(v)]) for c in chain.crossing),
         saved=tuple(sum([sizes[v] for v in _saved(chain, k)]) for k in stages),
-        forward_peak=tuple(_forward_peak(chain, k, False) for k in stages),
-        forward_all_peak=tuple(_forward_peak(chain, k, True) for k in stages),
+        forward_peak=tuple(_forward_peak(chain, k, False, True) for k in stages),
+        forward_all_peak=tuple(_forward_peak(chain, k, True, True) for k in stages),
+        forward_saved_peak=tuple(_forward_peak(chain, k, True, False) for k in stages),
         backward_peak=tuple(max([running[i] for i in chain.interval(k)], default=0) for k in stages),
         gradients=tuple(waiting[chain.starts[k]] for k in stages),
         constant=sum([sizes[v] for v in chain.always if p.readers[v]]),
@@ -63,12 +65,12 @@ def _saved(chain: Chain, k: int) -> list[int]:
     ]
 
 
-def _forward_peak(chain: Chain, k: int, keep: bool) -> int:
+def _forward_peak(chain: Chain, k: int, keep: bool, border: bool) -> int:
     """Most bytes of a stage's own values and scratch while it runs again; what is wanted stays to its end."""
     p = chain.problem
-    run = chain.reruns(k, keep)
+    run = chain.reruns(k, keep, border)
     last = {v: j for j, i in enumerate(run) for v in p.nodes[i].reads}
-    stays = set(chain.crossing[k])
+    stays = set(chain.crossing[k]) if border else set()
     if keep:
         stays.update(_saved(chain, k))
     own: set[int] = set()

@@ -1,0 +1,94 @@
+"""rotor: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019; `rotor_table` has the mathematics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..recompute import RecomputePlan
+from .base import Planner
+from .chain import Chain, chain_of, emit
+from .problem import RematerialisationProblem
+from .rotor_table import RotorTable, rotor_schedule, rotor_table
+from .simulate import plan_of, simulate
+
+#: orders of execution judged for one table
+_MOST_JUDGED = 24
+
+
+@dataclass(frozen=True)
+class Rotor(Planner, strategy="rotor"):
+    """Optimal schedules that keep what they decided to keep, for a chain of stages with different costs.
+
+    Memory is counted in `slots`; chains of more than `stages` stages are merged to so many.  What a schedule really
+    needs is judged by what is alive, and the memory that the program is solved for is set so that this just fits.
+    """
+
+    reference = "Beaumont et al. 2019, arXiv 1911.13214"
+
+    slots: int = 500
+    stages: int = 150
+
+    def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
+        plain = simulate(problem, range(len(problem)))
+        if budget is None or plain.peak <= budget:
+            return RecomputePlan()
+        chain = chain_of(problem).merged(self.stages)
+        spare = max(budget - problem.fixed, 1)
+        most, few = plain.peak - problem.fixed, max(self.slots // 4, 1)
+        coarse = rotor_table(chain, min(2 * spare, most), few)
+        if math.isinf(coarse.total(coarse.slots)):  # nothing is known that fits: look for the lowest peak
+            coarse = rotor_table(chain, most, few)
+        found = _Fitting(chain, budget)
+        m = found.search(coarse)
+        fine = rotor_table(chain, math.ceil(1.1 * (m + 1) * coarse.unit), self.slots)
+        found.search(fine)
+        return plan_of(found.best or range(len(problem)))
+
+
+class _Fitting:
+    """Looks for the cheapest order of execution within a budget; without one, for the lowest peak."""
+
+    def __init__(self, chain: Chain, budget: int) -> None:
+        self.chain, self.budget = chain, budget
+        self.best: list[int] | None = None
+        self.key: tuple[float, ...] = ()
+
+    def fits(self, table: RotorTable, m: int) -> bool:
+        sequence = emit(self.chain, rotor_schedule(table, m))
+        o = simulate(self.chain.problem, sequence)
+        fits = o.peak <= self.budget
+        key = (0, o.cost, o.peak) if fits else (1, o.peak, o.cost)
+        if self.best is None or key < self.key:
+            self.best, self.key = sequence, key
+        return fits
+
+    def search(self, table: RotorTable) -> int:
+        """The most slots found to fit (or the fewest that there is a schedule for).
+
+        Peaks nearly grow with the slots: halving first, then a look at the next few levels of cost above.
+        """
+        levels = self.levels(table)
+        if not levels:
+            return table.slots
+        low, high, judged = -1, len(levels), 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(table, levels[middle]) else (low, middle)
+            judged += 1
+        for k in range(high + 1, min(high + 1 + _MOST_JUDGED - judged, len(levels))):
+            if self.fits(table, levels[k]):
+                low = k
+        return levels[max(low, 0)]
+
+    @staticmethod
+    def levels(table: RotorTable) -> list[int]:
+        """The fewest slots for each cost that there is a schedule of, the dearest first."""
+        found: list[int] = []
+        last = math.inf
+        for m in range(table.slots + 1):
+            cost = table.total(m)
+            if cost < last:
+                found.append(m)
+                last = cost
+        return found
