@@ -376,6 +376,7 @@ class _Model:
         solver.parameters.num_workers = workers
         solver.parameters.interleave_search = workers > 1
         solver.parameters.max_deterministic_time = effort
+        solver.parameters.cp_model_presolve = False  # takes longer than the search
         if seconds < math.inf:
             solver.parameters.max_time_in_seconds = max(0.01, seconds)
         status = solver.solve(self.model)
