@@ -144,13 +144,17 @@ def _least_peak(lattice: Lattice, budget: float) -> float:
     return float(peak[-1]) if kept[-1] < np.inf else np.inf
 
 
-def best_chain(lattice: Lattice, budget: float, memory_centric: bool = False, states: int = 100) -> Chain | None:
+def best_chain(
+    lattice: Lattice, budget: float, memory_centric: bool = False, states: int = 100, known: float | None = None
+) -> Chain | None:
     """The chain within a budget that keeps nodes of the most time, or of the least (memory-centric).
 
     A state of a lower set is (time, bytes) of what is kept; of two states the one with fewer bytes and the better
-    time is as good as the other whatever follows.
+    time is as good as the other whatever follows.  `known`: the time of a chain that is known to be within the
+    budget; states that cannot come as far are left out.
     """
-    table = _States(lattice, -1.0 if memory_centric else 1.0, min(budget, 1e300))
+    sign = -1.0 if memory_centric else 1.0
+    table = _States(lattice, sign, min(budget, 1e300), -np.inf if known is None else known * sign)
     for target in range(1, len(lattice)):
         table.extend(target, states)
     return table.chain()
@@ -163,8 +167,9 @@ class _States:
     between, -2 - that number.
     """
 
-    def __init__(self, lattice: Lattice, sign: float, budget: float) -> None:
+    def __init__(self, lattice: Lattice, sign: float, budget: float, floor: float) -> None:
         self.lattice, self.sign, self.budget = lattice, sign, budget
+        self.floor = floor - 1e-9 * abs(floor)
         size = len(lattice)
         self.starts = [0, 1]  # of each lower set's states
         self.need, self.step_kept, self.step_time = np.full(size, np.inf), np.zeros(size), np.zeros(size)
@@ -182,7 +187,9 @@ class _States:
             t = np.concatenate([t, self.time[state] + fine.time * self.sign])
             m = np.concatenate([m, self.bytes[state] + fine.kept])
             origin = np.concatenate([origin, -2 - state])
-        front = _front(t, m, most) if len(t) else np.zeros(0, dtype=np.int64)
+        rest = self.lattice.time[-1] - self.lattice.time[target] if self.sign > 0 else 0.0
+        able = np.flatnonzero(t + rest >= self.floor)
+        front = able[_front(t[able], m[able], most)] if len(able) else able
         self.add(target, t[front], m[front], origin[front])
 
     def coarse(self, s: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -271,6 +278,7 @@ class _Search:
         self.problem, self.lattice, self.budget = problem, lattice, budget
         self.states, self.memory_centric = states, memory_centric
         self.judged: dict[frozenset[int], tuple[Outcome, list[int]]] = {}
+        self.known: list[tuple[float, float]] = []  # budgets of the model, and the time that its best chain keeps
 
     def run(self, samples: int) -> RecomputePlan:
         """The best of all chains that were tried."""
@@ -306,9 +314,12 @@ class _Search:
 
     def fits(self, budget: float) -> bool:
         """Judges the chain of one of the model's budgets, with the last segment dropped and kept."""
-        chain = best_chain(self.lattice, budget, self.memory_centric, self.states)
+        times = [t for b, t in self.known if b <= budget]
+        known = (min(times) if self.memory_centric else max(times)) if times else None
+        chain = best_chain(self.lattice, budget, self.memory_centric, self.states, known)
         if chain is None:
             return False
+        self.known.append((budget, chain.kept_time))
         outcomes = [self.judge(kept) for kept in self.kept(chain)]
         return self.budget is None or any(o.peak <= self.budget for o in outcomes)
 

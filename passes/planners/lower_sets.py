@@ -216,7 +216,7 @@ class Lattice:
         self.among = among if len(among) > len(sets) else ()
         self._fine: dict[int, FineStep | None] = {}
         member = members(graph, sets)
-        self.memory = member @ graph.memory
+        self.memory, self.time = member @ graph.memory, member @ graph.time
         self.stay_memory = member @ np.where(graph.stays, graph.memory, 0.0)
         self.stay_time = member @ np.where(graph.stays, graph.time, 0.0)
         self.boundary = list(boundaries(graph, member))
