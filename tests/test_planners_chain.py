@@ -11,7 +11,7 @@ import pytest
 from test_planners import NETWORKS, derived
 
 from recompute.passes.planners import RematerialisationProblem, plan, planner, sequence_of, simulate
-from recompute.passes.planners.chain import Action, Chain, chain_of, emit, plain_sweep
+from recompute.passes.planners.chain import Action, Chain, chain_of, cut_further, emit, plain_sweep
 from recompute.passes.planners.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
 from recompute.passes.planners.gruslys import most_that_fits
 from recompute.passes.planners.gruslys_tables import binomial_steps, step_schedule, step_tables
@@ -108,6 +108,28 @@ def test_bytes_of_a_unit_chain() -> None:
     assert b.forward_peak[:4] == (64,) * 4
     assert set(b.gradients) <= {0, 64}
     assert b.backward_peak == (0, 128, 128, 128, 192)
+
+
+def dense_block(n: int) -> RematerialisationProblem:
+    """Each layer reads all those before it, and its backward does."""
+    nodes = [Node(f"f{k}", 1.0, tuple(range(k + 1)), (k + 1,), scratch=64) for k in range(n)]
+    gradients = [
+        Node(f"b{k}", 2.0, (*range(k + 1), *([n + n - 1 - k] if k < n - 1 else [])), (n + n - k,), 0, True, False)
+        for k in range(n - 1, -1, -1)
+    ]
+    sizes = (0, *[64] * n, *[64] * n)
+    return RematerialisationProblem((*nodes, *gradients), sizes, tuple(map(str, range(len(sizes)))), inputs=(0,))
+
+
+def test_stages_without_narrow_borders_are_cut_further() -> None:
+    p = dense_block(120)
+    chain = chain_of(p, width=1)
+    assert max(map(len, chain.stages)) > 100
+    finer = cut_further(chain)
+    assert len(finer) > 10 and set(chain.borders) <= set(finer.borders)
+    assert emit(finer, plain_sweep(finer)) == list(range(len(p)))
+    whole = chain_of(unit_chain(100))
+    assert cut_further(whole) is whole
 
 
 # -- Chen -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from .chain_bytes import ChainBytes, chain_bytes
 from .problem import RematerialisationProblem
@@ -15,8 +15,9 @@ from .simulate import pruned
 #: ('forward', stage, whether what the backward pass reads inside the stage is made too) or ('backward', stage, True)
 Action = tuple[str, int, bool]
 
-#: a value that crosses this share of the forward pass (and this many nodes) is kept rather than rebuilt
-_LONG_SHARE, _LONG_NODES = 0.4, 12
+#: a value that crosses this share of the forward pass (and this many nodes) is kept rather than rebuilt, as long as
+#: such values are not more than this share of all bytes
+_LONG_SHARE, _LONG_NODES, _LONG_BYTES = 0.4, 12, 0.25
 #: so is one this much smaller than a typical value that crosses a border
 _SMALL = 64
 #: borders may let so many values cross before they are taken to be where the fewest bytes cross
@@ -125,6 +126,24 @@ class Chain:
         return self.at(self.stages[k][-1] for k in best.values())
 
 
+def cut_further(chain: Chain, parts: int = 24) -> Chain:
+    """The chain with stages that hold more than 1/parts of all bytes cut where fewer bytes cross than nearby.
+
+    Blocks whose values are read by all later layers (DenseNet) have no narrow borders; schedules of whole blocks need
+    far more memory than ones that keep many values at a border inside.
+    """
+    b, p = chain.bytes, chain.problem
+    spans = {v: s for v, s in _spans(p).items() if v not in chain.always}
+    total = dict(zip(p.forward, _sums(spans, len(p.forward), lambda v: p.sizes[v]), strict=True))
+    most = max(1, (sum(b.saved) + sum(b.border)) // parts)
+    cuts = list(chain.borders)
+    for stage, saved in zip(chain.stages, b.saved, strict=True):
+        n = min(saved // most * 2, len(stage) // 4)
+        bounds = [len(stage) * i // n for i in range(n + 1)] if n > 1 else []
+        cuts += [min(stage[x:y], key=lambda i: (total[i], -i)) for x, y in pairwise(bounds)]
+    return chain.at(cuts) if len(cuts) >= len(chain) else chain
+
+
 def chain_of(problem: RematerialisationProblem, width: int | None = None) -> Chain:
     """Cuts the forward pass where at most `width` values cross.
 
@@ -198,8 +217,11 @@ def _kept_anyway(problem: RematerialisationProblem, spans: dict[int, tuple[int, 
     kept.update(v for i in problem.forward if not nodes[i].repeatable for v in nodes[i].writes)
     read = [sizes[v] for v, (a, b) in spans.items() if b > a]
     small = statistics.median_low(read) // _SMALL if read else 0
-    long = max(_LONG_SHARE * len(problem.forward), _LONG_NODES)
-    kept.update(v for v, (a, b) in spans.items() if b > a and (b - a >= long or (sizes[v] <= small and b - a > 1)))
+    least = max(_LONG_SHARE * len(problem.forward), _LONG_NODES)
+    long = [v for v, (a, b) in spans.items() if b - a >= least]
+    if sum([sizes[v] for v in long]) <= _LONG_BYTES * sum(read):
+        kept.update(long)
+    kept.update(v for v, (a, b) in spans.items() if b - a > 1 and sizes[v] <= small)
     return frozenset(kept)
 
 

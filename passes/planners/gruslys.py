@@ -10,6 +10,7 @@ from typing import ClassVar
 from ..recompute import RecomputePlan
 from .base import Planner
 from .chain import Chain, chain_of, emit
+from .chen import rank
 from .gruslys_tables import step_schedule, step_tables
 from .problem import RematerialisationProblem
 from .simulate import plan_of, simulate
@@ -37,7 +38,10 @@ class Gruslys(Planner, strategy="gruslys"):
         if budget is None or simulate(problem, range(len(problem))).peak <= budget:
             return RecomputePlan()
         chain = chain_of(problem).merged(self.steps)
-        return plan_of(_within(chain, budget, slot_sizes(chain, budget, *self.keeps)))
+        found = _within(chain, budget, slot_sizes(chain, budget, *self.keeps))
+        plain = list(range(len(problem)))
+        better = rank(problem, found, budget) < rank(problem, plain, budget)
+        return plan_of(found if better else plain)
 
 
 @dataclass(frozen=True)

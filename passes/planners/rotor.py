@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..recompute import RecomputePlan
 from .base import Planner
-from .chain import Chain, chain_of, emit
+from .chain import Chain, chain_of, cut_further, emit
+from .chen import rank
 from .problem import RematerialisationProblem
 from .rotor_table import RotorTable, rotor_schedule, rotor_table
 from .simulate import plan_of, simulate
@@ -33,35 +34,38 @@ class Rotor(Planner, strategy="rotor"):
         plain = simulate(problem, range(len(problem)))
         if budget is None or plain.peak <= budget:
             return RecomputePlan()
-        chain = chain_of(problem).merged(self.stages)
-        spare = max(budget - problem.fixed, 1)
-        most, few = plain.peak - problem.fixed, max(self.slots // 4, 1)
-        coarse = rotor_table(chain, min(2 * spare, most), few)
+        found = _Fitting(problem, budget)
+        whole = chain_of(problem)
+        finer = cut_further(whole)
+        for chain in (whole,) if finer is whole else (whole, finer):
+            self.fit(found, chain.merged(self.stages), plain.peak)
+        return plan_of(found.best)
+
+    def fit(self, found: _Fitting, chain: Chain, plain: int) -> None:
+        """Offers the schedules of a chain: a coarse table says about how much memory they may count on."""
+        most, few = plain - chain.problem.fixed, max(self.slots // 4, 1)
+        coarse = rotor_table(chain, min(2 * max(found.budget - chain.problem.fixed, 1), most), few)
         if math.isinf(coarse.total(coarse.slots)):  # nothing is known that fits: look for the lowest peak
             coarse = rotor_table(chain, most, few)
-        found = _Fitting(chain, budget)
         m = found.search(coarse)
-        fine = rotor_table(chain, math.ceil(1.1 * (m + 1) * coarse.unit), self.slots)
-        found.search(fine)
-        return plan_of(found.best or range(len(problem)))
+        found.search(rotor_table(chain, math.ceil(1.1 * (m + 1) * coarse.unit), self.slots))
 
 
 class _Fitting:
     """Looks for the cheapest order of execution within a budget; without one, for the lowest peak."""
 
-    def __init__(self, chain: Chain, budget: int) -> None:
-        self.chain, self.budget = chain, budget
-        self.best: list[int] | None = None
-        self.key: tuple[float, ...] = ()
+    def __init__(self, problem: RematerialisationProblem, budget: int) -> None:
+        self.problem, self.budget = problem, budget
+        self.best = list(range(len(problem)))
+        self.key = rank(problem, self.best, budget)
 
     def fits(self, table: RotorTable, m: int) -> bool:
-        sequence = emit(self.chain, rotor_schedule(table, m))
-        o = simulate(self.chain.problem, sequence)
-        fits = o.peak <= self.budget
-        key = (0, o.cost, o.peak) if fits else (1, o.peak, o.cost)
-        if self.best is None or key < self.key:
+        """Judges the schedule with m slots."""
+        sequence = emit(table.chain, rotor_schedule(table, m))
+        key = rank(self.problem, sequence, self.budget)
+        if key < self.key:
             self.best, self.key = sequence, key
-        return fits
+        return key[0] == 0
 
     def search(self, table: RotorTable) -> int:
         """The most slots found to fit (or the fewest that there is a schedule for).
