@@ -30,7 +30,10 @@ _UNITS = 10**12
 
 @dataclass(frozen=True)
 class Line:
-    """What one cut says: keeping `kept` values (`memory` bytes) means repeating nodes of `cost` altogether."""
+    """What one cut says: keeping `kept` values means repeating nodes of `cost` altogether.
+
+    `memory`: bytes of the values, each as dear as the cut's slope makes it.
+    """
 
     price: float
     cost: float
@@ -142,7 +145,7 @@ class _Flow:
             if self.value[v] in reached and self.node.get(problem.producer[v], self.sink) not in reached
         )
         cost = sum(problem.nodes[p].cost for p in again)
-        return Line(price, cost, sum(cut.memory[v] for v in kept), kept)
+        return Line(price, cost, round(sum(cut.memory[v] * cut.slope[v] for v in kept)), kept)
 
 
 def _reach(edges: list[tuple[int, ...]], start: int) -> set[int]:
@@ -224,7 +227,7 @@ def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int
     """Nodes whose first execution is likely to say the most: the first backward ones, and the fullest moments after."""
     from .simulate import profile
 
-    first = next((i for i, n in enumerate(problem.nodes) if n.backward), None)
+    first = _first_turn(problem)
     live = profile(problem, range(len(problem)))
     if first is None:
         first = live.index(max(live)) if live else 0
@@ -237,6 +240,15 @@ def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int
         if all(abs(i - j) > apart for j in chosen):
             chosen.append(i)
     return chosen[: len(problem)]
+
+
+def _first_turn(problem: RematerialisationProblem) -> int | None:
+    """The first backward node that depends on the forward pass: a gradient's seed of ones does not."""
+    nodes, producer = problem.nodes, problem.producer
+    for i, n in enumerate(nodes):
+        if n.backward and any(producer[v] >= 0 and not nodes[producer[v]].backward for v in n.reads):
+            return i
+    return None
 
 
 def lower_bound(problem: RematerialisationProblem, budget: int, points: Iterable[int] | None = None) -> float:
