@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
+
+import numpy as np
 
 from ..recompute import RecomputePlan
 from .base import Planner
@@ -36,7 +39,8 @@ class FengHuang(Planner, strategy="feng-huang"):
     by the simulator, else that with the lowest peak.
 
     `candidates`: how many values of mu are tried, 0 for as many as go with the size of the graph (all in graphs of a
-    few hundred nodes); where there are more they are thinned, evenly by rank.
+    few hundred nodes); where there are more they are thinned, half of them evenly by rank, half by
+    size.
     `negligible`: values at the start of the graph (masks, positions) that hold, with all they depend on, less than
     this share of all bytes are kept and connect nothing; the paper knows only graphs with one input.
     """
@@ -130,7 +134,9 @@ def largest_segments(graph: Graph, root: Piece, most: int) -> list[float]:
     values = sorted(found)
     if len(values) <= most:
         return values
-    return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
+    by_rank = {values[round(k * (len(values) - 1) / (most // 2))] for k in range(most // 2 + 1)}
+    sizes = np.geomspace(max(values[1], 1.0), values[-1], most // 2)
+    return sorted(by_rank | {values[min(bisect_left(values, s), len(values) - 1)] for s in sizes})
 
 
 #: ends of a linear piece between which all intervals are candidates
@@ -138,10 +144,11 @@ _LONGEST = 500
 
 
 def _interval_weights(graph: Graph, piece: Piece) -> set[float]:
-    """What lies between any two of a linear piece's ends; in long pieces between every so many-th of them."""
+    """What lies between any two of a linear piece's ends; in long pieces between every so many-th, and neighbours."""
     inner, held = _prefix(graph, piece)
     marks = range(0, len(inner), -(-len(inner) // _LONGEST))
-    return {inner[j] - held[i] for j in marks for i in marks if i < j}
+    near = {inner[j] - held[j - k] for j in range(len(inner)) for k in range(1, min(j, 4) + 1)}
+    return near | {inner[j] - held[i] for j in marks for i in marks if i < j}
 
 
 def _prefix(graph: Graph, piece: Piece) -> tuple[list[float], list[float]]:

@@ -84,7 +84,7 @@ class KusumotoExact(Kusumoto, strategy="kusumoto-exact"):
     The time it takes grows with the square of their number: seconds for 1,000, minutes for 10,000.
     """
 
-    limit: int = 50_000
+    limit: int = 4_000
 
     def lattice(self, graph: ForwardGraph) -> Lattice:
         """All of them."""
