@@ -231,8 +231,8 @@ def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int
     live = profile(problem, range(len(problem)))
     if first is None:
         first = live.index(max(live)) if live else 0
-    chosen = [first]
     rest = sorted(range(first + 1, len(problem)), key=lambda i: -live[i])
+    chosen = [first, *rest[:1]][:most]
     apart = (len(problem) - first) // (2 * most)
     for i in rest:
         if len(chosen) >= most:

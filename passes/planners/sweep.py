@@ -14,6 +14,8 @@ from .simulate import plan_of
 
 #: how much dearer an early byte (or a late one) is made, so that identical layers do not tie
 SLOPES = (0.0, 0.05, -0.05)
+#: moments of the step at which cuts are made
+_MOMENTS = 5
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,20 @@ class CutSweep(Planner):
 
 
 def sweep(frontier: Frontier, cuts: int = 48) -> None:
-    """Offers the frontier what the cuts keep at the first backward node, for a few orders of preference among ties."""
+    """Offers the frontier what the cuts keep, at the turn to the backward pass and at the fullest moments after it.
+
+    A few orders of preference among ties are tried at the first moment.  What the backward pass has used up before a
+    moment is kept.
+    """
     problem = frontier.problem
-    if not any(n.backward for n in problem.nodes):
-        return
-    (b,) = turning_points(problem, 1)
     seen: set[frozenset[int]] = set()
-    for slope in SLOPES:
-        for line in hull(Cut(problem, b, slope), cuts):
-            if line.kept not in seen:
-                seen.add(line.kept)
-                frontier.offer(keep_schedule(problem, line.kept), "cut-sweep")
+    for k, b in enumerate(turning_points(problem, _MOMENTS)):
+        if not problem.nodes[b].backward:
+            continue
+        before = {v for v in problem.saved if problem.readers[v][-1] <= b}
+        for slope in SLOPES if k == 0 else SLOPES[1:2]:
+            for line in hull(Cut(problem, b, slope), cuts if k < 2 else cuts // 3):
+                kept = line.kept | before
+                if kept not in seen:
+                    seen.add(kept)
+                    frontier.offer(keep_schedule(problem, kept), "cut-sweep")
