@@ -62,7 +62,7 @@ class CheckmateLP(Checkmate, strategy="checkmate-lp"):
     """
 
     allowances: tuple[float, ...] = (0.0, 0.1, 0.2)
-    thresholds: tuple[float, ...] = (0.5, 0.3, 0.7)
+    thresholds: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
         """See `Planner.plan`."""
