@@ -235,7 +235,7 @@ def test_time_centric_plans_run_less_again() -> None:
 def test_a_budget_that_nothing_exceeds_costs_next_to_nothing() -> None:
     p = network("resnet18", 16)
     found = plan(p, strategy="kusumoto-exact", budget=10**12)
-    assert found.overhead < 0.02
+    assert found.overhead == 0.0
 
 
 def test_thinned_lower_sets_still_reach_every_budget() -> None:

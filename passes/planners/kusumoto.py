@@ -282,6 +282,8 @@ class _Search:
 
     def run(self, samples: int) -> RecomputePlan:
         """The best of all chains that were tried."""
+        nodes = self.problem.nodes
+        self.judge(frozenset(v for i in self.lattice.graph.nodes for v in nodes[i].writes))
         low = least_budget(self.lattice)
         everything = best_chain(self.lattice, np.inf, states=self.states)
         assert everything is not None  # one step to all nodes
