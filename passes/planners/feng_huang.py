@@ -16,8 +16,8 @@ from .base import Planner
 from .division_tree import Graph, Piece, division_tree
 from .lower_sets import ForwardGraph, forward_graph
 from .problem import RematerialisationProblem
-from .schedules import keep_schedule
-from .simulate import Outcome, plan_of, pruned, simulate
+from .schedules import keep_schedule, kept_plan
+from .simulate import Outcome, simulate
 
 #: nodes that judging plans may simulate in all
 _SIMULATED = 1_000_000
@@ -67,10 +67,7 @@ class FengHuang(Planner, strategy="feng-huang"):
             _, best = min(plans, key=lambda x: (x[0], len(x[1]), sorted(x[1])))
         else:
             best = _cheapest(problem, forward, [kept for _, kept in plans], budget)
-        values = _values(problem, forward, best)
-        return plan_of(
-            pruned(problem, keep_schedule(problem, values)), checkpoints=tuple(problem.values[v] for v in values)
-        )
+        return kept_plan(problem, _values(problem, forward, best))
 
 
 def _prepared(forward: ForwardGraph, negligible: float) -> tuple[Graph, list[int], set[int]]:

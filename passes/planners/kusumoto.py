@@ -28,8 +28,8 @@ from .lower_sets import (
     thinned,
 )
 from .problem import RematerialisationProblem
-from .schedules import keep_schedule
-from .simulate import Outcome, plan_of, pruned, simulate
+from .schedules import keep_schedule, kept_plan
+from .simulate import Outcome, simulate
 
 _PAPER = (
     "Kusumoto, Inoue, Watanabe, Akiba & Koyama 2019, A Graph Theoretic Framework of Recomputation (arXiv 1905.11722)"
@@ -277,7 +277,7 @@ class _Search:
     ) -> None:
         self.problem, self.lattice, self.budget = problem, lattice, budget
         self.states, self.memory_centric = states, memory_centric
-        self.judged: dict[frozenset[int], tuple[Outcome, list[int]]] = {}
+        self.judged: dict[frozenset[int], Outcome] = {}
         self.known: list[tuple[float, float]] = []  # budgets of the model, and the time that its best chain keeps
 
     def run(self, samples: int) -> RecomputePlan:
@@ -295,9 +295,8 @@ class _Search:
             last = max(k for k, ok in enumerate(fits) if ok)
             if last + 1 < len(budgets):
                 self.bisect(float(budgets[last]), float(budgets[last + 1]), 5)
-        kept, (_, sequence) = min(self.judged.items(), key=lambda item: self.rank(item[1][0]))
-        values = sorted(kept, key=lambda v: (self.problem.producer[v], v))
-        return plan_of(pruned(self.problem, sequence), checkpoints=tuple(self.problem.values[v] for v in values))
+        kept, _ = min(self.judged.items(), key=lambda item: self.rank(item[1]))
+        return kept_plan(self.problem, kept)
 
     def rank(self, outcome: Outcome) -> tuple[float, ...]:
         """Less is better."""
@@ -337,6 +336,5 @@ class _Search:
     def judge(self, kept: frozenset[int]) -> Outcome:
         """What the simulator says of the plan that keeps these values."""
         if kept not in self.judged:
-            sequence = keep_schedule(self.problem, kept)
-            self.judged[kept] = simulate(self.problem, sequence), sequence
-        return self.judged[kept][0]
+            self.judged[kept] = simulate(self.problem, keep_schedule(self.problem, kept))
+        return self.judged[kept]

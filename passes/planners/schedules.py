@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ..recompute import RecomputePlan
 from .problem import RematerialisationProblem
+from .simulate import plan_of, pruned
 
 
 def keep_schedule(problem: RematerialisationProblem, kept: Collection[int]) -> list[int]:
@@ -27,6 +29,25 @@ def keep_schedule(problem: RematerialisationProblem, kept: Collection[int]) -> l
                     sequence += rebuild(problem, v, there)
         sequence.append(i)
     return sequence
+
+
+def kept_plan(problem: RematerialisationProblem, kept: Collection[int]) -> RecomputePlan:
+    """The plan of `keep_schedule`; of `kept`, its checkpoints are what is read again as the forward pass made it."""
+    sequence = pruned(problem, keep_schedule(problem, kept))
+    made_again: set[int] = set()
+    needed: set[int] = set()
+    done, backward = 0, False
+    for i in sequence:
+        node = problem.nodes[i]
+        again = i < done
+        done += not again
+        backward |= node.backward or again
+        if backward:
+            needed.update(v for v in node.reads if v not in made_again)
+        if again:
+            made_again.update(node.writes)
+    values = sorted(needed.intersection(kept), key=lambda v: (problem.producer[v], v))
+    return plan_of(sequence, checkpoints=tuple(problem.values[v] for v in values))
 
 
 def rebuild(problem: RematerialisationProblem, value: int, there: bytearray) -> list[int]:
