@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
 from ...ir import Block, Operator
+from ..base import run_passes
 from ..dead_code import DeadCode
-from ..memory_plan import memory_report
+from ..liveness import Liveness
+from ..memory_plan import MemoryPlan, memory_report
 from ..recompute import RecomputePlan, apply
 from ..schedule import Schedule, plan_best_order
 from .base import Planned, plan, planner
-from .bound import least_budget
+from .bound import least_budget, lower_bound
 from .derive import Derived, derive
 
 Seconds = Callable[[Operator], float]
@@ -43,6 +46,131 @@ class Fitted:
     scheduled: bool
 
 
+class Fitting:
+    """Plans for one plain step (without frees), priced by `seconds`: what they have in common is made once.
+
+    The step is planned as it is and, with `schedule`, in the order that needs less memory.
+    """
+
+    def __init__(self, block: Block, seconds: Seconds, *, schedule: bool = True) -> None:
+        self.block, self.seconds, self.schedule = block, seconds, schedule
+        self._bounds: dict[int, float] = {}
+
+    @cached_property
+    def plain(self) -> Fitted:
+        """The step as it is, compiled."""
+        compiled = self.compiled(self.block)
+        return Fitted(self.block, compiled, peak_of(compiled), RecomputePlan(), None, self.block, False)
+
+    @cached_property
+    def derived(self) -> Derived:
+        """The step's problem."""
+        return derive(self.block, self.seconds)
+
+    @cached_property
+    def ordered(self) -> Block:
+        """The step in the order that needs less memory."""
+        return Schedule().run(self.block) if self.schedule else self.block
+
+    @cached_property
+    def _ordered(self) -> Derived:
+        return derive(self.ordered, self.seconds)
+
+    def compiled(self, block: Block) -> Block:
+        """A step with frees and addresses."""
+        return plan_best_order(block) if self.schedule else run_passes(block, [Liveness(), MemoryPlan()])
+
+    def bases(self) -> Iterator[tuple[Derived, bool]]:
+        """Problems of the step as it is and as reordered; whether it is the latter."""
+        yield self.derived, False
+        if self.ordered is not self.block:
+            yield self._ordered, True
+
+    def bound(self, budget: int) -> float:
+        """A cost below which no plan within the budget exists, in any order; infinite where there is none."""
+        if budget not in self._bounds:
+            self._bounds[budget] = lower_bound(self.derived.problem, budget)
+        return self._bounds[budget]
+
+    def carry_out(self, plan: RecomputePlan, scheduled: bool) -> Fitted:
+        """The step with a plan that numbers its operators, or those of `ordered`."""
+        base = self.ordered if scheduled else self.block
+        after = DeadCode().run(apply(base, plan))
+        compiled = self.compiled(after)
+        return Fitted(after, compiled, peak_of(compiled), plan, None, base, scheduled)
+
+    def candidates(
+        self,
+        budget: int | None,
+        strategy: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        tries: int = _TRIES,
+    ) -> Iterator[Fitted]:
+        """Compiled plans of a strategy, whether or not they fit; `tries` for each order of the step, at most."""
+        for derived, scheduled in self.bases():
+            yield from self._tries(derived, scheduled, budget, strategy, options or {}, tries)
+
+    def _tries(
+        self,
+        derived: Derived,
+        scheduled: bool,
+        budget: int | None,
+        strategy: str,
+        options: Mapping[str, Any],
+        tries: int,
+    ) -> Iterator[Fitted]:
+        """Plans for live bytes under a goal that moves until the arena is just within the budget."""
+        goal = budget
+        seen: set[RecomputePlan] = set()
+        heeds = planner(strategy, **options).heeds_budget
+        for _ in range(tries if heeds and budget is not None else 1):
+            try:
+                planned = plan(derived.problem, budget=goal, strategy=strategy, **options)
+            except UsageError:
+                if not seen:
+                    raise
+                return  # the goal has moved to where nothing can be
+            if planned.plan in seen:
+                return
+            seen.add(planned.plan)
+            found = self.carry_out(derived.for_block(planned.plan), scheduled)
+            yield dataclasses.replace(found, planned=planned)
+            if budget is None or goal is None:
+                return
+            if found.peak > budget:
+                goal = min(goal, planned.outcome.peak) - max(1, found.peak - budget)
+                if goal <= derived.problem.fixed:
+                    return
+            elif found.peak < budget * _CLOSE and planned.outcome.peak > found.peak:
+                goal = max(goal, planned.outcome.peak) + (budget - found.peak)
+            else:
+                return
+
+    def fit(self, budget: int | None, strategy: str = "auto", options: Mapping[str, Any] | None = None) -> Fitted:
+        """See `fit`."""
+        if budget is not None and self.plain.peak <= budget:
+            return self.plain
+        found = list(self.candidates(budget, strategy, options))
+        best = best_of(found, budget)
+        if budget is not None and best.peak > budget:
+            raise UsageError(self._misses(budget, strategy, best.peak))
+        return best
+
+    def _misses(self, budget: int, strategy: str, least: int) -> str:
+        bound = least_budget(self.derived.problem)
+        more = f"; no plan of any strategy can need less than {bound:,}" if bound <= budget else ""
+        return (
+            f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {least:,}{more}. "
+            "Give a larger budget, a smaller batch, or another strategy"
+        )
+
+
+def best_of(found: list[Fitted], budget: int | None) -> Fitted:
+    """The cheapest within the budget; where none is, the one with the lowest peak."""
+    fitting = [f for f in found if budget is None or f.peak <= budget]
+    return min(fitting, key=lambda f: (_cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
+
+
 def fit(
     block: Block,
     budget: int | None,
@@ -58,27 +186,12 @@ def fit(
     again with the difference.  A budget of None lets the strategy choose.  UsageError where the strategy finds no plan
     that fits, with the least that it found; where none exists, with the proof.
     """
-    plain = plan_best_order(block)
-    if budget is not None and peak_of(plain) <= budget:
-        return Fitted(block, plain, peak_of(plain), RecomputePlan(), None, block, False)
-    found: list[Fitted] = []
-    least: list[int] = []
-    for derived, scheduled in _bases(block, seconds):
-        for fitted in _tries(derived, scheduled, budget, strategy, options or {}):
-            (found if budget is None or fitted.peak <= budget else []).append(fitted)
-            least.append(fitted.peak)
-    if not found:
-        assert budget is not None
-        raise UsageError(_misses(block, seconds, budget, strategy, min(least)))
-    return min(found, key=lambda f: (_cost(f), f.peak))
+    return Fitting(block, seconds).fit(budget, strategy, options)
 
 
 def carry_out(block: Block, plan: RecomputePlan, scheduled: bool) -> Fitted:
     """Applies a plan that was made for this step before."""
-    base = Schedule().run(block) if scheduled else block
-    after = DeadCode().run(apply(base, plan))
-    compiled = plan_best_order(after)
-    return Fitted(after, compiled, peak_of(compiled), plan, None, base, scheduled)
+    return Fitting(block, lambda op: 0.0).carry_out(plan, scheduled)
 
 
 def peak_of(compiled: Block) -> int:
@@ -89,47 +202,3 @@ def peak_of(compiled: Block) -> int:
 def _cost(f: Fitted) -> float:
     assert f.planned is not None
     return f.planned.outcome.cost
-
-
-def _bases(block: Block, seconds: Seconds) -> Iterator[tuple[Derived, bool]]:
-    yield derive(block, seconds), False
-    ordered = Schedule().run(block)
-    if ordered is not block:
-        yield derive(ordered, seconds), True
-
-
-def _tries(
-    derived: Derived, scheduled: bool, budget: int | None, strategy: str, options: Mapping[str, Any]
-) -> Iterator[Fitted]:
-    """Plans for live bytes under a goal that moves until the arena is just within the budget."""
-    goal = budget
-    seen: set[RecomputePlan] = set()
-    heeds = planner(strategy, **options).heeds_budget
-    for _ in range(_TRIES if heeds and budget is not None else 1):
-        planned = plan(derived.problem, budget=goal, strategy=strategy, **options)
-        if planned.plan in seen:
-            return
-        seen.add(planned.plan)
-        fitted = dataclasses.replace(
-            carry_out(derived.block, derived.for_block(planned.plan), False), planned=planned, scheduled=scheduled
-        )
-        yield fitted
-        if budget is None or goal is None:
-            return
-        if fitted.peak > budget:
-            goal = min(goal, planned.outcome.peak) - max(1, fitted.peak - budget)
-            if goal <= derived.problem.fixed:
-                return
-        elif fitted.peak < budget * _CLOSE and planned.outcome.peak > fitted.peak:
-            goal = max(goal, planned.outcome.peak) + (budget - fitted.peak)
-        else:
-            return
-
-
-def _misses(block: Block, seconds: Seconds, budget: int, strategy: str, least: int) -> str:
-    bound = least_budget(derive(block, seconds).problem)
-    more = f"; no plan of any strategy can need less than {bound:,}" if bound <= budget else ""
-    return (
-        f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {least:,}{more}. "
-        "Give a larger budget, a smaller batch, or another strategy"
-    )
