@@ -59,6 +59,7 @@ class _Deriving:
         self.nodes: list[Node] = []
         self.members: list[list[int]] = []
         self.maker: dict[int, int] = {}
+        self.backward = False
         self.changed = {v.name for op in block.operators if op.role in _FORWARD and op.op.updates for v in op.writes()}
 
     def run(self) -> Derived:
@@ -110,6 +111,7 @@ class _Deriving:
     def node(self, op: Operator, at: int) -> None:
         reads = [None if v is None else self.number.get(v.name) for v in op.inputs]
         writes = [self.new(v) for v in op.writes() if v.name not in self.persistent]
+        self.backward |= op.role not in _FORWARD
         types = [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
         self.maker.update((v, len(self.nodes)) for v in writes)
         self.members.append([at])
@@ -120,8 +122,8 @@ class _Deriving:
                 reads=tuple(dict.fromkeys([v for v in reads if v is not None])),
                 writes=tuple(writes),
                 scratch=sum(aligned(t.nbytes) for t in op.op.scratch(*types)),
-                backward=op.role not in _FORWARD,
-                repeatable=op.role in _FORWARD
+                backward=self.backward,  # a loss may stand behind the first gradient: it belongs to that pass then
+                repeatable=not self.backward
                 and not op.op.updates
                 and not any(v.name in self.changed for v in op.reads()),
                 overwrites=tuple(self.overwritten(op, reads)),
