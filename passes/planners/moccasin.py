@@ -28,15 +28,17 @@ class Moccasin(Planner, strategy="moccasin"):
     run in order, each once.  Two phases: where the start does not fit, the footprint is minimised first.
 
     `effort`: CP-SAT's deterministic time, about seconds, of each phase; `time_limit`: seconds, after which it ends in
-    any case (and is deterministic no more); `workers` > 1 search interleaved, which is deterministic too; `largest`:
+    any case (and is deterministic no more); `rounds` of search in neighbourhoods follow where the optimum was not
+    proven; `workers` > 1 search interleaved, which is deterministic too; `largest`:
     graphs with more nodes are refused.
     """
 
     reference = "Bartan, Li, Teague, Lott, Dilkina: Moccasin (ICML 2023, arXiv 2304.14463)"
 
     copies: int = 3
-    effort: float = 20.0
+    effort: float = 10.0
     time_limit: float = 60.0
+    rounds: int = 60
     workers: int = 1
     seed: int = 0
     largest: int = 2000
@@ -52,16 +54,24 @@ class Moccasin(Planner, strategy="moccasin"):
             )
         if budget is None:
             return RecomputePlan()
-        sequence, _, _ = improve(
+        from .neighbourhoods import search
+
+        deadline = time.monotonic() + self.time_limit
+        sequence, _, proven = improve(
             problem,
             budget,
             start(problem, budget),
             effort=self.effort,
-            time_limit=self.time_limit,
+            time_limit=self.time_limit / 2,
             copies=self.copies,
             workers=self.workers,
             seed=self.seed,
         )
+        if not proven:
+            left = deadline - time.monotonic()
+            sequence = search(
+                problem, budget, sequence, rounds=self.rounds, copies=self.copies, time_limit=left, seed=self.seed
+            )
         return plan_of(pruned(problem, sequence))
 
 
@@ -98,7 +108,8 @@ def improve(
     Better means: a lower peak while that is above the budget, then a lower cost.  `free`: the nodes that may run at
     other times than they do; all others run when they run now (a large neighbourhood); None: all are free.
     `bound`: no sequence of at most `copies` runs of each node (or as many as it has now), each once in a stage and in
-    order, costs less; `proven` says that the one returned is a best of those.  With `free` there is neither.
+    order, costs less (None with `free`); `proven` says that the one returned is a best of those, or, with `free`, of
+    that neighbourhood.
     """
     checked_sequence(problem, sequence)
     deadline = time.monotonic() + time_limit
@@ -111,8 +122,8 @@ def improve(
             found = model.solve(effort, deadline - time.monotonic(), workers, seed)
             staged = staged if found is None else found
             best = min(best, staged, key=lambda s: _rank(problem, s, budget))
-            if not minimise_peak and free is None:
-                bound, proven = model.bound, model.proven
+            if not minimise_peak:
+                bound, proven = model.bound if free is None else None, model.proven
     return best, bound, proven
 
 
