@@ -108,8 +108,8 @@ def improve(
     Better means: a lower peak while that is above the budget, then a lower cost.  `free`: the nodes that may run at
     other times than they do; all others run when they run now (a large neighbourhood); None: all are free.
     `bound`: no sequence of at most `copies` runs of each node (or as many as it has now), each once in a stage and in
-    order, costs less (None with `free`); `proven` says that the one returned is a best of those, or, with `free`, of
-    that neighbourhood.
+    order, costs less (None with `free`, and while the peak is above the budget); `proven` says that the one returned
+    is a best of those, or, with `free`, of that neighbourhood.
     """
     checked_sequence(problem, sequence)
     deadline = time.monotonic() + time_limit
@@ -122,8 +122,8 @@ def improve(
             found = model.solve(effort, deadline - time.monotonic(), workers, seed)
             staged = staged if found is None else found
             best = min(best, staged, key=lambda s: _rank(problem, s, budget))
-            if not minimise_peak:
-                bound, proven = model.bound if free is None else None, model.proven
+            bound = None if minimise_peak or free is not None else model.bound
+            proven = model.proven
     return best, bound, proven
 
 
