@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from ..recompute import RecomputePlan
+from . import moccasin
 from .base import Planner
 from .blocks import join_blocks
 from .bound import least_budget, lower_bound
@@ -39,12 +40,15 @@ _RUNGS = (0.94, 0.97, 1.0)
 class Auto(Planner):
     """The cheapest plan that all of our methods find together, and a bound for what any method could find.
 
-    `moves`: of local search, for a budget.  `seed`: of its random numbers.
+    `moves`: of local search, for a budget.  `seed`: of its random numbers.  `effort`: of constraint programming on
+    problems of up to `solved` nodes, in CP-SAT's deterministic units (about seconds).
     """
 
     reference = "cut sweep, block-wise dynamic programming, local search; bound by Lagrangian cuts (bound.py)"
     moves: int = 40_000
     seed: int = 0
+    effort: float = 4.0
+    solved: int = 200
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
         """UsageError for a budget that no schedule can keep, with the least that one can."""
@@ -73,6 +77,19 @@ class Auto(Planner):
             moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
             for start, hot in starts:
                 improve(frontier, start, goal, moves, hot, self.seed)
+        if len(problem) <= self.solved:
+            start = frontier.best(budget) or frontier.lowest
+            sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=self.effort, seed=self.seed)
+            frontier.offer(sequence, "solver")
+
+
+@dataclass(frozen=True)
+class Optimal(Auto):
+    """Auto with more of everything, for a step that will run for days."""
+
+    moves: int = 400_000
+    effort: float = 60.0
+    solved: int = 400
 
 
 def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:

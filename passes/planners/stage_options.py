@@ -14,6 +14,8 @@ from .simulate import last_uses, profile, pruned
 
 #: cuts tried for one stage, and moves of local search on all stages that differ together
 _CUTS, _MOVES = 12, 60_000
+#: stages of up to so many nodes are solved rather than searched
+_SOLVED = 60
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def options_of(chain: Chain, most: int = 8) -> list[list[StageOption]]:
     """For every stage up to `most` options that nothing beats; stages that are alike are looked at once."""
     stages = [_stage(chain, k) for k in range(len(chain))]
     different = {s.key(): s for s in stages}
-    moves = _MOVES // max(1, 3 * len(different))
+    moves = _MOVES // max(1, 4 * len(different))
     known = {key: _spread(_options(s, moves), most) for key, s in different.items()}
     found = []
     for s in stages:
@@ -79,17 +81,30 @@ def _options(stage: _Stage, moves: int) -> list[StageOption]:
 
 
 def _searched(sub: RematerialisationProblem, sequences: list[list[int]], moves: int) -> Iterator[list[int]]:
-    """Schedules with lower peaks, by local search from the one with the lowest."""
+    """Schedules with lower peaks: by constraint programming where the stage is small, else by local search."""
     if len(sub) < 6 or len(sequences) < 2:
         return
     peaks = [max(profile(sub, s)) for s in sequences]
     low, start = min(peaks), sequences[peaks.index(min(peaks))]
     least = max((sum(sub.sizes[v] for v in {*n.reads, *n.writes}) + n.scratch for n in sub.nodes), default=0)
-    for share in (0.66, 0.33, 0.0):
-        budget = least + int(share * (low - least))
-        search = Search(Schedule(sub, start), budget)
-        search.run(moves)
-        yield pruned(sub, search.best if search.best is not None else search.schedule.sequence())
+    find = _solved if len(sub) <= _SOLVED else _annealed
+    lowest = find(sub, start, least, moves)
+    yield lowest
+    floor = max(profile(sub, lowest))
+    for share in (0.0, 0.33, 0.66):
+        yield find(sub, lowest, floor + int(share * max(0, low - floor)), moves)
+
+
+def _solved(sub: RematerialisationProblem, start: list[int], budget: int, moves: int) -> list[int]:
+    from .moccasin import improve
+
+    return improve(sub, budget, start, effort=0.3, copies=3)[0]
+
+
+def _annealed(sub: RematerialisationProblem, start: list[int], budget: int, moves: int) -> list[int]:
+    search = Search(Schedule(sub, start), budget)
+    search.run(moves)
+    return pruned(sub, search.best if search.best is not None else search.schedule.sequence())
 
 
 def _measured(stage: _Stage, sequence: Sequence[int], first: int) -> StageOption:
