@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from ..recompute import RecomputePlan
 from . import moccasin
-from .base import Planner
+from .base import Planner, planner
 from .blocks import join_blocks
 from .bound import least_budget, lower_bound
 from .chain import chain_of
 from .frontier import Frontier, Point
 from .local_search import Schedule, Search
 from .problem import RematerialisationProblem
-from .simulate import plan_of
+from .simulate import plan_of, sequence_of
 from .sweep import sweep
 
 #: stages of a chain that are joined, at most; slots of memory in the table
@@ -34,6 +34,8 @@ _STAGES, _SLOTS = 160, 240
 _REMEMBERED = 4
 #: shares of the budget that local search works at
 _RUNGS = (0.94, 0.97, 1.0)
+#: methods of others that are asked, and how many nodes they are asked about at most
+_OTHERS = {"gruslys": 20_000, "rotor": 20_000, "kusumoto": 3000, "kusumoto-memory": 3000}
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Auto(Planner):
     def refine(self, frontier: Frontier, budget: int) -> None:
         """Local search at and a little below the budget, from the nearest plans on both sides."""
         problem = frontier.problem
+        ask_others(frontier, budget)
         large = max(1.0, len(problem) / 2000)
         fixed = problem.fixed
         for share in _RUNGS:
@@ -90,6 +93,14 @@ class Optimal(Auto):
     moves: int = 400_000
     effort: float = 60.0
     solved: int = 400
+
+
+def ask_others(frontier: Frontier, budget: int) -> None:
+    """Offers the frontier what published methods find for a budget, as far as they are quick."""
+    for strategy, largest in _OTHERS.items():
+        if len(frontier.problem) <= largest:
+            found = planner(strategy).plan(frontier.problem, budget=budget)
+            frontier.offer(sequence_of(frontier.problem, found), strategy)
 
 
 def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:

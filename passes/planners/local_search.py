@@ -18,6 +18,9 @@ import numpy as np
 
 from .problem import RematerialisationProblem
 
+#: nodes that a move may look at, on average
+_WORK = 40
+
 
 class Schedule:
     """A schedule with its peak, under insertion and removal of reruns.  Costs and bytes as in the problem.
@@ -44,6 +47,7 @@ class Schedule:
         self.stays = set(problem.outputs)
         self.enter = np.zeros(n + 1, np.int64)
         self.most = np.zeros(n, np.int64)
+        self.work = 0  # nodes looked at: what moves take, counted rather than timed
         self._fill()
 
     # -- what is there ---------------------------------------------------------------------------------------------
@@ -100,6 +104,7 @@ class Schedule:
         nodes, sizes = self.problem.nodes, self.problem.sizes
         live = int(self.enter[t])
         slot = self.slots[t]
+        self.work += len(slot)
         if len(slot) == 1:
             node = nodes[t]
             for v in node.writes:
@@ -271,9 +276,14 @@ class Search:
         self._note()
 
     def run(self, moves: int, hot: float = 3e-3, cold: float = 1e-5) -> None:
-        """`moves` random moves at a temperature that falls from `hot` to `cold` (shares of the plain cost)."""
-        now = self.energy()
+        """`moves` random moves at a temperature that falls from `hot` to `cold` (shares of the plain cost).
+
+        Fewer where moves are dear, because many nodes run again at one place.
+        """
+        now, enough = self.energy(), self.schedule.work + _WORK * moves
         for k in range(moves):
+            if self.schedule.work > enough:
+                break
             heat = hot * (cold / hot) ** (k / max(1, moves - 1))
             changes = self.propose()
             if not changes:
