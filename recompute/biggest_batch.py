@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .budgets import parse_bytes
 from .compiler import Candidate, checkpoint_candidates
 from .cost import CostModel
 from .errors import UsageError
@@ -25,23 +25,6 @@ _FIRST_GUESS = 8
 _CURVE = 7
 #: no batch larger than this is looked at
 LARGEST_BATCH = 1 << 20
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {p + s: 1024**i for i, p in enumerate("kmgt", 1) for s in ("", "ib")}
-_UNITS |= {p + "b": 1000**i for i, p in enumerate("kmgt", 1)}
-
-
-def parse_bytes(text: str | int) -> int:
-    """`16GiB`, `16GB`, `500MB`, `1.5G` (G, like GiB, is 2**30), or a number of bytes.  UsageError for anything else."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        found: float = text
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", str(text))
-        if not match or match[2].lower() not in _UNITS:
-            raise UsageError(f"cannot read '{text}' as an amount of memory (expected e.g. 16GiB, 500MB, 1.5G)")
-        found = float(match[1]) * _UNITS[match[2].lower()]
-    if found < 1:
-        raise UsageError(f"a memory budget must be more than 0 bytes, not {text}")
-    return int(found)
 
 
 @dataclass(frozen=True)

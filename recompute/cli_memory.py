@@ -42,10 +42,10 @@ def check_arguments(args: argparse.Namespace) -> None:
     cli_costs.check_arguments(args)
     args.budget = None
     if args.memory_budget is not None:
-        from .biggest_batch import parse_bytes
+        from .budgets import parse_budget
 
         try:
-            args.budget = parse_bytes(args.memory_budget)
+            args.budget = parse_budget(args.memory_budget)
         except UsageError as e:
             raise UsageError(f"--memory-budget: {e}") from None
     if not args.max_batch:

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import fnmatch
 import gc
+import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .budgets import Budget
 from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
@@ -25,6 +27,8 @@ from .passes import (
     plan_best_order,
     run_passes,
 )
+from .passes.planners.fit import Fitting
+from .planning import PlanFigures, SavedPlan, carry, fitting_of, request, saved_plan
 from .program import Program
 from .text import show
 
@@ -50,13 +54,15 @@ class StepFigures:
 class CompiledStep:
     """A training step ready to run: its program with planned memory, the plan behind it, and its figures.
 
-    `cost`: the model that its times were estimated by.
+    `cost`: the model that its times were estimated by.  `planned`: a planner's plan by names and what it does.
     """
 
     program: Program
     plan: RecomputePlan | None
     figures: StepFigures
     cost: CostModel = field(default_factory=this_cpu)
+    planned: PlanFigures | None = None
+    saved: SavedPlan | None = None
 
 
 @contextlib.contextmanager
@@ -77,6 +83,10 @@ def compile_step(
     optimizer: Any,
     *,
     checkpoints: Sequence[str] | None = None,
+    budget: str | int | Budget | None = None,
+    strategy: str | None = None,
+    strategy_options: Mapping[str, Any] | None = None,
+    plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
     schedule: bool = True,
@@ -85,35 +95,77 @@ def compile_step(
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
-    `optimizer`: any of `rc.optimizers`; `checkpoints`: None keeps everything.  `dump`: a folder for the text after
-    each stage.  `schedule`: whether independent operators may change places to need less memory.  `rebuild`: whether
-    normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).  `cost`: what
-    times are estimated by (this CPU's roofline).
+    `optimizer`: any of `rc.optimizers`.  What is recomputed: nothing, what `checkpoints` leave, as much as it takes
+    for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak) as `strategy` finds it (default:
+    "auto"), or what a `plan` says.  `dump`: a folder for the text after each stage.  `schedule`: whether independent
+    operators may change places to need less memory.  `rebuild`: whether normalised values that gradients read are made
+    again from what is kept anyway (see passes/rebuild.py).  `cost`: what times are estimated by (this CPU's roofline).
     """
-    from .optimizers import RecomputeOptimizer, RecomputeWarning
+    from .optimizers import RecomputeOptimizer
 
-    loss = program[loss].name
+    wanted = request(budget, strategy, strategy_options, plan)
+    if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
+        if wanted is not None or checkpoints is not None:
+            raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
+        wanted, optimizer = own, optimizer.inner
+    if checkpoints is not None:
+        if wanted is not None:
+            raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
+        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
+    cost = cost or this_cpu()
     with without_gc():
-        step = Program(
-            dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
-            {n: a.copy() if a.flags.writeable else a for n, a in program.data.items()},
-            source=program.source,
-        )
-        step.aliases = dict(program.aliases)
-        stages = [("forward", step.block)]
-        if checkpoints is not None:
-            optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
-        with warnings.catch_warnings():  # what they say stands in the plan's notes
-            warnings.simplefilter("ignore", RecomputeWarning)
-            optimizer.minimize(step[loss])
-        stages.append(("step", step.block))
-        live = run_passes(step.block, [DeadCode(), *([Rebuild()] if rebuild else [])])
-        step.block = plan_best_order(live) if schedule else run_passes(live, [Liveness(), MemoryPlan()])
+        step, stages = _made(program, loss, optimizer, fetch)
+        planned = saved = None
+        if wanted is not None:
+            fitting = fitting_of(step.block, cost, schedule=schedule, rebuild=rebuild)
+            fitted, planned = carry(fitting, wanted, cost)
+            step.block, step.plan, step.planned = fitted.compiled, fitted.plan, planned
+            saved = saved_plan(fitted, planned, program.block.name, batch_of(program))
+            stages[-1] = ("step", fitted.block)
+        else:
+            live = run_passes(step.block, [DeadCode(), *([Rebuild()] if rebuild else [])])
+            step.block = plan_best_order(live) if schedule else run_passes(live, [Liveness(), MemoryPlan()])
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)
-        cost = cost or this_cpu()
-        return CompiledStep(step, step.plan, figures(step.block, cost), cost)
+        return CompiledStep(step, step.plan, figures(step.block, cost), cost, planned, saved)
+
+
+def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> tuple[Program, list[tuple[str, Block]]]:
+    """A copy of the program with its backward pass and updates, and the stages on the way."""
+    from .optimizers import RecomputeWarning
+
+    loss = program[loss].name
+    step = Program(
+        dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
+        {n: a.copy() if a.flags.writeable else a for n, a in program.data.items()},
+        source=program.source,
+    )
+    step.aliases = dict(program.aliases)
+    stages = [("forward", step.block)]
+    with warnings.catch_warnings():  # what they say stands in the plan's notes
+        warnings.simplefilter("ignore", RecomputeWarning)
+        optimizer.minimize(step[loss])
+    return step, [*stages, ("step", step.block)]
+
+
+def plain_fitting(
+    program: Program,
+    loss: str,
+    optimizer: Any,
+    cost: CostModel,
+    *,
+    schedule: bool = True,
+    rebuild: bool = True,
+) -> Fitting:
+    """The plain step of a program, for planners."""
+    with without_gc():
+        return fitting_of(_made(program, loss, optimizer, ())[0].block, cost, schedule=schedule, rebuild=rebuild)
+
+
+def batch_of(program: Program) -> int | None:
+    """The first dimension of the first input that has one."""
+    return next((v.shape[0] for v in program.block.inputs if v.shape), None)
 
 
 def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:

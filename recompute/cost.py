@@ -219,8 +219,8 @@ def step_seconds(block: Block, cost: CostModel) -> float:
     return sum(cost.seconds(op) for op in block.operators if not isinstance(op.op, Free))
 
 
-def kept_bytes(block: Block) -> int:
-    """Bytes of forward values that wait for the backward pass: written by the forward pass, read after it."""
+def kept_values(block: Block) -> dict[str, int]:
+    """Forward values that wait for the backward pass (written by the forward pass, read after it), and their bytes."""
     forward = (Role.FORWARD, Role.LOSS)
     made: dict[str, int] = {}
     kept: dict[str, int] = {}
@@ -232,4 +232,9 @@ def kept_bytes(block: Block) -> int:
                 made.update((v.name, v.nbytes) for v in op.writes())
         else:
             kept.update((v.name, made[v.name]) for v in op.reads() if v.name in made)
-    return sum(kept.values())
+    return {name: nbytes for name, nbytes in made.items() if name in kept}
+
+
+def kept_bytes(block: Block) -> int:
+    """Bytes of forward values that wait for the backward pass."""
+    return sum(kept_values(block).values())

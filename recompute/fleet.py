@@ -8,15 +8,16 @@ from typing import Any
 from .errors import UsageError, nearest
 from .optimizers import RecomputeOptimizer
 
-_CONFIGS = ("checkpoints", "enable_offload", "checkpoint_shape")
+_CONFIGS = ("checkpoints", "budget", "strategy", "enable_offload", "checkpoint_shape")
 
 
 class DistributedStrategy:
     """What a distributed optimizer does beside updating.
 
-    `recompute`: whether forward values are dropped and computed again.  `recompute_configs`: {"checkpoints": [...]};
-    assigning it replaces what was there.  "checkpoint_shape" may be given and is not needed, as every shape here is
-    static; "enable_offload" must be False.  `forward_recompute` and `recompute_checkpoints` are their older names.
+    `recompute`: whether forward values are dropped and computed again.  `recompute_configs`: {"checkpoints": [...]}
+    (Paddle's), or {"budget": "8GiB"} and, if not the best, {"strategy": "chen"}; assigning it replaces what was there.
+    "checkpoint_shape" may be given and is not needed, as every shape here is static; "enable_offload" must be False.
+    `forward_recompute` and `recompute_checkpoints` are their older names.
     """
 
     _known = ("forward_recompute", "recompute", "recompute_checkpoints", "recompute_configs")
@@ -88,14 +89,23 @@ def _check(configs: Mapping[str, Any]) -> None:
 def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None = None) -> Any:
     """The optimizer that follows `strategy`: a RecomputeOptimizer around it where the strategy recomputes.
 
-    UsageError where it recomputes without checkpoints.
+    UsageError where it recomputes without checkpoints, budget or strategy.
     """
     if strategy is None or not strategy.recompute:
         return optimizer
     _check(strategy.recompute_configs)
-    checkpoints = strategy.recompute_configs.get("checkpoints")
-    if not checkpoints:
+    configs = strategy.recompute_configs
+    if not any(configs.get(key) for key in ("checkpoints", "budget", "strategy")):
         raise UsageError(
-            "strategy.recompute needs checkpoints: set strategy.recompute_configs = {'checkpoints': ['name', ...]}"
+            "strategy.recompute needs checkpoints or a budget: set strategy.recompute_configs = "
+            "{'checkpoints': ['name', ...]} or {'budget': '8GiB'}"
         )
-    return RecomputeOptimizer(optimizer).set_checkpoints(checkpoints)
+    found = RecomputeOptimizer(optimizer)
+    if configs.get("checkpoints"):
+        found.set_checkpoints(configs["checkpoints"])
+    if configs.get("budget"):
+        found.set_budget(configs["budget"])
+    if configs.get("strategy"):
+        found.set_strategy(configs["strategy"])
+    found.request  # noqa: B018 - says here what contradicts itself, not in minimize
+    return found

@@ -14,12 +14,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .budgets import Budget, parse_budget
+from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
 from .ir import Operator, Role
 from .ops.optimizer import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
 from .ops.optimizer_norm import LambUpdate, LarsUpdate
 from .optimizer_base import Optimizer, ParamsGrads, fraction, names_of, number, program_of
+from .passes.planners import planner
 from .passes.recompute import apply, plan_from_checkpoints
+from .planning import Request, carry, fitting_of, request
 from .program import Program, Variable
 from .verify import verify
 
@@ -221,11 +225,12 @@ class RecomputeWarning(UserWarning):
 
 
 class RecomputeOptimizer:
-    """Any optimizer, with recomputation: forward values between checkpoints are dropped and computed again.
+    """Any optimizer, with recomputation: some forward values are dropped and computed again for the backward pass.
 
-    Checkpoints cut the forward pass into segments (Chen et al. 2016, arXiv 1604.06174; Paddle's RecomputeOptimizer).
-    Kept are the checkpoints, what crosses a border, and everything after the last one; losses and gradients are the
-    same bits with and without.
+    Three ways to say which: `set_checkpoints` names what is kept, `set_budget` and `set_strategy` let a planner find
+    it, `set_plan` takes what a planner has found before.  Checkpoints cut the forward pass into segments (Chen et al.
+    2016, arXiv 1604.06174; Paddle's RecomputeOptimizer): kept are the checkpoints, what crosses a border, and
+    everything after the last one.  Losses and gradients are the same bits with and without.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -233,6 +238,11 @@ class RecomputeOptimizer:
             raise UsageError(f"RecomputeOptimizer wraps an optimizer, not {optimizer!r}")
         self.inner = optimizer
         self._checkpoints: list[str | Variable] | None = None
+        self._budget: Budget | None = None
+        self._strategy: str | None = None
+        self._options: dict[str, Any] = {}
+        self._plan: Any = None
+        self._cost: CostModel | None = None
 
     def set_checkpoints(self, checkpoints: Sequence[str | Variable] | str | Variable) -> RecomputeOptimizer:
         """Sets what is kept: names, globs or Variables, in any order.  Returns self.
@@ -252,6 +262,43 @@ class RecomputeOptimizer:
 
     _set_checkpoints = set_checkpoints
 
+    def set_budget(self, budget: str | int, *, cost: CostModel | None = None) -> RecomputeOptimizer:
+        """Recomputes as much as it takes for the step to fit, at the least cost; returns self.
+
+        `budget`: all that the executor allocates, `"8GiB"`, bytes, or `"60%"` of what the plain step takes.  `cost`:
+        what operators are priced by (this CPU's roofline; see `rc.cost.device`).
+        """
+        self._budget, self._cost = parse_budget(budget), cost or self._cost
+        return self
+
+    def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
+        """The planner that finds what runs again, with its options (default: "auto", the best); returns self.
+
+        Those that know no budget ("chen") need none.  UsageError for names and options that do not exist.
+        """
+        planner(strategy, **options)
+        self._strategy, self._options = strategy, options
+        return self
+
+    def set_plan(self, plan: Any) -> RecomputeOptimizer:
+        """The path of a plan that was saved, or a RecomputePlan that numbers the plain step's operators; returns self.
+
+        Such a step's operators: those of `minimize` without dead code, with normalised values made again.
+        """
+        self._plan = request(plan=plan).plan  # type: ignore[union-attr]
+        return self
+
+    @property
+    def request(self) -> Request | None:
+        """What a planner is asked for; None where checkpoints say it.  UsageError where several say it."""
+        found = request(self._budget, self._strategy, self._options, self._plan)
+        if found is not None and self._checkpoints:
+            raise UsageError(
+                "checkpoints say what is kept, and a budget, strategy or plan says it too: give one of them (with "
+                "set_checkpoints alone, `--memory-budget` on the command line or rc.estimate says whether it fits)"
+            )
+        return found
+
     def backward(
         self,
         loss: Variable,
@@ -263,14 +310,18 @@ class RecomputeOptimizer:
         """The inner optimizer's backward pass, then the recomputation of what is dropped.
 
         `program.plan` is the plan that was applied; what a user should know about the checkpoints is warned about
-        (RecomputeWarning).  UsageError without checkpoints, or for names that are not in the program.
+        (RecomputeWarning).  UsageError without checkpoints, or for names that are not in the program.  A planner works
+        on the whole step: with a budget, strategy or plan the recomputation comes with `apply_gradients`.
         """
         return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
 
     def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
+        if self.request is not None:
+            return self.inner.backward(loss, *options)
         if not self._checkpoints:
             raise UsageError(
-                "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize; "
+                "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize, or "
+                "set_budget('8GiB') to have them found; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
         program = program_of(loss)
@@ -284,14 +335,30 @@ class RecomputeOptimizer:
         return params_grads
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """The inner optimizer's."""
-        return self.inner.apply_gradients(params_grads)
+        """The inner optimizer's; then, with a budget, strategy or plan, the recomputation of what is dropped.
+
+        `program.plan` is the plan that was applied, `program.planned` has its figures (`PlanFigures`).
+        """
+        pairs = list(params_grads)
+        found = self.inner.apply_gradients(pairs)
+        return self._planned(pairs[0][0].program) or found
 
     def apply_optimize(
         self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
     ) -> list[Operator]:
-        """The inner optimizer's."""
-        return self.inner.apply_optimize(loss, startup_program, params_grads)
+        """`apply_gradients`, with Paddle's arguments."""
+        found = self.inner.apply_optimize(loss, startup_program, params_grads)
+        return self._planned(loss.program) or found
+
+    def _planned(self, program: Program) -> list[Operator]:
+        """Carries out what a planner is asked for; gives the optimizer's operators then."""
+        wanted = self.request
+        if wanted is None:
+            return []
+        cost = self._cost or this_cpu()
+        fitted, program.planned = carry(fitting_of(program.block, cost), wanted, cost)
+        program.block, program.plan = verify(fitted.block), fitted.plan
+        return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
     def minimize(
         self,

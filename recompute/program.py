@@ -74,6 +74,8 @@ class Program:
         self.aliases: dict[str, str] = {}
         #: what recomputation did: the plan that was applied last
         self.plan: Any = None
+        #: figures of that plan, where a planner made it (`recompute.planning.PlanFigures`)
+        self.planned: Any = None
 
     def __getitem__(self, name: str) -> Variable:
         values = self.block.values()
@@ -114,7 +116,8 @@ class Program:
         """An independent copy: same block, copied data."""
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.aliases = dict(self.aliases)
-        other.source_path, other.gradients, other.plan = self.source_path, list(self.gradients), self.plan
+        other.source_path, other.gradients = self.source_path, list(self.gradients)
+        other.plan, other.planned = self.plan, self.planned
         return other
 
     def builder(self, role: Role = Role.FORWARD, prefix: str = "") -> Builder:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .compiler import CompiledStep, checkpoint_candidates
-from .cost import operator_cost
-from .ir import Block, Free, Operator, Role
+from .cost import kept_values, operator_cost
+from .ir import Block, Operator, Role
 from .passes import ALIGNMENT
 from .program import Program
 from .text import show_attribute
@@ -191,7 +191,7 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
     for n, row in zip(names, rows, strict=True):
         first.setdefault(producers[n], row)
     segments = [first[b] for b in borders]
-    was, now = waiting(plain.program.block), waiting(step.program.block)
+    was, now = kept_values(plain.program.block), kept_values(step.program.block)
     _add_optional(producers, plain.program.block, step.program.block)
     for n in {**was, **now}:
         i = bisect_left(borders, producers.get(n, len(forward.operators)))
@@ -238,20 +238,6 @@ def _forward_producers(block: Block) -> dict[str, int]:
         for v in op.writes()
         if v.name not in declared
     }
-
-
-def waiting(block: Block) -> dict[str, int]:
-    """Forward values that wait for the backward pass (`cost.kept_bytes` adds them up), with their bytes."""
-    made: dict[str, int] = {}
-    found: dict[str, int] = {}
-    for op in block.operators:
-        if isinstance(op.op, Free):
-            continue
-        if op.role not in _FORWARD:
-            found.update((v.name, made[v.name]) for v in op.reads() if v.name in made)
-        elif not op.op.updates:
-            made.update((v.name, v.nbytes) for v in op.writes())
-    return found
 
 
 # -- the curve of memory against time ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safet
 
 #: layer of each module, the lowest first; a module may import from lower layers, and from its own
 LAYERS = [
-    {"types", "errors", "files"},
+    {"types", "errors", "files", "budgets"},
     {"op"},
     {"ir"},
     {"text"},
@@ -37,7 +37,7 @@ LAYERS = [
         "cost",
         "state",
     },
-    {"profile"},
+    {"profile", "planning"},
     {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},

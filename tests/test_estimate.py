@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute import models
-from recompute.biggest_batch import equal_work, largest_fitting, parse_bytes, spaced
+from recompute.biggest_batch import equal_work, largest_fitting, spaced
+from recompute.budgets import parse_bytes
 from recompute.cli import main
 from recompute.compiler import checkpoint_candidates, compile_step
 from recompute.estimates import ROLES, fit, layer_of

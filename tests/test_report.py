@@ -19,10 +19,10 @@ import pytest
 import recompute as rc
 from recompute.cli import main
 from recompute.compiler import CompiledStep, compile_step, resolve_checkpoints
-from recompute.cost import Device
+from recompute.cost import Device, kept_values
 from recompute.ir import Role
 from recompute.passes import ALIGNMENT, live_profile
-from recompute.report import checkpoint_worth, curve_points, report_data, waiting
+from recompute.report import checkpoint_worth, curve_points, report_data
 from recompute.report_page import data_of, page
 from recompute.snapshot import BASE, snapshot
 from recompute.text import show, show_operator
@@ -131,7 +131,7 @@ def test_worth_of_checkpoints(case: tuple[rc.Program, CompiledStep, CompiledStep
     assert sum(r["flops"] for r in rows) == step.figures.repeated_flops
     assert sum(r["operators"] for r in rows) == step.figures.recomputed_operators
     for made in (plain, step):
-        assert sum(waiting(made.program.block).values()) == made.figures.kept_bytes
+        assert sum(kept_values(made.program.block).values()) == made.figures.kept_bytes
     assert sum(r["net"] for r in rows) == plain.figures.kept_bytes - step.figures.kept_bytes
     assert all(r["dropped"] >= 0 <= r["beside"] for r in rows)
 

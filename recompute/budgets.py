@@ -1,0 +1,71 @@
+"""Amounts of memory as people write them: `16GiB`, `500MB`, `60%`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {p + s: 1024**i for i, p in enumerate("kmgt", 1) for s in ("", "ib")}
+_UNITS |= {p + "b": 1000**i for i, p in enumerate("kmgt", 1)}
+_EXPECTED = "expected e.g. 16GiB, 500MB, 1.5G"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory that a step may take: bytes, or a share of what the plain step takes."""
+
+    text: str
+    bytes: int | None = None
+    share: float | None = None
+
+    def within(self, plain: int) -> int:
+        """Bytes, where the plain step takes `plain` of them."""
+        if self.bytes is not None:
+            return self.bytes
+        assert self.share is not None
+        return max(1, math.floor(plain * self.share))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_budget(amount: str | int | Budget) -> Budget:
+    """`16GiB`, `16GB`, `500MB`, `1.5G` (G, like GiB, is 2**30), a number of bytes, or `60%` of the plain step's peak.
+
+    UsageError for anything else.
+    """
+    if isinstance(amount, Budget):
+        return amount
+    if isinstance(amount, int) and not isinstance(amount, bool):
+        if amount < 1:
+            raise UsageError(f"a memory budget must be more than 0 bytes, not {amount}")
+        return Budget(f"{amount:,} bytes", bytes=amount)
+    if isinstance(amount, float):
+        hint = f"; a share of the plain peak is written '{amount:.0%}'" if 0 < amount <= 1 else ""
+        raise UsageError(f"a memory budget is a whole number of bytes or a text, not {amount}{hint}")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-zA-Z]*)\s*", str(amount))
+    if not match or match[2].lower() not in (*_UNITS, "%"):
+        raise UsageError(
+            f"cannot read '{amount}' as an amount of memory ({_EXPECTED}, or 60% of the plain step's peak)"
+        )
+    text, found = str(amount).strip(), float(match[1])
+    if match[2] == "%":
+        if not 0 < found < math.inf:
+            raise UsageError(f"a memory budget must be more than 0 %, not {amount}")
+        return Budget(text, share=found / 100)
+    found *= _UNITS[match[2].lower()]
+    if not 1 <= found < math.inf:
+        raise UsageError(f"a memory budget must be more than 0 bytes, not {amount}")
+    return Budget(text, bytes=int(found))
+
+
+def parse_bytes(text: str | int) -> int:
+    """`parse_budget` for what must be bytes: UsageError for a share."""
+    budget = parse_budget(text)
+    if budget.bytes is None:
+        raise UsageError(f"'{text}' is a share of the plain step's peak: here an amount is needed ({_EXPECTED})")
+    return budget.bytes

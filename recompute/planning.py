@@ -1,0 +1,316 @@
+"""A training step made to need less memory: within a budget, by a strategy, or by a plan made before."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .budgets import Budget, parse_budget
+from .cost import CostModel, kept_values, step_seconds
+from .errors import UsageError
+from .files import replacing
+from .ir import Block, Role
+from .passes import DeadCode, Rebuild, RecomputePlan, Rerun, run_passes
+from .passes.planners import planner
+from .passes.planners.fit import Fitted, Fitting
+from .passes.planners.problem import read_json
+
+#: the first field of a plan's file
+FORMAT = "recompute-plan-1"
+#: the strategy where nobody says another
+DEFAULT = "auto"
+_FORWARD = (Role.FORWARD, Role.LOSS)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: a budget, a strategy with its options, or a plan."""
+
+    budget: Budget | None = None
+    strategy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    plan: RecomputePlan | SavedPlan | None = None
+
+
+def request(
+    budget: str | int | Budget | None = None,
+    strategy: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
+) -> Request | None:
+    """The request, None where nothing was asked for.  UsageError for what contradicts itself or does not exist.
+
+    `budget`: see `parse_budget`; `plan`: a plan, or the path of one that was saved.
+    """
+    if plan is not None:
+        if budget is not None or strategy is not None or options:
+            raise UsageError("a plan says what runs again: leave out budget and strategy, or the plan")
+        if isinstance(plan, (str, os.PathLike)):
+            plan = load_plan(plan)
+        if not isinstance(plan, (RecomputePlan, SavedPlan)):
+            raise UsageError(f"a plan is a RecomputePlan, or the path of a file with one, not {plan!r}")
+        return Request(plan=plan)
+    if budget is None and strategy is None:
+        if options:
+            raise UsageError("options are a strategy's: name the strategy")
+        return None
+    if strategy is not None and not isinstance(strategy, str):
+        raise UsageError(f"a strategy is named by a text such as '{DEFAULT}', not {strategy!r}")
+    chosen = planner(strategy or DEFAULT, **(options or {}))
+    if budget is None and chosen.strategy == DEFAULT:
+        raise _needs_budget(DEFAULT)
+    return Request(None if budget is None else parse_budget(budget), strategy, dict(options or {}))
+
+
+def _needs_budget(strategy: str) -> UsageError:
+    return UsageError(
+        f"strategy '{strategy}' needs a budget: set_budget('8GiB'), budget='60%', or --memory-budget 8GiB"
+    )
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """What a plan does to a step: peaks are all that the executor allocates, seconds by `costs`.
+
+    `bound`: seconds below which no plan within the budget exists, in any order of execution (None: not known);
+    `gap`: how far the plan can be from the best there is, as a share of that; `kept`: forward values that wait for
+    the backward pass, as names for `--checkpoints`; `planning_seconds`: what finding it took.
+    """
+
+    strategy: str
+    budget: int | None
+    plain_peak_bytes: int
+    peak_bytes: int
+    plain_seconds: float
+    seconds: float
+    bound: float | None
+    planning_seconds: float
+    reruns: int
+    kept: tuple[str, ...]
+    kept_bytes: int
+    scheduled: bool
+    costs: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the budget."""
+        return self.budget is None or self.peak_bytes <= self.budget
+
+    @property
+    def overhead(self) -> float:
+        """Extra time as a share of the plain step's."""
+        return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """See the class; 0 is as good as it gets."""
+        if self.bound is None or not self.fits:
+            return None
+        return max(0.0, self.seconds / self.bound - 1) if self.bound else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists."""
+        return {**asdict(self), "kept": list(self.kept), "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
+
+
+def figures_of(
+    fitting: Fitting,
+    fitted: Fitted,
+    cost: CostModel,
+    *,
+    strategy: str,
+    budget: int | None,
+    planning_seconds: float = 0.0,
+    bounded: bool = True,
+) -> PlanFigures:
+    """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
+    bound = fitting.bound(budget) if bounded and budget is not None else None
+    plain_seconds = step_seconds(fitting.plain.compiled, cost)
+    if bound is not None:
+        bound += plain_seconds - fitting.derived.problem.cost  # views, which run at least once, are no nodes
+    kept, kept_bytes = kept_for_backward(fitted.compiled)
+    return PlanFigures(
+        strategy=strategy,
+        budget=budget,
+        plain_peak_bytes=fitting.plain.peak,
+        peak_bytes=fitted.peak,
+        plain_seconds=plain_seconds,
+        seconds=step_seconds(fitted.compiled, cost),
+        bound=bound,
+        planning_seconds=planning_seconds,
+        reruns=sum(op.role is Role.RECOMPUTE for op in fitted.block.operators),
+        kept=kept,
+        kept_bytes=kept_bytes,
+        scheduled=fitted.scheduled,
+        costs=cost.name,
+    )
+
+
+def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
+    """Forward values that wait for the backward pass, in order of production, and the bytes of all of them.
+
+    Names of small outputs (statistics) are left out: user checkpoints keep those anyway.
+    """
+    small = {
+        v.name for op in block.operators for i, v in enumerate(op.outputs) if v is not None and i in op.op.small_outputs
+    }
+    waiting = kept_values(block)
+    return tuple(n for n in waiting if n not in small), sum(waiting.values())
+
+
+# -- carrying out -----------------------------------------------------------------------------------------------------
+
+
+def fitting_of(block: Block, cost: CostModel, *, schedule: bool = True, rebuild: bool = True) -> Fitting:
+    """A plain step as planners take it: without dead code, normalised values made again as in any plain step."""
+    block = run_passes(block, [DeadCode(), *([Rebuild()] if rebuild else [])])
+    step_seconds(block, cost)  # a model that measures does all of it first
+    return Fitting(block, cost.seconds, schedule=schedule)
+
+
+def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
+    """The step as it was asked for.  UsageError where no plan is found that fits, and why."""
+    import time
+
+    start = time.perf_counter()
+    budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
+    if wanted.plan is not None:
+        fitted = planned_before(fitting, wanted.plan)
+        strategy = wanted.plan.strategy if isinstance(wanted.plan, SavedPlan) else "plan"
+        bounded = False
+    else:
+        strategy = wanted.strategy or DEFAULT
+        fitted = fitting.fit(budget, strategy, wanted.options)
+        if budget is None and not fitted.plan.reruns and planner(strategy, **wanted.options).heeds_budget:
+            raise _needs_budget(strategy)
+    seconds = time.perf_counter() - start
+    return fitted, figures_of(
+        fitting, fitted, cost, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded
+    )
+
+
+def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
+    """The step with a plan made before.  UsageError where it is of another model."""
+    if isinstance(plan, RecomputePlan):
+        return fitting.carry_out(plan, False)
+    try:
+        return fitting.carry_out(plan.for_block(fitting.ordered if plan.scheduled else fitting.block), plan.scheduled)
+    except UsageError:
+        if not plan.scheduled:
+            raise
+    return fitting.carry_out(plan.for_block(fitting.block), False)  # at another batch, another order is the best
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan by names, so that it serves other batches of the model too: see docs/cli.md for its file.
+
+    `reruns`: pairs of names, the first output of the operator that runs again and the first output of the one before
+    which it does; `scheduled`: whether that was planned in the order of operators that needs less memory.
+    """
+
+    model: str
+    batch: int | None
+    strategy: str
+    scheduled: bool
+    reruns: tuple[tuple[str, str], ...]
+    checkpoints: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def for_block(self, base: Block) -> RecomputePlan:
+        """The plan with operators by number.  UsageError with the name that the step does not have."""
+        number = {name: i for i, name in enumerate(_names(base))}
+        reruns = []
+        for pair in self.reruns:
+            for name in pair:
+                if name not in number:
+                    raise UsageError(
+                        f"the plan is of another step: it names '{name}', which no operator here writes (it was made "
+                        f"for {self.model}; options such as --option, --loss, --optimizer and --no-rebuild must be "
+                        "the same, the batch need not)"
+                    )
+            reruns.append(Rerun(number[pair[0]], number[pair[1]]))
+        for r, pair in zip(reruns, self.reruns, strict=True):
+            op = base.operators[r.operator]
+            if r.operator >= r.before or op.op.updates or (op.role not in _FORWARD and not op.views()):
+                raise UsageError(f"the plan is of another step: here '{pair[0]}' cannot run again before '{pair[1]}'")
+        reruns.sort(key=lambda r: r.before)  # operators that run before the same one keep their order
+        return RecomputePlan(tuple(reruns), self.checkpoints)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the file."""
+        found = {"format": FORMAT, **asdict(self)}
+        found["reruns"] = [list(pair) for pair in self.reruns]
+        found["checkpoints"] = list(self.checkpoints)
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | None) -> SavedPlan:
+    """The plan of a compiled step, by names."""
+    names = _names(fitted.base)
+    return SavedPlan(
+        model=model,
+        batch=batch,
+        strategy=figures.strategy,
+        scheduled=fitted.scheduled,
+        reruns=tuple((names[r.operator], names[r.before]) for r in fitted.plan.reruns),
+        checkpoints=figures.kept,
+        figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled")},
+    )
+
+
+def _names(block: Block) -> list[str]:
+    """A name for each operator: its first output's, with a number behind where another one has it already."""
+    count: dict[str, int] = {}
+    names = []
+    for op in block.operators:
+        name = next((v.name for v in op.writes()), op.op.name)
+        count[name] = count.get(name, 0) + 1
+        names.append(name if count[name] == 1 else f"{name}#{count[name]}")
+    return names
+
+
+def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
+    """Reads what `SavedPlan.save` wrote.  UsageError for anything else, with the field that is wrong."""
+    data = read_json(path)
+    if data.get("format") != FORMAT:
+        raise UsageError(f"{path} is no plan of format '{FORMAT}' (its 'format' is {data.get('format')!r})")
+    for name, kind in _FIELDS.items():
+        if name not in data:
+            raise UsageError(f"{path} lacks the field '{name}'")
+        if not isinstance(data[name], kind):
+            raise UsageError(f"{path}: the field '{name}' is of the wrong kind: {data[name]!r}"[:300])
+    for i, pair in enumerate(data["reruns"]):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
+            raise UsageError(f"{path}: reruns[{i}] is no pair of names")
+    if not all(isinstance(n, str) for n in data["checkpoints"]):
+        raise UsageError(f"{path}: checkpoints are names")
+    known: dict[str, Any] = {name: data[name] for name in _FIELDS}
+    known["reruns"] = tuple((a, b) for a, b in data["reruns"])
+    known["checkpoints"] = tuple(data["checkpoints"])
+    return SavedPlan(**known)
+
+
+_FIELDS: dict[str, Any] = {
+    "model": str,
+    "batch": (int, type(None)),
+    "strategy": str,
+    "scheduled": bool,
+    "reruns": list,
+    "checkpoints": list,
+    "figures": dict,
+}
+
+Progress = Callable[[str], None]

@@ -1,0 +1,159 @@
+"""A step within a budget: through the optimizer, through compile_step, by a plan that was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute import models
+from recompute.budgets import parse_budget, parse_bytes
+from recompute.compiler import compile_step
+from recompute.cost import device
+from recompute.data import synthetic_batch
+from recompute.errors import UsageError
+from recompute.ir import Role
+from recompute.planning import load_plan
+from recompute.steps import attach_loss
+from recompute.text import show
+
+pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
+
+COST = device("v100-32")
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet18": {"image": 128, "classes": 10, "width": 16},
+    "bert-tiny": {"seq": 32, "vocab": 100},
+    "gpt2-tiny": {"seq": 32, "vocab": 100},
+}
+
+
+def network(name: str) -> tuple[rc.Program, str]:
+    program = rc.load(models.build(name, batch=8, **NETWORKS.get(name, {})))
+    return program, attach_loss(program, None)[0]
+
+
+def tight(plain: Any) -> int:
+    """Bytes for parameters and state, and four fifths of the plain arena."""
+    return plain.figures.persistent_bytes + int(0.8 * plain.figures.arena_bytes)
+
+
+def trained(step: Any, loss: str, feed: dict[str, np.ndarray], steps: int = 2) -> tuple[list[bytes], int]:
+    """Losses and parameters as bytes, and the measured peak."""
+    program, executor = step.program.clone(), rc.Executor()
+    found = [executor.run(program, feed, [loss])[0].tobytes() for _ in range(steps)]
+    found += [program.data[p.name].tobytes() for p in program.block.parameters]
+    return found, executor.session(program, [loss]).measured_peak_bytes
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("strategy", ["auto", "chen-sweep", "kusumoto-memory"])
+def test_fits_and_keeps_every_bit(name: str, strategy: str) -> None:
+    program, loss = network(name)
+    plain = compile_step(program, loss, rc.Adam(), cost=COST)
+    budget = tight(plain)
+    step = compile_step(program, loss, rc.Adam(), budget=budget, strategy=strategy, cost=COST)
+    assert step.figures.peak_bytes <= budget < plain.figures.peak_bytes
+    assert step.planned is not None and step.planned.peak_bytes == step.figures.peak_bytes
+    assert step.planned.reruns == step.figures.recomputed_operators > 0
+    feed = synthetic_batch(program, 0, {})
+    expected, _ = trained(plain, loss, feed)
+    found, measured = trained(step, loss, feed)
+    assert found == expected
+    assert measured == step.figures.peak_bytes
+
+
+def test_optimizer_with_a_budget() -> None:
+    program, loss = network("resnet18")
+    plain = compile_step(program, loss, rc.Adam())
+    optimizer = rc.RecomputeOptimizer(rc.Adam()).set_budget(tight(plain))
+    other = program.clone()
+    operators, pairs = optimizer.minimize(other[loss])
+    assert {o.role for o in operators} == {Role.OPTIMIZE} and len(pairs) == len(program.block.parameters)
+    assert any(o.role is Role.RECOMPUTE for o in other.operators)
+    executor = rc.Executor()
+    executor.run(other, synthetic_batch(program, 0, {}), [loss])
+    assert executor.session(other, [loss]).measured_peak_bytes == other.planned.peak_bytes
+    assert other.planned.peak_bytes <= tight(plain)
+    assert 0 <= other.planned.gap < 0.5
+
+
+def test_strategy_without_a_budget() -> None:
+    program, loss = network("resnet18")
+    rc.RecomputeOptimizer(rc.Adam()).set_strategy("chen").minimize(program[loss])
+    assert program.plan.reruns and program.planned.strategy == "chen"
+
+
+def test_a_budget_that_the_plain_step_keeps_costs_nothing() -> None:
+    program, loss = network("lenet")
+    step = compile_step(program, loss, rc.Adam(), budget="100%")
+    assert step.figures.recomputed_operators == 0 and not step.plan.reruns
+
+
+def test_saved_plan_gives_the_same_program(tmp_path: Path) -> None:
+    program, loss = network("resnet18")
+    step = compile_step(program, loss, rc.Adam(), budget=tight(compile_step(program, loss, rc.Adam())))
+    assert step.saved is not None
+    step.saved.save(tmp_path / "plan.json")
+    again = compile_step(program, loss, rc.Adam(), plan=tmp_path / "plan.json")
+    assert show(again.program.block) == show(step.program.block)
+    assert load_plan(tmp_path / "plan.json") == step.saved
+    larger = rc.load(models.build("resnet18", batch=10, **NETWORKS["resnet18"]))
+    other = compile_step(larger, attach_loss(larger, None)[0], rc.Adam(), plan=tmp_path / "plan.json")
+    assert other.figures.recomputed_operators == step.figures.recomputed_operators
+    lenet, lenet_loss = network("lenet")
+    with pytest.raises(UsageError, match="the plan is of another step: it names"):
+        compile_step(lenet, lenet_loss, rc.Adam(), plan=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "not a JSON object"),
+        ('{"format": "x"}', "is no plan of format"),
+        ('{"format": "recompute-plan-1", "model": "m"}', "lacks the field 'batch'"),
+    ],
+)
+def test_files_that_are_no_plan(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        load_plan(tmp_path / "p.json")
+
+
+def test_what_contradicts_itself() -> None:
+    program, loss = network("lenet")
+    with pytest.raises(UsageError, match="give one of them"):
+        compile_step(program, loss, rc.Adam(), checkpoints=["conv_1"], budget="50%")
+    with pytest.raises(UsageError, match="give one of them"):
+        rc.RecomputeOptimizer(rc.Adam()).set_checkpoints(["a"]).set_budget("1GB").minimize(program[loss])
+    with pytest.raises(UsageError, match="needs a budget"):
+        rc.RecomputeOptimizer(rc.Adam()).set_strategy("auto").minimize(program[loss])
+    with pytest.raises(UsageError, match=r"there is no strategy 'kusumot'.*did you mean kusumoto"):
+        rc.RecomputeOptimizer(rc.Adam()).set_strategy("kusumot")
+    with pytest.raises(UsageError, match=r"has no option 'move'.*moves"):
+        rc.RecomputeOptimizer(rc.Adam()).set_strategy("auto", move=3)
+
+
+def test_below_what_is_possible() -> None:
+    program, loss = network("lenet")
+    with pytest.raises(UsageError, match=r"no schedule fits into .* at least [\d,]+ are needed"):
+        compile_step(program, loss, rc.Adam(), budget="1MB")
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1GB", "0", "0%", "1.5", "5 parsecs", "nan%"])
+def test_amounts_that_are_none(text: str) -> None:
+    if text == "1.5":
+        assert parse_bytes(text) == 1
+        return
+    with pytest.raises(UsageError):
+        parse_budget(text)
+
+
+def test_amounts() -> None:
+    assert parse_budget("60%").within(1000) == 600
+    assert parse_budget("2 GiB").within(5) == 2 << 30
+    assert parse_budget(77).within(5) == 77
+    with pytest.raises(UsageError, match="share of the plain"):
+        parse_bytes("60%")
