@@ -34,6 +34,8 @@ _STAGES, _SLOTS = 160, 240
 _REMEMBERED = 4
 #: shares of the budget that local search works at
 _RUNGS = (0.94, 0.97, 1.0)
+#: budgets that differ by less than this share: the second one is given a quarter of the moves
+_NEAR = 0.05
 #: methods of others that are asked, and how many nodes they are asked about at most
 _OTHERS = {"gruslys": 20_000, "rotor": 20_000, "kusumoto": 3000, "kusumoto-memory": 3000}
 
@@ -47,9 +49,9 @@ class Auto(Planner):
     """
 
     reference = "cut sweep, block-wise dynamic programming, local search; bound by Lagrangian cuts (bound.py)"
-    moves: int = 40_000
+    moves: int = 20_000
     seed: int = 0
-    effort: float = 4.0
+    effort: float = 0.7
     solved: int = 200
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
@@ -71,8 +73,10 @@ class Auto(Planner):
     def refine(self, frontier: Frontier, budget: int) -> None:
         """Local search at and a little below the budget, from the nearest plans on both sides."""
         problem = frontier.problem
+        again = any(abs(budget - g) < _NEAR * (budget - problem.fixed) for g in frontier.refined)
+        frontier.refined.append(budget)
         ask_others(frontier, budget)
-        large = max(1.0, len(problem) / 2000)
+        large = max(1.0, len(problem) / 2000) * (4 if again else 1)
         fixed = problem.fixed
         for share in _RUNGS:
             goal = fixed + int((budget - fixed) * share)
@@ -80,10 +84,16 @@ class Auto(Planner):
             moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
             for start, hot in starts:
                 improve(frontier, start, goal, moves, hot, self.seed)
-        if len(problem) <= self.solved:
+        if len(problem) <= (self.solved // 2 if again else self.solved) and self._worth_solving(frontier, budget):
             start = frontier.best(budget) or frontier.lowest
             sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=self.effort, seed=self.seed)
             frontier.offer(sequence, "solver")
+
+
+    def _worth_solving(self, frontier: Frontier, budget: int) -> bool:
+        """Whether more than a thousandth is left to gain, as far as the bound tells."""
+        best = frontier.best(budget)
+        return best is None or best.cost > 1.001 * self.bound(frontier.problem, budget)
 
 
 @dataclass(frozen=True)

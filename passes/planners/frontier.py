@@ -29,6 +29,7 @@ class Frontier:
         self._peaks: list[int] = []
         self._points: list[Point] = []
         self.tried = 0
+        self.refined: list[int] = []  # budgets around which more was looked for
         self.offer(range(len(problem)), "plain")
 
     def __iter__(self) -> Iterator[Point]:
