@@ -18,11 +18,15 @@ from .simulate import plan_of, pruned, simulate
 
 #: sums of scaled bytes and costs stay below this
 _LARGEST = 1 << 40
+#: runs of a node that are tried where fewer are proven not to fit
+_MOST_COPIES = 12
 
 
 @dataclass(frozen=True)
 class Moccasin(Planner, strategy="moccasin"):
     """At most `copies` runs of each node, their values' intervals under the budget at every moment (CP-SAT).
+
+    Where so few are proven not to fit, twice as many are tried.
 
     The event at which node v runs for the sake of node j is number j(j+1)/2 + v, so that within the stage of j nodes
     run in order, each once.  Two phases: where the start does not fit, the footprint is minimised first.
@@ -54,25 +58,34 @@ class Moccasin(Planner, strategy="moccasin"):
             )
         if budget is None:
             return RecomputePlan()
+        return plan_of(pruned(problem, self.sequence(problem, budget)))
+
+    def sequence(self, problem: RematerialisationProblem, budget: int) -> list[int]:
+        """The best sequence that is found within effort and time."""
         from .neighbourhoods import search
 
         deadline = time.monotonic() + self.time_limit
-        sequence, _, proven = improve(
-            problem,
-            budget,
-            start(problem, budget),
-            effort=self.effort,
-            time_limit=self.time_limit / 2,
-            copies=self.copies,
-            workers=self.workers,
-            seed=self.seed,
-        )
+        sequence, copies, proven = start(problem, budget), self.copies, True
+        while proven and copies <= max(self.copies, _MOST_COPIES):
+            sequence, _, proven = improve(
+                problem,
+                budget,
+                sequence,
+                effort=self.effort,
+                time_limit=(deadline - time.monotonic()) / 2,
+                copies=copies,
+                workers=self.workers,
+                seed=self.seed,
+            )
+            if simulate(problem, sequence).peak <= budget:
+                break
+            copies *= 2 if proven else 1
         if not proven:
             left = deadline - time.monotonic()
             sequence = search(
-                problem, budget, sequence, rounds=self.rounds, copies=self.copies, time_limit=left, seed=self.seed
+                problem, budget, sequence, rounds=self.rounds, copies=copies, time_limit=left, seed=self.seed
             )
-        return plan_of(pruned(problem, sequence))
+        return sequence
 
 
 def start(problem: RematerialisationProblem, budget: int) -> list[int]:
