@@ -100,6 +100,7 @@ def plan(
     if budget is not None and budget <= 0:
         raise UsageError(f"a budget must be more than 0 bytes, not {budget}")
     chosen = planner(strategy, **options)
+    problem = problem.in_two_passes
     start = time.perf_counter()
     found = chosen.plan(problem, budget=budget)
     bound = None if budget is None else chosen.bound(problem, budget)

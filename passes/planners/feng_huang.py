@@ -66,7 +66,8 @@ class FengHuang(Planner, strategy="feng-huang"):
         if budget is None:
             _, best = min(plans, key=lambda x: (x[0], len(x[1]), sorted(x[1])))
         else:
-            best = _cheapest(problem, forward, [kept for _, kept in plans], budget)
+            everything = set(range(len(forward)))
+            best = _cheapest(problem, forward, [*(kept for _, kept in plans), everything], budget)
         return kept_plan(problem, _values(problem, forward, best))
 
 

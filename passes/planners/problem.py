@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,15 @@ class RematerialisationProblem:
             for v in self.nodes[i].writes
             if any(self.nodes[r].backward for r in self.readers[v]) and first[v] == i
         ]
+
+    @cached_property
+    def in_two_passes(self) -> RematerialisationProblem:
+        """The same problem, with all nodes after the first backward one in the backward pass: what planners take."""
+        first = next((i for i, n in enumerate(self.nodes) if n.backward), len(self))
+        if all(n.backward for n in self.nodes[first:]):
+            return self
+        late = tuple(replace(n, backward=True) for n in self.nodes[first:])
+        return replace(self, nodes=self.nodes[:first] + late)
 
     @property
     def cost(self) -> float:

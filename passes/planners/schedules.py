@@ -13,14 +13,14 @@ def keep_schedule(problem: RematerialisationProblem, kept: Collection[int]) -> l
     """The order of execution in which `kept` values (numbers) stay and the backward pass rebuilds all others.
 
     A value that was dropped is rebuilt right before the first backward node that reads it, together with just those
-    nodes that it depends on, from kept values; from then on it stays until its last use.  Inputs and values that may
-    not be rebuilt are kept in any case.
+    nodes that it depends on, from kept values; from then on it stays until its last use.  Inputs, what the
+    backward pass makes, and values that may not be rebuilt are kept in any case.
     """
     nodes, producer = problem.nodes, problem.producer
     kept = set(kept)
     there = bytearray(len(problem.sizes))
     for v, p in enumerate(producer):
-        there[v] = p < 0 or not nodes[p].repeatable or v in kept
+        there[v] = p < 0 or nodes[p].backward or not nodes[p].repeatable or v in kept
     sequence: list[int] = []
     for i, node in enumerate(nodes):
         if node.backward:
