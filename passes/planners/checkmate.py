@@ -275,11 +275,15 @@ class Programme:
         node = p.nodes[k]
         terms = [(used, 1.0), (run, node.scratch * self.unit)]
         lenders = [v for v in node.overwrites if (t, v, k) in self.frees and self.borrows(k, v)]
-        if lenders:
-            saved = self.variable(0.0, 1.0, whole=False)
-            self.row([(saved, 1.0), *((self.frees[t, v, k], -1.0) for v in lenders)], -math.inf, 0.0)
-            self.row([(saved, 1.0), (run, -1.0)], -math.inf, 0.0)
-            terms.append((saved, -self.bytes(lenders[0])))
+        saved = []
+        for size in dict.fromkeys(p.sizes[v] for v in lenders):
+            lent = self.variable(0.0, 1.0, whole=False)
+            alike = [(self.frees[t, v, k], -1.0) for v in lenders if p.sizes[v] == size]
+            self.row([(lent, 1.0), *alike], -math.inf, 0.0)
+            saved.append((lent, 1.0))
+            terms.append((lent, -size * self.unit))
+        if saved:
+            self.row([*saved, (run, -1.0)], -math.inf, 0.0)
         self.row(terms, -math.inf, max(0.0, self.room * self.unit))
 
     def borrows(self, k: int, v: int) -> bool:
