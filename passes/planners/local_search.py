@@ -66,12 +66,15 @@ class Schedule:
         return [(i, t) for i, r in enumerate(self.runs) for t in r[1:]]
 
     def last_use(self, v: int, k: int) -> int:
-        """The slot of the last use of value v's occurrence number k: its own slot where nothing reads it."""
+        """The slot of the last use of value v's occurrence number k: its own slot where nothing reads it.
+
+        For what is there of an output in the end, that is the number of slots.
+        """
         p = self.born[v]
         slots = self.runs[p] if p >= 0 else (-1,)
         here, beyond = slots[k], (slots[k + 1] if k + 1 < len(slots) else -1)
         if beyond < 0 and v in self.stays:
-            return len(self.slots) - 1
+            return len(self.slots)
         last = here
         for w in self.problem.readers[v]:
             runs = self.runs[w]
@@ -193,7 +196,7 @@ class Schedule:
         for v, here, last in self._lives(node.reads, t) + self._own(node.writes, t):
             self._add(v, here, last, 1, stale)
         for s in stale:
-            if s >= 0:
+            if 0 <= s < len(self.slots):
                 self.most[s] = self._walk(s)
 
     def _lives(self, values: Sequence[int], t: int) -> list[tuple[int, int, int]]:

@@ -39,7 +39,7 @@ def profile(problem: RematerialisationProblem, sequence: Sequence[int]) -> list[
     """Bytes alive while each position of the sequence runs, without those that are always there."""
     nodes, sizes = problem.nodes, problem.sizes
     last, made = last_uses(problem, sequence)
-    freed = [0] * (len(sequence) + 1)
+    freed = [0] * (len(sequence) + 2)
     for occurrence, end in enumerate(last):
         freed[end] += sizes[made[occurrence]]
     live = sum([sizes[v] for v in problem.inputs])
@@ -76,8 +76,8 @@ def _saved(problem: RematerialisationProblem, i: int, j: int, current: dict[int,
 def last_uses(problem: RematerialisationProblem, sequence: Sequence[int]) -> tuple[list[int], list[int]]:
     """(position of the last use, value) of each time a value comes to be: the inputs first, then in order.
 
-    A value that nothing reads has its own position as its last use; an output's last one that of the sequence's end;
-    an input that nothing reads -1.
+    A value that nothing reads has its own position as its last use, an input that nothing reads -1.  What is there of
+    an output in the end is used behind the last position: nothing may take its place.
     """
     last = [-1] * len(problem.inputs)
     made = list(problem.inputs)
@@ -92,7 +92,7 @@ def last_uses(problem: RematerialisationProblem, sequence: Sequence[int]) -> tup
             made.append(v)
             last.append(j)
     for v in problem.outputs:
-        last[current[v]] = len(sequence) - 1
+        last[current[v]] = len(sequence)
     return last, made
 
 
