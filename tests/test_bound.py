@@ -6,6 +6,7 @@ take another's place, values in `shared`, inputs, outputs, scratch, nodes that m
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -79,7 +80,7 @@ def test_the_bound_falls_as_the_budget_grows(seed: int) -> None:
     plain = simulate(p, range(len(p))).peak
     floor = least_budget(p)
     found = [lower_bound(p, floor + (plain - floor) * k // 12) for k in range(-1, 13)]
-    assert all(below(late, early) for early, late in zip(found, found[1:], strict=False))
+    assert all(below(late, early) for early, late in itertools.pairwise(found))
     assert below(found[-1], p.cost)
     assert lower_bound(p, floor - 1) == math.inf
 

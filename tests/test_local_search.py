@@ -163,9 +163,12 @@ def test_the_frontier_is_the_pareto_set(seed: int) -> None:
         assert found is None or found.cost == min(fitting)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", (*range(6), 1008, 1030, 1032, 1044, 1059))
 def test_schedules_of_blocks_can_be_carried_out(seed: int) -> None:
-    """Every schedule that the table of joined blocks gives is an execution, and less memory never costs less in it."""
+    """Every schedule that the table of joined blocks gives is an execution, and less memory never costs less in it.
+
+    Among the problems are some where a node of a stage may not run again and others before it do.
+    """
     pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
     from recompute.passes.planners.blocks import BlockTable
     from recompute.passes.planners.stage_options import options_of
@@ -180,9 +183,9 @@ def test_schedules_of_blocks_can_be_carried_out(seed: int) -> None:
         assert found
         for o in found:
             assert o.saved == sum(p.sizes[v] for v in o.kept)
-            assert {i for i in o.backward if p.nodes[i].backward} >= set(chain.interval(stage)) & set(
+            assert {i for i in o.backward if p.nodes[i].backward} >= set(chain.interval(stage)) & {
                 i for i in range(len(p)) if p.nodes[i].backward
-            )
+            }
             assert o.cost >= 0 and o.forward_peak >= 0 and o.backward_peak >= 0
     costs = []
     for m in range(41):

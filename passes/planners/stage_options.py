@@ -119,7 +119,7 @@ def _measured(stage: _Stage, sequence: Sequence[int], first: int) -> StageOption
     return StageOption(
         kept=frozenset(kept),
         saved=sum(sub.sizes[v] for v in kept),
-        backward=tuple(sequence[begin:]),
+        backward=tuple(i for i in sequence[begin:] if sub.nodes[i].backward or sub.nodes[i].repeatable),
         cost=sum(sub.nodes[i].cost for i in sequence if not sub.nodes[i].backward),
         forward_peak=max(live[:begin], default=0),
         backward_peak=max(live[begin:], default=0),
