@@ -38,6 +38,16 @@ def storages(block: Block, *, join: bool = False) -> list[Storage]:
     return _Sharing(block, join).run()
 
 
+def offsets_inside(op: Operator) -> tuple[int | None, ...]:
+    """Where each output lies in its first input's storage; () unless all can: bytes of parts would be there twice."""
+    offsets = op.views()
+    inside = offsets and all(
+        v is None or (i < len(offsets) and (o := offsets[i]) is not None and o % ALIGNMENT == 0)
+        for i, v in enumerate(op.outputs)
+    )
+    return offsets if inside else ()
+
+
 def dying(block: Block) -> Iterator[tuple[int, Operator, set[str]]]:
     """(position, operator, names freed before the next operator runs) for each operator that is no free."""
     operators = block.operators
@@ -97,13 +107,13 @@ class _Sharing:
 
     def place(self, op: Operator, at: int, dead: set[str]) -> None:
         """Gives each output of an operator its storage."""
-        offsets = op.views()
+        offsets = offsets_inside(op)
         for i, v in enumerate(op.outputs):
             if v is None or v.name in self.persistent:
                 continue
             base = self.of.get(op.inputs[0].name) if op.inputs and op.inputs[0] is not None else None
             offset = offsets[i] if i < len(offsets) else None
-            if base is not None and offset is not None and offset % ALIGNMENT == 0:
+            if base is not None and offset is not None:
                 assert op.inputs[0] is not None
                 self.put(v, base, base.offsets[op.inputs[0].name] + offset)
             elif v.name in self.joined:

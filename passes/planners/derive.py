@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ...ir import Block, Free, Operator, Role, Value
 from ..memory_plan import aligned
 from ..recompute import RecomputePlan, Rerun
-from ..storage import ALIGNMENT
+from ..storage import offsets_inside
 from .problem import Node, RematerialisationProblem
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
@@ -93,13 +93,8 @@ class _Deriving:
 
     def is_view(self, op: Operator) -> bool:
         """Whether every output looks into its first input's storage."""
-        offsets = op.views()
         base = op.inputs[0] if op.inputs else None
-        return (
-            base is not None
-            and base.name in self.number
-            and all(v is None or (i < len(offsets) and _inside(offsets[i])) for i, v in enumerate(op.outputs))
-        )
+        return base is not None and base.name in self.number and bool(offsets_inside(op))
 
     def view(self, op: Operator, at: int) -> None:
         assert op.inputs[0] is not None
@@ -140,10 +135,6 @@ class _Deriving:
             v, x = (reads[k], op.inputs[k]) if k < len(reads) else (None, None)
             if v is not None and x is not None and x.type == out.type and reads.count(v) == 1:
                 yield from [v] if self.sizes[v] == aligned(out.nbytes) else []
-
-
-def _inside(offset: int | None) -> bool:
-    return offset is not None and offset % ALIGNMENT == 0
 
 
 def _read_again(block: Block, reruns: list[Rerun]) -> list[Rerun]:
