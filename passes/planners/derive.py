@@ -55,6 +55,7 @@ class _Deriving:
         self.persistent = {v.name for v in block.persistent()}
         self.number: dict[str, int] = {}  # value name → number of the value whose storage it lies in
         self.sizes: list[int] = []
+        self.nbytes: list[int] = []  # before they are aligned
         self.values: list[str] = []
         self.nodes: list[Node] = []
         self.members: list[list[int]] = []
@@ -88,6 +89,7 @@ class _Deriving:
     def new(self, v: Value) -> int:
         n = self.number[v.name] = len(self.sizes)
         self.sizes.append(aligned(v.nbytes))
+        self.nbytes.append(v.nbytes)
         self.values.append(v.name)
         return n
 
@@ -134,7 +136,7 @@ class _Deriving:
         for k in op.op.inplace:
             v, x = (reads[k], op.inputs[k]) if k < len(reads) else (None, None)
             if v is not None and x is not None and x.type == out.type and reads.count(v) == 1:
-                yield from [v] if self.sizes[v] == aligned(out.nbytes) else []
+                yield from [v] if self.nbytes[v] == out.nbytes else []
 
 
 def _read_again(block: Block, reruns: list[Rerun]) -> list[Rerun]:
