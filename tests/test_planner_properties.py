@@ -19,7 +19,7 @@ import_all()
 #: planners that ask a solver take seconds of effort as an option: here little
 LITTLE: dict[str, dict[str, Any]] = {
     "auto": {"moves": 600, "effort": 0.2},
-    "optimal": {"moves": 1200, "effort": 0.3},
+    "optimal": {"moves": 1200, "effort": 0.2, "solved": 40, "rounds": 1},
     "checkmate": {"time_limit": 2.0},
     "checkmate-lp": {"time_limit": 2.0},
     "moccasin": {"time_limit": 2.0},

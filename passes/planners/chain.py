@@ -47,7 +47,7 @@ class Chain:
     @property
     def borders(self) -> tuple[int, ...]:
         """Number of the last node of each stage but the last."""
-        return tuple(s[-1] for s in self.stages[:-1])
+        return tuple(s[-1] for s in self.stages[:-1] if s)
 
     def interval(self, k: int) -> range:
         """Numbers of the backward nodes of stage k."""
@@ -179,7 +179,7 @@ def emit(chain: Chain, schedule: Iterable[Action]) -> list[int]:
         if kind == "backward":
             end = chain.interval(k).stop
         else:
-            end = chain.stages[k][-1] + 1
+            end = chain.stages[k][-1] + 1 if chain.stages[k] else done
             if end <= done:
                 sequence += chain.reruns(k, keep, not keep or following == "forward")
         sequence += range(done, end)

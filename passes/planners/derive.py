@@ -61,6 +61,8 @@ class _Deriving:
         self.members: list[list[int]] = []
         self.maker: dict[int, int] = {}
         self.backward = False
+        self.last = max((i for i, op in enumerate(block.operators) if op.role in _FORWARD), default=-1)
+        self.of_forward: set[int] = set()  # values that depend on an operator of the forward pass
         self.changed = {v.name for op in block.operators if op.role in _FORWARD and op.op.updates for v in op.writes()}
 
     def run(self) -> Derived:
@@ -108,7 +110,11 @@ class _Deriving:
     def node(self, op: Operator, at: int) -> None:
         reads = [None if v is None else self.number.get(v.name) for v in op.inputs]
         writes = [self.new(v) for v in op.writes() if v.name not in self.persistent]
-        self.backward |= op.role not in _FORWARD
+        follows = any(v in self.of_forward for v in reads)
+        # a seed of ones or a step's number may stand anywhere, also before all else
+        self.backward |= op.role not in _FORWARD and (follows or at > self.last)
+        if follows or op.role in _FORWARD:
+            self.of_forward.update(writes)
         types = [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
         self.maker.update((v, len(self.nodes)) for v in writes)
         self.members.append([at])
@@ -121,6 +127,7 @@ class _Deriving:
                 scratch=sum(aligned(t.nbytes) for t in op.op.scratch(*types)),
                 backward=self.backward,  # a loss may stand behind the first gradient: it belongs to that pass then
                 repeatable=not self.backward
+                and op.role in _FORWARD
                 and not op.op.updates
                 and not any(v.name in self.changed for v in op.reads()),
                 overwrites=tuple(self.overwritten(op, reads)),
