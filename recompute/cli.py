@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import sys
 import traceback
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .cli_values import finite, input_shapes, split, zoo_option
 from .errors import JobError, RecomputeError, UsageError, nearest
 from .files import replacing
 
@@ -23,6 +23,8 @@ examples:
   recompute-compile resnet50 --batch 8 --checkpoints 'layer?.?.out' --run 2
   recompute-compile bert-tiny --batch 8 --list-checkpoints
   recompute-compile resnet50 --memory-budget 16GiB --max-batch
+  recompute-compile resnet50 --batch 64 --memory-budget 60% --save-plan plan.json
+  recompute-compile resnet50 --batch 64 --memory-budget 50% --compare
   recompute-compile model.onnx --input-shapes x:[64,3,224,224] --checkpoints @kept.txt -o step.onnx --json step.json
 
 exit codes: 0 done, 1 the job failed (a broken file, an operator that is not supported), 2 the request was wrong
@@ -31,7 +33,7 @@ exit codes: 0 done, 1 the job failed (a broken file, an operator that is not sup
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from . import cli_memory, pictures
+    from . import cli_memory, cli_plan, pictures
 
     p = argparse.ArgumentParser(
         prog="recompute-compile",
@@ -66,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
     cli_memory.add_arguments(p)
+    cli_plan.add_arguments(p)
     pictures.add_arguments(p)
     run = p.add_argument_group("what to run")
     run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
@@ -123,10 +126,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError("--data is for --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
-    from . import cli_memory, pictures
+    from . import cli_memory, cli_plan, pictures
 
     pictures.check_arguments(args)
     cli_memory.check_arguments(args)
+    cli_plan.check_arguments(args)
     for path in (args.output, *pictures.paths(args)):
         if path is not None and str(path) == "-":
             raise UsageError("only --json writes to standard output ('-'): name a file")
@@ -168,6 +172,9 @@ class Report:
     check: dict[str, Any] | None = None
     output: str | None = None
     pictures: list[str] = field(default_factory=list)
+    planned: dict[str, Any] | None = None
+    compare: list[dict[str, Any]] | None = None
+    pareto: dict[str, Any] | None = None
     estimate: dict[str, Any] | None = None
     max_batch: dict[str, Any] | None = None
 
@@ -189,9 +196,13 @@ class _Job:
 
     def run(self) -> int:
         """Load, attach a loss, compile both steps, write, run, check, report."""
-        from . import cli_memory
+        from . import cli_memory, cli_plan
         from .compiler import checkpoint_candidates, resolve_checkpoints
 
+        if cli_plan.is_problem(self.args.model):
+            cli_plan.plan_problem(self)
+            self.write_json()
+            return 0
         if cli_memory.before_loading(self, self.wants_more()):
             self.write_json()
             return 0
@@ -201,6 +212,9 @@ class _Job:
             return self.print_candidates(*checkpoint_candidates(program.block))
         wanted = self.checkpoint_patterns()
         names = resolve_checkpoints(program, wanted) if wanted is not None else None
+        if cli_plan.answers(self, program, loss, names):
+            self.write_json()
+            return 0
         plain = self.compile(program, loss)
         self.report.plain = asdict(plain.figures)
         step = plain
@@ -209,9 +223,12 @@ class _Job:
             self.report.recompute = asdict(step.figures)
             self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
             self.report.notes += list(step.plan.notes if step.plan else ())
+        elif cli_plan.request_of(self.args) is not None:
+            step = cli_plan.planned_step(self, program, loss, plain)
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
         self.print_table()
+        cli_plan.report_plan(self, step)
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
         if self.args.check:
@@ -261,9 +278,9 @@ class _Job:
         elif not Path(args.model).exists():
             near = nearest(args.model, models.names())
             raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
-        shapes = _input_shapes(args.input_shapes)
+        shapes = input_shapes(args.input_shapes)
         if args.trainable:
-            options["trainable"] = _split(args.trainable)
+            options["trainable"] = split(args.trainable)
         if isinstance(source, str):
             batch = self.default_batch(onnx_import, source, batch, shapes)
         program = onnx_import.load(
@@ -277,7 +294,7 @@ class _Job:
 
     def build_zoo(self, models: Any) -> Any:
         """A zoo network at the batch asked for, or its default."""
-        options = dict(_zoo_option(o) for o in self.args.option)
+        options = dict(zoo_option(o) for o in self.args.option)
         try:
             entry = models.info(self.args.model, **options)
             self.report.batch = self.args.batch or entry.default_batch
@@ -301,23 +318,12 @@ class _Job:
 
     def attach_loss(self, program: Any) -> str:
         """The loss's name; appended where the model has none."""
-        from . import losses
+        from .steps import attach_loss
 
-        wanted = self.args.loss
-        if wanted is not None and wanted in program and program[wanted].value.size == 1:
-            name, reason = program[wanted].name, "as asked"
-        elif wanted is not None:
-            choices = {n: getattr(losses, n) for n in losses.NAMES}
-            if wanted not in choices:
-                raise UsageError(f"unknown loss '{wanted}'{nearest(wanted, choices)}; known: {', '.join(choices)}")
-            name, reason = choices[wanted](program, **_loss_names(program)).name, f"{wanted}, as asked"
-        else:
-            kind, reason = losses.natural_loss(program)
-            there = kind in program and program[kind].value.size == 1
-            name = program[kind].name if there else getattr(losses, kind)(program, **_loss_names(program)).name
-            self.say(f"loss: {reason} (--loss sets it)")
-        self.report.loss, self.report.loss_reason = name, reason
-        return name
+        self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
+        if self.args.loss is None:
+            self.say(f"loss: {self.report.loss_reason} (--loss sets it)")
+        return self.report.loss
 
     def optimizer(self) -> Any:
         """A new optimizer of the kind asked for."""
@@ -335,7 +341,7 @@ class _Job:
         if self.args.checkpoints is None:
             return None
         found: list[str] = []
-        for item in _split(self.args.checkpoints):
+        for item in split(self.args.checkpoints):
             if item.startswith("@"):
                 try:
                     lines = Path(item[1:]).read_text().splitlines()
@@ -423,7 +429,7 @@ class _Job:
         """The report for machines."""
         if self.args.json is None:
             return
-        text = json.dumps(_finite(asdict(self.report)), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(finite(asdict(self.report)), indent=2, allow_nan=False) + "\n"
         if self.to_stdout:
             sys.stdout.write(text)
         else:
@@ -438,59 +444,6 @@ class _Job:
         if check and not check["passed"]:
             raise JobError("--check found a difference: see above")
         return 0
-
-
-def _finite(x: Any) -> Any:
-    """The same with None for numbers that JSON has no way to write: a loss that is no number any more."""
-    if isinstance(x, float):
-        return x if math.isfinite(x) else None
-    if isinstance(x, dict):
-        return {k: _finite(v) for k, v in x.items()}
-    return [_finite(v) for v in x] if isinstance(x, (list, tuple)) else x
-
-
-def _loss_names(program: Any) -> dict[str, str]:
-    """Names of the loss and the label: `loss` and `label`, numbered where the model has such values."""
-
-    def free(wish: str) -> str:
-        return next(n for n in itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1))) if n not in program)
-
-    return {"name": free("loss"), "label_name": free("label")}
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _input_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`x:[1,2]` (several in one, or the option repeated) as a dictionary."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for item in items:
-        for part in item.replace("],", "];").split(";"):
-            name, _, dims = part.rpartition(":")
-            try:
-                if not name or not dims.strip().startswith("["):
-                    raise ValueError
-                shapes[name.strip()] = tuple(int(d) for d in dims.strip(" []").split(",") if d.strip())
-                if any(d < 0 for d in shapes[name.strip()]):
-                    raise ValueError
-            except ValueError:
-                raise UsageError(f"--input-shapes: cannot read '{part}' (expected e.g. x:[64,3,224,224])") from None
-    return shapes
-
-
-def _zoo_option(text: str) -> tuple[str, Any]:
-    key, sign, value = text.partition("=")
-    if not sign:
-        raise UsageError(f"--option: cannot read '{text}' (expected key=value)")
-    for kind in (int, float):
-        try:
-            return key, kind(value)
-        except ValueError:
-            continue
-    if all(part.isdecimal() for part in value.split(",")):
-        return key, tuple(int(part) for part in value.split(","))
-    return key, {"true": True, "false": False}.get(value.lower(), value)
 
 
 if __name__ == "__main__":

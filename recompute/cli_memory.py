@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import cli_costs
+from .cli_values import input_shapes, split, zoo_option
 from .errors import JobError, UsageError
 from .show_table import human_bytes
 
 if TYPE_CHECKING:
+    from .budgets import Budget
     from .steps import Steps
 
 
@@ -27,7 +29,10 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         help="print the peak, what is alive then, each checkpoint's worth, and memory as a function of the batch",
     )
     group.add_argument(
-        "--memory-budget", metavar="SIZE", help="memory the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB)"
+        "--memory-budget",
+        metavar="SIZE",
+        help="memory the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), or 60%% of what the plain step takes; "
+        "where the plain step takes more, a plan is found that fits",
     )
     group.add_argument(
         "--max-batch", action="store_true", help="print the biggest batch that --memory-budget holds, by strategy"
@@ -52,6 +57,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         return
     if args.budget is None:
         raise UsageError("--max-batch needs --memory-budget SIZE, e.g. --memory-budget 16GiB")
+    if args.budget.bytes is None:
+        raise UsageError(f"--max-batch needs an amount, e.g. --memory-budget 16GiB, not {args.budget} of a step")
     for name in ("batch", "run", "output", "check", "estimate"):
         if getattr(args, name) not in (None, False):
             raise UsageError(f"--max-batch finds the batch and runs nothing: leave out --{name}")
@@ -65,19 +72,20 @@ def before_loading(job: Any, more: bool) -> bool:
     args = job.args
     runs = args.run is not None or args.check
     job.available = available_memory() if runs and args.budget is None else None
-    if not (args.max_batch or args.estimate or args.budget is not None):
+    refuses = args.budget is not None and (args.checkpoints is not None or args.estimate) and not args.compare
+    if not (args.max_batch or args.estimate or refuses):
         return False
     steps = steps_of(job)
     with cli_costs.progress(args) as progress:
         if args.max_batch:
             from .biggest_batch import max_batch_of
 
-            found = max_batch_of(steps, args.budget, progress)
+            found = max_batch_of(steps, args.budget.bytes, progress)
             job.report.max_batch = found.to_dict()
             job.report.optimizer = args.optimizer.lower()
             text = str(found)
         else:
-            if args.budget is not None:
+            if refuses:
                 _refuse(steps, steps.batch(args.batch), args.budget, progress)
             text = _estimate(job, steps, progress) if args.estimate else ""
     if text:
@@ -103,11 +111,10 @@ def before_running(job: Any, step: Any) -> None:
 
 def steps_of(job: Any) -> Steps:
     """The steps that the command line describes."""
-    from .cli import _input_shapes, _split, _zoo_option
     from .steps import Steps
 
     args = job.args
-    options = dict(_zoo_option(o) for o in args.option)
+    options = dict(zoo_option(o) for o in args.option)
     if options and Path(args.model).is_file():
         raise UsageError("--option is for networks of the zoo")
     return Steps(
@@ -115,9 +122,9 @@ def steps_of(job: Any) -> Steps:
         loss=args.loss,
         optimizer=job.optimizer(),
         checkpoints=job.checkpoint_patterns(),
-        input_shapes=_input_shapes(args.input_shapes),
+        input_shapes=input_shapes(args.input_shapes),
         options=options,
-        trainable=_split(args.trainable) if args.trainable else None,
+        trainable=split(args.trainable) if args.trainable else None,
         compile_options={"schedule": not args.no_schedule, "rebuild": not args.no_rebuild},
         cost=args.cost,
     )
@@ -139,10 +146,11 @@ def _estimate(job: Any, steps: Steps, progress: Callable[[str], None]) -> str:
     return str(found)
 
 
-def _refuse(steps: Steps, batch: int, budget: int, progress: Callable[[str], None]) -> None:
+def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], None]) -> None:
     """UsageError where the batch takes more than the budget."""
     progress(f"compiling batch {batch}")
     peak = steps.peak(batch, steps.asked)
+    budget = amount.within(steps.peak(batch))
     if peak <= budget:
         return
     from .biggest_batch import advice

@@ -42,10 +42,10 @@ LAYERS = [
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},
     {"steps", "show_memory"},
-    {"estimates", "biggest_batch"},
+    {"estimates", "biggest_batch", "compare"},
     {"report", "report_page", "plot", "trace", "snapshot", "pictures"},
-    {"cli_costs"},
-    {"check", "cli_memory"},
+    {"cli_costs", "cli_values"},
+    {"check", "cli_memory", "cli_plan"},
     {"cli"},
 ]
 

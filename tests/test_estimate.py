@@ -273,15 +273,29 @@ def test_errors(arguments: list[str], why: str, capsys: pytest.CaptureFixture[st
 
 def test_a_batch_beyond_the_budget_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["resnet18", "--option", "image=32", "--option", "classes=10", "--batch", "256", "--run", "1"]
-    assert main([*command, "--memory-budget", "210MiB"]) == 2
+    assert main([*command, "--memory-budget", "210MiB", "--checkpoints", "logits"]) == 2
     out, err = capsys.readouterr()
     assert "building" not in out  # nothing was built
-    assert "resnet18 at batch 256 takes" in err and "--memory-budget is 210.00 MiB" in err
+    assert "resnet18 at batch 256 with these checkpoints takes" in err and "--memory-budget is 210.00 MiB" in err
     assert "the biggest batch that fits as asked is" in err
     assert "the cheapest plan that makes batch 256 fit is" in err
     names = err.rpartition("--checkpoints ")[2].strip().split(",")
     steps = Steps("resnet18", options=NARROW)
     assert steps.peak(256, names) <= 210 << 20 < steps.peak(256)
+
+
+def test_a_batch_beyond_the_budget_is_made_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
+    report = tmp_path / "report.json"
+    command = ["resnet18", "--option", "image=32", "--option", "classes=10", "--batch", "256", "--json", str(report)]
+    assert main([*command, "--run", "1", "--memory-budget", "210MiB"]) == 0
+    found = json.loads(report.read_text())
+    assert found["run"]["measured_peak_bytes"] == found["planned"]["peak_bytes"] <= 210 << 20
+    assert found["plain"]["peak_bytes"] > 210 << 20
+    capsys.readouterr()
+    assert main([*command, "--memory-budget", "140MiB"]) == 2
+    err = capsys.readouterr().err
+    assert "no schedule fits into" in err and "the biggest batch that fits without recomputing is" in err
 
 
 def test_a_step_beyond_this_machine_is_refused(

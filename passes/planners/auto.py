@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ...errors import UsageError
 from ..recompute import RecomputePlan
@@ -24,6 +26,7 @@ from .bound import least_budget, lower_bound
 from .chain import chain_of
 from .frontier import Frontier, Point
 from .local_search import Schedule, Search
+from .neighbourhoods import search
 from .problem import RematerialisationProblem
 from .simulate import plan_of, sequence_of
 from .sweep import sweep
@@ -36,6 +39,8 @@ _REMEMBERED = 4
 _RUNGS = (0.94, 0.97, 1.0)
 #: budgets that differ by less than this share: the second one is given a quarter of the moves
 _NEAR = 0.05
+#: problems of no more nodes are solved at once, and every time; those of no more than the second in parts
+_TINY, _SOLVED_IN_PARTS = 100, 1000
 #: methods of others that are asked, and how many nodes they are asked about at most
 _OTHERS = {"gruslys": 20_000, "rotor": 20_000, "kusumoto": 3000, "kusumoto-memory": 3000}
 
@@ -45,13 +50,15 @@ class Auto(Planner):
     """The cheapest plan that all of our methods find together, and a bound for what any method could find.
 
     `moves`: of local search, for a budget.  `seed`: of its random numbers.  `effort`: of constraint programming on
-    problems of up to `solved` nodes, in CP-SAT's deterministic units (about seconds).
+    problems of up to `solved` nodes, in CP-SAT's deterministic units (about seconds); `rounds`: neighbourhoods of
+    larger ones that are solved.
     """
 
     reference = "cut sweep, block-wise dynamic programming, local search; bound by Lagrangian cuts (bound.py)"
-    moves: int = 20_000
+    moves: int = 12_000
     seed: int = 0
-    effort: float = 0.7
+    effort: float = 0.5
+    rounds: int = 0
     solved: int = 200
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
@@ -84,11 +91,22 @@ class Auto(Planner):
             moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
             for start, hot in starts:
                 improve(frontier, start, goal, moves, hot, self.seed)
-        if len(problem) <= (self.solved // 2 if again else self.solved) and self._worth_solving(frontier, budget):
+        if not again or len(problem) <= _TINY:
+            self._solve(frontier, budget)
+
+    def _solve(self, frontier: Frontier, budget: int) -> None:
+        """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""
+        problem = frontier.problem
+        if len(problem) <= self.solved and self._worth_solving(frontier, budget):
             start = frontier.best(budget) or frontier.lowest
             sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=self.effort, seed=self.seed)
             frontier.offer(sequence, "solver")
-
+        if self.rounds and _TINY < len(problem) <= _SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
+            start = frontier.best(budget) or frontier.lowest
+            sequence = search(
+                problem, budget, start.sequence, rounds=self.rounds, effort=self.effort / 2, seed=self.seed
+            )
+            frontier.offer(sequence, f"{start.method.split('+')[0]}+solver")
 
     def _worth_solving(self, frontier: Frontier, budget: int) -> bool:
         """Whether more than a thousandth is left to gain, as far as the bound tells."""
@@ -100,8 +118,10 @@ class Auto(Planner):
 class Optimal(Auto):
     """Auto with more of everything, for a step that will run for days."""
 
+    quick: ClassVar[Mapping[str, Any] | None] = None
     moves: int = 400_000
     effort: float = 60.0
+    rounds: int = 100
     solved: int = 400
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ class Planner:
     strategy: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     heeds_budget: ClassVar[bool] = True
+    quick: ClassVar[Mapping[str, Any] | None] = {}
 
     def __init_subclass__(cls, strategy: str = "", **kw: Any) -> None:
         super().__init_subclass__(**kw)
@@ -43,7 +45,10 @@ class Planner:
         raise NotImplementedError
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float | None:
-        """A cost below which no plan within the budget exists, where the method proves one."""
+        """A cost below which no plan of the method's own model within the budget exists, where it proves one.
+
+        `bound.lower_bound` is the one that holds for any order and any number of repeats.
+        """
         return None
 
 

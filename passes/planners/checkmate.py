@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import UsageError, need_extra
 from ..recompute import RecomputePlan
@@ -29,6 +29,7 @@ class Checkmate(Planner, strategy="checkmate"):
     `gap`: how far from the best, as a share, is good enough.
     """
 
+    quick: ClassVar[Mapping[str, Any] | None] = {"time_limit": 8.0}
     reference = "Jain et al.: Checkmate (MLSys 2020, arXiv 1910.02653)"
 
     time_limit: float = 60.0

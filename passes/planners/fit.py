@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from ..liveness import Liveness
 from ..memory_plan import MemoryPlan, memory_report
 from ..recompute import RecomputePlan, apply
 from ..schedule import Schedule, plan_best_order
+from .auto import Auto, frontier_of
 from .base import Planned, plan, planner
 from .bound import least_budget, lower_bound
 from .derive import Derived, derive
+from .simulate import plan_of, simulate
 
 Seconds = Callable[[Operator], float]
 
@@ -105,10 +108,55 @@ class Fitting:
         strategy: str = "auto",
         options: Mapping[str, Any] | None = None,
         tries: int = _TRIES,
+        reorder: bool = True,
     ) -> Iterator[Fitted]:
-        """Compiled plans of a strategy, whether or not they fit; `tries` for each order of the step, at most."""
-        for derived, scheduled in self.bases():
-            yield from self._tries(derived, scheduled, budget, strategy, options or {}, tries)
+        """Compiled plans of a strategy, whether or not they fit; `tries` for each order of the step, at most.
+
+        `reorder`: whether the step is also planned in the order that needs less memory.
+        """
+        looks_around = isinstance(planner(strategy, **(options or {})), Auto) and budget is not None
+        tried = self._around if looks_around else self._tries
+        for derived, scheduled in self.bases() if reorder else [(self.derived, False)]:
+            yield from tried(derived, scheduled, budget, strategy, options or {}, tries)
+
+    def _around(
+        self,
+        derived: Derived,
+        scheduled: bool,
+        budget: int | None,
+        strategy: str,
+        options: Mapping[str, Any],
+        tries: int,
+    ) -> Iterator[Fitted]:
+        """Plans of a frontier: the one for the budget, then its neighbours, as their arenas turn out to fit or not."""
+        assert budget is not None
+        planned = plan(derived.problem, budget=budget, strategy=strategy, **options)
+        first = self._carried(derived, planned, scheduled)
+        yield first
+        points = list(frontier_of(derived.problem))
+        limit = int(budget * planned.outcome.peak / max(1, first.peak))
+        if first.peak < budget * _CLOSE or first.peak > budget:
+            with contextlib.suppress(UsageError):  # so little that nothing can be there
+                plan(derived.problem, budget=limit, strategy=strategy, **options)
+            points = list(frontier_of(derived.problem))
+        at = max(0, sum(p.peak <= limit for p in points) - 1)
+        direction = 0
+        for _ in range(tries):
+            if not 0 <= at < len(points):
+                return
+            sequence = points[at].sequence
+            outcome = simulate(derived.problem, sequence)
+            other = dataclasses.replace(planned, plan=plan_of(sequence), outcome=outcome)
+            found = self._carried(derived, other, scheduled)
+            yield found
+            step = 1 if found.peak <= budget else -1
+            if direction and step != direction:
+                return
+            direction, at = step, at + step
+
+    def _carried(self, derived: Derived, planned: Planned, scheduled: bool) -> Fitted:
+        found = self.carry_out(derived.for_block(planned.plan), scheduled)
+        return dataclasses.replace(found, planned=planned)
 
     def _tries(
         self,
@@ -133,8 +181,8 @@ class Fitting:
             if planned.plan in seen:
                 return
             seen.add(planned.plan)
-            found = self.carry_out(derived.for_block(planned.plan), scheduled)
-            yield dataclasses.replace(found, planned=planned)
+            found = self._carried(derived, planned, scheduled)
+            yield found
             if budget is None or goal is None:
                 return
             if found.peak > budget:

@@ -9,9 +9,9 @@ finds the chain with the least (time-centric) or the most (memory-centric) time 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -83,6 +83,8 @@ class KusumotoExact(Kusumoto, strategy="kusumoto-exact"):
 
     The time it takes grows with the square of their number: seconds for 1,000, minutes for 10,000.
     """
+
+    quick: ClassVar[Mapping[str, Any] | None] = {"limit": 600}
 
     limit: int = 4_000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import UsageError, need_extra
 from ..recompute import RecomputePlan
@@ -37,6 +37,7 @@ class Moccasin(Planner, strategy="moccasin"):
     graphs with more nodes are refused.
     """
 
+    quick: ClassVar[Mapping[str, Any] | None] = {"time_limit": 6.0, "effort": 3.0}
     reference = "Bartan, Li, Teague, Lott, Dilkina: Moccasin (ICML 2023, arXiv 2304.14463)"
 
     copies: int = 3

@@ -1,0 +1,245 @@
+"""Planning from the command line: budgets, strategies, plans in files, comparisons, problems of other people."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import cli_costs
+from .budgets import parse_budget
+from .errors import UsageError
+from .files import replacing
+from .planning import Request, request
+from .show_table import human_bytes, human_seconds
+
+#: the budget of comparisons where nobody says another
+_COMPARED_AT = "60%"
+#: names that are printed, at most, without -v
+_NAMES = 12
+#: what a comparison leaves undone
+_DOINGS = ("run", "check", "output", "dump_ir")
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """The group of options about plans."""
+    group = p.add_argument_group("how to fit --memory-budget")
+    group.add_argument("--strategy", metavar="NAME", help="the planner: auto (default), chen, kusumoto, rotor, ...")
+    group.add_argument("--plan", type=Path, metavar="FILE.json", help="recompute as a saved plan says")
+    group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, to be used again")
+    group.add_argument(
+        "--compare",
+        action="store_true",
+        help="print what every strategy finds at the budget (default: 60%% of the plain peak), and stop",
+    )
+    group.add_argument(
+        "--pareto",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE.svg",
+        help="print the whole curve of memory against time, and stop; with FILE (.svg, .png, .pdf) draw it too",
+    )
+    group.add_argument("--save-problem", type=Path, metavar="FILE.json", help="write what planners are asked, and stop")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done."""
+    answers = [name for name in ("compare", "pareto", "save_problem") if getattr(args, name) not in (None, False)]
+    if answers:
+        for name in _DOINGS:
+            if getattr(args, name) not in (None, False):
+                raise UsageError(f"--{answers[0].replace('_', '-')} runs and writes no step: leave out --{name}")
+    if args.checkpoints is not None and not answers:
+        for name in ("strategy", "plan", "save_plan"):
+            if getattr(args, name) is not None:
+                option = name.replace("_", "-")
+                raise UsageError(f"--checkpoints and --{option} both say what is recomputed: give one of them")
+    if args.pareto is not None and args.pareto != Path():
+        from .plot import check_plot
+
+        check_plot(args.pareto)
+    for path in (args.save_plan, args.save_problem, args.pareto):
+        if path is not None and path != Path() and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise UsageError(f"cannot write '{path}': it is a folder, or its folder does not exist")
+    if args.model is not None and is_problem(args.model):
+        for name in (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate", "max_batch"):
+            if getattr(args, name) not in (None, False):
+                raise UsageError(f"{args.model} is a planning problem: --{name.replace('_', '-')} is for models")
+        return
+    wanted = request_of(args)
+    if args.save_plan is not None and wanted is None and not answers:
+        raise UsageError("--save-plan needs a plan: give --memory-budget SIZE or --strategy NAME")
+
+
+def request_of(args: argparse.Namespace) -> Request | None:
+    """What a planner is asked for; None where nothing is to be planned."""
+    if args.checkpoints is not None or args.max_batch:
+        return None
+    budget = None if args.plan is not None else args.budget
+    return request(budget, args.strategy, None, args.plan)
+
+
+def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
+    """The step as a planner makes it fit.  UsageError with advice where none does."""
+    args, wanted = job.args, request_of(job.args)
+    assert wanted is not None
+    job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
+    options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan}
+    try:
+        step = job.compile(program, loss, dump=args.dump_ir, **options)
+    except UsageError as e:
+        if wanted.budget is None or "fits" not in str(e):
+            raise
+        raise UsageError(f"{e}{_advice(job, wanted.budget.within(plain.figures.peak_bytes))}") from None
+    limit = None if args.budget is None else args.budget.within(plain.figures.peak_bytes)
+    if limit is not None and step.figures.peak_bytes > limit:
+        raise UsageError(f"with {args.plan} the step takes {step.figures.peak_bytes:,} bytes, the budget is {limit:,}")
+    job.report.planned = step.planned.to_dict()
+    if step.figures.recomputed_operators:
+        job.report.recompute = asdict(step.figures)
+        job.report.notes += list(step.plan.notes)
+    return step
+
+
+def _advice(job: Any, budget: int) -> str:
+    """The biggest batch that would fit as it is."""
+    from .biggest_batch import largest_fitting
+    from .cli_memory import steps_of
+
+    with contextlib.suppress(UsageError):
+        steps = steps_of(job)
+        if steps.open_batch:
+            found = largest_fitting(steps.peak, budget)
+            return f"\n  the biggest batch that fits without recomputing is {found}" if found else ""
+    return ""
+
+
+def report_plan(job: Any, step: Any) -> None:
+    """What the plan is, under the table; writes it where that was asked for."""
+    planned = step.planned
+    if planned is None:
+        return
+    if not planned.reruns:
+        job.say(f"the plain step fits {human_bytes(planned.budget)}: nothing is recomputed" if planned.budget else
+                "nothing is recomputed")  # fmt: skip
+    else:
+        text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
+        if planned.gap is not None:
+            text += (
+                ", the best there is" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} from the best there is"
+            )
+        job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
+        names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
+        shown = names if all_of_them else names[:_NAMES]
+        more = "" if all_of_them else f", ... ({len(names)} in all; -v prints them, --json has them)"
+        job.say(f"kept for the backward pass, as for --checkpoints: {','.join(shown)}{more}")
+    if job.args.save_plan is not None and step.saved is not None:
+        step.saved.save(job.args.save_plan)
+        job.say(f"wrote {job.args.save_plan}")
+
+
+def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
+    """--compare, --pareto and --save-problem; whether one of them was asked for."""
+    args = job.args
+    if not (args.compare or args.pareto is not None or args.save_problem is not None):
+        return False
+    from .compiler import plain_fitting
+
+    options = {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild}
+    with cli_costs.progress(args) as progress:
+        progress("compiling the plain step")
+        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **options)
+        if args.save_problem is not None:
+            fitting.derived.problem.save(args.save_problem)
+        text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""
+        text += _curve(job, fitting, progress) if args.pareto is not None else ""
+    job.say(text or f"wrote {args.save_problem}")
+    return True
+
+
+def _compared(job: Any, program: Any, loss: str, fitting: Any, checkpoints: list[str] | None, progress: Any) -> str:
+    from .compare import compare, compare_text
+
+    budget = (job.args.budget or parse_budget(_COMPARED_AT)).within(fitting.plain.peak)
+    mine = None if checkpoints is None else job.compile(program, loss, checkpoints=checkpoints)
+    rows = compare(fitting, job.args.cost, budget, mine, progress)
+    job.report.compare = [asdict(r) for r in rows]
+    return compare_text(rows, fitting.plain.peak, budget, job.args.cost.name)
+
+
+def _curve(job: Any, fitting: Any, progress: Any) -> str:
+    from .compare import draw_curve, pareto
+
+    curve = pareto(fitting, job.args.cost, progress)
+    job.report.pareto = curve.to_dict()
+    text, path = str(curve), job.args.pareto
+    if path != Path():
+        figure = draw_curve(curve, f"{job.args.model}, batch {job.report.batch}")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=150)
+        text += f"\nwrote {path}"
+    return text
+
+
+# -- problems in files ------------------------------------------------------------------------------------------------
+
+
+def is_problem(model: str) -> bool:
+    """Whether the command line names a planning problem rather than a model: a JSON or dot file."""
+    return os.path.splitext(model)[1].lower() in (".json", ".dot", ".gv") and Path(model).is_file()
+
+
+def plan_problem(job: Any) -> None:
+    """Plans a problem of a file: one strategy, or with --compare all of them."""
+    from .passes.planners import PLANNERS, plan, simulate
+    from .passes.planners.adapters import read_problem
+    from .passes.planners.base import import_all
+    from .passes.planners.bound import lower_bound
+
+    args = job.args
+    problem = read_problem(args.model)
+    plain = simulate(problem, range(len(problem)))
+    budget = (args.budget or parse_budget(_COMPARED_AT)).within(plain.peak)
+    import_all()
+    quick = {name: dict(cls.quick) for name, cls in PLANNERS.items() if cls.quick is not None}
+    wanted = quick if args.compare else {args.strategy or "auto": {}}
+    job.say(f"{problem.name}: {len(problem)} nodes, plain peak {plain.peak:,}; budget {budget:,}")
+    job.report.compare = []
+    with cli_costs.progress(args) as progress:
+        for strategy, options in wanted.items():
+            progress(f"strategy {strategy}")
+            try:
+                found = plan(problem, budget=budget, strategy=strategy, **options)
+            except UsageError as e:
+                if not args.compare:
+                    raise
+                job.say(f"{strategy}: {e}")
+                continue
+            proven = lower_bound(problem, budget)
+            job.report.compare.append(_problem_row(found, proven))
+            gap = f", gap at most {max(0.0, found.outcome.cost / proven - 1):.2%}" if found.fits and proven else ""
+            fits = "" if found.fits else " (does not fit)"
+            job.say(
+                f"{strategy}{fits}: peak {found.outcome.peak:,} ({found.outcome.peak / plain.peak:.1%}), "
+                f"cost {1 + found.overhead:.4f}{gap}, {human_seconds(found.seconds)}"
+            )
+            if not found.fits and not args.compare:
+                raise UsageError(
+                    f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: try another, or auto"
+                )
+
+
+def _problem_row(found: Any, proven: float) -> dict[str, Any]:
+    return {
+        "strategy": found.strategy,
+        "peak_bytes": found.outcome.peak,
+        "overhead": found.overhead,
+        "gap": max(0.0, found.outcome.cost / proven - 1) if found.fits and proven else None,
+        "fits": found.fits,
+        "seconds": found.seconds,
+        "reruns": [[r.operator, r.before] for r in found.plan.reruns],
+    }
