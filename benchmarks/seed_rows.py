@@ -1,4 +1,4 @@
-"""What was published, as rows: numbers from the papers' tables as /work/shared/PLANNING.md collects them."""
+"""What was published, as rows: numbers from the papers' tables."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Row:
     weights: bool
     options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "Momentum"
-    label: str = ""
+    note: str = ""
 
     @property
     def name(self) -> str:
         """What the table calls it."""
-        return self.label or self.network
+        return self.network
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _kusumoto() -> list[Row]:
 
 
 def _monet() -> list[Row]:
-    """MONeT 2021 (Shah et al., arXiv 2010.14501): V100 with 16 GB."""
+    """MONeT 2021 (Shah et al., arXiv 2010.14501): V100 with 16 GB.  Plain SGD: their memory model has no momentum."""
     table = [
         ("vgg16", 176, 14.12, 5.51, 0.091),
         ("resnet50", 184, 15.06, 4.99, 0.12),
@@ -119,7 +119,10 @@ def _monet() -> list[Row]:
         ("googlenet", 320, 14.93, 4.99, 0.158),
         ("mobilenet_v2", 272, 14.46, 5.01, 0.087),
     ]
-    return [Row("monet", name, b, regular * GB, best * GB, o, "v100-16", True) for name, b, regular, best, o in table]
+    return [
+        Row("monet", name, b, regular * GB, best * GB, o, "v100-16", True, optimizer="SGD")
+        for name, b, regular, best, o in table
+    ]
 
 
 _AMP = "theirs in mixed precision (16-bit activations), ours in float32"
@@ -134,7 +137,7 @@ BATCH_ROWS: list[BatchRow] = [
     BatchRow("paddle", "bert-large", 32 * GIB, 18, 180, 23.9 / 17.8 - 1, "v100-32", {"seq": 512}, "Adam", _AMP),
 ]
 
-#: Gruslys et al. 2016; the residual chain: the optimum over whole blocks (PLANNING.md, "Limits")
+#: Gruslys et al. 2016; the residual chain: the optimum over whole blocks (`synthetic.py`)
 CHAIN_ROWS: list[ChainRow] = [
     *[ChainRow("gruslys", "recurrent", 1000, s, p) for s, p in ((0.05, 1.32),)],
     *[ChainRow("gruslys", "lstm", 1000, s, p) for s, p in ((0.05, 1.32), (0.02, 1.58), (0.01, 1.85))],

@@ -1,15 +1,17 @@
 """The tables of the papers whose methods are here, side by side with ours: our peak at their extra time or less.
 
-    python benchmarks/seed_tables.py [--table feng-huang] [--only resnet50] [--json FILE]
+    python benchmarks/seed_tables.py [--table feng-huang] [--only resnet50] [--moves 3000] [--json FILE]
 
-Every row of `seed_rows.py` is built at the paper's batch, its plain step compiled, and planned: `auto` looks for the
-lowest peak whose step takes no more extra time, by the roofline of the paper's GPU, than was published.  The plan is
-compiled; what is printed is the compiled arena, plus parameters and optimizer state where the paper counts them.
-Published megabytes are taken as 10^6 bytes, gigabytes as 10^9.  Extra time is over a plain step that repeats nothing
-at all (`rebuild=False`), `plain` is the least that a step without a plan takes.
+Every row of `seed_rows.py` is built at the paper's batch and planned: `auto` looks for the lowest peak of a step that
+takes no more extra time, by the roofline of the paper's GPU, than was published.  The plan is compiled; what is printed
+is the compiled arena, plus parameters and optimizer state where the paper counts them.  Published megabytes are taken
+as 10^6 bytes, gigabytes as 10^9.
 
-`bound`: a peak below which no schedule exists at that extra time (passes/planners/bound.py), and `gap` how far above
-it we are.  `ratio` is the peak over the own plain peak, theirs and ours.
+`plain` is our step that repeats nothing at all, `default` what is compiled where nobody asks for a plan (normalised
+values are made twice, passes/rebuild.py); both extra times are over `plain`.  `ratio` is the peak over the own plain
+peak, theirs and ours.  `bound` is a peak below which no schedule exists at the extra time allowed
+(passes/planners/bound.py), `gap` how far above it we are.  Largest batches and chains have tables of their own below.
+Exit code 1: a row misses.
 """
 
 from __future__ import annotations
@@ -17,218 +19,152 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from seed_rows import ROWS, Row
+from seed_hunt import MB, Best, Step, least_peak, lowest, say, step_of, within
+from seed_rows import BATCH_ROWS, CHAIN_ROWS, ROWS, BatchRow, ChainRow, Row
+from seed_verdicts import BatchResult, ChainResult, Result
 from zoo_steps import headline, machine, row_text, write_json
 
-import recompute as rc
-from recompute import losses, models
-from recompute.compiler import plain_fitting
-from recompute.cost import Device, device, step_seconds
-from recompute.errors import UsageError
-from recompute.ir import Role
-from recompute.passes import memory_report
-from recompute.passes.planners.auto import Auto, frontier_of
-from recompute.passes.planners.bound import least_budget, lower_bound, turning_points
-from recompute.passes.planners.derive import Derived
-from recompute.passes.planners.fit import Fitted, Fitting
-from recompute.passes.planners.frontier import Frontier, Point
+from recompute.passes.planners import plan
+from recompute.passes.planners.bound import lower_bound
+from recompute.passes.planners.fit import Fitting
 from recompute.passes.planners.problem import RematerialisationProblem
-from recompute.passes.planners.simulate import plan_of
+from recompute.passes.planners.synthetic import lstm, recurrent, residual_chain
 
-MB = 10**6
-#: local search for a budget; budgets that are tried for a row; plans that are compiled for one order of the step
-MOVES, ROUNDS, COMPILED = 8000, 4, 3
-WIDTHS = (14, 5, 7, 7, 6, 8, 8, 6, 6, 6, 8, 6, 5, 8)
 HEADER = (
-    "network", "batch", "regular", "best", "time", "plain", "ours", "time", "theirs", "ratio", "bound", "gap", "sec",
-    "verdict",
+    "network", "batch", "regular", "best", "time", "plain", "default", "ours", "time", "theirs", "ratio", "bound",
+    "gap", "sec", "verdict",
 )  # fmt: skip
+WIDTHS = (13, 5, 7, 6, 5, 7, 7, 6, 6, 6, 6, 6, 5, 4, 7)
+BATCH_HEADER = (
+    "network", "memory", "regular", "best", "time", "plain", "default", "ours", "time", "GB", "bound", "sec", "verdict",
+)  # fmt: skip
+BATCH_WIDTHS = (13, 6, 7, 5, 5, 5, 7, 5, 6, 6, 6, 4, 7)
+CHAIN_HEADER = ("chain", "published", "gruslys", "auto", "peak", "bound", "sec", "verdict")
+CHAIN_WIDTHS = (26, 9, 7, 7, 7, 7, 4, 7)
+CHAINS: dict[str, Callable[[int], RematerialisationProblem]] = {
+    "recurrent": recurrent,
+    "lstm": lstm,
+    "residual_chain": residual_chain,
+}
 
 
-def say(text: str) -> None:
-    """A line of progress."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A network's training step on a device: its fitting, and the seconds of a step that repeats nothing."""
-
-    fitting: Fitting
-    on: Device
-    seconds: float
-    forward: float
-
-    @property
-    def fixed(self) -> int:
-        """Bytes of parameters and optimizer state."""
-        return self.fitting.derived.problem.fixed
-
-    def overhead(self, fitted: Fitted) -> float:
-        """Extra time of a compiled step."""
-        return step_seconds(fitted.compiled, self.on) / self.seconds - 1
-
-
-def step_of(name: str, batch: int, on: str, optimizer: str, **options: Any) -> Step:
-    """The step of a zoo network with its natural loss."""
-    program = rc.load(models.build(name, batch=batch, weights=False, **options))
-    kind, _ = losses.natural_loss(program)
-    loss = kind if kind in program else getattr(losses, kind)(program).name
-    gpu = device(on)
-    update = getattr(rc, optimizer)(learning_rate=0.1)
-    bare = plain_fitting(program, loss, update, gpu, rebuild=False).block
-    forward = sum(gpu.seconds(op) for op in bare.operators if op.role in (Role.FORWARD, Role.LOSS))
-    return Step(plain_fitting(program, loss, update, gpu), gpu, step_seconds(bare, gpu), forward)
-
-
-class Hunt:
-    """The lowest peak of one problem whose cost is no more than `most` seconds."""
-
-    def __init__(self, problem: RematerialisationProblem, most: float, moves: int = MOVES) -> None:
-        self.problem, self.most = problem, most
-        self.frontier: Frontier = frontier_of(problem)
-        self.auto = Auto(moves=moves)
-
-    def within(self) -> list[Point]:
-        """Plans that are cheap enough, the lowest peak first."""
-        return [p for p in self.frontier if p.cost <= self.most]
-
-    def run(self, rounds: int) -> None:
-        """Looks around lower and lower budgets, and nearer to the last one that could be kept where one could not."""
-        low = least_budget(self.problem)
-        share = 0.92
-        if not self.within():
-            return
-        for _ in range(rounds):
-            best = self.within()[0].peak
-            goal = max(low, self.problem.fixed + int((best - self.problem.fixed) * share))
-            if best - goal < 0.002 * (best - self.problem.fixed):
-                return
-            try:
-                self.auto.refine(self.frontier, goal)
-            except UsageError:
-                low = goal
-            share = share if self.within()[0].peak < best else (1 + share) / 2
-
-
-def lowest(step: Step, most: float, rounds: int = ROUNDS, moves: int = MOVES) -> Fitted:
-    """The lowest compiled peak of all plans whose step takes no more than `most` seconds."""
-    hunts = [(derived, scheduled, Hunt(derived.problem, most, moves)) for derived, scheduled in step.fitting.bases()]
-    hunts.sort(key=lambda h: h[2].within()[0].peak if h[2].within() else sys.maxsize)
-    hunts[0][2].run(rounds)
-    found = [step.fitting.plain]
-    for derived, scheduled, hunt in hunts:
-        for point in hunt.within()[:COMPILED]:
-            found.append(compiled(step.fitting, derived, scheduled, point))
-            say(f"    {point.method}: {found[-1].peak / MB:,.0f} MB compiled, {point.peak / MB:,.0f} predicted")
-    fine = [f for f in found if step_seconds(f.compiled, step.on) <= most]
-    return min(fine or found[:1], key=lambda f: f.peak)
-
-
-def compiled(fitting: Fitting, derived: Derived, scheduled: bool, point: Point) -> Fitted:
-    """A point of a frontier, compiled."""
-    return fitting.carry_out(derived.for_block(plan_of(point.sequence)), scheduled)
-
-
-def least_peak(problem: RematerialisationProblem, most: float, highest: int) -> int:
-    """Bytes below which no schedule exists that costs no more than `most`: the bound, by bisection."""
-    points = turning_points(problem, 4)
-    low, high = least_budget(problem), highest
-    if lower_bound(problem, low, points) <= most:
-        return low
-    while high - low > (high - problem.fixed) // 500:
-        middle = (low + high) // 2
-        low, high = (low, middle) if lower_bound(problem, middle, points) <= most else (middle, high)
-    return low
-
-
-@dataclass(frozen=True)
-class Result:
-    """A row's outcome, in bytes and shares; `plain`, `peak` and `bound` count what the paper counts."""
-
-    table: str
-    network: str
-    batch: int
-    published_regular: float
-    published_best: float
-    published_overhead: float | None
-    allowed_overhead: float
-    plain: int
-    peak: int
-    persistent: int
-    overhead: float
-    bound: int
-    reruns: int
-    peak_at: str
-    seconds: float
-
-    @property
-    def gap(self) -> float:
-        """How far the peak is above the bound."""
-        return self.peak / self.bound - 1
-
-    @property
-    def ratios(self) -> tuple[float, float]:
-        """Peak over plain peak: theirs, ours."""
-        return self.published_best / self.published_regular, self.peak / self.plain
-
-    @property
-    def verdict(self) -> str:
-        """`MISS`: not below the published best; then what is known about the ratio."""
-        if self.peak >= self.published_best or self.overhead > self.allowed_overhead:
-            return "MISS"
-        theirs, ours = self.ratios
-        if ours <= theirs:
-            return "below"
-        proven = self.bound / self.plain > theirs
-        return "below; ratio: impossible (proven)" if proven else "below; ratio: higher"
-
-
-def result(row: Row) -> Result:
+def result(row: Row, moves: int) -> Result:
     """Plans a row."""
     start = time.process_time()
-    say(f"{row.table}: {row.name}, batch {row.batch}")
-    step = step_of(row.network, row.batch, row.device, row.optimizer, **row.options)
+    step = step_of(row.network, row.batch, row.device, row.optimizer, row.options)
     allowed = step.forward / step.seconds if row.overhead is None else row.overhead
     most = (1 + allowed) * step.seconds
-    best = lowest(step, most)
     away = 0 if row.weights else step.fixed
-    bound = least_peak(step.fitting.derived.problem, most, best.peak)
+    wanted = away + int(min(row.best, (step.plain.plain.peak - away) * row.best / row.regular))
+    best = lowest(step, most, wanted, moves)
+    bound = least_peak(step.plain.derived.problem, most, best.peak)
+    missed = best.peak - away >= row.best
     return Result(
         row.table, row.name, row.batch, row.regular, row.best, row.overhead, allowed,
-        step.fitting.plain.peak - away, best.peak - away, step.fixed, step.overhead(best), bound - away,
-        sum(op.role is Role.RECOMPUTE for op in best.compiled.operators), fullest(best),
+        step.plain.plain.peak - away, step.default.plain.peak - away, best.peak - away, step.fixed, best.overhead,
+        bound - away, best.reruns, best.fullest(), time.process_time() - start,
+        instead(step, away + int(row.best), moves) if missed else None, row.note,
+    )  # fmt: skip
+
+
+def instead(step: Step, budget: int, moves: int) -> tuple[float | None, float]:
+    """What their bytes take of extra time here: ours (None: no plan found), and the bound (infinite: impossible)."""
+    proven = lower_bound(step.plain.derived.problem, budget) / step.seconds - 1
+    found = None if proven == float("inf") else within(step, budget, moves)
+    return None if found is None else found.overhead, proven
+
+
+def batch_result(row: BatchRow, moves: int) -> BatchResult:
+    """Plans at the published batch; the same plan then gives the largest batch that fits."""
+    start = time.process_time()
+    step = batch_step(row, row.best)
+    most = (1 + row.overhead) * step.seconds
+    best = lowest(step, most, row.memory, moves, orders=False)
+    batch, found = largest(row, best, guess(row, step.fixed, best.peak, row.best))
+    bound = least_peak(step.plain.derived.problem, most, best.peak)
+    return BatchResult(
+        row.table, row.name, row.memory, row.regular, row.best, row.overhead,
+        guess(row, step.fixed, step.plain.plain.peak, row.best),
+        guess(row, step.fixed, step.default.plain.peak, row.best),
+        batch, found.peak, found.overhead, bound, guess(row, step.fixed, bound, row.best),
+        found.fullest(), time.process_time() - start, row.note,
+    )  # fmt: skip
+
+
+def batch_step(row: BatchRow, batch: int) -> Step:
+    """The row's network at a batch."""
+    return step_of(row.network, batch, row.device, row.optimizer, row.options)
+
+
+def guess(row: BatchRow, fixed: int, peak: int, batch: int) -> int:
+    """The batch that fits if a batch takes `peak` bytes, as all but `fixed` grows with it."""
+    return max(1, int(batch * (row.memory - fixed) / (peak - fixed)))
+
+
+def largest(row: BatchRow, best: Best, batch: int) -> tuple[int, Best]:
+    """The largest batch up to a guess whose compiled step fits, by the plan that was found at another batch."""
+    while True:
+        step = batch_step(row, batch)
+        fitting: Fitting = step.default if best.rebuilt else step.plain
+        found = Best(step, fitting.carry_out(best.fitted.plan, False), best.rebuilt, best.method)
+        say(f"    batch {batch}: {found.peak / MB:,.0f} MB, {found.overhead:+.1%}")
+        if batch == 1 or (found.peak <= row.memory and found.overhead <= row.overhead):
+            return batch, found
+        batch = max(1, min(batch - 1, int(batch * 0.995)))
+
+
+def chain_result(row: ChainRow, moves: int) -> ChainResult:
+    """Plans for a made-up chain by Gruslys' method and by ours."""
+    start = time.process_time()
+    problem = CHAINS[row.kind](row.steps)
+    plain = plan(problem, budget=None, strategy="auto").plain
+    budget = int(row.share * plain.peak)
+    ours = plan(problem, budget=budget, strategy="auto", moves=moves)
+    theirs = plan(problem, budget=budget, strategy="gruslys")
+    cost = min((p.outcome.cost for p in (ours, theirs) if p.fits), default=float("inf"))
+    return ChainResult(
+        row.table, row.name, row.published, row.share,
+        theirs.outcome.cost / plain.cost if theirs.fits else float("inf"),
+        ours.outcome.cost / plain.cost if ours.fits else float("inf"),
+        cost / plain.cost, ours.outcome.peak / plain.peak, (ours.bound or 0.0) / plain.cost,
         time.process_time() - start,
     )  # fmt: skip
 
 
-def fullest(fitted: Fitted) -> str:
-    """The operator during which most is alive, and the largest that is."""
-    block = fitted.compiled
-    op = block.operators[memory_report(block).peak_at]
-    largest = max((*op.reads(), *op.writes()), key=lambda v: v.nbytes)
-    return f"{op.op.name} ({op.role.name.lower()}) with '{largest.name}' of {largest.nbytes / MB:.0f} MB"
-
-
 def show(r: Result) -> str:
-    """A line of the table."""
+    """A line of the tables of peaks."""
     theirs, ours = r.ratios
     cells = [
         r.network, str(r.batch), f"{r.published_regular / MB:.0f}", f"{r.published_best / MB:.0f}",
-        "-" if r.published_overhead is None else f"+{r.published_overhead:.0%}",
-        f"{r.plain / MB:.0f}", f"{r.peak / MB:.0f}", f"{r.overhead:+.1%}", f"{theirs:.3f}", f"{ours:.3f}",
-        f"{r.bound / MB:.0f}", f"{r.gap:.0%}", f"{r.seconds:.0f}",
+        "-" if r.published_overhead is None else f"+{r.published_overhead:.1%}".replace(".0%", "%"),
+        *(f"{x / MB:.0f}" for x in (r.plain, r.default, r.peak)), f"{r.overhead:+.1%}",
+        f"{theirs:.3f}", f"{ours:.3f}", f"{r.bound / MB:.0f}", f"{r.gap:.0%}", f"{r.seconds:.0f}", r.verdict,
     ]  # fmt: skip
-    return row_text([*cells, r.verdict], (*WIDTHS[:-1], len(r.verdict)))
+    return row_text(cells, (*WIDTHS[:-1], len(r.verdict)))
 
 
-def chosen(args: argparse.Namespace) -> list[Row]:
-    """The rows that are asked for."""
-    return [r for r in ROWS if args.table in ("", r.table) and args.only in ("", r.name)]
+def show_batch(r: BatchResult) -> str:
+    """A line of the table of batches."""
+    cells = [
+        r.network, f"{r.memory >> 30} GiB", str(r.published_regular or "-"), str(r.published_best),
+        f"+{r.published_overhead:.0%}", str(r.plain), str(r.default), str(r.batch), f"{r.overhead:+.1%}",
+        f"{r.peak / 1e9:.2f}", str(r.bound_batch), f"{r.seconds:.0f}", r.verdict,
+    ]  # fmt: skip
+    return row_text(cells, (*BATCH_WIDTHS[:-1], len(r.verdict)))
+
+
+def show_chain(r: ChainResult) -> str:
+    """A line of the table of chains."""
+    cells = [
+        r.network, f"{r.published:.2f}", f"{r.gruslys:.3f}", f"{r.auto:.3f}", f"{r.peak:.2%}", f"{r.bound:.3f}",
+        f"{r.seconds:.0f}", r.verdict,
+    ]  # fmt: skip
+    return row_text(cells, (*CHAIN_WIDTHS[:-1], len(r.verdict)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -236,6 +172,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--table", default="", help="only this table")
     p.add_argument("--only", default="", metavar="NAME", help="only this network")
+    p.add_argument("--moves", type=int, default=3000, help="of local search, for a budget (default: 3000)")
     p.add_argument("--json", type=Path, metavar="FILE", help="the same figures as JSON")
     return p
 
@@ -245,16 +182,33 @@ def main() -> int:
     args = parser().parse_args()
     facts = machine()
     print(headline(facts))
-    found: list[Result] = []
-    table = ""
-    for row in chosen(args):
-        if row.table != table:
-            table = row.table
-            print(f"\n{table}\n{row_text(HEADER, WIDTHS)}")
-        found.append(result(row))
-        print(show(found[-1]), flush=True)
+    kinds: list[tuple[Sequence[Any], str, Any, Any]] = [
+        (ROWS, row_text(HEADER, WIDTHS), result, show),
+        (BATCH_ROWS, row_text(BATCH_HEADER, BATCH_WIDTHS), batch_result, show_batch),
+        (CHAIN_ROWS, row_text(CHAIN_HEADER, CHAIN_WIDTHS), chain_result, show_chain),
+    ]
+    found: list[Any] = []
+    start = time.perf_counter()
+    for rows, header, work, line in kinds:
+        last = ""
+        for row in rows:
+            if args.table not in ("", row.table) or args.only not in ("", row.name):
+                continue
+            if row.table != last:
+                print(f"\n{row.table}\n{header}")
+                last = row.table
+            say(f"{row.table}: {row.name} ({time.perf_counter() - start:.0f} s)")
+            found.append(work(row, args.moves))
+            print(line(found[-1]), flush=True)
+    print()
+    for r in found:
+        for remark in r.remarks:
+            print(f"{r.table}, {r.network}: {remark}")
+    misses = sum(r.verdict.startswith("MISS") for r in found)
+    wall, cpu = time.perf_counter() - start, time.process_time()
+    print(f"{len(found)} rows, {misses} miss; {wall:.0f} s, {cpu:.0f} s of processor time")
     write_json(args.json, facts, [{**asdict(r), "verdict": r.verdict} for r in found])
-    return any(r.verdict == "MISS" for r in found)
+    return 1 if misses else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,200 @@
+"""The lowest compiled peak of a training step at a given extra time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import recompute as rc
+from recompute import losses, models
+from recompute.compiler import plain_fitting
+from recompute.cost import Device, device, step_seconds
+from recompute.errors import UsageError
+from recompute.ir import Role
+from recompute.passes import memory_report
+from recompute.passes.planners.auto import Auto, frontier_of
+from recompute.passes.planners.bound import least_budget, lower_bound, turning_points
+from recompute.passes.planners.derive import Derived
+from recompute.passes.planners.fit import Fitted, Fitting
+from recompute.passes.planners.frontier import Point
+from recompute.passes.planners.problem import RematerialisationProblem
+from recompute.passes.planners.simulate import plan_of
+
+MB = 10**6
+#: budgets that are tried where the first plans are good enough, and where they are not
+ROUNDS, MORE_ROUNDS = 1, 5
+#: plans of one problem that are compiled
+COMPILED = 3
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A network's training step on a device.
+
+    `plain` repeats nothing, and takes `seconds`, `forward` of them before the backward pass; `default` is with
+    normalised values made twice.
+    """
+
+    plain: Fitting
+    default: Fitting
+    on: Device
+    seconds: float
+    forward: float
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of parameters and optimizer state."""
+        return self.plain.derived.problem.fixed
+
+
+def step_of(name: str, batch: int, on: str, optimizer: str, options: Mapping[str, Any]) -> Step:
+    """The step of a zoo network with its natural loss."""
+    program = rc.load(models.build(name, batch=batch, weights=False, **options))
+    kind, _ = losses.natural_loss(program)
+    loss = kind if kind in program else getattr(losses, kind)(program).name
+    gpu = device(on)
+    update = getattr(rc, optimizer)(learning_rate=0.1)
+    plain = plain_fitting(program, loss, update, gpu, rebuild=False)
+    forward = sum(gpu.seconds(op) for op in plain.block.operators if op.role in (Role.FORWARD, Role.LOSS))
+    return Step(plain, plain_fitting(program, loss, update, gpu), gpu, step_seconds(plain.block, gpu), forward)
+
+
+@dataclass(frozen=True)
+class Best:
+    """A compiled plan; `rebuilt`: of the step that makes normalised values twice anyway."""
+
+    step: Step
+    fitted: Fitted
+    rebuilt: bool
+    method: str
+
+    @property
+    def peak(self) -> int:
+        """Arena and persistent bytes."""
+        return self.fitted.peak
+
+    @property
+    def overhead(self) -> float:
+        """Extra time over the plain step."""
+        return step_seconds(self.fitted.compiled, self.step.on) / self.step.seconds - 1
+
+    @property
+    def reruns(self) -> int:
+        """Operators that run again."""
+        return sum(op.role is Role.RECOMPUTE for op in self.fitted.compiled.operators)
+
+    def fullest(self) -> str:
+        """The operator during which most is alive, and the largest value that it touches."""
+        block = self.fitted.compiled
+        op = block.operators[memory_report(block).peak_at]
+        largest = max((*op.reads(), *op.writes()), key=lambda v: v.nbytes)
+        role = op.role.name.lower()
+        return f"{op.op.name} ({role}), which touches '{largest.name}' of {largest.nbytes / MB:,.0f} MB"
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """Plans of one problem, cheap enough where they cost no more than `most` seconds."""
+
+    fitting: Fitting
+    derived: Derived
+    scheduled: bool
+    rebuilt: bool
+    most: float
+
+    @property
+    def problem(self) -> RematerialisationProblem:
+        """What is planned."""
+        return self.derived.problem
+
+    def cheap(self) -> list[Point]:
+        """Plans that are cheap enough, the lowest peak first."""
+        return [p for p in frontier_of(self.problem) if p.cost <= self.most]
+
+    @property
+    def lowest(self) -> int:
+        """The lowest peak that is cheap enough."""
+        return min((p.peak for p in self.cheap()), default=sys.maxsize)
+
+    def run(self, rounds: int, moves: int) -> None:
+        """Looks below the lowest peak known: far while that helps, else nearer."""
+        low, share = least_budget(self.problem), 0.92
+        auto = Auto(moves=moves, effort=0.3, rounds=4)
+        for _ in range(rounds):
+            best = self.lowest
+            goal = max(low, self.problem.fixed + int((best - self.problem.fixed) * share))
+            if best - goal < 0.002 * (best - self.problem.fixed):
+                return
+            try:
+                auto.refine(frontier_of(self.problem), goal)
+            except UsageError:
+                low = goal
+            share = share if self.lowest < best else (1 + share) / 2
+
+    def compiled(self, step: Step, points: list[Point]) -> Iterator[Best]:
+        """Points, compiled."""
+        for point in points:
+            fitted = self.fitting.carry_out(self.derived.for_block(plan_of(point.sequence)), self.scheduled)
+            yield Best(step, fitted, self.rebuilt, point.method)
+
+
+def hunts_of(step: Step, most: float, orders: bool = True) -> list[Hunt]:
+    """Of both variants of a step, in both orders of each (`orders`), the most promising first."""
+    found = [
+        Hunt(fitting, derived, scheduled, rebuilt, most)
+        for fitting, rebuilt in ((step.default, True), (step.plain, False))
+        for derived, scheduled in (fitting.bases() if orders else [(fitting.derived, False)])
+        if not rebuilt or len(step.default.block.operators) != len(step.plain.block.operators)
+    ]
+    return sorted(found, key=lambda h: h.lowest)
+
+
+def lowest(step: Step, most: float, wanted: int, moves: int, orders: bool = True) -> Best:
+    """The lowest compiled peak of plans whose step takes no more than `most` seconds.
+
+    Less effort where the first plans are below `wanted` already.
+    """
+    hunts = hunts_of(step, most, orders)
+    if hunts[0].lowest < sys.maxsize:
+        hunts[0].run(ROUNDS if hunts[0].lowest < 0.97 * wanted else MORE_ROUNDS, moves)
+    found = [Best(step, step.plain.plain, False, "plain")]
+    for hunt in sorted(hunts, key=lambda h: h.lowest)[:2]:
+        found += hunt.compiled(step, hunt.cheap()[:COMPILED])
+    for best in found:
+        say(f"    {best.method}: {best.peak / MB:,.0f} MB compiled, {best.overhead:+.1%}")
+    return min((b for b in found if b.overhead <= most / step.seconds - 1 + 1e-9), key=lambda b: b.peak)
+
+
+def within(step: Step, budget: int, moves: int) -> Best | None:
+    """The cheapest compiled plan within a budget."""
+    found = []
+    for hunt in sorted(hunts_of(step, float("inf")), key=lambda h: cost_at(h, budget))[:1]:
+        Auto(moves=moves, effort=0.3, rounds=4).refine(frontier_of(hunt.problem), budget)
+        points = [p for p in frontier_of(hunt.problem) if p.peak <= budget]
+        found += hunt.compiled(step, points[::-1][:COMPILED])
+    return min((b for b in found if b.peak <= budget), key=lambda b: b.overhead, default=None)
+
+
+def cost_at(hunt: Hunt, budget: int) -> float:
+    """Cost of the best known plan within a budget."""
+    point = frontier_of(hunt.problem).best(budget)
+    return float("inf") if point is None else point.cost
+
+
+def least_peak(problem: RematerialisationProblem, most: float, highest: int) -> int:
+    """Bytes below which no schedule exists that costs no more than `most`: the bound, by bisection."""
+    points = turning_points(problem, 4)
+    low, high = least_budget(problem), highest
+    if lower_bound(problem, low, points) <= most:
+        return low
+    while high - low > (high - problem.fixed) // 500:
+        middle = (low + high) // 2
+        low, high = (low, middle) if lower_bound(problem, middle, points) <= most else (middle, high)
+    return low
