@@ -156,12 +156,15 @@ class Conv(Convolution, onnx=True):
         kernels.forward(xp, geo, ins[0], ins[1], ins[2] if len(ins) > 2 else None, out, scratch)
 
     def gradient(self, b, ins, outs, grads):
-        """By the input: from the weight only; by the weight: from the input only."""
+        """By the input: from the weight only; by the weight: from the input only.
+
+        The weight's comes first: x and the input's gradient need not be there together then.
+        """
         x, w = ins[:2]
         dy = grads[0]
-        dx = b.ConvGradInput(w, dy, shape=x.shape[2:], **self.window_fields())
         dw = b.ConvGradWeight(x, dy, kernel=w.shape[2:], **self.window_fields())
-        return [dx, dw, bias_gradient(b, dy) if len(ins) > 2 and ins[2] is not None else None]
+        db = bias_gradient(b, dy) if len(ins) > 2 and ins[2] is not None else None
+        return [b.ConvGradInput(w, dy, shape=x.shape[2:], **self.window_fields()), dw, db]
 
     @classmethod
     def from_onnx(cls, node):
