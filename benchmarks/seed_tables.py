@@ -20,7 +20,9 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -173,39 +175,61 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--table", default="", help="only this table")
     p.add_argument("--only", default="", metavar="NAME", help="only this network")
     p.add_argument("--moves", type=int, default=3000, help="of local search, for a budget (default: 3000)")
+    p.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
     p.add_argument("--json", type=Path, metavar="FILE", help="the same figures as JSON")
     return p
+
+
+def kinds() -> list[tuple[Sequence[Any], str, Callable[[Any, int], Any], Callable[[Any], str]]]:
+    """Rows, the header of their tables, what works on a row, what shows its result."""
+    return [
+        (ROWS, row_text(HEADER, WIDTHS), result, show),
+        (BATCH_ROWS, row_text(BATCH_HEADER, BATCH_WIDTHS), batch_result, show_batch),
+        (CHAIN_ROWS, row_text(CHAIN_HEADER, CHAIN_WIDTHS), chain_result, show_chain),
+    ]
+
+
+def worked(kind: int, row: Any, moves: int) -> Any:
+    """A row's result, in whatever process."""
+    start = time.perf_counter()
+    found = kinds()[kind][2](row, moves)
+    say(f"{row.table}: {row.name} took {time.perf_counter() - start:.0f} s")
+    return found
+
+
+def tables(args: argparse.Namespace) -> list[Any]:
+    """Works on all rows that are asked for, `--jobs` of them at a time, and prints them in order."""
+    wanted = [
+        (k, row)
+        for k, (rows, *_) in enumerate(kinds())
+        for row in rows
+        if args.table in ("", row.table) and args.only in ("", row.name)
+    ]
+    found, last = [], ""
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        for (k, row), future in [(w, pool.submit(worked, *w, args.moves)) for w in wanted]:
+            _, header, _, line = kinds()[k]
+            if row.table != last:
+                print(f"\n{row.table}\n{header}")
+                last = row.table
+            found.append(future.result())
+            print(line(found[-1]), flush=True)
+    return found
 
 
 def main() -> int:
     """Prints the tables; 1 where a row misses."""
     args = parser().parse_args()
-    facts = machine()
+    facts = {**machine(), "jobs": args.jobs, "moves": args.moves}
     print(headline(facts))
-    kinds: list[tuple[Sequence[Any], str, Any, Any]] = [
-        (ROWS, row_text(HEADER, WIDTHS), result, show),
-        (BATCH_ROWS, row_text(BATCH_HEADER, BATCH_WIDTHS), batch_result, show_batch),
-        (CHAIN_ROWS, row_text(CHAIN_HEADER, CHAIN_WIDTHS), chain_result, show_chain),
-    ]
-    found: list[Any] = []
     start = time.perf_counter()
-    for rows, header, work, line in kinds:
-        last = ""
-        for row in rows:
-            if args.table not in ("", row.table) or args.only not in ("", row.name):
-                continue
-            if row.table != last:
-                print(f"\n{row.table}\n{header}")
-                last = row.table
-            say(f"{row.table}: {row.name} ({time.perf_counter() - start:.0f} s)")
-            found.append(work(row, args.moves))
-            print(line(found[-1]), flush=True)
+    found = tables(args)
     print()
     for r in found:
         for remark in r.remarks:
             print(f"{r.table}, {r.network}: {remark}")
     misses = sum(r.verdict.startswith("MISS") for r in found)
-    wall, cpu = time.perf_counter() - start, time.process_time()
+    wall, cpu = time.perf_counter() - start, sum(r.seconds for r in found)
     print(f"{len(found)} rows, {misses} miss; {wall:.0f} s, {cpu:.0f} s of processor time")
     write_json(args.json, facts, [{**asdict(r), "verdict": r.verdict} for r in found])
     return 1 if misses else 0
