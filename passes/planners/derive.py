@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...ir import Block, Free, Operator, Role, Value
@@ -42,7 +42,8 @@ def derive(block: Block, seconds: Callable[[Operator], float]) -> Derived:
     """The problem of a step without frees: costs by `seconds`, bytes as the memory plan will count them.
 
     Views belong to the storage they look into, parameters and other persistent values are `fixed`.  Only forward
-    operators may run again, and of those not the ones that change state or read what the forward pass changes.
+    operators may run again, and of those not the ones that change state, read what the forward pass changes, or make
+    what stays to the end (the compiled program keeps the first copy, so that a second one would serve nobody).
     """
     if any(isinstance(op.op, Free) for op in block.operators):
         raise UsageError("planners take a step before 'liveness': frees follow from the plan")
@@ -76,12 +77,14 @@ class _Deriving:
                 self.node(op, i)
             if op.joins():
                 shared.update(self.number[v.name] for v in op.reads() if v.name in self.number)
+        outputs = {self.number[n] for n in block.outputs if n in self.number}
+        once = {self.maker[v] for v in outputs if v in self.maker}
         problem = RematerialisationProblem(
-            nodes=tuple(self.nodes),
+            nodes=tuple(replace(n, repeatable=False) if k in once else n for k, n in enumerate(self.nodes)),
             sizes=tuple(self.sizes),
             values=tuple(self.values),
             inputs=tuple(inputs),
-            outputs=tuple(sorted({self.number[n] for n in block.outputs if n in self.number})),
+            outputs=tuple(sorted(outputs)),
             fixed=sum(v.nbytes for v in block.persistent()),
             name=block.name,
             shared=tuple(sorted(shared)),
