@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from recompute.compiler import plain_fitting
 from recompute.cost import Device, device, step_seconds
 from recompute.errors import UsageError
 from recompute.ir import Role
-from recompute.passes import memory_report
+from recompute.passes import MemoryPlan, memory_report
 from recompute.passes.planners.auto import Auto, frontier_of
 from recompute.passes.planners.bound import least_budget, lower_bound, turning_points
 from recompute.passes.planners.derive import Derived
@@ -25,8 +26,10 @@ from recompute.passes.planners.simulate import plan_of
 MB = 10**6
 #: budgets that are tried where the first plans are good enough, and where they are not
 ROUNDS, MORE_ROUNDS = 1, 5
-#: plans of one problem that are compiled
-COMPILED = 3
+#: plans of one problem that are compiled, and those whose arena is then packed exactly; seconds for that
+COMPILED, PACKED, PACKING = 3, 2, 15.0
+#: arenas that are larger than what is alive by no more than this share are not packed again
+CLOSE = 1.01
 
 
 def say(text: str) -> None:
@@ -89,6 +92,24 @@ class Best:
     def reruns(self) -> int:
         """Operators that run again."""
         return sum(op.role is Role.RECOMPUTE for op in self.fitted.compiled.operators)
+
+    @property
+    def loose(self) -> bool:
+        """Whether the packing's heuristics leave holes."""
+        report = memory_report(self.fitted.compiled)
+        return report.arena > CLOSE * report.live_peak
+
+    @property
+    def live(self) -> int:
+        """What the peak would be without holes."""
+        report = memory_report(self.fitted.compiled)
+        return report.live_peak + report.persistent
+
+    def packed(self) -> Best:
+        """The same step, its arena packed by the exact packer."""
+        block = MemoryPlan(exact=PACKING).run(self.fitted.compiled)
+        fitted = dataclasses.replace(self.fitted, compiled=block, peak=memory_report(block).peak)
+        return dataclasses.replace(self, fitted=fitted, method=f"{self.method}, packed exactly")
 
     def fullest(self) -> str:
         """The operator during which most is alive, and the largest value that it touches."""
@@ -167,9 +188,17 @@ def lowest(step: Step, most: float, wanted: int, moves: int, orders: bool = True
     found = [Best(step, step.plain.plain, False, "plain")]
     for hunt in sorted(hunts, key=lambda h: h.lowest)[:2]:
         found += hunt.compiled(step, hunt.cheap()[:COMPILED])
+    found = tighter([b for b in found if b.overhead <= most / step.seconds - 1 + 1e-9])
     for best in found:
         say(f"    {best.method}: {best.peak / MB:,.0f} MB compiled, {best.overhead:+.1%}")
-    return min((b for b in found if b.overhead <= most / step.seconds - 1 + 1e-9), key=lambda b: b.peak)
+    return min(found, key=lambda b: b.peak)
+
+
+def tighter(found: list[Best]) -> list[Best]:
+    """With those packed exactly whose arenas have holes, as far as that can make the lowest peak lower."""
+    least = min((b.peak for b in found), default=0)
+    loose = sorted((b for b in found if b.loose and b.live < least), key=lambda b: b.live)
+    return found + [b.packed() for b in loose[:PACKED]]
 
 
 def within(step: Step, budget: int, moves: int) -> Best | None:
@@ -179,7 +208,7 @@ def within(step: Step, budget: int, moves: int) -> Best | None:
         Auto(moves=moves, effort=0.3, rounds=4).refine(frontier_of(hunt.problem), budget)
         points = [p for p in frontier_of(hunt.problem) if p.peak <= budget]
         found += hunt.compiled(step, points[::-1][:COMPILED])
-    return min((b for b in found if b.peak <= budget), key=lambda b: b.overhead, default=None)
+    return min((b for b in tighter(found) if b.peak <= budget), key=lambda b: b.overhead, default=None)
 
 
 def cost_at(hunt: Hunt, budget: int) -> float:
@@ -190,7 +219,7 @@ def cost_at(hunt: Hunt, budget: int) -> float:
 
 def least_peak(problem: RematerialisationProblem, most: float, highest: int) -> int:
     """Bytes below which no schedule exists that costs no more than `most`: the bound, by bisection."""
-    points = turning_points(problem, 4)
+    points = turning_points(problem, 12)
     low, high = least_budget(problem), highest
     if lower_bound(problem, low, points) <= most:
         return low

@@ -85,12 +85,13 @@ def batch_result(row: BatchRow, moves: int) -> BatchResult:
     """Plans at the published batch; the same plan then gives the largest batch that fits."""
     start = time.process_time()
     step = batch_step(row, row.best)
-    most = (1 + row.overhead) * step.seconds
+    allowed = step.forward / step.seconds if row.overhead is None else row.overhead
+    most = (1 + allowed) * step.seconds
     best = lowest(step, most, row.memory, moves, orders=False)
-    batch, found = largest(row, best, guess(row, step.fixed, best.peak, row.best))
+    batch, found = largest(row, allowed, best, guess(row, step.fixed, best.peak, row.best))
     bound = least_peak(step.plain.derived.problem, most, best.peak)
     return BatchResult(
-        row.table, row.name, row.memory, row.regular, row.best, row.overhead,
+        row.table, row.name, row.memory, row.regular, row.best, row.overhead, allowed,
         guess(row, step.fixed, step.plain.plain.peak, row.best),
         guess(row, step.fixed, step.default.plain.peak, row.best),
         batch, found.peak, found.overhead, bound, guess(row, step.fixed, bound, row.best),
@@ -108,14 +109,16 @@ def guess(row: BatchRow, fixed: int, peak: int, batch: int) -> int:
     return max(1, int(batch * (row.memory - fixed) / (peak - fixed)))
 
 
-def largest(row: BatchRow, best: Best, batch: int) -> tuple[int, Best]:
+def largest(row: BatchRow, allowed: float, best: Best, batch: int) -> tuple[int, Best]:
     """The largest batch up to a guess whose compiled step fits, by the plan that was found at another batch."""
     while True:
         step = batch_step(row, batch)
         fitting: Fitting = step.default if best.rebuilt else step.plain
         found = Best(step, fitting.carry_out(best.fitted.plan, False), best.rebuilt, best.method)
+        if found.peak > row.memory >= found.live:
+            found = found.packed()
         say(f"    batch {batch}: {found.peak / MB:,.0f} MB, {found.overhead:+.1%}")
-        if batch == 1 or (found.peak <= row.memory and found.overhead <= row.overhead):
+        if batch == 1 or (found.peak <= row.memory and found.overhead <= allowed):
             return batch, found
         batch = max(1, min(batch - 1, int(batch * 0.995)))
 
@@ -152,10 +155,11 @@ def show(r: Result) -> str:
 
 def show_batch(r: BatchResult) -> str:
     """A line of the table of batches."""
+    theirs = "-" if r.published_overhead is None else f"+{r.published_overhead:.0%}"
     cells = [
-        r.network, f"{r.memory >> 30} GiB", str(r.published_regular or "-"), str(r.published_best),
-        f"+{r.published_overhead:.0%}", str(r.plain), str(r.default), str(r.batch), f"{r.overhead:+.1%}",
-        f"{r.peak / 1e9:.2f}", str(r.bound_batch), f"{r.seconds:.0f}", r.verdict,
+        r.network, f"{r.memory >> 30} GiB", str(r.published_regular or "-"), str(r.published_best), theirs,
+        str(r.plain), str(r.default), str(r.batch), f"{r.overhead:+.1%}", f"{r.peak / 1e9:.2f}", str(r.bound_batch),
+        f"{r.seconds:.0f}", r.verdict,
     ]  # fmt: skip
     return row_text(cells, (*BATCH_WIDTHS[:-1], len(r.verdict)))
 

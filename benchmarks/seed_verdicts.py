@@ -77,7 +77,8 @@ class BatchResult:
     memory: int
     published_regular: int
     published_best: int
-    published_overhead: float
+    published_overhead: float | None
+    allowed_overhead: float
     plain: int
     default: int
     batch: int
