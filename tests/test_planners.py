@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,17 @@ def test_inputs_die_and_outputs_stay() -> None:
     nodes = (Node("a", 1.0, (0,), (1,)), Node("b", 1.0, (1,), (2,)), Node("c", 1.0, (2,), (3,)))
     p = RematerialisationProblem(nodes, (10, 20, 40, 80), ("x", "a", "b", "c"), inputs=(0,), outputs=(1,))
     assert simulate(p, range(3)).peak == 20 + 40 + 80
+
+
+def test_what_a_node_reads_twice_is_there_once(tmp_path: Path) -> None:
+    """Bound and local search count what a node reads: a value named twice would be there twice."""
+    twice = (Node("a", 1.0, (), (0,)), Node("b", 1.0, (0, 0), (1,)))
+    with pytest.raises(UsageError, match="reads a value twice"):
+        RematerialisationProblem(twice, (8, 8), ("a", "b"))
+    p = RematerialisationProblem((twice[0], replace(twice[1], reads=(0,))), (8, 8), ("a", "b"))
+    text = json.dumps(p.to_dict()).replace('"reads": [0]', '"reads": [0, 0]')
+    (tmp_path / "p.json").write_text(text)
+    assert load_problem(tmp_path / "p.json") == p
 
 
 def test_problem_survives_its_file(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ class Programme:
             )
         self.problem = problem
         self.room = budget - problem.fixed
-        self.unit = _BUDGET / max(1, self.room)
+        # where a value is far larger than the room, the programme has no solution, whatever the room is
+        self.unit = _BUDGET / max(1, self.room, max(problem.sizes, default=0) // 10**6)
         whole = sum(n.cost for n in problem.nodes)
         self.cost_unit = len(problem) / whole if whole else 1.0
         self.lower: list[float] = []

@@ -187,7 +187,7 @@ def problem_from_dict(data: dict[str, Any], where: str = "the problem") -> Remat
             Node(
                 name=str(n.get("name", f"node_{i}")),
                 cost=float(n["cost"]),
-                reads=_ints(n["reads"]),
+                reads=tuple(dict.fromkeys(_ints(n["reads"]))),
                 writes=_ints(n["writes"]),
                 scratch=int(n.get("scratch", 0)),
                 backward=bool(n.get("backward", False)),
@@ -236,6 +236,8 @@ def _check(p: RematerialisationProblem) -> None:
             _in_range(p, v, f"node {i} ('{n.name}')")
             if not there[v]:
                 raise UsageError(f"{p.name}: node {i} ('{n.name}') reads '{p.values[v]}' before it is written")
+        if len(set(n.reads)) < len(n.reads):
+            raise UsageError(f"{p.name}: node {i} ('{n.name}') reads a value twice: name it once")
         if not set(n.overwrites) <= set(n.reads):
             raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites what it does not read")
         for v in n.writes:
