@@ -203,7 +203,7 @@ def tighter(found: list[Best]) -> list[Best]:
 
 def within(step: Step, budget: int, moves: int) -> Best | None:
     """The cheapest compiled plan within a budget."""
-    found = []
+    found: list[Best] = []
     for hunt in sorted(hunts_of(step, float("inf")), key=lambda h: cost_at(h, budget))[:1]:
         Auto(moves=moves, effort=0.3, rounds=4).refine(frontier_of(hunt.problem), budget)
         points = [p for p in frontier_of(hunt.problem) if p.peak <= budget]
