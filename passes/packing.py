@@ -16,6 +16,8 @@ import numpy as np
 _QUADRATIC = 30_000
 #: how often a plan is repaired at the most, and for how many allocations altogether (that bounds the time)
 _REPAIRS, _REPAIR_WORK = 32, 12_000
+#: allocations are small that take less than this part of the bound
+_SMALL = 512
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,23 @@ def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
         top = height(lifetimes, plan)
         if top < lowest:
             best, lowest = plan, top
+    if lowest > bound * 1.001:
+        plan = _large_first(lifetimes, bound)
+        best = min(best, plan, key=lambda p: height(lifetimes, p))
     return best
+
+
+def _large_first(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
+    """The large ones by themselves, in the order of their addresses; then the small ones into the gaps they leave.
+
+    Small allocations with long lives obstruct large ones where all are placed together.
+    """
+    large = [x for x in lifetimes if x.size * _SMALL >= bound]
+    small = [x for x in lifetimes if x.size * _SMALL < bound]
+    if not small or not large:
+        return first_fit(lifetimes)
+    plan = pack(large)
+    return first_fit([*sorted(large, key=lambda x: plan[x.name]), *sorted(small, key=lambda x: (-x.size, x.start))])
 
 
 def _orders(lifetimes: Sequence[Lifetime]) -> Iterator[list[Lifetime]]:
