@@ -248,11 +248,12 @@ def test_every_planner_keeps_every_bit(group: int, joins: bool) -> None:
     quick, dear = [s for s in STRATEGIES if s not in QUICK], [s for s in STRATEGIES if s in QUICK]
     seeds = [1000 * joins + 5 * group + k for k in range(5)]
     count = sum(check(seed, quick[k::4], joins) for k, seed in enumerate(seeds[:4]))
-    count += check(seeds[4], dear[group % len(dear) :][:1], joins)
+    if group % 2 == joins:
+        count += check(seeds[4], dear[group % len(dear) :][:1], joins)
     assert count, "nothing was run again"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_the_judge_knows_every_byte(seed: int) -> None:
     """Whatever is kept, the bytes alive in the compiled program are the simulated ones: views, in-place and scratch."""
     d = step_of(seed)[1].derived
