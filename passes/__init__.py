@@ -8,7 +8,7 @@ from .liveness import Liveness
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
-from .schedule import Schedule, plan_best_order
+from .schedule import Schedule, cleaned, plan_best_order, plan_memory
 from .storage import ALIGNMENT
 
 __all__ = [
@@ -26,10 +26,12 @@ __all__ = [
     "RecomputePlan",
     "Rerun",
     "Schedule",
+    "cleaned",
     "live_profile",
     "memory_report",
     "pipeline",
     "plan_best_order",
     "plan_from_checkpoints",
+    "plan_memory",
     "run_passes",
 ]

@@ -10,8 +10,10 @@ from itertools import accumulate
 from ..errors import UsageError
 from ..ir import Block, Free
 from .base import Pass, run_passes
+from .dead_code import DeadCode
 from .liveness import Liveness
 from .memory_plan import MemoryPlan, memory_report
+from .rebuild import Rebuild
 from .schedule_graph import Graph, Walk, aligned, graph_of
 from .schedule_window import Window, best_order
 from .storage import storages
@@ -80,6 +82,21 @@ def plan_best_order(block: Block) -> Block:
     if ordered is not block and memory_report(planned).arena > live_peak(block):
         planned = min(run_passes(block, passes), planned, key=lambda b: memory_report(b).arena)
     return planned
+
+
+def cleaned(block: Block, *, rebuild: bool = True) -> Block:
+    """A block without frees and dead operators; with `rebuild`, normalised values are made again for gradients.
+
+    Where nothing is an output, nobody can say what is dead: the block is taken as it is.
+    """
+    bare = block.with_operators([op for op in block.operators if not isinstance(op.op, Free)], addresses={})
+    return run_passes(bare, [DeadCode(), *([Rebuild()] if rebuild else [])]) if bare.outputs else bare
+
+
+def plan_memory(block: Block, *, schedule: bool = True, rebuild: bool = True) -> Block:
+    """The block as it will run: cleaned, in the best order found (`schedule`), with frees and addresses."""
+    block = cleaned(block, rebuild=rebuild)
+    return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
 
 def live_peak(block: Block) -> int:

@@ -17,16 +17,7 @@ from .budgets import Budget
 from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import (
-    DeadCode,
-    Liveness,
-    MemoryPlan,
-    Rebuild,
-    RecomputePlan,
-    memory_report,
-    plan_best_order,
-    run_passes,
-)
+from .passes import RecomputePlan, memory_report, plan_memory
 from .passes.planners.fit import Fitting
 from .planning import PlanFigures, SavedPlan, carry, fitting_of, request, saved_plan
 from .program import Program
@@ -123,8 +114,7 @@ def compile_step(
             saved = saved_plan(fitted, planned, program.block.name, batch_of(program))
             stages[-1] = ("step", fitted.block)
         else:
-            live = run_passes(step.block, [DeadCode(), *([Rebuild()] if rebuild else [])])
-            step.block = plan_best_order(live) if schedule else run_passes(live, [Liveness(), MemoryPlan()])
+            step.block = plan_memory(step.block, schedule=schedule, rebuild=rebuild)
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)

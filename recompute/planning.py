@@ -14,7 +14,7 @@ from .cost import CostModel, kept_values, step_seconds
 from .errors import UsageError
 from .files import replacing
 from .ir import Block, Role
-from .passes import DeadCode, Rebuild, RecomputePlan, Rerun, run_passes
+from .passes import RecomputePlan, Rerun, cleaned
 from .passes.planners import planner
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
@@ -167,7 +167,7 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 
 def fitting_of(block: Block, cost: CostModel, *, schedule: bool = True, rebuild: bool = True) -> Fitting:
     """A plain step as planners take it: without dead code, normalised values made again as in any plain step."""
-    block = run_passes(block, [DeadCode(), *([Rebuild()] if rebuild else [])])
+    block = cleaned(block, rebuild=rebuild)
     step_seconds(block, cost)  # a model that measures does all of it first
     return Fitting(block, cost.seconds, schedule=schedule)
 

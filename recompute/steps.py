@@ -18,11 +18,11 @@ from . import losses, models, onnx_import
 from .compiler import CompiledStep, StepFigures, compile_step, figures, resolve_checkpoints
 from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
-from .ir import Block, Free, Role
+from .ir import Role
 from .models.common import parameters
 from .onnx_model import open_dimensions, prepare, read_model
 from .optimizers import Adam, RecomputeOptimizer
-from .passes import DeadCode, Liveness, MemoryPlan, run_passes
+from .passes import plan_memory
 from .program import Program, Variable
 from .verify import trusted
 
@@ -123,7 +123,8 @@ class Steps:
             if checkpoints is not None:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
-            whole.block = planned(whole.block)
+            if not whole.block.addresses:
+                whole.block = plan_memory(whole.block)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost), self.cost)
         else:
             program, loss = self.program(batch)
@@ -181,14 +182,6 @@ def _loss_names(program: Program) -> dict[str, str]:
         return next(n for n in itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1))) if n not in program)
 
     return {"name": free("loss"), "label_name": free("label")}
-
-
-def planned(block: Block) -> Block:
-    """The block with frees and addresses; one that has them already is taken as it is."""
-    if block.addresses:
-        return block
-    bare = [op for op in block.operators if not isinstance(op.op, Free)]
-    return run_passes(block.with_operators(bare), [DeadCode(), Liveness(), MemoryPlan()])
 
 
 # -- where models come from -------------------------------------------------------------------------------------------

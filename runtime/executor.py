@@ -11,16 +11,7 @@ import numpy as np
 
 from ..errors import JobError, MissingExtraError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
-from ..passes import (
-    ALIGNMENT,
-    DeadCode,
-    Liveness,
-    MemoryPlan,
-    Rebuild,
-    memory_report,
-    plan_best_order,
-    run_passes,
-)
+from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
 
@@ -201,7 +192,7 @@ class Executor:
             for name, array in program.data.items():
                 if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
-            block = plan_memory(program.block, wanted, schedule=self.schedule, rebuild=self.rebuild)
+            block = _planned(program.block, wanted, schedule=self.schedule, rebuild=self.rebuild)
             bound = _Bound(program.block, wanted, Session(block, program.data, self.xp))
             self._sessions[program] = bound
         return bound.session
@@ -233,12 +224,8 @@ class Executor:
             session.arrays[name][...] = array
 
 
-def plan_memory(block: Block, fetch: Sequence[str] = (), *, schedule: bool = False, rebuild: bool = False) -> Block:
-    """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is.
-
-    `schedule`: independent operators may change places where that lowers the peak.  `rebuild`: normalised values that
-    gradients read may be made again.
-    """
+def _planned(block: Block, fetch: Sequence[str], *, schedule: bool, rebuild: bool) -> Block:
+    """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is."""
     values = block.values()
     for name in fetch:
         if name not in values:
@@ -246,11 +233,7 @@ def plan_memory(block: Block, fetch: Sequence[str] = (), *, schedule: bool = Fal
     outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
     if block.addresses and outputs == block.outputs:
         return block
-    bare = [op for op in block.operators if not isinstance(op.op, Free)]
-    block = block.with_operators(bare, outputs=outputs, addresses={})
-    if outputs:
-        block = run_passes(block, [DeadCode(), *([Rebuild()] if rebuild else [])])
-    return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
+    return plan_memory(block.with_operators(block.operators, outputs=outputs), schedule=schedule, rebuild=rebuild)
 
 
 def _names(program: Program, fetch_list: Any) -> list[str]:

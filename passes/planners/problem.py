@@ -26,7 +26,7 @@ class Node:
     `cost`: seconds, or any other unit that is the same for all.  `reads`, `writes`: numbers of values.  `scratch`:
     bytes that it needs while it runs.  `backward`: whether it belongs to the backward pass or comes after it.
     `repeatable`: whether it may run again.  `overwrites`: values that it reads and whose place its first output of
-    their size may take when nothing reads them later.
+    their size may take when nothing reads them later.  A value named twice in `reads` is read once.
     """
 
     name: str
@@ -37,6 +37,11 @@ class Node:
     backward: bool = False
     repeatable: bool = True
     overwrites: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        # bounds and local search count what a node reads: twice would be twice the bytes
+        if len(set(self.reads)) < len(self.reads):
+            object.__setattr__(self, "reads", tuple(dict.fromkeys(self.reads)))
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ def problem_from_dict(data: dict[str, Any], where: str = "the problem") -> Remat
             Node(
                 name=str(n.get("name", f"node_{i}")),
                 cost=float(n["cost"]),
-                reads=tuple(dict.fromkeys(_ints(n["reads"]))),
+                reads=_ints(n["reads"]),
                 writes=_ints(n["writes"]),
                 scratch=int(n.get("scratch", 0)),
                 backward=bool(n.get("backward", False)),
@@ -236,8 +241,6 @@ def _check(p: RematerialisationProblem) -> None:
             _in_range(p, v, f"node {i} ('{n.name}')")
             if not there[v]:
                 raise UsageError(f"{p.name}: node {i} ('{n.name}') reads '{p.values[v]}' before it is written")
-        if len(set(n.reads)) < len(n.reads):
-            raise UsageError(f"{p.name}: node {i} ('{n.name}') reads a value twice: name it once")
         if not set(n.overwrites) <= set(n.reads):
             raise UsageError(f"{p.name}: node {i} ('{n.name}') overwrites what it does not read")
         for v in n.writes:
