@@ -30,7 +30,7 @@ def names_read(nodes: Any) -> Iterator[str]:
 
 def take_branch(importer: Importer, node: onnx.NodeProto) -> None:
     """If with a condition that is known: the chosen branch's nodes take its place."""
-    condition = importer.known.get(node.input[0])
+    condition = importer.contents(node.input[0])
     if condition is None:
         raise ModelError("its condition is computed from data; a static program needs it known at compile time")
     wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
@@ -91,7 +91,7 @@ def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     if length > _LONGEST:
         raise ModelError(f"a sequence of {length:,} tensors is too long")
     if len(node.input) > 1 and node.input[1]:
-        known = importer.known.get(node.input[1])
+        known = importer.contents(node.input[1])
         if known is None:
             raise ModelError("its split sizes are computed from data; a static program needs them known")
         given = known.array
@@ -120,7 +120,7 @@ def _sequence_at(importer: Importer, node: onnx.NodeProto) -> None:
 
 
 def _position(importer: Importer, name: str, length: int) -> int:
-    known = importer.known.get(name)
+    known = importer.contents(name)
     if known is None:
         raise ModelError("its position is computed from data; a static program needs it known")
     at = int(known.array.reshape(()))

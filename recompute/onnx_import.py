@@ -29,6 +29,8 @@ from .types import TensorType
 
 #: constants of at most this many elements are written into the program's text, larger ones become buffers
 _INLINE = 64
+#: what `mode` says about Dropout and BatchNormalization (None: what each node says)
+MODES = {"train": True, "eval": False, "file": None}
 #: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
 _WEIGHT_POSITIONS = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
@@ -54,16 +56,17 @@ def load(
     dimension of that name).  `trainable`: names or globs of what is trained (default: float initializers with at
     least one dimension, and weights given by constant nodes, minus normalisation statistics and masks).
     `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
-    not.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as models whose weights are all equal need
-    it.  `max_bytes`: the most that one tensor of the file may take (default: the machine's memory).
+    not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
+    models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
+    the machine's memory).
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
     """
-    if mode not in ("train", "eval"):
-        raise UsageError(f"mode must be 'train' or 'eval', not '{mode}'")
+    if mode not in MODES:
+        raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     source = with_own_statistics(read_model(model, max_bytes=max_bytes))
-    importer = Importer(prepare(source), training=mode == "train", seed=seed, trainable=trainable)
+    importer = Importer(prepare(source), training=MODES[mode], seed=seed, trainable=trainable)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     program = importer.program(source)
@@ -81,9 +84,18 @@ class NodeContext:
         self.attributes = attributes
         self.op_type = node.op_type
         self.opset = importer.opset
-        self.training = importer.training
         self.builder = importer.builder
         self.outputs = tuple(node.output)
+
+    @property
+    def training(self) -> bool:
+        """Whether this node trains: as the program's mode says, or (mode "file") as the node itself says."""
+        if self._importer.training is not None:
+            return self._importer.training
+        if self.op_type == "Dropout":
+            given = self.constant(2)
+            return given is not None and bool(given.reshape(())[()])
+        return bool(self.attributes.get("training_mode", 0))
 
     @property
     def inputs(self) -> list[Value | None]:
@@ -106,7 +118,7 @@ class NodeContext:
         """The contents of input `i` where they are known at compile time, else None."""
         if i >= len(self._node.input) or not self._node.input[i]:
             return None
-        known = self._importer.known.get(self._node.input[i])
+        known = self._importer.contents(self._node.input[i])
         return None if known is None else known.array
 
     def origin(self, i: int) -> str | None:
@@ -160,7 +172,9 @@ def describe(node: onnx.NodeProto) -> str:
 class Importer:
     """Walks the graph in order and emits operators."""
 
-    def __init__(self, model: onnx.ModelProto, *, training: bool, seed: int, trainable: Sequence[str] | None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, *, training: bool | None, seed: int, trainable: Sequence[str] | None
+    ) -> None:
         self.graph = model.graph
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.training = training
@@ -221,6 +235,10 @@ class Importer:
     def declare_initializer(self, name: str, t: onnx.TensorProto) -> None:
         """An initializer of a subgraph, under a name of its own."""
         self.known[name] = Known.of_initializer(t)
+
+    def contents(self, name: str) -> Known | None:
+        """What is known of a value's contents: an operator asks for what must be settled at compile time."""
+        return self.known.get(name)
 
     def type_of(self, name: str) -> TensorType:
         """The type of a value or known constant."""

@@ -37,7 +37,7 @@ LAYERS = [
         "cost",
         "state",
     },
-    {"profile", "planning"},
+    {"profile", "planning", "onnx_backend"},
     {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},

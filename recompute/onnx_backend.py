@@ -1,0 +1,233 @@
+"""This package as an ONNX backend (`onnx.backend.base.Backend`), on NumPy.
+
+    from recompute.onnx_backend import Backend
+
+    outputs = Backend.prepare(model).run([x, y])
+
+Programs are static.  A model is therefore made into a program when inputs arrive, for their shapes, and for the
+contents of those inputs that must be known at compile time (axes, target shapes, pads, conditions): these are bound
+as constants.  Runs with the same shapes and the same contents of bound inputs share one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend as _Backend
+from onnx.backend.base import BackendRep
+
+from .errors import ModelError, UsageError
+from .ir import Value
+from .onnx_fold import Known
+from .onnx_import import Importer
+from .onnx_model import prepare, read_model
+from .program import Program
+from .runtime import Executor
+from .types import DTYPES, TensorType
+
+#: programs that a prepared model keeps
+_KEPT = 8
+
+
+class Backend(_Backend):
+    """Runs ONNX models and nodes through this package's importer and executor.  Device: "CPU"."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether models run on `device` ("CPU" only: the executor has no other)."""
+        return device.split(":")[0] == "CPU"
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
+        """A model, ready to run.  UsageError for other devices; ONNX's own error where the model is not valid."""
+        if not cls.supports_device(device):
+            raise UsageError(f"device '{device}' is not supported; 'CPU' is")
+        onnx.checker.check_model(model)
+        return PreparedModel(model)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Runs one node on `inputs` (a list, for the inputs that are present; or a dictionary by name)."""
+        names = list(dict.fromkeys(n for n in node.input if n))
+        arrays = dict(inputs) if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
+        opset = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        infos = [_value_info(n, np.asarray(arrays[n])) for n in names]
+        outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
+        graph = onnx.helper.make_graph([node], "node", infos, outputs)
+        imports = [onnx.helper.make_opsetid(node.domain, opset)]
+        return PreparedModel(onnx.helper.make_model(graph, opset_imports=imports)).run([arrays[n] for n in names])
+
+
+def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor_value_info(name, kind, array.shape)
+
+
+class PreparedModel(BackendRep):
+    """A model that becomes a program at its first run, and again for other shapes or other bound contents."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.source = prepare(read_model(model))
+        weights = {t.name for t in self.source.graph.initializer}
+        self.inputs = [i.name for i in self.source.graph.input if i.name not in weights]
+        #: inputs whose contents are bound into the program, as far as runs have shown
+        self.bound: list[str] = []
+        self.executor = Executor()
+        self._programs: dict[Any, Specialised] = {}
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The model's outputs, in order; `inputs`: a list in the order of the model's inputs, or by name.
+
+        ModelError where the model, for these inputs, is no static program of operators that are supported.
+        """
+        feed = {name: _array(name, a) for name, a in self._by_name(inputs).items()}
+        found = self.specialised(feed)
+        program = found.program
+        kept = {v.name: program.data[v.name].copy() for v in _updated(program)}
+        fed = {v.name: feed[v.name] for v in program.inputs}
+        results = self.executor.run(program, fed, [v.name for v in program.outputs])
+        for name, array in kept.items():  # a model keeps nothing between runs
+            program.data[name][...] = array
+        return tuple(results)
+
+    def _by_name(self, inputs: Any) -> dict[str, Any]:
+        if isinstance(inputs, Mapping):
+            return dict(inputs)
+        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        if len(given) > len(self.inputs):
+            raise UsageError(f"{len(given)} inputs for a model that takes {len(self.inputs)}")
+        return dict(zip(self.inputs, given, strict=False))
+
+    def specialised(self, feed: Mapping[str, np.ndarray]) -> Specialised:
+        """The program for these inputs; made where there is none yet."""
+        while True:
+            key = tuple((n, str(a.dtype), a.shape, a.tobytes() if n in self.bound else b"") for n, a in feed.items())
+            found = self._programs.get(key)
+            if found is not None:
+                return found
+            found = Specialised(self.source, feed, self.bound)
+            if found.wanted:
+                self.bound += found.wanted
+                continue
+            while len(self._programs) >= _KEPT:
+                self._programs.pop(next(iter(self._programs)))
+            self._programs[key] = found
+            return found
+
+    def programs(self) -> list[Specialised]:
+        """The programs that runs have made so far."""
+        return list(self._programs.values())
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    if isinstance(given, onnx.TensorProto):
+        given = onnx.numpy_helper.to_array(given)
+    if given is None or isinstance(given, (list, dict)):
+        raise ModelError(f"input '{name}' is no tensor: sequences, maps and empty optionals are not supported")
+    array = np.asarray(given)
+    if array.dtype not in DTYPES.values():
+        raise ModelError(f"input '{name}' has element type {array.dtype}, which is not supported")
+    return array
+
+
+def _updated(program: Program) -> list[Value]:
+    """Buffers that the program writes."""
+    written = {v.name for o in program.operators for v in o.writes() if o.op.updates}
+    return [v for v in program.block.persistent() if v.name in written]
+
+
+class Specialised:
+    """One attempt to make a program of a model for some inputs.
+
+    `wanted`: inputs that must be bound before it can succeed; where it is empty, `program` is there.
+    """
+
+    def __init__(self, model: onnx.ModelProto, feed: Mapping[str, np.ndarray], bound: Iterable[str]) -> None:
+        self.importer = importer = _Importer(model)
+        self.bound = set(bound)
+        for name in self.bound:
+            importer.known[name] = Known(np.array(feed[name]), "folded")
+        importer.declare_inputs({n: TensorType.of(a) for n, a in feed.items() if n not in importer.known})
+        self.wanted: list[str] = []
+        try:
+            importer.run()
+            self.program = importer.program(model)
+        except ModelError:
+            open_ = {v.name for v in importer.inputs}
+            self.wanted = sorted(importer.sources(importer.asked) & open_)
+            if not self.wanted:
+                raise
+
+    @property
+    def means(self) -> set[str]:
+        """By what else than kernels nodes were settled: "folded" (of run-time inputs), "function bodies"."""
+        found = set()
+        if any(self.importer.sources([name]) & self.bound for name in self.importer.folded):
+            found.add("folded")
+        if self.importer.expanded:
+            found.add("function bodies")
+        return found
+
+
+class _Importer(Importer):
+    """An importer that notes which values had to be known and were not, and how each node was settled."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__(model, training=None, seed=0, trainable=[])
+        self.asked: set[str] = set()
+        #: values that were computed while importing
+        self.folded: list[str] = []
+        #: operators that were replaced by their function bodies
+        self.expanded: list[str] = []
+        self._readers: dict[str, tuple[str, ...]] = {}
+
+    def contents(self, name: str) -> Known | None:
+        """As the importer's; what is not known is noted."""
+        found = super().contents(name)
+        if found is None:
+            self.asked.add(name)
+        return found
+
+    def run_node(self, node: onnx.NodeProto) -> None:
+        """As the importer's, noting what happened."""
+        before, asked, self.asked = len(self._problems), self.asked, set()
+        read = tuple(_reads(node))
+        self._readers.update((o, read) for o in node.output if o)
+        super().run_node(node)
+        if len(self._problems) > before:
+            self.asked |= asked
+        else:
+            self.asked = asked
+            self.folded += [o for o in node.output if o in self.known]
+
+    def _emit_function(self, node: onnx.NodeProto) -> None:
+        super()._emit_function(node)
+        self.expanded.append(node.op_type)
+
+    def sources(self, names: Iterable[str]) -> set[str]:
+        """Names from which `names` are computed, and these."""
+        seen: set[str] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo += self._readers.get(name, ())
+        return seen
+
+
+def _reads(node: onnx.NodeProto) -> Sequence[str]:
+    from .onnx_control import names_read
+
+    return [n for n in names_read([node]) if n]
