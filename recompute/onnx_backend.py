@@ -11,7 +11,7 @@ as constants.  Runs with the same shapes and the same contents of bound inputs s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from onnx.backend.base import BackendRep
 from .errors import ModelError, UsageError
 from .ir import Value
 from .onnx_fold import Known
-from .onnx_import import Importer
+from .onnx_import import Importer, names_read
 from .onnx_model import prepare, read_model
 from .program import Program
 from .runtime import Executor
@@ -202,7 +202,7 @@ class _Importer(Importer):
     def run_node(self, node: onnx.NodeProto) -> None:
         """As the importer's, noting what happened."""
         before, asked, self.asked = len(self._problems), self.asked, set()
-        read = tuple(_reads(node))
+        read = tuple(n for n in names_read([node]) if n)
         self._readers.update((o, read) for o in node.output if o)
         super().run_node(node)
         if len(self._problems) > before:
@@ -225,9 +225,3 @@ class _Importer(Importer):
                 seen.add(name)
                 todo += self._readers.get(name, ())
         return seen
-
-
-def _reads(node: onnx.NodeProto) -> Sequence[str]:
-    from .onnx_control import names_read
-
-    return [n for n in names_read([node]) if n]

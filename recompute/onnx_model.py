@@ -17,7 +17,7 @@ from .types import DTYPES, MAX_DIMENSIONS, TensorType, dtype_from_onnx, show_onn
 #: opsets below this one are brought up to it by onnx's version converter
 TARGET_OPSET = 18
 #: the oldest opset that is read
-MIN_OPSET = 7
+MIN_OPSET = 1
 #: initializers larger than this do not travel through the version converter
 _SMALL_BYTES = 1024
 #: files of external data that models read by path in this process point to: such a model may be loaded again
@@ -234,6 +234,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         for node in converted.graph.node:
             if node.op_type == "Resize" and node.output[0] in resized:
                 _resize_from_the_corner(node)
+        if opset < 7:
+            _slopes_by_channel(converted.graph)
         return converted
     except Exception as e:
         raise ModelError(
@@ -255,6 +257,26 @@ def _flatten_hardmax(graph: onnx.GraphProto) -> None:
             graph.node.append(onnx.helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y]))
         else:
             graph.node.append(node)
+
+
+def _slopes_by_channel(graph: onnx.GraphProto) -> None:
+    """Up to opset 6 a PRelu's slopes were one for each channel; the converter leaves them to broadcast to the right."""
+    make = onnx.helper.make_node
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        if node.op_type == "PRelu":
+            x, slope = node.input
+            y = node.output[0]
+            graph.node.append(make("Shape", [x], [f"{y}.spatial"], start=2))
+            graph.node.append(make("Shape", [f"{y}.spatial"], [f"{y}.axes"]))
+            one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
+            graph.node.append(make("ConstantOfShape", [f"{y}.axes"], [f"{y}.ones"], value=one))
+            graph.node.append(make("Shape", [slope], [f"{y}.slopes"]))
+            graph.node.append(make("Concat", [f"{y}.slopes", f"{y}.ones"], [f"{y}.shape"], axis=0))
+            graph.node.append(make("Reshape", [slope, f"{y}.shape"], [f"{y}.slope"]))
+            node.input[1] = f"{y}.slope"
+        graph.node.append(node)
 
 
 def _old_resizes(graph: onnx.GraphProto) -> set[str]:

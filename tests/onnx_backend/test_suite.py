@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from suite import CATEGORIES, load_cases, read_not_passing, run_case
 
 #: node cases are run in this many tests
