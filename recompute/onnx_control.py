@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from .errors import ModelError
+from .onnx_loops import unroll_loop, unroll_scan
+from .onnx_subgraph import take_branch
 
 if TYPE_CHECKING:
     from .onnx_import import Importer
@@ -16,68 +18,6 @@ if TYPE_CHECKING:
 
 #: sequences are written out, tensor by tensor
 _LONGEST = 10_000
-
-
-def names_read(nodes: Any) -> Iterator[str]:
-    """Every name that nodes read, inside their subgraphs too."""
-    for node in nodes:
-        yield from node.input
-        for a in node.attribute:
-            if a.type == onnx.AttributeProto.GRAPH:
-                yield from names_read(a.g.node)
-                yield from (o.name for o in a.g.output)
-
-
-def take_branch(importer: Importer, node: onnx.NodeProto) -> None:
-    """If with a condition that is known: the chosen branch's nodes take its place."""
-    condition = importer.contents(node.input[0])
-    if condition is None:
-        raise ModelError("its condition is computed from data; a static program needs it known at compile time")
-    wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
-    graph = next(a.g for a in node.attribute if a.name == wanted)
-    prefix = next((o for o in node.output if o), node.name or "If")
-    importer.run_nodes(_inlined(importer, graph, node, prefix))
-
-
-def _inlined(importer: Importer, graph: onnx.GraphProto, node: onnx.NodeProto, prefix: str) -> list[onnx.NodeProto]:
-    """A subgraph's nodes with its own names made unique and its outputs given the node's names."""
-    own = {o for n in graph.node for o in n.output if o} | {t.name for t in graph.initializer}
-    names = {n: f"{prefix}/{n}" for n in own}
-    copies = []
-    for inner, outer in zip(graph.output, node.output, strict=False):
-        if not outer:
-            continue
-        produced = any(inner.name in n.output for n in graph.node)
-        if produced and inner.name in names and names[inner.name] == f"{prefix}/{inner.name}":
-            names[inner.name] = outer
-        else:  # an initializer, an outer value, or an output given twice
-            source = names.get(inner.name, inner.name)
-            copies.append(onnx.helper.make_node("Identity", [source], [outer], name=f"{prefix}/{outer}"))
-    for t in graph.initializer:
-        importer.declare_initializer(names[t.name], t)
-    body = [renamed(n, names, prefix) for n in graph.node] + copies
-    importer.used.update(names_read(body))
-    return body
-
-
-def renamed(node: onnx.NodeProto, names: dict[str, str], prefix: str) -> onnx.NodeProto:
-    """A copy of a node with names replaced, inside its subgraphs too."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.name = f"{prefix}/{node.name or node.op_type}"
-    _rename(copy, names)
-    return copy
-
-
-def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    node.input[:] = [names.get(n, n) for n in node.input]
-    node.output[:] = [names.get(n, n) for n in node.output]
-    for a in node.attribute:
-        if a.type == onnx.AttributeProto.GRAPH:
-            for inner in a.g.node:
-                _rename(inner, names)
-            for o in a.g.output:
-                o.name = names.get(o.name, o.name)
 
 
 # -- sequences: lists of value names, known at compile time -----------------------------------------------------------
@@ -173,6 +113,8 @@ def _sequence_empty(importer: Importer, node: onnx.NodeProto) -> None:
 #: nodes that the importer settles itself
 CONTROL: dict[str, Callable[[Importer, onnx.NodeProto], None]] = {
     "If": take_branch,
+    "Loop": unroll_loop,
+    "Scan": unroll_scan,
     "SplitToSequence": _split_to_sequence,
     "SequenceAt": _sequence_at,
     "SequenceConstruct": _sequence_construct,

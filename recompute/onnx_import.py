@@ -19,10 +19,11 @@ from .builder import Builder, Names
 from .errors import ModelError, RecomputeError, UsageError, nearest
 from .initialize import initialise
 from .ir import Block, Operator, Role, Value
-from .onnx_control import CONTROL, names_read
+from .onnx_control import CONTROL
 from .onnx_fold import Known, fold, static_shape_value
 from .onnx_model import fixed_inputs, prepare, read_model, with_own_statistics
 from .onnx_schema import check_node
+from .onnx_subgraph import names_read
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
 from .types import TensorType
@@ -93,8 +94,7 @@ class NodeContext:
         if self._importer.training is not None:
             return self._importer.training
         if self.op_type == "Dropout":
-            given = self.constant(2)
-            return given is not None and bool(given.reshape(())[()])
+            return self.type(2) is not None and bool(self.need_constant(2, "training_mode").reshape(())[()])
         return bool(self.attributes.get("training_mode", 0))
 
     @property
@@ -182,6 +182,10 @@ class Importer:
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}
+        self.canonical: dict[str, str] = {}  # a known constant's further name → its own
+        self.scopes: dict[str, str] = {}  # see onnx_subgraph
+        self.held: set[str] = set()
+        self.unrolled = 0
         self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
         written = {o for node in self.graph.node for o in node.output}
         names = Names(written.union(self.known, (i.name for i in self.graph.input)))
@@ -236,6 +240,23 @@ class Importer:
         """An initializer of a subgraph, under a name of its own."""
         self.known[name] = Known.of_initializer(t)
 
+    def alias(self, name: str, other: str) -> None:
+        """A further name for a value, a known constant or a sequence; for what a failed node lacks, nothing."""
+        if name == other:
+            return
+        if other in self.env:
+            self.env[name] = self.env[other]
+            self.aliases[name] = self.env[other].name
+        elif other in self.known:
+            self.known[name] = self.known[other]
+            self.canonical[name] = self.canonical.get(other, other)
+        elif other in self.sequences:
+            self.sequences[name] = self.sequences[other]
+
+    def problems(self) -> int:
+        """How many nodes could not be imported so far."""
+        return len(self._problems)
+
     def contents(self, name: str) -> Known | None:
         """What is known of a value's contents: an operator asks for what must be settled at compile time."""
         return self.known.get(name)
@@ -246,6 +267,7 @@ class Importer:
 
     def value(self, name: str, op_type: str, position: int) -> Value:
         """The value called `name`; a known constant is declared in the way that its use asks for."""
+        name = self.canonical.get(name, name)
         if name in self.env:
             return self.env[name]
         known = self.known.get(name)
@@ -265,6 +287,7 @@ class Importer:
 
     def buffer(self, name: str) -> Value:
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""
+        name = self.canonical.get(name, name)
         if name not in self.env:
             known = self.known[name]
             self.env[name] = self.buffers[name] = Value(name, known.type)

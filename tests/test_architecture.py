@@ -32,6 +32,8 @@ LAYERS = [
         "onnx_fold",
         "onnx_function",
         "onnx_control",
+        "onnx_loops",
+        "onnx_subgraph",
         "onnx_import",
         "initialize",
         "cost",
