@@ -12,7 +12,7 @@ import onnx
 import onnx.shape_inference
 
 from .errors import ModelError
-from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
+from .types import DTYPES, FLOATS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 
 #: results with more elements than this are not folded but computed in the step
 MAX_FOLDED = 1 << 24
@@ -21,6 +21,8 @@ _SIZES = 64
 #: drawn or data-dependent in ways that folding must not fix
 _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
+#: element types whose conversions NumPy makes as ONNX does
+_PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
 #: a mask's "minus infinity": no weight is that large
 _MASK_LIMIT = 1e8
 
@@ -66,7 +68,7 @@ def static_shape_value(
         return None
     if node.op_type == "CastLike":
         x, like = known.get(node.input[0]), type_of(node.input[1])
-        if x is None or _is_weight(x) or x.array.size > MAX_FOLDED:
+        if x is None or _is_weight(x) or x.array.size > MAX_FOLDED or like.dtype not in _PLAIN:
             return None
         return {node.output[0]: Known(x.array.astype(like.numpy), "folded")}
     shape = type_of(node.input[0]).shape

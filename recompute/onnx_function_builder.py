@@ -238,6 +238,12 @@ _ONNX_KINDS = {
     "f64": "tensor(double)",
     "bool": "tensor(bool)",
     **{name: f"tensor({'u' if name[0] == 'u' else ''}int{name[1:]})" for name in DTYPES if name[0] in "ui"},
+    "f8e4m3fn": "tensor(float8e4m3fn)",
+    "f8e4m3fnuz": "tensor(float8e4m3fnuz)",
+    "f8e5m2": "tensor(float8e5m2)",
+    "f8e5m2fnuz": "tensor(float8e5m2fnuz)",
+    "f8e8m0": "tensor(float8e8m0)",
+    "f4e2m1": "tensor(float4e2m1)",
 }
 _CASTS: dict[int, Any] = {
     AttributeProto.FLOAT: float,

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 
 from .errors import ModelError, UsageError, nearest
-from .types import DTYPES, MAX_DIMENSIONS, TensorType, dtype_from_onnx, show_onnx_dtype
+from .onnx_loops import hide_old_scans
+from .types import DTYPES, MAX_DIMENSIONS, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
 TARGET_OPSET = 18
@@ -97,7 +98,7 @@ def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) 
             continue  # named where it is used
         if any(d < 0 for d in t.dims):
             raise ModelError(f"tensor '{t.name}' has a negative dimension: {list(t.dims)}")
-        nbytes = math.prod(t.dims) * DTYPES[name].itemsize
+        nbytes = _file_bytes(name, math.prod(t.dims))
         if nbytes > max_bytes:
             raise ModelError(f"tensor '{t.name}' {list(t.dims)} declares {nbytes:,} bytes; the limit is {max_bytes:,}")
         if t.data_location == onnx.TensorProto.EXTERNAL:
@@ -106,6 +107,11 @@ def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) 
             raise ModelError(
                 f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes, the file has {len(t.raw_data):,}"
             )
+
+
+def _file_bytes(dtype: str, size: int) -> int:
+    """Bytes of `size` elements in a file: small elements are packed there."""
+    return -(-size * PACKED[dtype] // 8) if dtype in PACKED else size * DTYPES[dtype].itemsize
 
 
 def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None:
@@ -144,8 +150,11 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         info = {e.key: e.value for e in t.external_data}
         if math.prod(shape) == 0:
             return np.empty(shape, DTYPES[name])
+        if name in PACKED:
+            raw = np.memmap(info["location"], np.uint8, "r", int(info["offset"]), (int(info["length"]),))
+            return onnx.numpy_helper.to_array(onnx.TensorProto(data_type=t.data_type, dims=shape, raw_data=bytes(raw)))
         return np.memmap(info["location"], DTYPES[name], "r", int(info["offset"]), shape)
-    if t.HasField("raw_data"):
+    if t.HasField("raw_data") and name not in PACKED:
         return np.frombuffer(t.raw_data, DTYPES[name]).reshape(shape)
     try:
         return onnx.numpy_helper.to_array(t)
@@ -229,6 +238,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     resized = _old_resizes(model.graph) if opset <= 10 else set()
     if opset < 13:
         _flatten_hardmax(model.graph)
+    if opset == 8:
+        hide_old_scans(model.graph)
     try:
         converted = version_converter.convert_version(model, TARGET_OPSET)
         for node in converted.graph.node:

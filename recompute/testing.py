@@ -30,7 +30,8 @@ class Case:
     """One application of an operator to concrete inputs.
 
     `want`: how many outputs to make (default: all).  `tolerance`: relative and absolute, for gradients in float64.
-    `gradient`, `second_order`: whether first and second derivatives are checked.
+    `gradient`, `second_order`: whether first and second derivatives are checked.  `export`: whether the sample has a
+    form in the opset of exported models that ONNX Runtime's Python interface can run.
     """
 
     op: Op
@@ -39,6 +40,7 @@ class Case:
     tolerance: float = 1e-6
     gradient: bool = True
     second_order: bool = True
+    export: bool = True
 
 
 class Draw:

@@ -320,5 +320,5 @@ def _hints(cls: type[Op]) -> dict[str, Any]:
 
 
 def _as_elements(data: Any, t: TensorType) -> tuple:
-    cast = float if t.is_float else bool if t.dtype == "bool" else int
+    cast = float if "f" in t.dtype else bool if t.dtype == "bool" else int
     return tuple(cast(x) for x in (data if isinstance(data, tuple) else (data,)))

@@ -24,14 +24,28 @@ DTYPES: dict[str, np.dtype] = {
     "u32": np.dtype(np.uint32),
     "u64": np.dtype(np.uint64),
     "bool": np.dtype(np.bool_),
+    # stored and converted, not computed with: no gradient flows through them; one byte an element in memory
+    "f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "f8e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "f8e8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "f4e2m1": np.dtype(ml_dtypes.float4_e2m1fn),
+    "i4": np.dtype(ml_dtypes.int4),
+    "u4": np.dtype(ml_dtypes.uint4),
+    "i2": np.dtype(ml_dtypes.int2),
+    "u2": np.dtype(ml_dtypes.uint2),
 }
+#: bits of an element in ONNX's files, for those that are packed there
+PACKED = {"f4e2m1": 4, "i4": 4, "u4": 4, "i2": 2, "u2": 2}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 # ONNX's TensorProto.DataType numbers
 _ONNX = {
     "f32": 1, "u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6, "i64": 7, "bool": 9,
-    "f16": 10, "f64": 11, "u32": 12, "u64": 13, "bf16": 16,
+    "f16": 10, "f64": 11, "u32": 12, "u64": 13, "bf16": 16, "f8e4m3fn": 17, "f8e4m3fnuz": 18, "f8e5m2": 19,
+    "f8e5m2fnuz": 20, "u4": 21, "i4": 22, "f4e2m1": 23, "f8e8m0": 24, "u2": 25, "i2": 26,
 }  # fmt: skip
 _FROM_ONNX = {number: name for name, number in _ONNX.items()}
 _TYPE = re.compile(r"^(\w+)\[([\d,\s]*)\]$")

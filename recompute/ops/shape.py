@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..op import Op, imports
@@ -51,11 +52,21 @@ class Identity(Move, onnx=True):
         yield draw.case(cls(), draw("f64[2,3]"))
 
 
+#: the largest number of a float of one byte
+_LARGEST = {
+    name: float(ml_dtypes.finfo(DTYPES[name]).max) for name in ("f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz")
+}
+
+
 @dataclass(frozen=True)
 class Cast(Elementwise):
-    """x with element type `to` (a short name)."""
+    """x with element type `to` (a short name).
+
+    `saturate`, for floats of one byte: what is too large becomes the largest, else infinity or NaN.
+    """
 
     to: str
+    saturate: int = 1
 
     def out_dtype(self, dtype: str) -> str:
         """The type asked for."""
@@ -63,7 +74,20 @@ class Cast(Elementwise):
 
     def compute(self, xp, ins, outs, scratch):
         """As ONNX: floats are truncated towards zero, anything but 0 is true."""
-        xp.copyto(outs[0], ins[0], casting="unsafe")
+        x = ins[0]
+        if scratch:
+            most = np.asarray(_LARGEST[self.to], x.dtype)
+            xp.minimum(xp.maximum(x, -most, out=scratch[0]), most, out=scratch[0])
+            x = scratch[0]
+        xp.copyto(outs[0], x, casting="unsafe")
+
+    def scratch(self, ins, outs):
+        """The saturated input."""
+        return (ins[0],) if self._saturates(ins[0]) else ()
+
+    def _saturates(self, x: TensorType) -> bool:
+        most = _LARGEST.get(self.to)
+        return most is not None and bool(self.saturate) and (x.is_float or _LARGEST.get(x.dtype, 0) > most)
 
     def gradient(self, b, ins, outs, grads):
         """dy cast back, between floating types."""
@@ -71,7 +95,8 @@ class Cast(Elementwise):
 
     def export(self, g, ins, outs):
         """ONNX Cast."""
-        g.node("Cast", ins, outs, to=dtype_to_onnx(self.to))
+        options = {} if self.saturate else {"saturate": 0}
+        g.node("Cast", ins, outs, to=dtype_to_onnx(self.to), **options)
         return True
 
     @classmethod
@@ -80,7 +105,12 @@ class Cast(Elementwise):
         to = dtype_from_onnx(node.attributes["to"])
         if to is None:
             raise node.fail(f"casts to element type {node.attributes['to']}, which is not supported")
-        return node.inputs[0] if node.inputs[0].dtype == to else node.emit(cls(to=to), node.inputs[0])
+        if to == "f8e8m0" and node.type(0).dtype != to:
+            return None  # powers of two, rounded as `round_mode` says
+        saturate = node.attributes.get("saturate", 1)
+        return (
+            node.inputs[0] if node.inputs[0].dtype == to else node.emit(cls(to=to, saturate=saturate), node.inputs[0])
+        )
 
     @classmethod
     def samples(cls, draw):
@@ -89,6 +119,9 @@ class Cast(Elementwise):
         yield draw.case(cls(to="f64"), draw("f32[2,3]"))
         yield draw.case(cls(to="i32"), draw("f32[2,3]", -5, 5))
         yield draw.case(cls(to="bool"), draw.ints("i64[4]", 0, 2))
+        yield draw.case(cls(to="f8e4m3fn"), draw("f32[9]", -600, 600), export=False)
+        yield draw.case(cls(to="f8e5m2", saturate=0), draw("f16[9]", -6e4, 6e4), export=False)
+        yield draw.case(cls(to="i4"), draw.ints("i64[9]", -8, 7), export=False)
 
 
 @dataclass(frozen=True)
@@ -323,7 +356,10 @@ def flatten(node: Any) -> Any:
 def cast_like(node: Any) -> Any:
     """Cast to the second input's element type; its contents are not read."""
     x, like = node.input(0), node.type(1)
-    return x if x.dtype == like.dtype else node.builder.Cast(x, to=like.dtype)
+    if like.dtype == "f8e8m0" and x.dtype != like.dtype:
+        return None
+    saturate = node.attributes.get("saturate", 1)
+    return x if x.dtype == like.dtype else node.builder.Cast(x, to=like.dtype, saturate=saturate)
 
 
 @imports("ConstantOfShape", "Range")
