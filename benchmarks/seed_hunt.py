@@ -41,12 +41,10 @@ def say(text: str) -> None:
 class Step:
     """A network's training step on a device.
 
-    `plain` repeats nothing, and takes `seconds`, `forward` of them before the backward pass; `default` is with
-    normalised values made twice.
+    It takes `seconds` where it repeats nothing, `forward` of them before the backward pass.
     """
 
-    plain: Fitting
-    default: Fitting
+    fitting: Fitting
     on: Device
     seconds: float
     forward: float
@@ -54,7 +52,7 @@ class Step:
     @property
     def fixed(self) -> int:
         """Bytes of parameters and optimizer state."""
-        return self.plain.derived.problem.fixed
+        return self.fitting.derived.problem.fixed
 
 
 def step_of(name: str, batch: int, on: str, optimizer: str, options: Mapping[str, Any]) -> Step:
@@ -64,18 +62,17 @@ def step_of(name: str, batch: int, on: str, optimizer: str, options: Mapping[str
     loss = kind if kind in program else getattr(losses, kind)(program).name
     gpu = device(on)
     update = getattr(rc, optimizer)(learning_rate=0.1)
-    plain = plain_fitting(program, loss, update, gpu, rebuild=False)
-    forward = sum(gpu.seconds(op) for op in plain.block.operators if op.role in (Role.FORWARD, Role.LOSS))
-    return Step(plain, plain_fitting(program, loss, update, gpu), gpu, step_seconds(plain.block, gpu), forward)
+    fitting = plain_fitting(program, loss, update, gpu)
+    forward = sum(gpu.seconds(op) for op in fitting.once.operators if op.role in (Role.FORWARD, Role.LOSS))
+    return Step(fitting, gpu, step_seconds(fitting.once, gpu), forward)
 
 
 @dataclass(frozen=True)
 class Best:
-    """A compiled plan; `rebuilt`: of the step that makes normalised values twice anyway."""
+    """A compiled plan."""
 
     step: Step
     fitted: Fitted
-    rebuilt: bool
     method: str
 
     @property
@@ -127,7 +124,6 @@ class Hunt:
     fitting: Fitting
     derived: Derived
     scheduled: bool
-    rebuilt: bool
     most: float
 
     @property
@@ -163,18 +159,13 @@ class Hunt:
         """Points, compiled."""
         for point in points:
             fitted = self.fitting.carry_out(self.derived.for_block(plan_of(point.sequence)), self.scheduled)
-            yield Best(step, fitted, self.rebuilt, point.method)
+            yield Best(step, fitted, point.method)
 
 
 def hunts_of(step: Step, most: float, orders: bool = True) -> list[Hunt]:
-    """Of both variants of a step, in both orders of each (`orders`), the most promising first."""
-    found = [
-        Hunt(fitting, derived, scheduled, rebuilt, most)
-        for fitting, rebuilt in ((step.default, True), (step.plain, False))
-        for derived, scheduled in (fitting.bases() if orders else [(fitting.derived, False)])
-        if not rebuilt or len(step.default.block.operators) != len(step.plain.block.operators)
-    ]
-    return sorted(found, key=lambda h: h.lowest)
+    """Of a step as it is and in the order that needs less memory (`orders`), the more promising first."""
+    bases = step.fitting.bases() if orders else [(step.fitting.derived, False)]
+    return sorted((Hunt(step.fitting, *base, most) for base in bases), key=lambda h: h.lowest)
 
 
 def lowest(step: Step, most: float, wanted: int, moves: int, orders: bool = True) -> Best:
@@ -185,7 +176,7 @@ def lowest(step: Step, most: float, wanted: int, moves: int, orders: bool = True
     hunts = hunts_of(step, most, orders)
     if hunts[0].lowest < sys.maxsize:
         hunts[0].run(ROUNDS if hunts[0].lowest < 0.97 * wanted else MORE_ROUNDS, moves)
-    found = [Best(step, step.plain.plain, False, "plain")]
+    found = [Best(step, step.fitting.unrepeated, "plain"), Best(step, step.fitting.plain, "default")]
     for hunt in sorted(hunts, key=lambda h: h.lowest)[:2]:
         found += hunt.compiled(step, hunt.cheap()[:COMPILED])
     found = tighter([b for b in found if b.overhead <= most / step.seconds - 1 + 1e-9])

@@ -5,7 +5,7 @@
 Every row of `seed_rows.py` is built at the paper's batch and planned: `auto` looks for the lowest peak of a step that
 takes no more extra time, by the roofline of the paper's GPU, than was published.  The plan is compiled; what is printed
 is the compiled arena, plus parameters and optimizer state where the paper counts them.  Published megabytes are taken
-as 10^6 bytes, gigabytes as 10^9.
+as 10^6 bytes, gigabytes as 10^9, but MONeT's as 1000 MiB (they divide PyTorch's counter by 2^20).
 
 `plain` is our step that repeats nothing at all, `default` what is compiled where nobody asks for a plan (normalised
 values are made twice, passes/rebuild.py); both extra times are over `plain`.  `ratio` is the peak over the own plain
@@ -33,7 +33,6 @@ from zoo_steps import headline, machine, row_text, write_json
 
 from recompute.passes.planners import plan
 from recompute.passes.planners.bound import lower_bound
-from recompute.passes.planners.fit import Fitting
 from recompute.passes.planners.problem import RematerialisationProblem
 from recompute.passes.planners.synthetic import lstm, recurrent, residual_chain
 
@@ -62,13 +61,14 @@ def result(row: Row, moves: int) -> Result:
     allowed = step.forward / step.seconds if row.overhead is None else row.overhead
     most = (1 + allowed) * step.seconds
     away = 0 if row.weights else step.fixed
-    wanted = away + int(min(row.best, (step.plain.plain.peak - away) * row.best / row.regular))
+    wanted = away + int(min(row.best, (step.fitting.unrepeated.peak - away) * row.best / row.regular))
     best = lowest(step, most, wanted, moves)
-    bound = least_peak(step.plain.derived.problem, most, best.peak)
+    bound = least_peak(step.fitting.derived.problem, most, best.peak)
     missed = best.peak - away >= row.best
     return Result(
         row.table, row.name, row.batch, row.regular, row.best, row.overhead, allowed,
-        step.plain.plain.peak - away, step.default.plain.peak - away, best.peak - away, step.fixed, best.overhead,
+        step.fitting.unrepeated.peak - away, step.fitting.plain.peak - away, best.peak - away, step.fixed,
+        best.overhead,
         bound - away, best.reruns, best.fullest(), time.process_time() - start,
         instead(step, away + int(row.best), moves) if missed else None, row.note,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def result(row: Row, moves: int) -> Result:
 
 def instead(step: Step, budget: int, moves: int) -> tuple[float | None, float]:
     """What their bytes take of extra time here: ours (None: no plan found), and the bound (infinite: impossible)."""
-    proven = lower_bound(step.plain.derived.problem, budget) / step.seconds - 1
+    proven = lower_bound(step.fitting.derived.problem, budget) / step.seconds - 1
     found = None if proven == float("inf") else within(step, budget, moves)
     return None if found is None else found.overhead, proven
 
@@ -89,11 +89,11 @@ def batch_result(row: BatchRow, moves: int) -> BatchResult:
     most = (1 + allowed) * step.seconds
     best = lowest(step, most, row.memory, moves, orders=False)
     batch, found = largest(row, allowed, best, guess(row, step.fixed, best.peak, row.best))
-    bound = least_peak(step.plain.derived.problem, most, best.peak)
+    bound = least_peak(step.fitting.derived.problem, most, best.peak)
     return BatchResult(
         row.table, row.name, row.memory, row.regular, row.best, row.overhead, allowed,
-        guess(row, step.fixed, step.plain.plain.peak, row.best),
-        guess(row, step.fixed, step.default.plain.peak, row.best),
+        guess(row, step.fixed, step.fitting.unrepeated.peak, row.best),
+        guess(row, step.fixed, step.fitting.plain.peak, row.best),
         batch, found.peak, found.overhead, bound, guess(row, step.fixed, bound, row.best),
         found.fullest(), time.process_time() - start, row.note,
     )  # fmt: skip
@@ -113,8 +113,7 @@ def largest(row: BatchRow, allowed: float, best: Best, batch: int) -> tuple[int,
     """The largest batch up to a guess whose compiled step fits, by the plan that was found at another batch."""
     while True:
         step = batch_step(row, batch)
-        fitting: Fitting = step.default if best.rebuilt else step.plain
-        found = Best(step, fitting.carry_out(best.fitted.plan, False), best.rebuilt, best.method)
+        found = Best(step, step.fitting.carry_out(best.fitted.plan, False), best.method)
         if found.peak > row.memory >= found.live:
             found = found.packed()
         say(f"    batch {batch}: {found.peak / MB:,.0f} MB, {found.overhead:+.1%}")

@@ -9,6 +9,7 @@ from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
 from .schedule import Schedule, cleaned, plan_best_order, plan_memory
+from .split_norms import FuseNorms, SplitNorms
 from .storage import ALIGNMENT
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Autodiff",
     "DeadCode",
     "EagerUpdates",
+    "FuseNorms",
     "Liveness",
     "MemoryPlan",
     "MemoryReport",
@@ -26,6 +28,7 @@ __all__ = [
     "RecomputePlan",
     "Rerun",
     "Schedule",
+    "SplitNorms",
     "cleaned",
     "live_profile",
     "memory_report",

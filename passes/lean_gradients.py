@@ -9,7 +9,7 @@ from ..builder import Builder
 from ..ir import Operator, Value
 
 #: operators (y, dy) → f(y) · dy, element by element, with f(y) 0 or 1, y an activation's output
-_MASKS = ("ReluGrad", "ThresholdedReluGrad")
+_MASKS = ("ReluGrad", "Relu6Grad", "ThresholdedReluGrad")
 
 
 def mask_before_routing(

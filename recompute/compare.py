@@ -15,7 +15,7 @@ from .errors import RecomputeError
 from .passes.planners import PLANNERS, plan_of
 from .passes.planners.auto import Auto, frontier_of
 from .passes.planners.base import import_all
-from .passes.planners.fit import Fitting, best_of
+from .passes.planners.fit import Fitting
 from .planning import figures_of, kept_for_backward
 from .show_table import human_bytes, human_seconds, render
 
@@ -74,7 +74,7 @@ def compare(
 def _tried(fitting: Fitting, cost: CostModel, budget: int, strategy: str, options: dict[str, Any]) -> Row:
     start = time.perf_counter()
     try:
-        found = best_of(list(fitting.candidates(budget, strategy, options, _TRIES, reorder=False)), budget)
+        found = fitting.best_of(list(fitting.candidates(budget, strategy, options, _TRIES, reorder=False)), budget)
     except RecomputeError as e:
         return Row(strategy, seconds=time.perf_counter() - start, refusal=str(e))
     return _row(figures_of(fitting, found, cost, strategy=strategy, budget=budget), time.perf_counter() - start)

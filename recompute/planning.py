@@ -131,7 +131,8 @@ def figures_of(
     bound = fitting.bound(budget) if bounded and budget is not None else None
     plain_seconds = step_seconds(fitting.plain.compiled, cost)
     if bound is not None:
-        bound += plain_seconds - fitting.derived.problem.cost  # views, which run at least once, are no nodes
+        once = step_seconds(fitting.once, cost)
+        bound += once - fitting.derived.problem.cost  # views, which run at least once, are no nodes
     kept, kept_bytes = kept_for_backward(fitted.compiled)
     return PlanFigures(
         strategy=strategy,
@@ -166,10 +167,10 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 
 
 def fitting_of(block: Block, cost: CostModel, *, schedule: bool = True, rebuild: bool = True) -> Fitting:
-    """A plain step as planners take it: without dead code, normalised values made again as in any plain step."""
-    block = cleaned(block, rebuild=rebuild)
-    step_seconds(block, cost)  # a model that measures does all of it first
-    return Fitting(block, cost.seconds, schedule=schedule)
+    """A step that repeats nothing, as planners take it: without dead code."""
+    found = Fitting(cleaned(block, rebuild=False), cost.seconds, schedule=schedule, rebuild=rebuild)
+    step_seconds(found.once, cost)  # a model that measures does all of it first
+    return found
 
 
 def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:

@@ -124,7 +124,7 @@ class Steps:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             if not whole.block.addresses:
-                whole.block = plan_memory(whole.block)
+                whole.block = plan_memory(whole.block, rebuild=whole.planned is None)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost), self.cost)
         else:
             program, loss = self.program(batch)

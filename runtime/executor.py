@@ -192,7 +192,8 @@ class Executor:
             for name, array in program.data.items():
                 if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
-            block = _planned(program.block, wanted, schedule=self.schedule, rebuild=self.rebuild)
+            rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
+            block = _planned(program.block, wanted, schedule=self.schedule, rebuild=rebuild)
             bound = _Bound(program.block, wanted, Session(block, program.data, self.xp))
             self._sessions[program] = bound
         return bound.session

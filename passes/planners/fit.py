@@ -15,8 +15,10 @@ from ..base import run_passes
 from ..dead_code import DeadCode
 from ..liveness import Liveness
 from ..memory_plan import MemoryPlan, memory_report
+from ..rebuild import Rebuild
 from ..recompute import RecomputePlan, apply
 from ..schedule import Schedule, plan_best_order
+from ..split_norms import FuseNorms, SplitNorms, as_parts
 from .auto import Auto, frontier_of
 from .base import Planned, plan, planner
 from .bound import least_budget, lower_bound
@@ -50,20 +52,32 @@ class Fitted:
 
 
 class Fitting:
-    """Plans for one plain step (without frees), priced by `seconds`: what they have in common is made once.
+    """Plans for one step that repeats nothing (without frees), priced by `seconds`: what they share is made once.
 
-    The step is planned as it is and, with `schedule`, in the order that needs less memory.
+    The step is planned as it is and, with `schedule`, in the order that needs less memory.  `rebuild`: where no plan
+    is asked for, normalised values are made again as in any plain step (passes/rebuild.py); plans choose for
+    themselves which of them, so that `block`, whose operators they number, has normalisations in two parts.
     """
 
-    def __init__(self, block: Block, seconds: Seconds, *, schedule: bool = True) -> None:
-        self.block, self.seconds, self.schedule = block, seconds, schedule
+    def __init__(self, block: Block, seconds: Seconds, *, schedule: bool = True, rebuild: bool = True) -> None:
+        self.once, self.schedule, self.rebuild = block, schedule, rebuild
+        self.block = SplitNorms().run(block) if rebuild else block
+        self.seconds = as_parts(seconds)
         self._bounds: dict[int, float] = {}
 
     @cached_property
     def plain(self) -> Fitted:
-        """The step as it is, compiled."""
-        compiled = self.compiled(self.block)
-        return Fitted(self.block, compiled, peak_of(compiled), RecomputePlan(), None, self.block, False)
+        """The step that nothing was asked for, compiled."""
+        return self._unplanned(Rebuild().run(self.once) if self.rebuild else self.once)
+
+    @cached_property
+    def unrepeated(self) -> Fitted:
+        """The step that repeats nothing at all, compiled."""
+        return self._unplanned(self.once)
+
+    def _unplanned(self, block: Block) -> Fitted:
+        compiled = self.compiled(block)
+        return Fitted(block, compiled, peak_of(compiled), RecomputePlan(), None, self.block, False)
 
     @cached_property
     def derived(self) -> Derived:
@@ -98,7 +112,7 @@ class Fitting:
     def carry_out(self, plan: RecomputePlan, scheduled: bool) -> Fitted:
         """The step with a plan that numbers its operators, or those of `ordered`."""
         base = self.ordered if scheduled else self.block
-        after = DeadCode().run(apply(base, plan))
+        after = FuseNorms().run(DeadCode().run(apply(base, plan)))
         compiled = self.compiled(after)
         return Fitted(after, compiled, peak_of(compiled), plan, None, base, scheduled)
 
@@ -196,13 +210,26 @@ class Fitting:
 
     def fit(self, budget: int | None, strategy: str = "auto", options: Mapping[str, Any] | None = None) -> Fitted:
         """See `fit`."""
-        if budget is not None and self.plain.peak <= budget:
-            return self.plain
-        found = list(self.candidates(budget, strategy, options))
-        best = best_of(found, budget)
+        if budget is not None and self.unrepeated.peak <= budget:
+            return self.unrepeated
+        found = [self.plain] if budget is not None and self.plain.peak <= budget else []
+        try:
+            found += self.candidates(budget, strategy, options)
+        except UsageError:
+            if not found:
+                raise
+        best = self.best_of(found, budget)
         if budget is not None and best.peak > budget:
             raise UsageError(self._misses(budget, strategy, best.peak))
         return best
+
+    def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
+        """The cheapest within the budget; where none is, the one with the lowest peak."""
+        fitting = [f for f in found if budget is None or f.peak <= budget]
+        return min(fitting, key=lambda f: (self._cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
+
+    def _cost(self, f: Fitted) -> float:
+        return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
 
     def _misses(self, budget: int, strategy: str, least: int) -> str:
         bound = least_budget(self.derived.problem)
@@ -211,12 +238,6 @@ class Fitting:
             f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {least:,}{more}. "
             "Give a larger budget, a smaller batch, or another strategy"
         )
-
-
-def best_of(found: list[Fitted], budget: int | None) -> Fitted:
-    """The cheapest within the budget; where none is, the one with the lowest peak."""
-    fitting = [f for f in found if budget is None or f.peak <= budget]
-    return min(fitting, key=lambda f: (_cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
 
 
 def fit(
@@ -237,16 +258,6 @@ def fit(
     return Fitting(block, seconds).fit(budget, strategy, options)
 
 
-def carry_out(block: Block, plan: RecomputePlan, scheduled: bool) -> Fitted:
-    """Applies a plan that was made for this step before."""
-    return Fitting(block, lambda op: 0.0).carry_out(plan, scheduled)
-
-
 def peak_of(compiled: Block) -> int:
     """Arena and persistent bytes of a planned block."""
     return memory_report(compiled).peak
-
-
-def _cost(f: Fitted) -> float:
-    assert f.planned is not None
-    return f.planned.outcome.cost

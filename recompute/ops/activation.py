@@ -11,52 +11,6 @@ from .tiles import Tiled
 
 
 @dataclass(frozen=True)
-class Relu(Elementwise, onnx=True):
-    """max(x, 0)."""
-
-    inplace = (0,)
-
-    def compute(self, xp, ins, outs, scratch):
-        """One maximum; NaN passes through."""
-        xp.maximum(ins[0], ins[0].dtype.type(0), out=outs[0])
-
-    def gradient(self, b, ins, outs, grads):
-        """From the output; 0 at the kink, as PyTorch."""
-        return [b.ReluGrad(outs[0], grads[0])]
-
-    @classmethod
-    def samples(cls, draw):
-        """Both sides of the kink."""
-        yield draw.case(cls(), draw.away("f64[3,4]"))
-
-
-@dataclass(frozen=True)
-class ReluGrad(Tiled):
-    """(y, dy) → dy where y > 0, else 0."""
-
-    def tile(self, xp, ins, out, *temps):
-        """dy · (y > 0), the mask written into the output first."""
-        y, dy = ins
-        xp.greater(y, y.dtype.type(0), out=out)
-        xp.multiply(out, dy, out=out)
-
-    def gradient(self, b, ins, outs, grads):
-        """Linear in dy; flat in y."""
-        return [None, b.ReluGrad(ins[0], grads[0])]
-
-    def export(self, g, ins, outs):
-        """dy · Cast(y > 0)."""
-        mask = g.call("Greater", ins[0], g.zero(ins[0]))
-        g.node("Mul", [ins[1], g.cast_like(mask, ins[1])], outs)
-        return True
-
-    @classmethod
-    def samples(cls, draw):
-        """Both sides of the kink."""
-        yield draw.case(cls(), draw.away("f64[3,4]"), draw("f64[3,4]"))
-
-
-@dataclass(frozen=True)
 class Tanh(Ufunc, onnx=True):
     """Hyperbolic tangent."""
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..op import imports
 from ..types import TensorType
 from .common import Elementwise, Ufunc, broadcast
@@ -374,6 +376,15 @@ def _within(op: Any, x: TensorType, bounds: Sequence[TensorType | None]) -> None
             raise op.fail("the bounds must be scalars of x's element type", x, *bounds)
 
 
+def _is_relu6(node: Any) -> bool:
+    """Whether the bounds of a Clip are known to be 0 and 6."""
+    for i, (name, wanted) in enumerate((("min", 0.0), ("max", 6.0))):
+        bound = node.constant(i + 1) if node.type(i + 1) is not None else node.attributes.get(name)
+        if bound is None or np.size(bound) != 1 or float(np.ravel(bound)[0]) != wanted:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class Clip(Elementwise, onnx=True):
     """(x, lowest?, highest?) → x within the bounds (scalars); `highest` wins where they contradict."""
@@ -416,8 +427,10 @@ class Clip(Elementwise, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """Bounds as inputs, or as attributes (opset < 11)."""
+        """Bounds as inputs, or as attributes (opset < 11); of floats within 0 and 6, Relu6."""
         x = node.input(0)
+        if x.type.is_float and _is_relu6(node):
+            return node.builder.Relu6(x)
         bounds = [node.input(1), node.input(2)]
         for i, name in enumerate(("min", "max")):
             if bounds[i] is None and name in node.attributes:
