@@ -89,17 +89,19 @@ class PreparedModel(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The model's outputs, in order; `inputs`: a list in the order of the model's inputs, or by name.
 
-        ModelError where the model, for these inputs, is no static program of operators that are supported.
+        Sequences are lists, an empty optional is None, strings are object arrays.  ModelError where the model, for
+        these inputs, is no static program of operators that are supported.
         """
-        feed = {name: _array(name, a) for name, a in self._by_name(inputs).items()}
-        found = self.specialised(feed)
+        feed, lists = _tensors(self._by_name(inputs))
+        found = self.specialised(feed, lists)
         program = found.program
         kept = {v.name: program.data[v.name].copy() for v in _updated(program)}
         fed = {v.name: feed[v.name] for v in program.inputs}
-        results = self.executor.run(program, fed, [v.name for v in program.outputs])
+        names = [v.name for v in program.outputs]
+        results = dict(zip(names, self.executor.run(program, fed, names), strict=True)) if names else {}
         for name, array in kept.items():  # a model keeps nothing between runs
             program.data[name][...] = array
-        return tuple(results)
+        return tuple(found.output(o.name, results) for o in self.source.graph.output)
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -109,14 +111,18 @@ class PreparedModel(BackendRep):
             raise UsageError(f"{len(given)} inputs for a model that takes {len(self.inputs)}")
         return dict(zip(self.inputs, given, strict=False))
 
-    def specialised(self, feed: Mapping[str, np.ndarray]) -> Specialised:
-        """The program for these inputs; made where there is none yet."""
+    def specialised(self, feed: Mapping[str, np.ndarray], lists: Mapping[str, list[str] | None]) -> Specialised:
+        """The program for these inputs (see `_tensors`); made where there is none yet."""
+        self.bound += [n for n, a in feed.items() if a.dtype == object and n not in self.bound]
         while True:
-            key = tuple((n, str(a.dtype), a.shape, a.tobytes() if n in self.bound else b"") for n, a in feed.items())
+            key = (
+                tuple((n, str(a.dtype), a.shape, _bits(a) if n in self.bound else None) for n, a in feed.items()),
+                tuple((n, None if names is None else len(names)) for n, names in lists.items()),
+            )
             found = self._programs.get(key)
             if found is not None:
                 return found
-            found = Specialised(self.source, feed, self.bound)
+            found = Specialised(self.source, feed, lists, self.bound)
             if found.wanted:
                 self.bound += found.wanted
                 continue
@@ -130,15 +136,36 @@ class PreparedModel(BackendRep):
         return list(self._programs.values())
 
 
+def _tensors(inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, list[str] | None]]:
+    """The tensors among the inputs, and the names of the parts of those that are sequences (None: nothing)."""
+    feed: dict[str, np.ndarray] = {}
+    lists: dict[str, list[str] | None] = {}
+    for name, given in inputs.items():
+        if given is None:
+            lists[name] = None
+        elif isinstance(given, (list, tuple)):
+            lists[name] = [f"{name}/{i}" for i in range(len(given))]
+            feed.update((f"{name}/{i}", _array(name, item)) for i, item in enumerate(given))
+        else:
+            feed[name] = _array(name, given)
+    return feed, lists
+
+
 def _array(name: str, given: Any) -> np.ndarray:
     if isinstance(given, onnx.TensorProto):
         given = onnx.numpy_helper.to_array(given)
-    if given is None or isinstance(given, (list, dict)):
-        raise ModelError(f"input '{name}' is no tensor: sequences, maps and empty optionals are not supported")
+    if given is None or isinstance(given, (list, tuple, dict)):
+        raise ModelError(f"input '{name}' is neither a tensor nor a sequence of tensors")
     array = np.asarray(given)
+    if array.dtype.kind in "OUST":
+        return array.astype(object)
     if array.dtype not in DTYPES.values():
         raise ModelError(f"input '{name}' has element type {array.dtype}, which is not supported")
     return array
+
+
+def _bits(array: np.ndarray) -> Any:
+    return tuple(array.reshape(-1).tolist()) if array.dtype == object else array.tobytes()
 
 
 def _updated(program: Program) -> list[Value]:
@@ -150,24 +177,55 @@ def _updated(program: Program) -> list[Value]:
 class Specialised:
     """One attempt to make a program of a model for some inputs.
 
-    `wanted`: inputs that must be bound before it can succeed; where it is empty, `program` is there.
+    `wanted`: inputs that must be bound before it can succeed; where it is empty, `program` is there.  Outputs that
+    are known at compile time, and sequences, are no outputs of the program: `output` gives them.
     """
 
-    def __init__(self, model: onnx.ModelProto, feed: Mapping[str, np.ndarray], bound: Iterable[str]) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        feed: Mapping[str, np.ndarray],
+        lists: Mapping[str, list[str] | None],
+        bound: Iterable[str],
+    ) -> None:
         self.importer = importer = _Importer(model)
-        self.bound = set(bound)
+        self.bound = set(bound) & set(feed)
         for name in self.bound:
             importer.known[name] = Known(np.array(feed[name]), "folded")
         importer.declare_inputs({n: TensorType.of(a) for n, a in feed.items() if n not in importer.known})
+        for name, parts in lists.items():
+            if parts is None:
+                importer.nothing.add(name)
+            else:
+                importer.sequences[name] = parts
         self.wanted: list[str] = []
         try:
             importer.run()
-            self.program = importer.program(model)
+            self.program = self._program(model)
         except ModelError:
-            open_ = {v.name for v in importer.inputs}
-            self.wanted = sorted(importer.sources(importer.asked) & open_)
+            self.wanted = sorted(importer.sources(importer.asked) & {v.name for v in importer.inputs})
             if not self.wanted:
                 raise
+
+    def _program(self, model: onnx.ModelProto) -> Program:
+        """The program of the outputs, and parts of outputs, that are computed in the step."""
+        importer = self.importer
+        parts = [p for o in model.graph.output for p in importer.sequences.get(o.name, [o.name])]
+        computed = [n for n in dict.fromkeys(parts) if n not in importer.known and n not in importer.nothing]
+        importer.graph = onnx.GraphProto(name=model.graph.name)
+        importer.graph.output.extend(onnx.ValueInfoProto(name=n) for n in computed)
+        program = importer.program(model)
+        self.values = dict(zip(computed, program.block.outputs, strict=True))
+        return program
+
+    def output(self, name: str, results: Mapping[str, np.ndarray]) -> Any:
+        """An output of the model, from the results of a run of the program."""
+        importer = self.importer
+        if name in importer.nothing:
+            return None
+        if name in importer.sequences:
+            return [self.output(part, results) for part in importer.sequences[name]]
+        return np.array(importer.known[name].array) if name in importer.known else results[self.values[name]]
 
     @property
     def means(self) -> set[str]:

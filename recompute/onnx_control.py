@@ -1,4 +1,4 @@
-"""Control flow and sequences that are settled at compile time."""
+"""Control flow, sequences and optionals that are settled at compile time."""
 
 from __future__ import annotations
 
@@ -110,6 +110,27 @@ def _sequence_empty(importer: Importer, node: onnx.NodeProto) -> None:
     importer.sequences[node.output[0]] = []
 
 
+# -- optionals: another name for what they hold, or nothing ----------------------------------------------------------
+
+
+def _optional(importer: Importer, node: onnx.NodeProto) -> None:
+    if node.input and node.input[0]:
+        importer.alias(node.output[0], node.input[0])
+    else:
+        importer.nothing.add(node.output[0])
+
+
+def _optional_has_element(importer: Importer, node: onnx.NodeProto) -> None:
+    held = bool(node.input) and bool(node.input[0]) and node.input[0] not in importer.nothing
+    importer.known[node.output[0]] = importer.constant(np.array(held))
+
+
+def _optional_get_element(importer: Importer, node: onnx.NodeProto) -> None:
+    if node.input[0] in importer.nothing:
+        raise ModelError(f"it takes what '{node.input[0]}' holds, which is nothing")
+    importer.alias(node.output[0], node.input[0])
+
+
 #: nodes that the importer settles itself
 CONTROL: dict[str, Callable[[Importer, onnx.NodeProto], None]] = {
     "If": take_branch,
@@ -123,4 +144,7 @@ CONTROL: dict[str, Callable[[Importer, onnx.NodeProto], None]] = {
     "SequenceErase": _sequence_erase,
     "SequenceLength": _sequence_length,
     "ConcatFromSequence": _concat_from_sequence,
+    "Optional": _optional,
+    "OptionalHasElement": _optional_has_element,
+    "OptionalGetElement": _optional_get_element,
 }

@@ -23,6 +23,8 @@ _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLik
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
 #: element types whose conversions NumPy makes as ONNX does
 _PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
+#: kinds of NumPy arrays of strings
+_TEXT = "OUST"
 #: a mask's "minus infinity": no weight is that large
 _MASK_LIMIT = 1e8
 
@@ -39,13 +41,15 @@ class Known:
 
     @property
     def type(self) -> TensorType:
-        """The type of the contents."""
+        """The type of the contents; strings, which no program computes with, have element type "string"."""
+        if self.array.dtype.kind in _TEXT:
+            return TensorType("string", self.array.shape)
         return TensorType.of(self.array)
 
     @staticmethod
     def of_initializer(t: onnx.TensorProto) -> Known:
         """An initializer; its bytes are not copied.  ModelError for element types that are not supported."""
-        if dtype_from_onnx(t.data_type) is None:
+        if dtype_from_onnx(t.data_type) is None and t.data_type != onnx.TensorProto.STRING:
             kind = show_onnx_dtype(t.data_type)
             raise ModelError(f"initializer '{t.name}' has element type {kind}, which is not supported")
         from .onnx_model import tensor_array
@@ -84,7 +88,7 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[s
 
     Float initializers with dimensions are weights: what is made of them is computed in the step, so that they train.
     """
-    if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER:
+    if node.domain not in ("", "ai.onnx", "ai.onnx.ml") or node.op_type in _NEVER:
         return None
     if node.op_type == "Constant":
         return {node.output[0]: Known(_constant(node), "constant")}
@@ -125,20 +129,21 @@ def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int)
     if node.op_type == "Expand":
         return math.prod(abs(d) for d in arrays[1].tolist()) > MAX_FOLDED
     try:
-        return max(map(_elements, _inferred(node, ins, opset)), default=0) > MAX_FOLDED
+        types, contents = {n: k.type for n, k in ins.items()}, {n: k.array for n, k in ins.items()}
+        return max(map(_elements, infer_outputs(node, types, contents, opset).values()), default=0) > MAX_FOLDED
     except Exception:  # the operator's own rule says what is wrong with it
         return True
 
 
-def _inferred(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> list[onnx.TypeProto]:
-    """The outputs' types by ONNX's own rules."""
-    schema = onnx.defs.get_schema(node.op_type, min(opset, onnx.defs.onnx_opset_version()))
-    types = {n: onnx.helper.make_tensor_type_proto(dtype_to_onnx(k.type.dtype), k.type.shape) for n, k in ins.items()}
-    data = {n: onnx.numpy_helper.from_array(k.array, n) for n, k in ins.items() if k.array.size <= _SIZES}
-    found = onnx.shape_inference.infer_node_outputs(
-        schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", opset)]
-    )
-    return list(found.values())
+def infer_outputs(
+    node: onnx.NodeProto, types: Mapping[str, TensorType], contents: Mapping[str, np.ndarray], opset: int
+) -> dict[str, onnx.TypeProto]:
+    """The outputs' types by ONNX's own rules, from inputs' types and what is known of their contents."""
+    schema = onnx.defs.get_schema(node.op_type, opset, "" if node.domain == "ai.onnx" else node.domain)
+    protos = {n: onnx.helper.make_tensor_type_proto(dtype_to_onnx(t.dtype), t.shape) for n, t in types.items()}
+    data = {n: onnx.numpy_helper.from_array(a, n) for n, a in contents.items() if a.size <= _SIZES}
+    imports = [onnx.helper.make_opsetid(node.domain, opset)]
+    return onnx.shape_inference.infer_node_outputs(schema, node, protos, data, opset_imports=imports)
 
 
 def _elements(t: onnx.TypeProto) -> int:
@@ -153,7 +158,7 @@ def _constant(node: onnx.NodeProto) -> np.ndarray:
     if a.name == "value":
         from .onnx_model import tensor_array
 
-        if dtype_from_onnx(a.t.data_type) is None:
+        if dtype_from_onnx(a.t.data_type) is None and a.t.data_type != onnx.TensorProto.STRING:
             kind = show_onnx_dtype(a.t.data_type)
             raise ModelError(f"a constant has element type {kind}, which is not supported")
         return tensor_array(a.t)
@@ -161,6 +166,9 @@ def _constant(node: onnx.NodeProto) -> np.ndarray:
         return np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
     if a.name in ("value_int", "value_ints"):
         return np.array(a.i if a.name == "value_int" else list(a.ints), np.int64)
+    if a.name in ("value_string", "value_strings"):
+        texts = [t.decode("utf-8", "replace") for t in (a.strings if a.name == "value_strings" else [a.s])]
+        return np.array(texts, object).reshape((-1,) if a.name == "value_strings" else ())
     raise ModelError(f"a constant given by '{a.name}' is not supported")
 
 
@@ -189,7 +197,9 @@ def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dic
     found = {}
     for name, r in zip(node.output, results, strict=False):
         r = np.asarray(r)
-        if r.dtype not in DTYPES.values():
+        if r.dtype.kind in _TEXT:
+            r = r.astype(object)
+        elif r.dtype not in DTYPES.values():
             return None
         if name:
             found[name] = Known(r, "folded")
@@ -200,11 +210,10 @@ def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> li
     """ONNX's own evaluator, for one node."""
     from onnx.reference import ReferenceEvaluator
 
-    inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(k.array.dtype), k.array.shape)
-              for n, k in ins.items()]  # fmt: skip
+    inputs = [onnx.ValueInfoProto(name=n) for n in ins]
     outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
     graph = onnx.helper.make_graph([node], "fold", inputs, outputs)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)])
     results = ReferenceEvaluator(model).run(None, {n: k.array for n, k in ins.items()})
     by_name = dict(zip([o.name for o in outputs], results, strict=True))
     return [by_name.get(o) for o in node.output]

@@ -21,7 +21,8 @@ from .initialize import initialise
 from .ir import Block, Operator, Role, Value
 from .onnx_control import CONTROL
 from .onnx_fold import Known, fold, static_shape_value
-from .onnx_model import fixed_inputs, prepare, read_model, with_own_statistics
+from .onnx_model import fixed_inputs, main_opset, prepare, read_model, with_own_statistics
+from .onnx_reference import emit_reference
 from .onnx_schema import check_node
 from .onnx_subgraph import names_read
 from .op import IMPORTERS, REGISTRY, Op
@@ -176,7 +177,8 @@ class Importer:
         self, model: onnx.ModelProto, *, training: bool | None, seed: int, trainable: Sequence[str] | None
     ) -> None:
         self.graph = model.graph
-        self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.opset = main_opset(model)
+        self._opsets = {o.domain: o.version for o in model.opset_import}
         self.training = training
         self.trainable = [trainable] if isinstance(trainable, str) else trainable
         self.initializers = {t.name: t for t in self.graph.initializer}
@@ -195,6 +197,7 @@ class Importer:
         self.parameters: dict[str, Value] = {}
         self.buffers: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
+        self.nothing: set[str] = set()  # optionals that hold nothing
         self.data: dict[str, np.ndarray] = {}
         self.aliases: dict[str, str] = {}
         self._seed = seed
@@ -230,7 +233,7 @@ class Importer:
 
     def has(self, name: str) -> bool:
         """Whether a name is a value, a known constant or a sequence by now."""
-        return name in self.env or name in self.known or name in self.sequences
+        return name in self.env or name in self.known or name in self.sequences or name in self.nothing
 
     def constant(self, array: np.ndarray) -> Known:
         """A constant that the importer makes itself."""
@@ -266,11 +269,19 @@ class Importer:
         return self.env[name].type if name in self.env else self.known[name].type
 
     def value(self, name: str, op_type: str, position: int) -> Value:
+        elif other in self.nothing:
+            self.nothing.add(name)
         """The value called `name`; a known constant is declared in the way that its use asks for."""
         name = self.canonical.get(name, name)
         if name in self.env:
             return self.env[name]
         known = self.known.get(name)
+    def opset_of(self, domain: str) -> int:
+        """The version of a domain's operators that this onnx has and the model asks for."""
+        opset = self.opset if domain in ("", "ai.onnx") else self._opsets.get(domain, 1)
+        most = onnx.defs.onnx_opset_version() if domain in ("", "ai.onnx") else opset
+        return min(opset, most)
+
         if known is None:
             raise ModelError(f"'{name}' is read but never written")
         t = known.type
@@ -288,6 +299,8 @@ class Importer:
     def buffer(self, name: str) -> Value:
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""
         name = self.canonical.get(name, name)
+        if t.dtype == "string":
+            raise ModelError(f"'{name}' holds strings: what is made of them must be known at compile time")
         if name not in self.env:
             known = self.known[name]
             self.env[name] = self.buffers[name] = Value(name, known.type)
@@ -338,9 +351,13 @@ class Importer:
             if node.op_type in CONTROL and node.domain in ("", "ai.onnx"):
                 CONTROL[node.op_type](self, node)
                 return
-            if any(n in self.sequences for n in node.input):
-                raise ModelError(f"{describe(node)}: this operator on sequences is not supported")
-            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, self.opset)
+            if any(n in self.sequences or n in self.nothing for n in node.input):
+                if node.op_type != "Identity":
+                    raise ModelError(f"{describe(node)}: this operator on sequences and optionals is not supported")
+                self.alias(node.output[0], node.input[0])
+                return
+            opset = self.opset_of(node.domain)
+            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset)
             if folded is not None:
                 self.known.update(folded)
                 return
@@ -378,8 +395,9 @@ class Importer:
         known_types = {n: self.type_of(n) for n in node.input if n}
         body = expand_function(node, known_types, self.opset)
         if body is None:
-            near = nearest(node.op_type, REGISTRY)
-            raise ModelError(f"{describe(node)}: this operator is not supported{near}")
+            start = len(self.builder.operators)
+            self._name_outputs(node, emit_reference(self, node, describe(node)), start)
+            return
         for inner in body:
             self.used.update(names_read([inner]))
         self.run_nodes(body)

@@ -143,6 +143,10 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
 
 def tensor_array(t: onnx.TensorProto) -> np.ndarray:
     """A tensor's contents without copying where the file has them as raw bytes (read-only then)."""
+    if t.data_type == onnx.TensorProto.STRING:
+        if min(t.dims, default=0) < 0 or len(t.string_data) != math.prod(t.dims):
+            raise ModelError(f"tensor '{t.name}' {list(t.dims)} holds {len(t.string_data)} strings")
+        return np.array([s.decode("utf-8", "replace") for s in t.string_data], object).reshape(tuple(t.dims))
     name = dtype_from_onnx(t.data_type)
     assert name is not None
     shape = tuple(t.dims)
@@ -191,10 +195,15 @@ def with_own_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
     return split
 
 
+def main_opset(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators; a model that imports other domains only has none of them."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    return versions.get("", versions.get("ai.onnx", TARGET_OPSET if versions else 1))
+
+
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its functions inlined and its opset brought up to date; weights are shared, not copied."""
-    versions = {o.domain: o.version for o in model.opset_import}
-    opset = versions.get("", versions.get("ai.onnx", 1))
+    opset = main_opset(model)
     if opset < MIN_OPSET:
         raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are read")
     if not model.functions and opset >= TARGET_OPSET:

@@ -48,6 +48,7 @@ _ONNX = {
     "f8e5m2fnuz": 20, "u4": 21, "i4": 22, "f4e2m1": 23, "f8e8m0": 24, "u2": 25, "i2": 26,
 }  # fmt: skip
 _FROM_ONNX = {number: name for name, number in _ONNX.items()}
+_ONNX["string"] = 8  # known at compile time only: no program computes with strings
 _TYPE = re.compile(r"^(\w+)\[([\d,\s]*)\]$")
 
 

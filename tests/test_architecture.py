@@ -35,6 +35,7 @@ LAYERS = [
         "onnx_loops",
         "onnx_subgraph",
         "onnx_import",
+        "onnx_reference",
         "initialize",
         "cost",
         "state",
