@@ -184,6 +184,7 @@ class Importer:
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}
+        self.nothing: set[str] = set()  # optionals that hold nothing
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
         self.held: set[str] = set()
@@ -197,7 +198,6 @@ class Importer:
         self.parameters: dict[str, Value] = {}
         self.buffers: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
-        self.nothing: set[str] = set()  # optionals that hold nothing
         self.data: dict[str, np.ndarray] = {}
         self.aliases: dict[str, str] = {}
         self._seed = seed
@@ -255,10 +255,18 @@ class Importer:
             self.canonical[name] = self.canonical.get(other, other)
         elif other in self.sequences:
             self.sequences[name] = self.sequences[other]
+        elif other in self.nothing:
+            self.nothing.add(name)
 
     def problems(self) -> int:
         """How many nodes could not be imported so far."""
         return len(self._problems)
+
+    def opset_of(self, domain: str) -> int:
+        """The version of a domain's operators that this onnx has and the model asks for."""
+        opset = self.opset if domain in ("", "ai.onnx") else self._opsets.get(domain, 1)
+        most = onnx.defs.onnx_opset_version() if domain in ("", "ai.onnx") else opset
+        return min(opset, most)
 
     def contents(self, name: str) -> Known | None:
         """What is known of a value's contents: an operator asks for what must be settled at compile time."""
@@ -269,22 +277,16 @@ class Importer:
         return self.env[name].type if name in self.env else self.known[name].type
 
     def value(self, name: str, op_type: str, position: int) -> Value:
-        elif other in self.nothing:
-            self.nothing.add(name)
         """The value called `name`; a known constant is declared in the way that its use asks for."""
         name = self.canonical.get(name, name)
         if name in self.env:
             return self.env[name]
         known = self.known.get(name)
-    def opset_of(self, domain: str) -> int:
-        """The version of a domain's operators that this onnx has and the model asks for."""
-        opset = self.opset if domain in ("", "ai.onnx") else self._opsets.get(domain, 1)
-        most = onnx.defs.onnx_opset_version() if domain in ("", "ai.onnx") else opset
-        return min(opset, most)
-
         if known is None:
             raise ModelError(f"'{name}' is read but never written")
         t = known.type
+        if t.dtype == "string":
+            raise ModelError(f"'{name}' holds strings: what is made of them must be known at compile time")
         if self._is_trained(name, known, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
             self.data[name] = _read_only(known.array)
@@ -299,8 +301,6 @@ class Importer:
     def buffer(self, name: str) -> Value:
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""
         name = self.canonical.get(name, name)
-        if t.dtype == "string":
-            raise ModelError(f"'{name}' holds strings: what is made of them must be known at compile time")
         if name not in self.env:
             known = self.known[name]
             self.env[name] = self.buffers[name] = Value(name, known.type)
