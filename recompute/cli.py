@@ -63,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--no-rebuild", action="store_true", help="keep normalised values instead of making them again")
     what.add_argument("--init", choices=("he", "glorot"), help="draw the weights anew, seeded")
     what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
+    what.add_argument(
+        "--unroll", metavar="A,B,...", nargs="?", const=True, help="write recurrent nodes step by step (default: all)"
+    )
     out = p.add_argument_group("what to write")
     out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
@@ -281,6 +284,8 @@ class _Job:
         shapes = input_shapes(args.input_shapes)
         if args.trainable:
             options["trainable"] = split(args.trainable)
+        if args.unroll:
+            options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
         if isinstance(source, str):
             batch = self.default_batch(onnx_import, source, batch, shapes)
         program = onnx_import.load(

@@ -21,6 +21,7 @@ from .files import is_special, replacing
 from .ir import Block, Value
 from .onnx_function_builder import fill_tensor, value_info
 from .onnx_model import read_model, tensor_array
+from .onnx_subgraph import first_output, scope_of
 from .passes import RecomputePlan, Rerun
 from .program import Program
 from .state import contents
@@ -267,8 +268,11 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
         else:
             graph.initializer.append(t)
     declared = {i.name for i in graph.input}
+    nested = {name: place for name, *place in _nested(graph)}
     for name, v in trained.items():
-        if name not in old:
+        if name in nested:
+            _replace_nested(contents(program, v), *nested[name])
+        elif name not in old:
             fill_tensor(graph.initializer.add(), name, contents(program, v))
             if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
                 graph.input.append(value_info(name, v.type))
@@ -282,7 +286,32 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 
 def _holders(graph: onnx.GraphProto) -> set[str]:
     """Names under which the graph keeps weights; copies of weights by Identity are weights of their own."""
-    return {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
+    own = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
+    return own.union(name for name, _, _ in _nested(graph))
+
+
+def _nested(
+    graph: onnx.GraphProto, scope: str = ""
+) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto, onnx.GraphProto]]:
+    """What subgraphs hold: the name under which it is imported, the initializer or constant node, its graph."""
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                here = scope_of(f"{scope}{first_output(node)}", a.name) + "/"
+                yield from ((here + t.name, t, a.g) for t in a.g.initializer)
+                yield from ((here + n.output[0], n, a.g) for n in a.g.node if _is_constant(n))
+                yield from _nested(a.g, here)
+
+
+def _replace_nested(array: np.ndarray, held: onnx.TensorProto | onnx.NodeProto, graph: onnx.GraphProto) -> None:
+    """Puts new contents in the place of a subgraph's initializer or constant node."""
+    if isinstance(held, onnx.TensorProto):
+        fresh = onnx.TensorProto()
+        fill_tensor(fresh, held.name, _checked(array, held))
+        held.CopyFrom(fresh)
+    else:
+        fill_tensor(graph.initializer.add(), held.output[0], array)
+        graph.node.remove(held)
 
 
 def _is_constant(node: onnx.NodeProto) -> bool:

@@ -18,13 +18,14 @@ import onnx
 from .builder import Builder, Names
 from .errors import ModelError, RecomputeError, UsageError, nearest
 from .initialize import initialise
-from .ir import Block, Operator, Role, Value
+from .ir import Block, Value
 from .onnx_control import CONTROL
 from .onnx_fold import Known, fold, static_shape_value
+from .onnx_loops import Unrolled
 from .onnx_model import fixed_inputs, main_opset, prepare, read_model, with_own_statistics
 from .onnx_reference import emit_reference
 from .onnx_schema import check_node
-from .onnx_subgraph import names_read
+from .onnx_subgraph import first_output, names_read
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
 from .types import TensorType
@@ -51,6 +52,7 @@ def load(
     init: str | None = None,
     seed: int = 0,
     max_bytes: int | None = None,
+    unroll: bool | Sequence[str] = False,
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
@@ -60,7 +62,8 @@ def load(
     `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
     models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
-    the machine's memory).
+    the machine's memory).  `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value
+    (`Y/3/h`, `Y/3/c`) that may be a checkpoint; names or globs (of nodes or their outputs) choose which.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
@@ -69,8 +72,10 @@ def load(
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     source = with_own_statistics(read_model(model, max_bytes=max_bytes))
     importer = Importer(prepare(source), training=MODES[mode], seed=seed, trainable=trainable)
+    importer.unroll = Unrolled(unroll)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
+    importer.unroll.check(importer.graph)
     program = importer.program(source)
     if init is not None:
         initialise(program, init, seed)
@@ -158,6 +163,15 @@ class NodeContext:
         """The key of the next random operator: its own, and repeatable for the seed of `load`."""
         return self._importer.random_seed()
 
+    @property
+    def base(self) -> str:
+        """The name that stands for the node: its first output's."""
+        return first_output(self._node)
+
+    def unrolled(self, steps: int) -> bool:
+        """Whether this recurrent node is to be written step by step."""
+        return self._importer.unroll.chooses(self._importer, self._node, steps)
+
     def fail(self, why: str) -> ModelError:
         """The error about this node (for `raise node.fail(...)`)."""
         return ModelError(f"{describe(self._node)}: {why}")
@@ -189,6 +203,7 @@ class Importer:
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
         self.held: set[str] = set()
         self.unrolled = 0
+        self.unroll = Unrolled(False)
         self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
         written = {o for node in self.graph.node for o in node.output}
         names = Names(written.union(self.known, (i.name for i in self.graph.input)))
@@ -442,7 +457,7 @@ class Importer:
             buffers=tuple(self.buffers.values()),
             state=tuple(self.state.values()),
             constants=tuple(self.builder.constants),
-            operators=_loss_roles(self.builder.operators),
+            operators=tuple(self.builder.operators),
             outputs=tuple(outputs),
         )
         program = Program(block, self.data, source=source)
@@ -466,12 +481,6 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _loss_roles(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Operators as they are: a loss inside the model is part of the forward pass."""
-    assert all(o.role is Role.FORWARD for o in operators)
-    return tuple(operators)
 
 
 def attribute_value(a: onnx.AttributeProto) -> Any:

@@ -6,6 +6,7 @@ and results of a Scan along its first axis are views.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 from onnx.helper import make_node
 
-from .errors import ModelError
+from .errors import ModelError, UsageError, nearest
 from .onnx_subgraph import Subgraph, final_names, first_output
 from .types import DTYPES, dtype_from_onnx
 
@@ -30,11 +31,36 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
-def _charge(importer: Importer, nodes: int, what: str) -> None:
+def charge(importer: Importer, nodes: int, what: str) -> None:
     """Counts unrolled nodes.  ModelError where a model's loops become too many."""
     importer.unrolled += max(nodes, 1)
     if importer.unrolled > MAX_NODES:
         raise ModelError(f"{what}: unrolled, the model's loops would have more than {MAX_NODES:,} nodes")
+
+
+class Unrolled:
+    """Which recurrent operators are written step by step: all, or those that a name or glob fits."""
+
+    def __init__(self, wanted: bool | Sequence[str]) -> None:
+        self._all = wanted is True
+        patterns = [wanted] if isinstance(wanted, str) else [] if isinstance(wanted, bool) else wanted
+        self._found = dict.fromkeys(patterns, False)
+
+    def chooses(self, importer: Importer, node: onnx.NodeProto, steps: int) -> bool:
+        """Whether a recurrent node is to be unrolled; its nodes count then."""
+        names = [n for n in (node.name, *node.output) if n]
+        fits = [p for p in self._found if any(n == p or fnmatch.fnmatchcase(n, p) for n in names)]
+        self._found.update(dict.fromkeys(fits, True))
+        if self._all or fits:
+            charge(importer, 16 * steps, f"{steps:,} steps")
+        return self._all or bool(fits)
+
+    def check(self, graph: onnx.GraphProto) -> None:
+        """UsageError where a pattern fits no recurrent node."""
+        for pattern, found in self._found.items():
+            if not found:
+                names = [n.name or first_output(n) for n in graph.node if n.op_type in ("RNN", "GRU", "LSTM")]
+                raise UsageError(f"unroll: no recurrent node is called '{pattern}'{nearest(pattern, names)}")
 
 
 # -- Loop --------------------------------------------------------------------------------------------------------------
@@ -88,10 +114,10 @@ def _iterate(
         if limit is None:
             raise ModelError("it never ends: it has no trip count, and its condition is always true")
         if limit * max(len(body.nodes), 1) > MAX_NODES:
-            _charge(importer, limit * max(len(body.nodes), 1), f"{limit:,} iterations")
+            charge(importer, limit * max(len(body.nodes), 1), f"{limit:,} iterations")
     t = 0
     while limit is None or t < limit:
-        _charge(importer, len(body.nodes), f"after {t:,} iterations")
+        charge(importer, len(body.nodes), f"after {t:,} iterations")
         number = f"{prefix}/{t}/number"
         importer.known[number] = importer.constant(np.array(t, np.int64))
         names = body.inline(f"{prefix}/{t}", {inputs[0]: number, **dict(zip(inputs[2:], values, strict=True))})
@@ -153,7 +179,7 @@ def unroll_scan(importer: Importer, node: onnx.NodeProto) -> None:
     steps = _steps(importer, node.input[n:], axes)
     prefix = first_output(node)
     body.hoist([v.name for v in body.graph.input])
-    _charge(importer, steps * max(len(body.nodes), 1), f"{steps:,} steps")
+    charge(importer, steps * max(len(body.nodes), 1), f"{steps:,} steps")
     rows = [
         _rows(importer, f"{prefix}/{v.name}", x, axis, steps)[:: -1 if way else 1]
         for v, x, axis, way in zip(body.graph.input[n:], node.input[n:], axes, ways, strict=True)
@@ -316,7 +342,7 @@ def scan_of_opset_8(importer: Importer, node: onnx.NodeProto) -> None:
     lengths = _lengths(importer, node.input[0], batch, steps)
     prefix = first_output(node)
     body.hoist([v.name for v in body.graph.input])
-    _charge(importer, batch * steps * max(len(body.nodes), 1), f"{batch:,} times {steps:,} steps")
+    charge(importer, batch * steps * max(len(body.nodes), 1), f"{batch:,} times {steps:,} steps")
     split = [_rows(importer, f"{prefix}/in{i}", x, 0, batch) for i, x in enumerate([*states, *scanned])]
     made: list[list[str]] = [[] for _ in range(n + k)]
     for b in range(batch):

@@ -216,8 +216,13 @@ class Recurrent(Op, abstract=True):
                 if i < len(inputs) and inputs[i] is not None:
                     inputs[i] = node.builder.Transpose(inputs[i], perm=perm)
         want = max((i + 1 for i in range(cls.onnx_outputs) if node.wants(i)), default=1)
-        made = node.emit(op, *inputs, want=want)
-        made = list(made) if isinstance(made, tuple) else [made]
+        if node.unrolled(steps):
+            from .recurrent_unrolled import unrolled
+
+            made = unrolled(op, node.builder, inputs, node.base, want)
+        else:
+            made = node.emit(op, *inputs, want=want)
+            made = list(made) if isinstance(made, tuple) else [made]
         if batch_first:
             made = [node.builder.Transpose(v, perm=(1, 0, 2) if i else (2, 0, 1, 3)) for i, v in enumerate(made)]
         return tuple(made)

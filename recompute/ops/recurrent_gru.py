@@ -120,7 +120,7 @@ class GRU(Recurrent):
     def step(self, b, gx, state, r, biases, peepholes):
         """The equations."""
         h, n = state[0], self.hidden_size
-        first, second = cut(b, gx, 0, 2 * n, 1), cut(b, gx, 2 * n, 3 * n, 1)
+        first, second = b.Split(gx, sizes=(2 * n, n), axis=1)
         opened = b.Add(first, b.MatMul(h, cut(b, r, 0, 2 * n, 0), transB=1))
         inner = None
         if biases[0] is not None:
@@ -129,7 +129,7 @@ class GRU(Recurrent):
             second = b.Add(second, cut(b, biases[0], 2 * n, 3 * n, 0))
             inner = cut(b, biases[1], 2 * n, 3 * n, 0)
         opened = b.Sigmoid(opened)
-        z, reset = cut(b, opened, 0, n, 1), cut(b, opened, n, 2 * n, 1)
+        z, reset = b.Split(opened, sizes=(n, n), axis=1)
         hidden = b.MatMul(h if self.linear_before_reset else b.Mul(reset, h), cut(b, r, 2 * n, 3 * n, 0), transB=1)
         if inner is not None:
             hidden = b.Add(hidden, inner)

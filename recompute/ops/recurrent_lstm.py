@@ -125,7 +125,7 @@ class LSTM(Recurrent):
         total = b.Add(gx, b.MatMul(h, r, transB=1))
         if biases[0] is not None:
             total = b.Add(total, b.Add(*biases))
-        i, o, f, g = (cut(b, total, k * n, (k + 1) * n, 1) for k in range(4))
+        i, o, f, g = b.Split(total, sizes=(n,) * 4, axis=1)
         p = [None] * 3 if peepholes is None else [cut(b, peepholes, k * n, (k + 1) * n, 0) for k in range(3)]
         i = b.Sigmoid(i if p[0] is None else b.Add(i, b.Mul(p[0], c)))
         f = b.Sigmoid(f if p[2] is None else b.Add(f, b.Mul(p[2], c)))
