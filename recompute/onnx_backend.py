@@ -229,8 +229,8 @@ class Specialised:
 
     @property
     def means(self) -> set[str]:
-        """By what else than kernels nodes were settled: "folded" (of run-time inputs), "function bodies"."""
-        found = set()
+        """By what else than kernels nodes were settled: "reference", "folded" (of inputs), "function bodies"."""
+        found = {"reference"} if any(o.op.name == "Reference" for o in self.program.operators) else set()
         if any(self.importer.sources([name]) & self.bound for name in self.importer.folded):
             found.add("folded")
         if self.importer.expanded:
@@ -269,8 +269,9 @@ class _Importer(Importer):
             self.asked = asked
             self.folded += [o for o in node.output if o in self.known]
 
-    def _emit_function(self, node: onnx.NodeProto) -> None:
-        super()._emit_function(node)
+    def expand_node(self, node: onnx.NodeProto) -> None:
+        """As the importer's, noting what happened."""
+        super().expand_node(node)
         self.expanded.append(node.op_type)
 
     def sources(self, names: Iterable[str]) -> set[str]:

@@ -110,6 +110,16 @@ def _sequence_empty(importer: Importer, node: onnx.NodeProto) -> None:
     importer.sequences[node.output[0]] = []
 
 
+def on_sequences(importer: Importer, node: onnx.NodeProto) -> None:
+    """Other operators that take sequences or optionals."""
+    if node.op_type == "Identity":
+        importer.alias(node.output[0], node.input[0])
+    elif node.op_type == "SequenceMap":
+        importer.expand_node(node)
+    else:
+        raise ModelError("this operator on sequences and optionals is not supported")
+
+
 # -- optionals: another name for what they hold, or nothing ----------------------------------------------------------
 
 

@@ -227,8 +227,8 @@ _QUICK: dict[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Equal": np.equal,
     "Where": np.where,
-    "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes.tolist())),
-    "Squeeze": lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.tolist())),
+    "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes.reshape(-1).tolist())),
+    "Squeeze": lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.reshape(-1).tolist())),
     "Reshape": lambda x, shape: x.reshape(tuple(shape.tolist())) if 0 not in shape else _fallback(),
 }
 

@@ -16,12 +16,13 @@ _COUNTER = itertools.count()
 def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto] | None:
     """The nodes that stand for `node`, its outputs under the same names; None where ONNX gives no body.
 
-    `types`: the types of the node's inputs, for bodies that depend on them.
+    `types`: the types of the node's inputs, for bodies that depend on them; `opset`: the version of its domain.
     """
-    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if not onnx.defs.has(node.op_type, domain):
         return None
     try:
-        schema = onnx.defs.get_schema(node.op_type, min(opset, onnx.defs.onnx_opset_version()))
+        schema = onnx.defs.get_schema(node.op_type, opset, domain)
     except onnx.defs.SchemaError:  # newer than the model's opset
         return None
     function = _body(schema, node, types, opset)
@@ -32,13 +33,7 @@ def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset
 
 def _body(schema: Any, node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> onnx.FunctionProto | None:
     if schema.has_context_dependent_function:
-        protos = []
-        for n in node.input:
-            if not n:
-                protos.append(onnx.TypeProto().SerializeToString())
-                continue
-            t = types[n]
-            protos.append(onnx.helper.make_tensor_type_proto(dtype_to_onnx(t.dtype), t.shape).SerializeToString())
+        protos = [_proto(n, types).SerializeToString() for n in node.input]
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         if not versions:
             return None
@@ -55,6 +50,15 @@ def _body(schema: Any, node: onnx.NodeProto, types: Mapping[str, TensorType], op
     return None
 
 
+def _proto(name: str, types: Mapping[str, TensorType]) -> onnx.TypeProto:
+    """An input's type; what is no tensor is a sequence (bodies do not ask of what)."""
+    if not name:
+        return onnx.TypeProto()
+    if name not in types:
+        return onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(1, None))
+    return onnx.helper.make_tensor_type_proto(dtype_to_onnx(types[name].dtype), types[name].shape)
+
+
 def _instantiate(function: onnx.FunctionProto, node: onnx.NodeProto, schema: Any) -> list[onnx.NodeProto]:
     """The body's nodes with its formal names replaced by the node's and attributes filled in."""
     prefix = f"{next((o for o in node.output if o), node.op_type)}.{next(_COUNTER)}"
@@ -66,20 +70,39 @@ def _instantiate(function: onnx.FunctionProto, node: onnx.NodeProto, schema: Any
     for name, a in schema.attributes.items():
         if name not in given and a.default_value.name:
             given[name] = a.default_value
-    body = []
+    absent = {n for n in function.input if not names[n]}
     for inner in function.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(inner)
-        copy.name = f"{prefix}.{inner.name or inner.op_type}"
-        copy.input[:] = [names.get(n, f"{prefix}.{n}") for n in inner.input]
-        copy.output[:] = [names.get(n) or f"{prefix}.{n}" for n in inner.output]
-        del copy.attribute[:]
-        for a in inner.attribute:
-            filled = _filled(a, given)
-            if filled is not None:
-                copy.attribute.append(filled)
-        body.append(copy)
-    return body
+        for n in (*inner.input, *inner.output):
+            if n and not names.get(n) and n not in absent:
+                names[n] = f"{prefix}.{n}"
+    return [_copied(inner, names, given, f"{prefix}.{inner.name or inner.op_type}") for inner in function.node]
+
+
+def _copied(
+    inner: onnx.NodeProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto], called: str
+) -> onnx.NodeProto:
+    """A node of a body with its names replaced and attributes filled in, inside its subgraphs too."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(inner)
+    copy.name = called
+    copy.input[:] = [names.get(n, n) for n in inner.input]
+    copy.output[:] = [names.get(n, n) for n in inner.output]
+    del copy.attribute[:]
+    for a in inner.attribute:
+        filled = _filled(a, given)
+        if filled is None:
+            continue
+        copy.attribute.append(filled)
+        if filled is a and a.type == onnx.AttributeProto.GRAPH:
+            graph = copy.attribute[-1].g
+            own = {i.name for i in a.g.input} | {t.name for t in a.g.initializer}
+            own |= {o for n in a.g.node for o in n.output}
+            outer = {n: to for n, to in names.items() if n not in own}
+            del graph.node[:]
+            graph.node.extend(_copied(n, outer, given, n.name) for n in a.g.node)
+            for o in graph.output:
+                o.name = outer.get(o.name, o.name)
+    return copy
 
 
 def _filled(a: onnx.AttributeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.AttributeProto | None:

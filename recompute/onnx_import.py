@@ -19,7 +19,7 @@ from .builder import Builder, Names
 from .errors import ModelError, RecomputeError, UsageError, nearest
 from .initialize import initialise
 from .ir import Block, Value
-from .onnx_control import CONTROL
+from .onnx_control import CONTROL, on_sequences
 from .onnx_fold import Known, fold, static_shape_value
 from .onnx_loops import Unrolled
 from .onnx_model import fixed_inputs, main_opset, prepare, read_model, with_own_statistics
@@ -367,9 +367,7 @@ class Importer:
                 CONTROL[node.op_type](self, node)
                 return
             if any(n in self.sequences or n in self.nothing for n in node.input):
-                if node.op_type != "Identity":
-                    raise ModelError(f"{describe(node)}: this operator on sequences and optionals is not supported")
-                self.alias(node.output[0], node.input[0])
+                on_sequences(self, node)
                 return
             opset = self.opset_of(node.domain)
             folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset)
@@ -396,19 +394,20 @@ class Importer:
         start = len(self.builder.operators)
         self.builder.prefix = next((o for o in node.output if o), node.op_type)
         if handler is None:
-            self._emit_function(node)
+            self.expand_node(node)
             return
         results = handler(context)
         if results is None:  # not this form of it
-            self._emit_function(node)
+            self.expand_node(node)
             return
         self._name_outputs(node, results if isinstance(results, tuple) else (results,), start)
 
-    def _emit_function(self, node: onnx.NodeProto) -> None:
+    def expand_node(self, node: onnx.NodeProto) -> None:
+        """Runs the body that ONNX gives for a node; where there is none, ONNX's evaluator may do it."""
         from .onnx_function import expand_function
 
-        known_types = {n: self.type_of(n) for n in node.input if n}
-        body = expand_function(node, known_types, self.opset)
+        known_types = {n: self.type_of(n) for n in node.input if n and n not in self.sequences}
+        body = expand_function(node, known_types, self.opset_of(node.domain))
         if body is None:
             start = len(self.builder.operators)
             self._name_outputs(node, emit_reference(self, node, describe(node)), start)

@@ -33,9 +33,8 @@ def attention(node: Any) -> Any:
     steps, total = q.shape[2], k.shape[2]
     if mask_type is not None and (mask_type.ndim < 2 or mask_type.shape[-2:] != (steps, total)):
         return None
-    offset = past.shape[2] if past is not None else 0
     mask = None if mask_type is None else node.input(3)
-    y = _attend(b, q, k, v, mask, causal=offset if given.get("is_causal", 0) else None, options=given)
+    y = _attend(b, q, k, v, mask, window=_window(given, past.shape[2] if past is not None else 0), options=given)
     if q_type.ndim == 3:
         y = b.Reshape(b.Transpose(y, perm=(0, 2, 1, 3)), shape=(y.shape[0], steps, y.shape[1] * y.shape[3]))
     return tuple([y, k, v][: len(node.outputs)])
@@ -51,8 +50,29 @@ def _heads(b: Any, x: Any, heads: int | None, node: Any) -> Any:
     return b.Transpose(apart, perm=(0, 2, 1, 3))
 
 
-def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, causal: int | None, options: Any) -> Any:
-    """The mathematics on [batch, heads, steps, size]; `causal`: how far ahead a step may look (None: anywhere)."""
+def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
+    """The first and the last key that query 0 may look at, -inf and inf being None; query i: i further on.
+
+    `offset`: keys of the past, before that of query 0.  A window's size is -1 where that side is open (opset 25).
+    """
+    left, right = options.get("left_window_size", -1), options.get("right_window_size", -1)
+    right = 0 if options.get("is_causal", 0) else right
+    return (offset - left if left >= 0 else None), (offset + right if right >= 0 else None)
+
+
+def _outside(b: Any, t: TensorType, window: tuple[int | None, int | None]) -> Any:
+    """-inf for keys outside of the window, 0 inside; None where all are inside."""
+    first, last = window
+    parts = []
+    if last is not None:
+        parts.append(b.Trilu(b.fill(-math.inf, t), k=1 + last))
+    if first is not None and first > -t.shape[0]:
+        parts.append(b.Trilu(b.fill(-math.inf, t), k=first - 1, upper=0))
+    return b.add_all(parts) if parts else None
+
+
+def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any) -> Any:
+    """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
     batch, heads, steps, size = q.shape
     groups = heads // k.shape[1]
     scale = options.get("scale") or 1.0 / math.sqrt(size)
@@ -66,12 +86,11 @@ def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, causal: int | None, op
         cap = b.constant(softcap, scores)
         scores = b.Mul(b.Tanh(b.Div(scores, cap)), cap)
     bias = None if mask is None else _bias(b, mask, q.dtype, groups)
-    if causal is not None:
-        t = TensorType(q.dtype, (steps, k.shape[-2]))
-        ahead = b.Trilu(b.fill(-math.inf, t), k=1 + causal)
-        bias = ahead if bias is None else b.Add(bias, ahead)
+    outside = _outside(b, TensorType(q.dtype, (steps, k.shape[-2])), window)
+    if outside is not None:
+        bias = outside if bias is None else b.Add(bias, outside)
     nothing = None
-    if mask is not None:
+    if mask is not None or (bias is not None and window[0] is not None and window[0] + steps > k.shape[-2]):
         nothing = b.Equal(b.ReduceMax(bias, axes=(-1,)), b.constant(-math.inf, bias))
         bias = b.Where(nothing, b.constant(0.0, bias), bias)
     weights = b.Softmax(scores if bias is None else b.Add(scores, bias), axis=-1)
