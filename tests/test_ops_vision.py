@@ -250,14 +250,14 @@ def test_upsample() -> None:
     compare("Upsample", [draw(1, 2, 3, 4), np.array((1, 1, 2, 2), np.float32)], {"mode": "linear"}, 9)
 
 
-def test_refused() -> None:
-    for attributes, why in (
-        ({"antialias": 1, "mode": "linear"}, "antialias"),
-        ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop_and_resize"),
-    ):
-        made = model("Resize", [draw(1, 1, 4, 4), None, np.array((1, 1, 2, 2), np.float32)], attributes, 18)
-        with pytest.raises(rc.ModelError, match=why):
-            rc.load(made)
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resize_against_aliasing_and_of_a_part(mode: str) -> None:
+    compare(
+        "Resize", [draw(1, 2, 9, 7), None, np.array((1, 1, 0.5, 0.4), np.float32)], {"mode": mode, "antialias": 1}, 18
+    )
+    roi = np.array((0.1, 0.2, 0.8, 1.3), np.float32)
+    crop = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "axes": (2, 3)}
+    compare("Resize", [draw(1, 2, 9, 7), roi, None, np.array((4, 9))], {**crop, "extrapolation_value": 3.0}, 18)
 
 
 def test_recomputed_batch_norm_moves_statistics_once() -> None:

@@ -126,11 +126,16 @@ class BatchNormalization(ChannelNorm, onnx=True):
             )
         b = node.builder
         y, *batch = b.BatchNormTrain(x, scale, bias, epsilon=epsilon, want=3)
-        update = RunningUpdate(momentum=node.attributes.get("momentum", 0.9))
+        momentum = node.attributes.get("momentum", 0.9)
         found = []
         for i, statistic in zip((3, 4), batch, strict=True):
             running = node.buffer(i)
-            found.append(node.emit(update, running, as_type_of(b, statistic, running)))
+            statistic = as_type_of(b, statistic, running)
+            if node.origin(i) is not None:
+                found.append(node.emit(RunningUpdate(momentum=momentum), running, statistic))
+            else:  # fed or computed: nothing that could be updated
+                kept = b.Mul(running, b.constant(momentum, running))
+                found.append(b.Add(kept, b.Mul(statistic, b.constant(1 - momentum, running))))
         return (y, *found)
 
     @classmethod

@@ -182,12 +182,15 @@ class MaxPool(Pooling, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """`storage_order` must be row-major where the indices are used."""
-        if node.wants(1) and node.attributes.get("storage_order", 0):
-            raise node.fail("indices in column-major order (storage_order=1) are not supported")
+        """The indices are row-major here; `storage_order` 1 turns them."""
         op = cls(**cls.onnx_fields(node))
+        if not node.wants(1):
+            return node.emit(op, node.input(0), want=1)
         # The numbers are for a MaxUnpool that may come; what nobody reads is not made.
-        return node.emit(op, node.input(0), want=3)[:2] if node.wants(1) else node.emit(op, node.input(0), want=1)
+        y, indices, _ = node.emit(op, node.input(0), want=3)
+        if node.attributes.get("storage_order", 0):
+            indices = _column_major(node.builder, indices, node.input(0).shape[2:])
+        return y, indices
 
     @classmethod
     def samples(cls, draw):
@@ -200,6 +203,18 @@ class MaxPool(Pooling, onnx=True):
         yield draw.case(op, draw.ints("f64[1,2,5,5]", 0, 2), gradient=False)
         yield draw.case(op, draw.ints("i8[1,2,5,5]", -9, 9))
         yield draw.case(cls(kernel_shape=(17, 17)), draw.distinct("f64[1,1,18,18]"))
+
+
+def _column_major(b, indices, shape):
+    """Indices into images of `shape` with the first spatial axis running fastest."""
+    rest, stride, found = indices, math.prod(shape), None
+    for size in reversed(shape):
+        stride //= size
+        above = b.Div(rest, b.constant(size, "i64"))
+        digit = b.Sub(rest, b.Mul(above, b.constant(size, "i64")))
+        part = b.Mul(digit, b.constant(stride, "i64"))
+        found, rest = part if found is None else b.Add(found, part), above
+    return b.Add(found, b.Mul(rest, b.constant(math.prod(shape), "i64")))
 
 
 def _pool_samples(cls: Any) -> list[tuple[Any, str]]:

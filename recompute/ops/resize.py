@@ -12,14 +12,15 @@ import numpy as np
 from ..op import Cost, Op, imports
 from ..types import TensorType
 from .norm_kernels import wide
-from .resize_maps import COORDINATES, NEAREST, indices, matrix
+from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
 from .shape import reshape
 
 
 class Interpolation(Op, abstract=True):
     """What Resize and its gradient share.
 
-    `scales`: output by input size of every axis; () where they follow from the sizes.
+    `scales`: output by input size of every axis; () where they follow from the sizes.  `roi`: for
+    tf_crop_and_resize, the starts and the ends, for all axes, of the part that is resized.
     """
 
     shape: tuple[int, ...]
@@ -29,12 +30,17 @@ class Interpolation(Op, abstract=True):
     nearest_mode: str
     cubic_coeff_a: float
     exclude_outside: int
+    antialias: int
+    roi: tuple[float, ...]
 
-    def maps(self, small: Sequence[int], large: Sequence[int]) -> list[tuple[int, float]]:
-        """Resized axes and their scales, those first that grow least; `small` → `large` is the forward direction."""
+    def maps(self, small: Sequence[int], large: Sequence[int]) -> list[tuple[int, Span]]:
+        """Resized axes and what is done along each, those first that grow least; forward is `small` → `large`."""
+        n = len(small)
         scales = self.scales or [o / i if i else 1.0 for i, o in zip(small, large, strict=True)]
-        axes = [a for a in range(len(small)) if small[a] != large[a] or scales[a] != 1.0]
-        return sorted(((a, scales[a]) for a in axes), key=lambda m: large[m[0]] / max(small[m[0]], 1))
+        roi = self.roi or (*[0.0] * n, *[1.0] * n)
+        spans = [(scales[a], roi[a], roi[n + a]) for a in range(n)]
+        axes = [a for a in range(n) if small[a] != large[a] or spans[a] != (1.0, 0.0, 1.0)]
+        return sorted(((a, spans[a]) for a in axes), key=lambda m: large[m[0]] / max(small[m[0]], 1))
 
     def check(self, small: TensorType, large: TensorType) -> None:
         """TypeRuleError for unknown modes and shapes of different rank."""
@@ -44,6 +50,8 @@ class Interpolation(Op, abstract=True):
             raise self.fail("unknown coordinate_transformation_mode or nearest_mode", small)
         if small.ndim != large.ndim or (self.scales and len(self.scales) != small.ndim):
             raise self.fail("shape and scales need one entry an axis", small, large)
+        if self.roi and len(self.roi) != 2 * small.ndim:
+            raise self.fail("roi needs a start and an end for each axis", small)
         if small.size == 0 and large.size:
             raise self.fail("nothing can be made of an empty tensor", small, large)
 
@@ -53,21 +61,22 @@ class Interpolation(Op, abstract=True):
             "scales": self.scales, "mode": self.mode, "nearest_mode": self.nearest_mode,
             "coordinate_transformation_mode": self.coordinate_transformation_mode,
             "cubic_coeff_a": self.cubic_coeff_a, "exclude_outside": self.exclude_outside,
+            "antialias": self.antialias, "roi": self.roi,
         }  # fmt: skip
 
-    def steps(self, small: Sequence[int], large: Sequence[int], *, back: bool) -> list[tuple[int, float, tuple, tuple]]:
-        """(axis, scale, shape before, shape after) one axis at a time, without the first axis where that stays."""
+    def steps(self, small: Sequence[int], large: Sequence[int], *, back: bool) -> list[tuple[int, Span, tuple, tuple]]:
+        """(axis, span, shape before, shape after) one axis at a time, without the first axis where that stays."""
         maps = self.maps(small, large)
         found, now = [], list(large if back else small)
-        for axis, scale in reversed(maps) if back else maps:
+        for axis, span in reversed(maps) if back else maps:
             before = tuple(now)
             now[axis] = small[axis] if back else large[axis]
-            found.append((axis, scale, before, tuple(now)))
+            found.append((axis, span, before, tuple(now)))
         if found and all(axis > 0 for axis, *_ in found):
-            found = [(axis - 1, scale, before[1:], after[1:]) for axis, scale, before, after in found]
+            found = [(axis - 1, span, before[1:], after[1:]) for axis, span, before, after in found]
         return found
 
-    def buffers(self, t: TensorType, steps: list[tuple[int, float, tuple, tuple]]) -> tuple[TensorType, ...]:
+    def buffers(self, t: TensorType, steps: list[tuple[int, Span, tuple, tuple]]) -> tuple[TensorType, ...]:
         """One for what each axis leaves to the next; for halves also the first and the last in float32."""
         if not steps:
             return ()
@@ -88,18 +97,18 @@ class Interpolation(Op, abstract=True):
             if len(scratch) > len(steps):  # halves
                 scratch[0][...] = source
                 stages = [*scratch]
-            for (axis, scale, before, after), a, b in zip(steps, stages[:-1], stages[1:], strict=True):
-                self._along(xp, axis, scale, a.reshape(before), b.reshape(after), back=back)
+            for (axis, span, before, after), a, b in zip(steps, stages[:-1], stages[1:], strict=True):
+                self._along(xp, axis, span, a.reshape(before), b.reshape(after), back=back)
             if len(scratch) > len(steps):
                 target[...] = scratch[-1]
 
-    def _along(self, xp: Any, axis: int, scale: float, x: Any, y: Any, *, back: bool) -> None:
+    def _along(self, xp: Any, axis: int, span: Span, x: Any, y: Any, *, back: bool) -> None:
         size, out = (y.shape[axis], x.shape[axis]) if back else (x.shape[axis], y.shape[axis])
         if self.mode == "nearest" and not back:
-            where = xp.asarray(indices(self._key(), size, out, scale))
+            where = xp.asarray(indices(self._key(), size, out, span))
             xp.take(x, where, axis=axis, out=y, **({"mode": "clip"} if xp is np else {}))
             return
-        m = xp.asarray(matrix(self._key(), size, out, scale, x.dtype.name))
+        m = xp.asarray(matrix(self._key(), size, out, span, x.dtype.name))
         m = m.T if back else m
         lead, rest = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
         if rest == 1:
@@ -109,12 +118,12 @@ class Interpolation(Op, abstract=True):
 
     def _key(self) -> Resize:
         """The same for a resize and its gradient, and for all shapes."""
-        return Resize(shape=(), **{**self.fields(), "scales": ()})
+        return Resize(shape=(), **{**self.fields(), "scales": (), "roi": ()})
 
 
 @dataclass(frozen=True)
 class Resize(Interpolation):
-    """x interpolated to `shape` (ONNX Resize without antialias, cropping and extrapolation)."""
+    """x interpolated to `shape` (ONNX Resize); `extrapolation_value`: what tf_crop_and_resize finds outside of x."""
 
     shape: tuple[int, ...]
     scales: tuple[float, ...] = ()
@@ -123,6 +132,9 @@ class Resize(Interpolation):
     nearest_mode: str = "round_prefer_floor"
     cubic_coeff_a: float = -0.75
     exclude_outside: int = 0
+    antialias: int = 0
+    roi: tuple[float, ...] = ()
+    extrapolation_value: float = 0.0
 
     def infer(self, x):
         """The shape asked for."""
@@ -138,7 +150,12 @@ class Resize(Interpolation):
 
     def compute(self, xp, ins, outs, scratch):
         """Axis by axis."""
-        self.run(xp, ins[0], outs[0], scratch, self.steps(ins[0].shape, self.shape, back=False), back=False)
+        x, y = ins[0], outs[0]
+        self.run(xp, x, y, scratch, self.steps(x.shape, self.shape, back=False), back=False)
+        if self.coordinate_transformation_mode == "tf_crop_and_resize":
+            for axis, span in self.maps(x.shape, self.shape):
+                away = outside(self._key(), x.shape[axis], y.shape[axis], span)
+                y[(slice(None),) * axis + (np.flatnonzero(away),)] = self.extrapolation_value
 
     def cost(self, ins, outs):
         """A product and a sum for each tap and axis."""
@@ -151,12 +168,13 @@ class Resize(Interpolation):
 
     def export(self, g, ins, outs):
         """Native, with scales where they were given, else sizes."""
+        roi = g.array(np.array(self.roi, np.float32)) if self.roi else ""
         if self.scales:
-            given = ["", g.array(np.array(self.scales, np.float32))]
+            given = [roi, g.array(np.array(self.scales, np.float32))]
         else:
-            given = ["", "", g.ints(self.shape)]
-        attributes = self.fields()
-        del attributes["scales"]
+            given = [roi, "", g.ints(self.shape)]
+        attributes = {**self.fields(), "extrapolation_value": self.extrapolation_value}
+        del attributes["scales"], attributes["roi"]
         g.node("Resize", [ins[0], *given], outs, **attributes)
         return True
 
@@ -165,15 +183,10 @@ class Resize(Interpolation):
         """Scales or sizes, of all axes or some, become the output's shape."""
         given = node.attributes
         coordinate = given.get("coordinate_transformation_mode", "half_pixel")
-        for what, refused in (
-            ("antialias", given.get("antialias", 0)),
-            ("coordinate_transformation_mode tf_crop_and_resize", coordinate == "tf_crop_and_resize"),
-        ):
-            if refused:
-                raise node.fail(f"{what} is not supported")
         x = node.input(0)
         shape, scales = _target(node, x.shape)
-        if shape == x.shape and all(s == 1.0 for s in scales):
+        roi = _roi(node, x.ndim) if coordinate == "tf_crop_and_resize" else ()
+        if shape == x.shape and all(s == 1.0 for s in scales) and not roi:
             return x
         op = cls(
             shape=shape,
@@ -183,6 +196,9 @@ class Resize(Interpolation):
             nearest_mode=given.get("nearest_mode", "round_prefer_floor"),
             cubic_coeff_a=given.get("cubic_coeff_a", -0.75),
             exclude_outside=given.get("exclude_outside", 0),
+            antialias=given.get("antialias", 0),
+            roi=roi,
+            extrapolation_value=given.get("extrapolation_value", 0.0) if roi else 0.0,
         )
         return node.emit(op, x)
 
@@ -199,6 +215,7 @@ class Resize(Interpolation):
 
 def _resize_samples(cls: Any) -> list[tuple[Resize, str]]:
     coordinate = "coordinate_transformation_mode"
+    crop = (0.0, 0.0, 0.25, 0.5, 1.0, 1.0, 0.75, 1.25)
     return [
         (cls(shape=(1, 2, 5, 4)), "1,2,3,2"),
         (cls(shape=(1, 1, 2, 5), nearest_mode="ceil", **{coordinate: "asymmetric"}), "1,1,4,3"),
@@ -209,6 +226,10 @@ def _resize_samples(cls: Any) -> list[tuple[Resize, str]]:
         (cls(shape=(1, 1, 6, 3), mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5), "1,1,4,4"),
         (cls(shape=(1, 2, 5), mode="linear", scales=(1.0, 1.0, 1.7)), "1,2,3"),
         (cls(shape=(2, 1, 3), mode="linear"), "2,1,3"),
+        (cls(shape=(1, 1, 3, 2), mode="linear", antialias=1), "1,1,7,5"),
+        (cls(shape=(1, 1, 3, 6), mode="cubic", antialias=1, exclude_outside=1), "1,1,7,5"),
+        (cls(shape=(1, 2, 3, 4), mode="linear", roi=crop, **{coordinate: "tf_crop_and_resize"}), "1,2,4,5"),
+        (cls(shape=(1, 2, 1, 4), roi=crop, **{coordinate: "tf_crop_and_resize"}), "1,2,4,5"),
     ]
 
 
@@ -223,6 +244,8 @@ class ResizeGrad(Interpolation):
     nearest_mode: str = "round_prefer_floor"
     cubic_coeff_a: float = -0.75
     exclude_outside: int = 0
+    antialias: int = 0
+    roi: tuple[float, ...] = ()
 
     def infer(self, dy):
         """The shape asked for."""
@@ -253,8 +276,8 @@ class ResizeGrad(Interpolation):
         """A MatMul with a constant for each axis."""
         dy = g.type(ins[0])
         now, name = list(dy.shape), ins[0]
-        for axis, scale in reversed(self.maps(self.shape, dy.shape)):
-            m = matrix(self._key(), self.shape[axis], dy.shape[axis], scale, wide(dy).numpy.name).T
+        for axis, span in reversed(self.maps(self.shape, dy.shape)):
+            m = matrix(self._key(), self.shape[axis], dy.shape[axis], span, wide(dy).numpy.name).T
             lead, rest = math.prod(now[:axis]), math.prod(now[axis + 1 :])
             flat = g.call("Reshape", name, g.ints((lead, now[axis], rest)))
             name = g.call("MatMul", g.array(np.ascontiguousarray(m.astype(dy.numpy))), flat)
@@ -269,6 +292,16 @@ class ResizeGrad(Interpolation):
             shape = tuple(int(d) for d in x.split(","))
             yield draw.case(cls(**{**op.fields(), "shape": shape}), draw(f"f64[{','.join(map(str, op.shape))}]"))
         yield draw.case(cls(shape=(1, 2, 2, 2), mode="linear"), draw("f16[1,2,4,5]"))
+
+
+def _roi(node: Any, ndim: int) -> tuple[float, ...]:
+    """Starts and ends for all axes."""
+    axes = node.attributes.get("axes") or range(ndim)
+    given = node.need_constant(1, "roi").tolist()
+    roi = [0.0] * ndim + [1.0] * ndim
+    for i, a in enumerate(axes):
+        roi[a % ndim], roi[a % ndim + ndim] = given[i], given[len(axes) + i]
+    return tuple(roi)
 
 
 def _target(node: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -332,10 +365,11 @@ def depth_to_space(node: Any) -> Any:
 
 @imports("SpaceToDepth")
 def space_to_depth(node: Any) -> Any:
-    """Blocks of positions become blocks of channels."""
+    """Blocks of positions become blocks of channels, before the channels (DCR) or after them (CRD, opset 28)."""
     x, b, s = node.input(0), node.builder, node.attributes["blocksize"]
     n, c, h, w = x.shape
     if h % s or w % s:
         raise node.fail(f"{h}×{w} positions are no multiple of blocksize {s}")
-    moved = b.Transpose(reshape(b, x, (n, c, h // s, s, w // s, s)), perm=(0, 3, 5, 1, 2, 4))
+    perm = (0, 3, 5, 1, 2, 4) if node.attributes.get("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    moved = b.Transpose(reshape(b, x, (n, c, h // s, s, w // s, s)), perm=perm)
     return reshape(b, moved, (n, c * s * s, h // s, w // s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,20 @@ import numpy as np
 #: the transformations of coordinates that a static program can hold
 COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
 )  # fmt: skip
+#: what is done along an axis: output by input size, and the part of the input that is resized (tf_crop_and_resize)
+Span = tuple[float, float, float]
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
-def coordinates(mode: str, size: int, out: int, scale: float, kind: Any) -> np.ndarray:
+def coordinates(mode: str, size: int, out: int, span: Span, kind: Any) -> np.ndarray:
     """Positions in the input (fractions of elements) of the output's elements, in float type `kind` (ONNX Resize)."""
-    x, s, half = np.arange(out, dtype=kind), kind(scale), kind(0.5)
+    x, s, half = np.arange(out, dtype=kind), kind(span[0]), kind(0.5)
+    if mode == "tf_crop_and_resize":
+        start, end, last = kind(span[1]), kind(span[2]), kind(size - 1)
+        step = (end - start) * last / kind(out - 1) if out > 1 else kind(0)
+        return start * last + x * step if out > 1 else x + half * (start + end) * last
     if mode == "align_corners":
         return x * (kind(size - 1) / kind(out - 1)) if out > 1 else x * 0
     if mode == "asymmetric":
@@ -43,45 +51,61 @@ def nearest(mode: str, at: np.ndarray, size: int) -> np.ndarray:
     return np.clip(found.astype(np.int64), 0, size - 1)
 
 
-def taps(mode: str, at: np.ndarray, cubic: float) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (not yet clipped) and weights [taps, out] for linear and cubic (Keys 1981) interpolation."""
+def outside(op: Any, size: int, out: int, span: Span) -> np.ndarray:
+    """Which output elements lie outside of the input: they get the extrapolation value (tf_crop_and_resize)."""
+    at = coordinates(op.coordinate_transformation_mode, size, out, span, np.float64)
+    return (at < 0) | (at > size - 1)
+
+
+def taps(mode: str, at: np.ndarray, cubic: float, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Indices (not yet clipped) and weights [taps, out] for linear and cubic (Keys 1981) interpolation.
+
+    `scale` < 1 widens the filter by its inverse, against aliasing; weights then sum to 1 by division.
+    """
     low = np.floor(at)
     r = at - low
-    first = low.astype(np.int64)
+    reach = math.ceil((1 if mode == "linear" else 2) / scale)
+    steps = np.arange(1 - reach, reach + 1)
+    d = np.abs(steps[:, None] - r) * scale
     if mode == "linear":
-        return np.stack([first, first + 1]), np.stack([1 - r, r])
-    a = cubic
-    weights = np.stack(
-        [
-            ((a * (r + 1) - 5 * a) * (r + 1) + 8 * a) * (r + 1) - 4 * a,
-            ((a + 2) * r - (a + 3)) * r * r + 1,
-            ((a + 2) * (1 - r) - (a + 3)) * (1 - r) * (1 - r) + 1,
-            ((a * (2 - r) - 5 * a) * (2 - r) + 8 * a) * (2 - r) - 4 * a,
-        ]
-    )
-    return np.stack([first - 1, first, first + 1, first + 2]), weights
+        weights = np.clip(1 - d, 0, None)
+    else:
+        a = cubic
+        near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        weights = np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    if scale < 1:
+        weights = weights / weights.sum(axis=0)
+    return low.astype(np.int64) + steps[:, None], weights
 
 
 @functools.lru_cache(maxsize=256)
-def indices(op: Any, size: int, out: int, scale: float) -> np.ndarray:
+def indices(op: Any, size: int, out: int, span: Span) -> np.ndarray:
     """For `nearest`: the input index of each output element.  In float32, as other runtimes: ties depend on it."""
-    at = coordinates(op.coordinate_transformation_mode, size, out, scale, np.float32)
+    at = coordinates(op.coordinate_transformation_mode, size, out, span, np.float32)
     return nearest(op.nearest_mode, at, size)
 
 
 @functools.lru_cache(maxsize=256)
-def matrix(op: Any, size: int, out: int, scale: float, dtype: str) -> np.ndarray:
-    """The map along an axis as a matrix [out, size]."""
+def matrix(op: Any, size: int, out: int, span: Span, dtype: str) -> np.ndarray:
+    """The map along an axis as a matrix [out, size]; zeros for what is outside (see `outside`)."""
     found = np.zeros((out, size))
     rows = np.arange(out)
     if op.mode == "nearest":
-        found[rows, indices(op, size, out, scale)] = 1.0
-        return found.astype(dtype)
-    at = coordinates(op.coordinate_transformation_mode, size, out, scale, np.float64)
-    where, weights = taps(op.mode, at, op.cubic_coeff_a)
+        found[rows, indices(op, size, out, span)] = 1.0
+    else:
+        _interpolated(found, op, size, out, span)
+    if op.coordinate_transformation_mode == "tf_crop_and_resize":
+        found[outside(op, size, out, span)] = 0.0
+    return found.astype(dtype)
+
+
+def _interpolated(found: np.ndarray, op: Any, size: int, out: int, span: Span) -> None:
+    """Adds the weights of linear and cubic interpolation to a matrix of zeros."""
+    rows = np.arange(out)
+    at = coordinates(op.coordinate_transformation_mode, size, out, span, np.float64)
+    where, weights = taps(op.mode, at, op.cubic_coeff_a, min(span[0], 1.0) if op.antialias else 1.0)
     if op.exclude_outside:
         weights = weights * ((where >= 0) & (where < size))
         weights = weights / weights.sum(axis=0)
     for i, w in zip(np.clip(where, 0, size - 1), weights, strict=True):
         found[rows, i] += w
-    return found.astype(dtype)
