@@ -108,28 +108,36 @@ class NodeContext:
         """Input values; None where an optional one is absent.  Constants become values when asked for here."""
         return [self.input(i) for i in range(len(self._node.input))]
 
+    def name(self, i: int) -> str:
+        """The name of input `i`, "" where it is absent."""
+        return self._node.input[i] if i < len(self._node.input) else ""
+
+    def named(self, name: str) -> Value:
+        """A value of the model by its name."""
+        return self._importer.value(name, "", 0)
+
     def input(self, i: int) -> Value | None:
         """Input number `i`, None where it is absent."""
-        if i >= len(self._node.input) or not self._node.input[i]:
+        if not self.name(i):
             return None
         return self._importer.value(self._node.input[i], self.op_type, i)
 
     def type(self, i: int) -> TensorType | None:
         """The type of input `i` without making a constant a value."""
-        if i >= len(self._node.input) or not self._node.input[i]:
+        if not self.name(i):
             return None
         return self._importer.type_of(self._node.input[i])
 
     def constant(self, i: int) -> np.ndarray | None:
         """The contents of input `i` where they are known at compile time, else None."""
-        if i >= len(self._node.input) or not self._node.input[i]:
+        if not self.name(i):
             return None
         known = self._importer.contents(self._node.input[i])
         return None if known is None else known.array
 
     def origin(self, i: int) -> str | None:
         """Where the contents of input `i` come from (see `Known.origin`), None where they are not known."""
-        known = self._importer.known.get(self._node.input[i]) if i < len(self._node.input) else None
+        known = self._importer.known.get(self.name(i))
         return None if known is None else known.origin
 
     def need_constant(self, i: int, what: str) -> np.ndarray:

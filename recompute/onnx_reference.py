@@ -25,6 +25,7 @@ REFERENCE = {
         "OneHotEncoder", "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsemble", "TreeEnsembleClassifier",
         "TreeEnsembleRegressor",
     },
+    "ai.onnx.preview.training": {"Adagrad", "Adam", "Momentum"},
 }  # fmt: skip
 
 
