@@ -19,12 +19,13 @@ from .builder import Builder, Names
 from .errors import ModelError, RecomputeError, UsageError, nearest
 from .initialize import initialise
 from .ir import Block, Value
+from .onnx_body import Body
 from .onnx_control import CONTROL, on_sequences
 from .onnx_fold import Known, fold, static_shape_value
 from .onnx_loops import Unrolled
 from .onnx_model import fixed_inputs, main_opset, prepare, read_model, with_own_statistics
 from .onnx_reference import emit_reference
-from .onnx_schema import check_node
+from .onnx_schema import attribute_value, check_node
 from .onnx_subgraph import first_output, names_read
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
@@ -170,6 +171,10 @@ class NodeContext:
     def random_seed(self) -> int:
         """The key of the next random operator: its own, and repeatable for the seed of `load`."""
         return self._importer.random_seed()
+
+    def body(self) -> Body:
+        """For importers that write plain ONNX nodes (and return `body.results(...)`)."""
+        return Body(self._importer, self._node)
 
     @property
     def base(self) -> str:
@@ -408,7 +413,14 @@ class Importer:
         if results is None:  # not this form of it
             self.expand_node(node)
             return
+        if isinstance(results, list):
+            self._run_body(results)
+            return
         self._name_outputs(node, results if isinstance(results, tuple) else (results,), start)
+
+    def _run_body(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        self.used.update(names_read(nodes))
+        self.run_nodes(nodes)
 
     def expand_node(self, node: onnx.NodeProto) -> None:
         """Runs the body that ONNX gives for a node; where there is none, ONNX's evaluator may do it."""
@@ -420,9 +432,7 @@ class Importer:
             start = len(self.builder.operators)
             self._name_outputs(node, emit_reference(self, node, describe(node)), start)
             return
-        for inner in body:
-            self.used.update(names_read([inner]))
-        self.run_nodes(body)
+        self._run_body(body)
 
     def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
@@ -488,17 +498,3 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def attribute_value(a: onnx.AttributeProto) -> Any:
-    """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos."""
-    value = onnx.helper.get_attribute_value(a)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
-    if isinstance(value, (list, tuple)) or (
-        hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto))
-    ):
-        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
-    return value

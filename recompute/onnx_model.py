@@ -13,6 +13,7 @@ import onnx
 
 from .errors import ModelError, UsageError, nearest
 from .onnx_loops import hide_old_scans
+from .onnx_schema import has_operator
 from .types import DTYPES, MAX_DIMENSIONS, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
@@ -21,6 +22,8 @@ TARGET_OPSET = 18
 MIN_OPSET = 1
 #: initializers larger than this do not travel through the version converter
 _SMALL_BYTES = 1024
+#: where operators wait that the version converter does not know
+_PARKED = "onnx_recompute.parked"
 #: files of external data that models read by path in this process point to: such a model may be loaded again
 _CHECKED: set[str] = set()
 
@@ -249,8 +252,13 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         _flatten_hardmax(model.graph)
     if opset == 8:
         hide_old_scans(model.graph)
+    parked = _park_unknown(model.graph, opset)
+    if parked:
+        model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
     try:
         converted = version_converter.convert_version(model, TARGET_OPSET)
+        if parked:
+            _park_unknown(converted.graph, None)
         for node in converted.graph.node:
             if node.op_type == "Resize" and node.output[0] in resized:
                 _resize_from_the_corner(node)
@@ -261,6 +269,23 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         raise ModelError(
             f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
         ) from None
+
+
+def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
+    """Moves operators that ONNX does not have at `opset` to a domain of their own, whether there are any; None: back.
+
+    Optimizers write LayerNormalization and others into files of any opset, and the converter gives up on them.
+    """
+    found = False
+    for node in graph.node:
+        if opset is None and node.domain == _PARKED:
+            node.domain = ""
+        elif opset is not None and node.domain in ("", "ai.onnx") and not has_operator(node.op_type, opset):
+            node.domain, found = _PARKED, True
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                found = _park_unknown(a.g, opset) or found
+    return found
 
 
 def _flatten_hardmax(graph: onnx.GraphProto) -> None:

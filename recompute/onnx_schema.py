@@ -44,6 +44,11 @@ def _rules(op_type: str, opset: int) -> _Rules | None:
     )
 
 
+def has_operator(op_type: str, opset: int) -> bool:
+    """Whether ONNX has this operator at this opset."""
+    return _rules(op_type, opset) is not None
+
+
 def check_node(node: onnx.NodeProto, opset: int) -> None:
     """Numbers of inputs and outputs, inputs and attributes that must be there, types of attributes.
 
@@ -73,3 +78,17 @@ def _check_count(n: int, least: int, most: int, what: str) -> None:
     if not least <= n <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}" if most < 1 << 30 else f"{least} or more"
         raise ModelError(f"it has {n} {what}{'s' * (n != 1)}, ONNX wants {wanted}")
+
+
+def attribute_value(a: onnx.AttributeProto) -> Any:
+    """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos."""
+    value = onnx.helper.get_attribute_value(a)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    if isinstance(value, (list, tuple)) or (
+        hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto))
+    ):
+        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+    return value

@@ -31,6 +31,7 @@ LAYERS = [
         "onnx_schema",
         "onnx_fold",
         "onnx_function",
+        "onnx_body",
         "onnx_control",
         "onnx_loops",
         "onnx_subgraph",

@@ -1,0 +1,129 @@
+"""Operators of the domain com.microsoft on quantized tensors: dequantize, compute, quantize again.
+
+Integer weights do not train.  Weights packed by blocks (MatMulNBits) are unpacked at import into a buffer: what is
+trained is around them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..op import imports
+from .contrib import MS
+
+
+def _real(g: Any, x: str, scale: str, zero: str) -> str:
+    return g.DequantizeLinear(x, scale, zero)
+
+
+def _again(node: Any, g: Any, y: str, scale: str, zero: str) -> Any:
+    """Quantized to the type of the zero point, u8 where there is none."""
+    return g.results(g.QuantizeLinear(y, scale, zero))
+
+
+@imports("QLinearAdd", "QLinearMul", domain=MS)
+def qlinear_binary(node: Any) -> Any:
+    """A + B or A · B."""
+    g = node.body()
+    a, b = _real(g, *g.ins[:3]), _real(g, *g.ins[3:6])
+    y = g.Add(a, b) if node.op_type == "QLinearAdd" else g.Mul(a, b)
+    return _again(node, g, y, *g.ins[6:8])
+
+
+@imports("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", domain=MS)
+def qlinear_unary(node: Any) -> Any:
+    """One operator between two scales."""
+    g, given, t = node.body(), node.attributes, node.type(0)
+    x = _real(g, *g.ins[:3])
+    if node.op_type == "QLinearSigmoid":
+        y = g.Sigmoid(x)
+    elif node.op_type == "QLinearLeakyRelu":
+        y = g.LeakyRelu(x, alpha=given.get("alpha", 0.01))
+    elif node.op_type == "QLinearSoftmax":
+        if given.get("opset", 13) < 13 and given.get("axis", 1) % t.ndim != t.ndim - 1:
+            raise node.fail("flattens its input as Softmax did up to opset 12, which is not supported")
+        y = g.Softmax(x, axis=given.get("axis", -1))
+    else:
+        last = given.get("channels_last", 0)
+        axes = range(1, t.ndim - 1) if last else range(2, t.ndim)
+        y = g.ReduceMean(x, g.constant(list(axes)), keepdims=1)
+    return _again(node, g, y, *g.ins[3:5])
+
+
+@imports("QLinearConcat", domain=MS)
+def qlinear_concat(node: Any) -> Any:
+    """(scale, zero, then x, scale, zero for each): joined along `axis`."""
+    g = node.body()
+    count = sum(bool(n) for n in g.ins)
+    parts = [_real(g, *g.ins[i : i + 3]) for i in range(2, count, 3)]
+    return _again(node, g, g.Concat(*parts, axis=node.attributes["axis"]), *g.ins[:2])
+
+
+@imports("QGemm", domain=MS)
+def qgemm(node: Any) -> Any:
+    """alpha · A B + C; C is in the scale of the product."""
+    g, given = node.body(), node.attributes
+    a, b = _real(g, *g.ins[:3]), _real(g, *g.ins[3:6])
+    y = g.Gemm(a, b, "", **{k: given[k] for k in ("alpha", "transA", "transB") if k in given})
+    if g.ins[6]:
+        scale = g.Mul(g.Mul(g.ins[1], g.ins[4]), g.constant(given.get("alpha", 1.0), np.float32))
+        y = g.Add(y, g.Mul(g.Cast(g.ins[6], to=1), scale))
+    return _again(node, g, y, *g.ins[7:9]) if g.ins[7] else g.results(y)
+
+
+@imports("MatMulIntegerToFloat", "DynamicQuantizeMatMul", domain=MS)
+def matmul_integer_to_float(node: Any) -> Any:
+    """A B + bias in real numbers; DynamicQuantizeMatMul rounds A to 8 bits first."""
+    g = node.body()
+    if node.op_type == "DynamicQuantizeMatMul":
+        quantized, scale, zero = g.DynamicQuantizeLinear(g.ins[0], outputs=3)
+        a, b, bias = _real(g, quantized, scale, zero), _columns(node, g, 1, *g.ins[1:4]), g.ins[4]
+    else:
+        a = _real(g, g.ins[0], g.ins[2], g.ins[4])
+        b, bias = _columns(node, g, 1, g.ins[1], g.ins[3], g.ins[5]), g.ins[6]
+    y = g.MatMul(a, b)
+    return g.results(g.Add(y, bias) if bias else y)
+
+
+def _columns(node: Any, g: Any, i: int, x: str, scale: str, zero: str) -> str:
+    """B in real numbers, by one scale or one for each column."""
+    return g.DequantizeLinear(x, scale, zero, axis=node.type(i).ndim - 1)
+
+
+@imports("MatMulNBits", domain=MS)
+def matmul_nbits(node: Any) -> Any:
+    """A Bᵀ + bias, B [N, K] packed into 4 or 8 bits with one scale for each block of a row."""
+    g, given = node.body(), node.attributes
+    if g.ins[4]:
+        raise node.fail("permutes its groups (g_idx), which is not supported")
+    n, k, bits, size = (int(given.get(name, 4)) for name in ("N", "K", "bits", "block_size"))
+    if bits not in (4, 8) or n < 1 or k < 1 or size < 1:
+        raise node.fail(f"has N={n}, K={k}, bits={bits}, block_size={size}; 4 and 8 bits are supported")
+    blocks = -(-k // size)
+    packed = node.need_constant(1, "packed weights").reshape(n, blocks, -1)
+    scales = node.need_constant(2, "scales").reshape(n, blocks, 1)
+    zeros = _zero_points(node, n, blocks, bits)
+    whole = (_unpacked(packed, bits)[:, :, :size].astype(np.float32) - zeros) * scales.astype(np.float32)
+    weights = whole.reshape(n, blocks * size)[:, :k].T.astype(node.type(0).numpy)
+    y = g.MatMul(g.ins[0], g.constant(np.ascontiguousarray(weights), weights.dtype))
+    return g.results(g.Add(y, g.ins[5]) if g.ins[5] else y)
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Two elements from each byte, the low one first, where there are 4 bits."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def _zero_points(node: Any, n: int, blocks: int, bits: int) -> Any:
+    given = node.constant(3)
+    if node.type(3) is None:
+        return np.float32(1 << (bits - 1))
+    if given is None:
+        raise node.fail("its zero points are computed from data")
+    if given.dtype == np.uint8:
+        given = _unpacked(given.reshape(n, -1), bits)[:, :blocks]
+    return given.reshape(n, blocks, 1).astype(np.float32)
