@@ -5,6 +5,7 @@ Found by search over compiled programs: nothing is run and nothing is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from bisect import bisect_left
@@ -15,7 +16,10 @@ from typing import Any
 from .budgets import parse_bytes
 from .compiler import Candidate, checkpoint_candidates
 from .cost import CostModel
-from .errors import UsageError
+from .errors import MissingExtraError, UsageError
+from .passes import RecomputePlan
+from .passes.planners import plan_of
+from .passes.planners.auto import Auto, frontier_of
 from .show_table import human_bytes
 from .steps import Loss, Model, Steps
 
@@ -23,16 +27,24 @@ from .steps import Loss, Model, Steps
 _FIRST_GUESS = 8
 #: a curve has at least about this many batches
 _CURVE = 7
+#: local search looks for plans at this share of the lowest peak that cuts and blocks find; its moves
+_LOWER, _MOVES = 0.93, 3000
 #: no batch larger than this is looked at
 LARGEST_BATCH = 1 << 20
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to spend time on memory: the checkpoints it keeps (None: everything is kept)."""
+    """A way to spend time on memory: the checkpoints it keeps, or its plan (both None: everything is kept)."""
 
     name: str
-    checkpoints: tuple[str, ...] | None
+    checkpoints: tuple[str, ...] | None = None
+    plan: RecomputePlan | None = None
+
+    @property
+    def kept(self) -> tuple[str, ...] | RecomputePlan | None:
+        """What `Steps` is asked for."""
+        return self.checkpoints if self.plan is None else self.plan
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class MaxBatch:
     budget: int
     strategies: tuple[BatchOf, ...]
     costs: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> BatchOf:
@@ -108,8 +121,9 @@ def max_batch(
 
     Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
-    lowest peak.  `model` and the other arguments as for `estimate`.  UsageError where not even batch 1 fits, or the
-    model fixes its batch.
+    lowest peak; "auto": the plan with the lowest peak that is found (docs/planning.md) for no more extra
+    time than a forward pass.  `model` and the other arguments as for `estimate`.  UsageError where not even batch 1
+    fits, or the model fixes its batch.
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
@@ -134,9 +148,19 @@ def max_batch_of(steps: Steps, budget: int, progress: Callable[[str], None] = la
     best = best_k(steps, reference, peaks)
     if best is not None:
         found[best] = largest_fitting(lambda b: peaks(best, b), budget, reference)
+    reference = max([*found.values(), 1])
+    progress(f"auto: planning batch {reference}")
+    notes: tuple[str, ...] = ()
+    try:
+        auto = lowest_plan(steps, reference)
+    except MissingExtraError as e:
+        auto, notes = None, (f"auto: {e}",)
+    if auto is not None:
+        found[auto] = largest_fitting(lambda b: peaks(auto, b), budget, reference)
     if not any(found.values()):
         _hopeless(steps, budget, {s.name: peaks(s, 1) for s in found})
-    return MaxBatch(steps.name, budget, tuple(_row(steps, s, b, peaks) for s, b in found.items()), steps.cost.name)
+    rows = tuple(_row(steps, s, b, peaks) for s, b in found.items())
+    return MaxBatch(steps.name, budget, rows, steps.cost.name, notes)
 
 
 class _Peaks:
@@ -150,7 +174,7 @@ class _Peaks:
         known = self.known.setdefault(s, {})
         if batch not in known:
             self.progress(f"{s.name}: compiling batch {batch}")
-            known[batch] = self.steps.peak(batch, s.checkpoints)
+            known[batch] = self.steps.peak(batch, s.kept)
         return known[batch]
 
 
@@ -160,8 +184,8 @@ def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
         if len(peaks.known[s]) < _CURVE:
             peaks(s, max(1, part))
     curve = sorted(peaks.known[s].items())
-    seconds = steps.figures(at, s.checkpoints).estimated_step_seconds
-    again = steps.repeat_seconds(at, s.checkpoints)
+    seconds = steps.figures(at, s.kept).estimated_step_seconds
+    again = steps.repeat_seconds(at, s.kept)
     return BatchOf(
         strategy=s.name,
         checkpoints=s.checkpoints,
@@ -244,7 +268,7 @@ def candidates_of(steps: Steps) -> list[Candidate]:
 
 def fixed_strategies(steps: Steps) -> list[Strategy]:
     """Those that need no search: plain, the checkpoints asked for, and √n."""
-    found = [Strategy("plain", None)]
+    found = [Strategy("plain")]
     if steps.asked is not None:
         found.append(Strategy("checkpoints", steps.resolved(steps.asked)))
     candidates = candidates_of(steps)
@@ -260,6 +284,26 @@ def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> S
     counts = sorted({min(max(k, 1), n) for k in (round(n**0.5 * 1.5), n // 3, n // 2, n)} if n else ())
     choices = [Strategy("best-k", spaced(candidates, k)) for k in counts]
     return min(choices, key=lambda s: peaks(s, batch), default=None)
+
+
+def lowest_plan(steps: Steps, batch: int) -> Strategy | None:
+    """The plan with the lowest peak at `batch` that costs no more than the forward pass once more.
+
+    None where nothing needs to run again, and where the step is not ours to plan.
+    """
+    if steps.is_step:
+        return None
+    derived = steps.fitting(batch).derived
+    problem = derived.problem
+    most = problem.cost + sum(n.cost for n in problem.nodes if not n.backward)
+    frontier = frontier_of(problem)
+    if (lowest := next((p for p in frontier if p.cost <= most), None)) is not None:
+        with contextlib.suppress(UsageError):  # no schedule can need so little
+            goal = problem.fixed + int((lowest.peak - problem.fixed) * _LOWER)
+            Auto(moves=_MOVES, effort=0.0).refine(frontier, goal)
+    point = next((p for p in frontier if p.cost <= most), None)
+    plan = None if point is None else derived.for_block(plan_of(point.sequence))
+    return Strategy("auto", plan=plan) if plan is not None and plan.reruns else None
 
 
 def equal_work(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
@@ -294,14 +338,15 @@ def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None
         fitting = largest_fitting(lambda b: peaks(asked, b), budget, guess=max(2, batch // 2))
         lines.append(f"the biggest batch that fits as asked is {fitting}" if fitting else "no batch fits as asked")
     choices = fixed_strategies(steps)
-    best = best_k(steps, batch, peaks)
-    choices += [best] if best is not None else []
+    choices += [s for s in (best_k(steps, batch, peaks),) if s is not None]
+    with contextlib.suppress(MissingExtraError):
+        choices += [s for s in (lowest_plan(steps, batch),) if s is not None]
     fit = [s for s in choices if peaks(s, batch) <= budget]
     if fit:
-        s = min(fit, key=lambda s: steps.figures(batch, s.checkpoints).estimated_step_seconds)
-        f = steps.figures(batch, s.checkpoints)
+        s = min(fit, key=lambda s: steps.figures(batch, s.kept).estimated_step_seconds)
+        f = steps.figures(batch, s.kept)
         extra = f.estimated_step_seconds / steps.figures(batch).estimated_step_seconds - 1
-        how = "without --checkpoints" if s.checkpoints is None else f"--checkpoints {','.join(s.checkpoints)}"
+        how = _how(s, budget)
         lines.append(
             f"the cheapest plan that makes batch {batch} fit is '{s.name}': {human_bytes(f.peak_bytes)}, "
             f"estimated step time {extra:+.1%}: {how}"
@@ -309,10 +354,15 @@ def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None
     else:
         least = min(choices, key=lambda s: peaks(s, batch))
         lines.append(f"no plan known makes batch {batch} fit: '{least.name}' takes {human_bytes(peaks(least, batch))}")
-        if steps.open_batch and least.checkpoints is not None:
+        if steps.open_batch and least.kept is not None:
             fitting = largest_fitting(lambda b: peaks(least, b), budget, guess=max(2, batch // 2))
             if fitting:
-                lines.append(
-                    f"with it batch {fitting} fits: --batch {fitting} --checkpoints {','.join(least.checkpoints)}"
-                )
+                lines.append(f"with it batch {fitting} fits: --batch {fitting} {_how(least, budget)}")
     return "\n  ".join(lines)
+
+
+def _how(s: Strategy, budget: int) -> str:
+    """What the command line is to be told."""
+    if s.plan is not None:
+        return f"--memory-budget {budget}, without --checkpoints"
+    return "without --checkpoints" if s.checkpoints is None else f"--checkpoints {','.join(s.checkpoints)}"

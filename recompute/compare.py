@@ -161,8 +161,8 @@ def pareto(fitting: Fitting, cost: CostModel, progress: Progress = lambda text: 
     for p in {p.peak: p for p in chosen}.values():
         progress(f"compiling the plan of {human_bytes(p.peak)}")
         step = fitting.carry_out(fitting.derived.for_block(plan_of(p.sequence)), False)
-        f = figures_of(fitting, step, cost, strategy=p.method, budget=None)
-        bound = fitting.bound(step.peak) / problem.cost - 1
+        f = figures_of(fitting, step, cost, strategy=p.method, budget=step.peak)
+        bound = (f.bound or 0.0) / f.plain_seconds - 1
         found[step.peak] = CurvePoint(step.peak, f.overhead, bound if math.isfinite(bound) else 0.0, p.method)
     return Curve(fitting.plain.peak, tuple(_unbeaten(found)), cost.name)
 
@@ -188,6 +188,11 @@ def draw_curve(curve: Curve, title: str) -> Any:
     x = [p.peak_bytes / 2**20 for p in curve.points]
     axes.plot(x, [100 * p.overhead for p in curve.points], marker="o", markersize=3, label="plans")
     axes.plot(x, [100 * p.bound for p in curve.points], linestyle="--", color="gray", label="no plan can be below")
-    axes.set(xlabel="peak, MiB", ylabel="extra time, %", title=title, ylim=(0, None))
+    axes.set(
+        xlabel="peak, MiB",
+        ylabel="extra time, %",
+        title=title,
+        ylim=(min(0.0, 100 * min(p.bound for p in curve.points)), None),
+    )
     axes.legend()
     return figure

@@ -76,13 +76,15 @@ def max_batch_text(m: MaxBatch) -> str:
             continue
         table.add_row(
             name, f"{s.batch:,}", human_bytes(s.peak_bytes), human_seconds(s.step_seconds),
-            human_seconds(s.seconds_per_sample), "" if s.checkpoints is None else f"{s.overhead:+.1%}",
+            human_seconds(s.seconds_per_sample), f"{s.overhead:+.1%}" if s.overhead else "",
         )  # fmt: skip
     best = m.best
     said = f"biggest batch: {best.batch:,}, with '{best.strategy}'"
-    lines = [render(table), f"  times: {m.costs}", "", *_curve_lines(m), "", said]
+    lines = [render(table), f"  times: {m.costs}", *(f"  {n}" for n in m.notes), "", *_curve_lines(m), "", said]
     if best.checkpoints:
         lines.append(f"--batch {best.batch} --checkpoints {','.join(best.checkpoints)}")
+    elif best.strategy == "auto":
+        lines.append(f"--batch {best.batch} --memory-budget {m.budget}")
     return "\n".join(lines)
 
 

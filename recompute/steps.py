@@ -15,14 +15,15 @@ import numpy as np
 import onnx
 
 from . import losses, models, onnx_import
-from .compiler import CompiledStep, StepFigures, compile_step, figures, resolve_checkpoints
+from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
 from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
-from .ir import Role
+from .ir import Block, Role
 from .models.common import parameters
 from .onnx_model import open_dimensions, prepare, read_model
 from .optimizers import Adam, RecomputeOptimizer
-from .passes import plan_memory
+from .passes import RecomputePlan, plan_memory
+from .passes.planners.fit import Fitting
 from .program import Program, Variable
 from .verify import trusted
 
@@ -31,6 +32,8 @@ DEFAULT_BATCH = 32
 #: contents larger than this are left out
 _SMALL_BYTES = 1024
 
+#: what a step keeps: checkpoints, or what a plan leaves; None: everything
+Kept = Sequence[str] | RecomputePlan | None
 Loss = str | Variable | Callable[[Program], Variable] | None
 Model = str | os.PathLike[str] | onnx.ModelProto | Program
 
@@ -68,7 +71,7 @@ class Steps:
         self._compile_options = {**(compile_options or {}), "cost": self.cost}
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
         self._programs: dict[int, tuple[Program, str]] = {}
-        self._figures: dict[tuple[int, tuple[str, ...] | None], tuple[StepFigures, float]] = {}
+        self._figures: dict[tuple[int, tuple[str, ...] | RecomputePlan | None], tuple[StepFigures, float]] = {}
 
     @property
     def name(self) -> str:
@@ -130,30 +133,49 @@ class Steps:
             program, loss = self.program(batch)
             names = self.resolved(checkpoints, batch)
             step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **self._compile_options)
-        repeated = [op for op in step.program.operators if op.role is Role.RECOMPUTE]
-        seconds = sum(self.cost.seconds(op) for op in repeated)
-        self._figures[batch, None if checkpoints is None else tuple(checkpoints)] = step.figures, seconds
+        self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.block, step.figures)
         return step
 
-    def _known(self, batch: int, checkpoints: Sequence[str] | None) -> tuple[StepFigures, float]:
-        names = None if checkpoints is None else tuple(checkpoints)
-        if (batch, names) not in self._figures:
-            again = any(known == names for _, known in self._figures)
+    def fitting(self, batch: int) -> Fitting:
+        """The step that repeats nothing, for planners.  UsageError where the model is a step already."""
+        if self.is_step:
+            raise UsageError("the program is a training step already: it is not planned again")
+        program, loss = self.program(batch)
+        options = {k: v for k, v in self._compile_options.items() if k != "cost"}
+        return plain_fitting(program, loss, copy.copy(self._optimizer), self.cost, **options)
+
+    def _remember(
+        self, batch: int, kept: tuple[str, ...] | RecomputePlan | None, block: Block, found: StepFigures
+    ) -> None:
+        repeated = [op for op in block.operators if op.role is Role.RECOMPUTE]
+        self._figures[batch, kept] = found, sum(self.cost.seconds(op) for op in repeated)
+
+    def _known(self, batch: int, kept: Kept) -> tuple[StepFigures, float]:
+        key = kept if kept is None or isinstance(kept, RecomputePlan) else tuple(kept)
+        if (batch, key) not in self._figures:
+            again = any(known == key for _, known in self._figures)
             with trusted() if again else contextlib.nullcontext():
-                self.compile(batch, checkpoints)
-        return self._figures[batch, names]
+                if isinstance(key, RecomputePlan):
+                    block = self.fitting(batch).carry_out(key, False).compiled
+                    self._remember(batch, key, block, figures(block, self.cost))
+                else:
+                    self.compile(batch, key)
+        return self._figures[batch, key]
 
-    def figures(self, batch: int, checkpoints: Sequence[str] | None = None) -> StepFigures:
-        """The figures of a step, compiled once; verified at the first batch of its checkpoints."""
-        return self._known(batch, checkpoints)[0]
+    def figures(self, batch: int, kept: Kept = None) -> StepFigures:
+        """The figures of a step with checkpoints or a plan (of `fitting`), compiled once.
 
-    def repeat_seconds(self, batch: int, checkpoints: Sequence[str] | None = None) -> float:
+        It is verified at the first batch of what is kept.
+        """
+        return self._known(batch, kept)[0]
+
+    def repeat_seconds(self, batch: int, kept: Kept = None) -> float:
         """Estimated seconds of the operators that a step runs again: what it takes longer than a plain one."""
-        return self._known(batch, checkpoints)[1]
+        return self._known(batch, kept)[1]
 
-    def peak(self, batch: int, checkpoints: Sequence[str] | None = None) -> int:
+    def peak(self, batch: int, kept: Kept = None) -> int:
         """All bytes that the executor would allocate."""
-        return self.figures(batch, checkpoints).peak_bytes
+        return self.figures(batch, kept).peak_bytes
 
 
 def attach_loss(program: Program, wanted: Loss) -> tuple[str, str]:

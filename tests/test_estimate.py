@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute import models
-from recompute.biggest_batch import equal_work, largest_fitting, spaced
+from recompute.biggest_batch import equal_work, largest_fitting, lowest_plan, spaced
 from recompute.budgets import parse_bytes
 from recompute.cli import main
 from recompute.compiler import checkpoint_candidates, compile_step
@@ -175,9 +175,9 @@ def test_pieces_of_known_functions() -> None:
 def test_the_biggest_batch_fits_and_one_more_does_not(name: str, options: dict, budget: int | str) -> None:
     names = [n for n in models.info(name, **options).checkpoints if "residual" not in n]
     found = rc.max_batch(name, budget, checkpoints=names, options=options)
-    assert found.names() == ["plain", "checkpoints", "sqrt", "best-k"]
+    assert found.names()[:4] == ["plain", "checkpoints", "sqrt", "best-k"] and set(found.names()[4:]) <= {"auto"}
     steps = Steps(name, options=options)
-    for s in found.strategies:
+    for s in found.strategies[:4]:
         assert s.batch > 1
         assert steps.peak(s.batch, s.checkpoints) == s.peak_bytes <= found.budget
         assert steps.peak(s.batch + 1, s.checkpoints) == s.next_peak_bytes > found.budget
@@ -186,6 +186,19 @@ def test_the_biggest_batch_fits_and_one_more_does_not(name: str, options: dict, 
         assert s.overhead == 0 if s.checkpoints is None else s.overhead > -0.01
     assert found.batch == max(s.batch for s in found.strategies)
     assert found["plain"].batch <= found.batch
+
+
+def test_the_biggest_batch_by_a_plan() -> None:
+    pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
+    found = rc.max_batch("resnet18", "300MiB", options=NARROW)
+    auto, steps = found["auto"], Steps("resnet18", options=NARROW)
+    assert auto.peak_bytes <= found.budget < auto.next_peak_bytes and auto.overhead > 0
+    assert auto.batch > max(s.batch for s in found.strategies if s is not auto)
+    plan = lowest_plan(steps, auto.batch)
+    assert plan is not None and steps.peak(auto.batch, plan.kept) <= 1.05 * auto.peak_bytes
+    # a budget on the command line finds a plan for that batch
+    program, loss = steps.program(auto.batch)
+    assert compile_step(program, loss, rc.Adam(), budget=found.budget).figures.peak_bytes <= found.budget
 
 
 def test_the_search_asks_little_and_looks_past_a_dip() -> None:
@@ -279,9 +292,12 @@ def test_a_batch_beyond_the_budget_is_refused_with_a_way_out(capsys: pytest.Capt
     assert "resnet18 at batch 256 with these checkpoints takes" in err and "--memory-budget is 210.00 MiB" in err
     assert "the biggest batch that fits as asked is" in err
     assert "the cheapest plan that makes batch 256 fit is" in err
-    names = err.rpartition("--checkpoints ")[2].strip().split(",")
-    steps = Steps("resnet18", options=NARROW)
-    assert steps.peak(256, names) <= 210 << 20 < steps.peak(256)
+    if "'auto'" in err:
+        assert f"--memory-budget {210 << 20}, without --checkpoints" in err
+    else:
+        names = err.rpartition("--checkpoints ")[2].strip().split(",")
+        steps = Steps("resnet18", options=NARROW)
+        assert steps.peak(256, names) <= 210 << 20 < steps.peak(256)
 
 
 def test_a_batch_beyond_the_budget_is_made_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
