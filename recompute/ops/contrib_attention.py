@@ -42,17 +42,18 @@ def forbidden(g: Any, node: Any, allowed: str, value: float) -> str:
     return g.Where(allowed, g.constant(0, dtype), g.constant(value, dtype))
 
 
-def ahead(g: Any, node: Any, steps: int, total: int, window: int = -1) -> str:
-    """What forbids each step what comes after it (and what is `window` or more steps before it)."""
+def ahead(g: Any, node: Any, steps: int, total: int, past: int = 0, window: int = -1) -> str:
+    """What forbids each step, the first of which follows `past` others, what comes after it (and what is `window` or
+    more steps before it)."""
     dtype = node.type(0).numpy
 
     def make() -> np.ndarray:
-        row = np.arange(total - steps, total)[:, None]
+        row = np.arange(past, past + steps)[:, None]
         column = np.arange(total)[None]
         far = (column <= row - window) if window > 0 else np.zeros((steps, total), bool)
         return np.where((column > row) | far, np.array(-np.inf, dtype), np.array(0, dtype))
 
-    return g.shared(f"com.microsoft.causal.{steps}x{total}.{max(window, 0)}.{np.dtype(dtype).name}", make)
+    return g.shared(f"com.microsoft.causal.{steps}x{total}.{past}.{max(window, 0)}.{np.dtype(dtype).name}", make)
 
 
 def mask_of(node: Any, g: Any, i: int, batch: int, steps: int, total: int, value: float) -> str:
@@ -98,9 +99,9 @@ def attention(node: Any) -> Any:
     made = g.Add(made, g.ins[2]) if g.ins[2] else made
     parts = g.Split(made, g.constant(sizes), axis=-1, outputs=3)
     q, k, v = (heads(g, x, batch, steps, count) for x in parts)
-    total = steps
-    if g.ins[4]:
-        total += node.type(4).shape[3]
+    past = node.type(4).shape[3] if g.ins[4] else 0
+    total = past + steps
+    if past:
         before = (g.Gather(g.ins[4], g.constant(i), axis=0) for i in (0, 1))
         k, v = (g.Concat(p, x, axis=2) for p, x in zip(before, (k, v), strict=True))
     present = None
@@ -109,7 +110,7 @@ def attention(node: Any) -> Any:
         present = g.Concat(g.Unsqueeze(k, zero), g.Unsqueeze(v, zero), axis=0)
     biases = [mask_of(node, g, 3, batch, steps, total, given.get("mask_filter_value", -10000.0)), g.ins[5]]
     if given.get("unidirectional", 0):
-        biases.append(ahead(g, node, steps, total))
+        biases.append(ahead(g, node, steps, total, past))
     scale = given.get("scale") or 1 / math.sqrt(sizes[0] // count)
     y = attend(node, g, q, k, v, biases, scale=scale)
     return g.results(merged(g, y, batch, steps), present)
@@ -126,10 +127,11 @@ def multi_head_attention(node: Any) -> Any:
     size = _head_size(node, count)
     if g.ins[6]:
         k, v = g.Concat(g.ins[6], k, axis=2), g.Concat(g.ins[7], v, axis=2)
-    total = _keys(node) + (node.type(6).shape[2] if g.ins[6] else 0)
+    past = node.type(6).shape[2] if g.ins[6] else 0
+    total = _keys(node) + past
     biases = [mask_of(node, g, 4, batch, steps, total, given.get("mask_filter_value", -10000.0)), g.ins[5]]
     if given.get("unidirectional", 0):
-        biases.append(ahead(g, node, steps, total))
+        biases.append(ahead(g, node, steps, total, past))
     y = attend(node, g, q, k, v, biases, scale=given.get("scale") or 1 / math.sqrt(size))
     return g.results(merged(g, y, batch, steps), k, v)
 
@@ -270,7 +272,7 @@ def group_query_attention(node: Any) -> Any:
         turn = given.get("rotary_interleaved", 0)
         q = rotated(node, g, q, (batch, count, steps, size), angles, turn)
         k = rotated(node, g, k, (batch, shared, steps, size), angles, turn)
-    biases = [ahead(g, node, steps, steps, given.get("local_window_size", -1)), g.ins[10]]
+    biases = [ahead(g, node, steps, steps, 0, given.get("local_window_size", -1)), g.ins[10]]
     y = _grouped(node, g, (q, k, v), biases, (batch, count, shared, steps, size))
     return g.results(merged(g, y, batch, steps), k, v)
 
