@@ -19,7 +19,7 @@ import onnx
 from onnx.backend.base import Backend as _Backend
 from onnx.backend.base import BackendRep
 
-from .errors import ModelError, UsageError
+from .errors import ModelError, UsageError, nearest
 from .ir import Value
 from .onnx_fold import Known
 from .onnx_import import Importer, names_read
@@ -104,12 +104,18 @@ class PreparedModel(BackendRep):
         return tuple(found.output(o.name, results) for o in self.source.graph.output)
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
-        if isinstance(inputs, Mapping):
-            return dict(inputs)
-        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-        if len(given) > len(self.inputs):
-            raise UsageError(f"{len(given)} inputs for a model that takes {len(self.inputs)}")
-        return dict(zip(self.inputs, given, strict=False))
+        if not isinstance(inputs, Mapping):
+            listed = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(listed) > len(self.inputs):
+                raise UsageError(f"{len(listed)} inputs for a model that takes {len(self.inputs)}")
+            inputs = dict(zip(self.inputs, listed, strict=False))
+        for name in self.inputs:
+            if name not in inputs:
+                raise UsageError(f"input '{name}' is not given")
+        for name in inputs:
+            if name not in self.inputs:
+                raise UsageError(f"the model has no input '{name}'{nearest(name, self.inputs)}")
+        return dict(inputs)
 
     def specialised(self, feed: Mapping[str, np.ndarray], lists: Mapping[str, list[str] | None]) -> Specialised:
         """The program for these inputs (see `_tensors`); made where there is none yet."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import onnx
 
 from .types import TensorType, dtype_to_onnx
-
-_COUNTER = itertools.count()
 
 
 def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto] | None:
@@ -61,7 +58,7 @@ def _proto(name: str, types: Mapping[str, TensorType]) -> onnx.TypeProto:
 
 def _instantiate(function: onnx.FunctionProto, node: onnx.NodeProto, schema: Any) -> list[onnx.NodeProto]:
     """The body's nodes with its formal names replaced by the node's and attributes filled in."""
-    prefix = f"{next((o for o in node.output if o), node.op_type)}.{next(_COUNTER)}"
+    prefix = f"{next((o for o in node.output if o), node.name)}.{node.op_type}"
     names = {"": ""}
     for formals, actuals in ((function.input, node.input), (function.output, node.output)):
         for i, formal in enumerate(formals):

@@ -21,9 +21,9 @@ REFERENCE = {
         "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
     },
     "ai.onnx.ml": {
-        "ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "LinearClassifier", "LinearRegressor", "Normalizer",
-        "OneHotEncoder", "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsemble", "TreeEnsembleClassifier",
-        "TreeEnsembleRegressor",
+        "ArrayFeatureExtractor", "Binarizer", "FeatureVectorizer", "Imputer", "LabelEncoder", "LinearClassifier",
+        "LinearRegressor", "Normalizer", "OneHotEncoder", "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsemble",
+        "TreeEnsembleClassifier", "TreeEnsembleRegressor",
     },
     "ai.onnx.preview.training": {"Adagrad", "Adam", "Momentum"},
 }  # fmt: skip

@@ -46,7 +46,7 @@ class Averaging(Pooling, abstract=True):
             return
         for i, c in enumerate(counts):
             shape = tuple(-1 if j == i else 1 for j in range(len(counts)))
-            xp.divide(a if i == 0 else out, xp.asarray(np.array(c, a.dtype)).reshape(shape), out=out)
+            xp.divide(a if i == 0 else out, xp.asarray(c, dtype=a.dtype).reshape(shape), out=out)
 
 
 @dataclass(frozen=True)

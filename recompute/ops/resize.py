@@ -154,8 +154,8 @@ class Resize(Interpolation):
         self.run(xp, x, y, scratch, self.steps(x.shape, self.shape, back=False), back=False)
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             for axis, span in self.maps(x.shape, self.shape):
-                away = outside(self._key(), x.shape[axis], y.shape[axis], span)
-                y[(slice(None),) * axis + (np.flatnonzero(away),)] = self.extrapolation_value
+                away = xp.asarray(outside(self._key(), x.shape[axis], y.shape[axis], span))
+                y[(slice(None),) * axis + (away,)] = self.extrapolation_value
 
     def cost(self, ins, outs):
         """A product and a sum for each tap and axis."""

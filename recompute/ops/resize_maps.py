@@ -51,10 +51,11 @@ def nearest(mode: str, at: np.ndarray, size: int) -> np.ndarray:
     return np.clip(found.astype(np.int64), 0, size - 1)
 
 
+@functools.lru_cache(maxsize=256)
 def outside(op: Any, size: int, out: int, span: Span) -> np.ndarray:
-    """Which output elements lie outside of the input: they get the extrapolation value (tf_crop_and_resize)."""
+    """Indices of the output elements that lie outside of the input and are extrapolated (tf_crop_and_resize)."""
     at = coordinates(op.coordinate_transformation_mode, size, out, span, np.float64)
-    return (at < 0) | (at > size - 1)
+    return np.flatnonzero((at < 0) | (at > size - 1))
 
 
 def taps(mode: str, at: np.ndarray, cubic: float, scale: float) -> tuple[np.ndarray, np.ndarray]:

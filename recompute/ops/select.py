@@ -145,6 +145,10 @@ class OneHot(Move):
         element_positions(xp, xp.expand_dims(at, axis), y.shape, axis, xp.expand_dims(at, axis), self.name)
         y.reshape(-1)[at.reshape(-1)] = values.reshape(-1)
 
+    def gradient(self, b, ins, outs, grads):
+        """None: indices, of whatever element type."""
+        return [None]
+
     def export(self, g, ins, outs):
         """ONNX OneHot with depth and values as inputs (ONNX Runtime wants i64 indices)."""
         values = g.array(np.array([self.off, self.on], DTYPES[self.dtype]))

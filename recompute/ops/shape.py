@@ -76,7 +76,7 @@ class Cast(Elementwise):
         """As ONNX: floats are truncated towards zero, anything but 0 is true."""
         x = ins[0]
         if scratch:
-            most = np.asarray(_LARGEST[self.to], x.dtype)
+            most = x.dtype.type(_LARGEST[self.to])
             xp.minimum(xp.maximum(x, -most, out=scratch[0]), most, out=scratch[0])
             x = scratch[0]
         xp.copyto(outs[0], x, casting="unsafe")
