@@ -50,9 +50,9 @@ class Reference(Op):
         """A count of n-grams; the exported opset has no general form."""
         import onnx
 
-        options = {"mode": "TF", "min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0}
-        lists = {"ngram_counts": [0], "ngram_indexes": [0, 1], "pool_int64s": [2, 3]}
-        node = onnx.helper.make_node("TfIdfVectorizer", ["x0"], ["y0"], **options, **lists)
+        options: dict[str, Any] = {"mode": "TF", "min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0}
+        options |= {"ngram_counts": [0], "ngram_indexes": [0, 1], "pool_int64s": [2, 3]}
+        node = onnx.helper.make_node("TfIdfVectorizer", ["x0"], ["y0"], **options)
         yield draw.case(reference(node, 18, ("f32[2,2]",)), draw.ints("i64[2,5]", 0, 5), export=False)
 
 

@@ -19,6 +19,8 @@ import numpy as np
 import onnx
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operators.md"
+#: ONNX Runtime's version, how many cases its CPU provider passes, and those of not_passing.txt
+ONNXRUNTIME = Path(__file__).with_name("onnxruntime.txt")
 _OURS = ("", "ai.onnx")
 #: settled while importing: they leave no operators
 COMPILE_TIME = {"Constant", "ConstantOfShape", "Range", "Shape", "Size"}
@@ -166,7 +168,7 @@ def _cupy(forward: str, name: str, facts: Facts) -> str:
         return "no" if forward.startswith("reference") else ""
     if forward.endswith("compile time"):
         return "yes"
-    classes = facts.classes or ({name} if name in REGISTRY else set())
+    classes = {name} if forward == "own kernel" else facts.classes
     return "yes" if all(with_xp_only(REGISTRY[c]) for c in classes if c in REGISTRY) else "no"
 
 
@@ -255,6 +257,8 @@ depends on them alone while importing; by *reference*: one operator of ours that
 
 {reasons}
 
+{runtime}
+
 ## Table
 
 Versions: the opsets in which ONNX changed the operator, first and last; models of every opset from 1 on are read.
@@ -273,6 +277,7 @@ def document(facts: Mapping[tuple[str, str], Facts], counts: str, reasons: Mappi
     missing = f" (not: {', '.join(f'{n}: {g}' for n, g in open_.items())})" if open_ else ""
     numbers = {"differentiable": len(_differentiable(table)), "covered": len(_differentiable(table)) - len(open_)}
     shown = {"version": onnx.__version__, "counts": counts, "reasons": _listed(reasons), "missing": missing}
+    shown["runtime"] = _runtime(reasons)
     lines = [HEAD.format(**numbers, **shown)]
     for domain in dict.fromkeys(r[0] for r in table):
         of = [r[1:] for r in table if r[0] == domain]
@@ -282,6 +287,16 @@ def document(facts: Mapping[tuple[str, str], Facts], counts: str, reasons: Mappi
         lines += ["| " + " | ".join(r) + " |" for r in of]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _runtime(reasons: Mapping[str, str]) -> str:
+    """What ONNX Runtime passes of that, as `suite.py --onnxruntime` has written down."""
+    version, number, *names = ONNXRUNTIME.read_text(encoding="utf-8").split()
+    ours = [f"`{n}`" for n in names if n in reasons]
+    return (
+        f"ONNX Runtime {version}'s CPU provider passes {number} cases (`suite.py --onnxruntime` finds out); of "
+        f"the cases above it passes {', '.join(ours) or 'none'}."
+    )
 
 
 def _differentiable(table: Iterable[tuple[str, ...]]) -> dict[str, str]:

@@ -4,7 +4,7 @@ python tests/onnx_backend/suite.py                    all cases, counts by categ
 python tests/onnx_backend/suite.py -v resize          cases whose name holds "resize" (or a regular expression)
 python tests/onnx_backend/suite.py --op Resize -v     cases that have a node Resize
 python tests/onnx_backend/suite.py --trace NAME       one case: its model, our program, the error where it rises
-python tests/onnx_backend/suite.py --update           all cases; not_passing.txt is rewritten
+python tests/onnx_backend/suite.py --update           all cases; rewrites not_passing.txt and docs/operators.md
 """
 
 from __future__ import annotations
@@ -245,7 +245,10 @@ def main() -> int:
     parser.add_argument("-v", action="store_true", help="one line for each case, not only for those that do not pass")
     parser.add_argument("--trace", action="store_true", help="let errors through: with one case, to see where")
     parser.add_argument("--update", action="store_true", help="rewrite not_passing.txt")
+    parser.add_argument("--onnxruntime", action="store_true", help="which cases ONNX Runtime's CPU provider passes")
     args = parser.parse_args()
+    if args.onnxruntime:
+        return in_onnxruntime()
     outcomes: dict[str, Outcome] = {}
     update = args.update and not (args.pattern or args.op)
     facts: dict[Any, Any] | None = {} if update else None
@@ -264,6 +267,59 @@ def main() -> int:
         operator_table.DOCUMENT.write_text(page, encoding="utf-8")
     print(f"{time.perf_counter() - start:.0f} s")
     return int(any(o.status != "passed" for o in outcomes.values()))
+
+
+def in_onnxruntime() -> int:
+    """Writes onnxruntime.txt (see operator_table); 1 where ONNX Runtime passes a case that we do not."""
+    import onnxruntime as ort
+
+    passed = [c.name for c in load_cases() if _passes_in_runtime(ort, c)]
+    more = [n for n in passed if n in read_not_passing()]
+    operator_table.ONNXRUNTIME.write_text("\n".join([ort.__version__, str(len(passed)), *more]) + "\n")
+    print(f"ONNX Runtime {ort.__version__} passes {len(passed)} cases, these are not ours:", *(more or ["none"]))
+    return int(bool(more))
+
+
+def _passes_in_runtime(ort: Any, case: Case) -> bool:
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            model = case.model()
+            options = ort.SessionOptions()
+            options.intra_op_num_threads, options.log_severity_level = 1, 4
+            session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            for inputs, wanted in case.data(model):
+                _compare(case, wanted, _run_in_runtime(ort, session, model, inputs))
+        return True
+    except Exception:  # ONNX Runtime's errors have no base of their own
+        return False
+
+
+def _run_in_runtime(ort: Any, session: Any, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
+    """Element types that NumPy itself does not have travel as bits."""
+    kinds = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+    arrays = [np.asarray(a) if isinstance(a, (np.ndarray, np.generic)) else a for a in inputs]
+    feed = dict(zip([i.name for i in session.get_inputs()], arrays, strict=False))
+    if any(_is_odd(a) for a in feed.values()):
+        values = {n: _ort_value(ort.OrtValue, a, kinds[n]) for n, a in feed.items()}
+        results = [r.numpy() for r in session.run_with_ort_values(None, values)]
+    else:
+        results = session.run(None, feed)
+    for i, o in enumerate(model.graph.output):
+        t = onnx.helper.tensor_dtype_to_np_dtype(o.type.tensor_type.elem_type or 1)
+        if t.kind == "V" and results[i].dtype.itemsize == t.itemsize:
+            results[i] = results[i].view(t)
+    return results
+
+
+def _is_odd(a: Any) -> bool:
+    return isinstance(a, np.ndarray) and a.dtype.kind == "V"
+
+
+def _ort_value(cls: Any, a: np.ndarray, kind: int) -> Any:
+    if not _is_odd(a):
+        return cls.ortvalue_from_numpy(a)
+    return cls.ortvalue_from_numpy_with_onnx_type(a.view({1: np.uint8, 2: np.uint16}[a.dtype.itemsize]), kind)
 
 
 def trace(case: Case) -> None:
