@@ -10,13 +10,15 @@ as 10^6 bytes, gigabytes as 10^9, but MONeT's as 1000 MiB (they divide PyTorch's
 `plain` is our step that repeats nothing at all, `default` what is compiled where nobody asks for a plan (normalised
 values are made twice, passes/rebuild.py); both extra times are over `plain`.  `ratio` is the peak over the own plain
 peak, theirs and ours.  `bound` is a peak below which no schedule exists at the extra time allowed
-(passes/planners/bound.py), `gap` how far above it we are.  Largest batches and chains have tables of their own below.
+(passes/planners/bound.py), `gap` how far above it we are.  Largest batches, graphs that were published (`--graphs`,
+see checkmate_graphs.py) and chains have tables of their own below.
 Exit code 1: a row misses.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,11 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from seed_hunt import MB, Best, Step, least_peak, lowest, say, step_of, within
-from seed_rows import BATCH_ROWS, CHAIN_ROWS, ROWS, BatchRow, ChainRow, Row
-from seed_verdicts import BatchResult, ChainResult, Result
+from seed_rows import BATCH_ROWS, CHAIN_ROWS, GRAPH_ROWS, ROWS, BatchRow, ChainRow, GraphRow, Row
+from seed_verdicts import BatchResult, ChainResult, GraphResult, Result
 from zoo_steps import headline, machine, row_text, write_json
 
-from recompute.passes.planners import plan
+from recompute.errors import UsageError
+from recompute.passes.planners import plan, simulate
+from recompute.passes.planners.adapters import read_problem
+from recompute.passes.planners.auto import Auto, frontier_of
 from recompute.passes.planners.bound import lower_bound
 from recompute.passes.planners.problem import RematerialisationProblem
 from recompute.passes.planners.synthetic import lstm, recurrent, residual_chain
@@ -45,6 +50,8 @@ BATCH_HEADER = (
     "network", "memory", "regular", "best", "time", "plain", "default", "ours", "time", "GB", "bound", "sec", "verdict",
 )  # fmt: skip
 BATCH_WIDTHS = (13, 6, 7, 5, 5, 5, 7, 5, 6, 6, 6, 4, 7)
+GRAPH_HEADER = ("graph", "best", "time", "plain", "ours", "time", "at best", "bound", "sec", "verdict")
+GRAPH_WIDTHS = (13, 5, 5, 5, 5, 6, 7, 6, 4, 7)
 CHAIN_HEADER = ("chain", "published", "gruslys", "auto", "peak", "bound", "sec", "verdict")
 CHAIN_WIDTHS = (26, 9, 7, 7, 7, 7, 4, 7)
 CHAINS: dict[str, Callable[[int], RematerialisationProblem]] = {
@@ -136,7 +143,32 @@ def chain_result(row: ChainRow, moves: int) -> ChainResult:
         theirs.outcome.cost / plain.cost if theirs.fits else float("inf"),
         ours.outcome.cost / plain.cost if ours.fits else float("inf"),
         cost / plain.cost, ours.outcome.peak / plain.peak, (ours.bound or 0.0) / plain.cost,
-        time.process_time() - start,
+        time.process_time() - start, row.note,
+    )  # fmt: skip
+
+
+def graph_result(row: GraphRow, moves: int, graphs: Path | None) -> GraphResult | None:
+    """Plans the graph of a file; None where there is no such file."""
+    path = next(iter(sorted(graphs.glob(f"{row.network}*_train_nx.json"))), None) if graphs is not None else None
+    if path is None:
+        return None
+    start = time.process_time()
+    problem = read_problem(path)
+    plain = simulate(problem, range(len(problem)))
+    forward = sum(n.cost for n in problem.nodes if not n.backward) / plain.cost
+    allowed = forward if row.overhead is None else row.overhead
+    free = row.memory - row.fixed
+    budget, frontier = free * row.batch // row.best, frontier_of(problem)
+    for share in (1.0, 0.97, 0.94):
+        with contextlib.suppress(UsageError):  # no schedule can need so little
+            Auto(moves=4 * moves).refine(frontier, int(share * budget))
+    best = min((p for p in frontier if p.cost <= (1 + allowed) * plain.cost), key=lambda p: p.peak)
+    there = frontier.best(budget)
+    return GraphResult(
+        row.table, row.network, row.best, row.overhead, allowed, free * row.batch // plain.peak,
+        free * row.batch // best.peak, best.cost / plain.cost - 1,
+        float("inf") if there is None else there.cost / plain.cost - 1,
+        lower_bound(problem, budget) / plain.cost - 1, time.process_time() - start,
     )  # fmt: skip
 
 
@@ -172,6 +204,16 @@ def show_chain(r: ChainResult) -> str:
     return row_text(cells, (*CHAIN_WIDTHS[:-1], len(r.verdict)))
 
 
+def show_graph(r: GraphResult) -> str:
+    """A line of the table of published graphs."""
+    theirs = "-" if r.published_overhead is None else f"+{r.published_overhead:.0%}"
+    cells = [
+        r.network, str(r.published_best), theirs, str(r.plain), str(r.batch), f"{r.overhead:+.1%}",
+        f"{r.at_best:+.1%}", f"{r.bound:+.1%}", f"{r.seconds:.0f}", r.verdict,
+    ]  # fmt: skip
+    return row_text(cells, (*GRAPH_WIDTHS[:-1], len(r.verdict)))
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,23 +221,29 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", default="", metavar="NAME", help="only this network")
     p.add_argument("--moves", type=int, default=3000, help="of local search, for a budget (default: 3000)")
     p.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
+    p.add_argument("--graphs", type=Path, metavar="DIR", help="folder of published graphs (see checkmate_graphs.py)")
     p.add_argument("--json", type=Path, metavar="FILE", help="the same figures as JSON")
     return p
 
 
-def kinds() -> list[tuple[Sequence[Any], str, Callable[[Any, int], Any], Callable[[Any], str]]]:
+def kinds(graphs: Path | None) -> list[tuple[Sequence[Any], str, Callable[[Any, int], Any], Callable[[Any], str]]]:
     """Rows, the header of their tables, what works on a row, what shows its result."""
+
+    def on_graph(row: GraphRow, moves: int) -> GraphResult | None:
+        return graph_result(row, moves, graphs)
+
     return [
         (ROWS, row_text(HEADER, WIDTHS), result, show),
         (BATCH_ROWS, row_text(BATCH_HEADER, BATCH_WIDTHS), batch_result, show_batch),
+        (GRAPH_ROWS, row_text(GRAPH_HEADER, GRAPH_WIDTHS), on_graph, show_graph),
         (CHAIN_ROWS, row_text(CHAIN_HEADER, CHAIN_WIDTHS), chain_result, show_chain),
     ]
 
 
-def worked(kind: int, row: Any, moves: int) -> Any:
+def worked(kind: int, row: Any, moves: int, graphs: Path | None) -> Any:
     """A row's result, in whatever process."""
     start = time.perf_counter()
-    found = kinds()[kind][2](row, moves)
+    found = kinds(graphs)[kind][2](row, moves)
     say(f"{row.table}: {row.name} took {time.perf_counter() - start:.0f} s")
     return found
 
@@ -204,19 +252,22 @@ def tables(args: argparse.Namespace) -> list[Any]:
     """Works on all rows that are asked for, `--jobs` of them at a time, and prints them in order."""
     wanted = [
         (k, row)
-        for k, (rows, *_) in enumerate(kinds())
+        for k, (rows, *_) in enumerate(kinds(args.graphs))
         for row in rows
         if args.table in ("", row.table) and args.only in ("", row.name)
     ]
     found, last = [], ""
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        for (k, row), future in [(w, pool.submit(worked, *w, args.moves)) for w in wanted]:
-            _, header, _, line = kinds()[k]
+        for (k, row), future in [(w, pool.submit(worked, *w, args.moves, args.graphs)) for w in wanted]:
+            _, header, _, line = kinds(args.graphs)[k]
             if row.table != last:
                 print(f"\n{row.table}\n{header}")
                 last = row.table
-            found.append(future.result())
-            print(line(found[-1]), flush=True)
+            if (r := future.result()) is None:
+                print(f"{row.name}: needs --graphs")
+                continue
+            found.append(r)
+            print(line(r), flush=True)
     return found
 
 

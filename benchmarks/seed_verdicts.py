@@ -118,6 +118,7 @@ class ChainResult:
     peak: float
     bound: float
     seconds: float
+    note: str
 
     @property
     def verdict(self) -> str:
@@ -126,5 +127,36 @@ class ChainResult:
 
     @property
     def remarks(self) -> list[str]:
-        """Nothing."""
-        return []
+        """What a note says."""
+        return [self.note] if self.note else []
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """The largest batches on a published graph; `at_best` is the extra time at theirs, `bound` what any plan takes."""
+
+    table: str
+    network: str
+    published_best: int
+    published_overhead: float | None
+    allowed_overhead: float
+    plain: int
+    batch: int
+    overhead: float
+    at_best: float
+    bound: float
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """`MISS`: a smaller batch than the published one."""
+        if self.batch >= self.published_best:
+            return "larger" if self.batch > self.published_best else "as large"
+        return "MISS (proven)" if self.bound > self.allowed_overhead else "MISS"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What their batch takes, for a miss."""
+        if not self.verdict.startswith("MISS"):
+            return []
+        return [f"batch {self.published_best} takes {self.bound:+.1%} or more (proven), ours {self.at_best:+.1%}"]
