@@ -4,6 +4,7 @@ python tests/onnx_backend/suite.py                    all cases, counts by categ
 python tests/onnx_backend/suite.py -v resize          cases whose name holds "resize" (or a regular expression)
 python tests/onnx_backend/suite.py --op Resize -v     cases that have a node Resize
 python tests/onnx_backend/suite.py --trace NAME       one case: its model, our program, the error where it rises
+python tests/onnx_backend/suite.py --onnxruntime      all cases in ONNX Runtime: which of them we do not pass
 python tests/onnx_backend/suite.py --update           all cases; rewrites not_passing.txt and docs/operators.md
 """
 

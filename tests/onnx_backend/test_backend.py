@@ -97,3 +97,25 @@ def test_shapes_that_depend_on_data() -> None:
         rc.ModelError, match=r"\(NonZero\): the shape of its result depends on the contents of its inputs"
     ):
         Backend.run_model(model(random), [np.ones(4, np.float32)])
+
+
+COUNTS = (
+    'TfIdfVectorizer<mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0, ngram_counts = [0], '
+    "ngram_indexes = [0, 1], pool_int64s = [2, 3]>"
+)
+
+
+def test_the_evaluator_has_no_gradient() -> None:
+    """An operator without kernel and gradient runs in a trained model; its result is data."""
+    nodes = f"(int64[2,5] x, float[2,2] w) => (float[2,2] y) {{ c = {COUNTS}(x) y = Mul(c, w) }}"
+    program = rc.load(model(nodes))
+    assert [o.op.name for o in program.operators] == ["Reference", "Mul"]
+    x, w = np.array([[2, 2, 3, 0, 1], [3, 3, 3, 2, 0]]), np.ones((2, 2), np.float32)
+    assert rc.Executor().run(program, {"x": x, "w": w}, ["y"])[0].tolist() == [[2, 1], [1, 3]]
+    nodes = "(float[4,2] x) => (float[4,2] y) <float[2,2] w = {1,2,3,4}>" \
+            "{ h = MatMul(x, w) y = ai.onnx.ml.Binarizer<threshold = 0.0>(h) }"  # fmt: skip
+    binary = model(nodes)
+    binary.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    program = rc.load(binary)
+    with pytest.raises(rc.ModelError, match=r"ai\.onnx\.ml\.Binarizer has no gradient"):
+        rc.SGD(0.1).minimize(rc.losses.mse(program))
