@@ -53,6 +53,14 @@ def check_arguments(args: argparse.Namespace) -> None:
         for name in _DOINGS:
             if getattr(args, name) not in (None, False):
                 raise UsageError(f"--{answers[0].replace('_', '-')} runs and writes no step: leave out --{name}")
+    shown = [name for name in ("compare", "pareto") if name in answers]
+    if shown:
+        ignored = ["strategy", "plan", "save_plan", *([] if args.compare else ["budget", "checkpoints"])]
+        for name in ignored:
+            if getattr(args, name) is not None:
+                option = "memory-budget" if name == "budget" else name.replace("_", "-")
+                what = "runs every strategy" if args.compare else "draws the whole curve"
+                raise UsageError(f"--{shown[0]} {what}: leave out --{option}")
     if args.checkpoints is not None and not answers:
         for name in ("strategy", "plan", "save_plan"):
             if getattr(args, name) is not None:

@@ -88,6 +88,8 @@ def test_problems_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--save-plan", "plan.json"], "--save-plan needs a plan"),
         (["--checkpoints", "logits", "--strategy", "chen"], "both say what is recomputed"),
         (["--compare", "--run", "1"], "leave out --run"),
+        (["--compare", "--strategy", "chen"], "leave out --strategy"),
+        (["--pareto", "--memory-budget", "50%"], "leave out --memory-budget"),
         (["--plan", "nowhere.json"], "cannot read nowhere.json"),
         (["--memory-budget", "0%"], "more than 0 %"),
         (["--memory-budget", "1MB"], "no schedule fits into"),
