@@ -21,7 +21,7 @@ from onnx.backend.base import BackendRep
 
 from .errors import ModelError, UsageError, nearest
 from .ir import Value
-from .onnx_fold import Known
+from .onnx_fold import MAX_FOLDED, Known
 from .onnx_import import Importer, names_read
 from .onnx_model import prepare, read_model
 from .program import Program
@@ -249,6 +249,7 @@ class _Importer(Importer):
 
     def __init__(self, model: onnx.ModelProto) -> None:
         super().__init__(model, training=None, seed=0, trainable=[])
+        self.patience = MAX_FOLDED  # the caller has given the inputs
         self.asked: set[str] = set()
         #: values that were computed while importing
         self.folded: list[str] = []

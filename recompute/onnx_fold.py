@@ -16,6 +16,11 @@ from .types import DTYPES, FLOATS, TensorType, dtype_from_onnx, dtype_to_onnx, s
 
 #: results with more elements than this are not folded but computed in the step
 MAX_FOLDED = 1 << 24
+#: elements that ONNX's evaluator may take one by one, for a file that nobody vouches for
+PATIENCE = 1 << 12
+#: operators whose time is not that of a few passes over their inputs; a regular expression may take any
+_SLOW = {"NonMaxSuppression": 1, "TfIdfVectorizer": 1, "StringNormalizer": 1, "StringSplit": 1, "StringConcat": 1,
+         "TreeEnsemble": 1, "ImageDecoder": 1, "RegexFullMatch": PATIENCE}  # fmt: skip
 #: constants with at most this many elements may be shapes, axes or sizes
 _SIZES = 64
 #: drawn or data-dependent in ways that folding must not fix
@@ -83,8 +88,12 @@ def static_shape_value(
     return {node.output[0]: Known(np.array(part, np.int64), "folded")}
 
 
-def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[str, Known] | None:
+def fold(
+    node: onnx.NodeProto, known: Mapping[str, Known], opset: int, patience: int = PATIENCE
+) -> dict[str, Known] | None:
     """Evaluates a node whose inputs are all known; None where it must stay in the program.
+
+    `patience`: see PATIENCE.
 
     Float initializers with dimensions are weights: what is made of them is computed in the step, so that they train.
     """
@@ -103,7 +112,10 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int) -> dict[s
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
-    if not ins or sum(k.array.size for k in ins.values()) > MAX_FOLDED or _grows_too_large(node, ins, opset):
+    elements = sum(k.array.size for k in ins.values())
+    if not ins or elements > MAX_FOLDED or elements * _SLOW.get(node.op_type, 0) > patience:
+        return None
+    if _grows_too_large(node, ins, opset):
         return None
     return _evaluate(node, ins, opset)
 

@@ -21,7 +21,7 @@ from .initialize import initialise
 from .ir import Block, Value
 from .onnx_body import Body
 from .onnx_control import CONTROL, on_sequences
-from .onnx_fold import Known, fold, static_shape_value
+from .onnx_fold import PATIENCE, Known, fold, static_shape_value
 from .onnx_loops import Unrolled
 from .onnx_model import fixed_inputs, main_opset, prepare, read_model, with_own_statistics
 from .onnx_reference import emit_reference
@@ -205,6 +205,7 @@ class Importer:
     ) -> None:
         self.graph = model.graph
         self.opset = main_opset(model)
+        self.patience = PATIENCE
         self._opsets = {o.domain: o.version for o in model.opset_import}
         self.training = training
         self.trainable = [trainable] if isinstance(trainable, str) else trainable
@@ -292,9 +293,8 @@ class Importer:
 
     def opset_of(self, domain: str) -> int:
         """The version of a domain's operators that this onnx has and the model asks for."""
-        opset = self.opset if domain in ("", "ai.onnx") else self._opsets.get(domain, 1)
-        most = onnx.defs.onnx_opset_version() if domain in ("", "ai.onnx") else opset
-        return min(opset, most)
+        ours = domain in ("", "ai.onnx")
+        return min(self.opset, onnx.defs.onnx_opset_version()) if ours else self._opsets.get(domain, 1)
 
     def contents(self, name: str) -> Known | None:
         """What is known of a value's contents: an operator asks for what must be settled at compile time."""
@@ -383,7 +383,7 @@ class Importer:
                 on_sequences(self, node)
                 return
             opset = self.opset_of(node.domain)
-            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset)
+            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.patience)
             if folded is not None:
                 self.known.update(folded)
                 return

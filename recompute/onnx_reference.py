@@ -49,7 +49,8 @@ def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple
             if n:
                 importer.contents(n)
         raise ModelError(
-            f"{name}: the shape of its result depends on the contents of its inputs; a static program needs them known"
+            f"{name}: the shape of its result depends on the contents of its inputs; a static program needs them "
+            "known, and few"
         )
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
