@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .onnx_import import Importer
 
 _COUNTER = itertools.count()
+#: positions that are written out
+_LONGEST = 1 << 24
 
 
 class Body:
@@ -28,6 +30,7 @@ class Body:
         self._importer, self._node = importer, node
         self._prefix = f"{first_output(node)}.{next(_COUNTER)}"
         self._written = 0
+        self._shared: set[str] = set()
         self.ins = [*node.input, *[""] * 32]
         self.nodes: list[onnx.NodeProto] = []
 
@@ -58,10 +61,17 @@ class Body:
         self._importer.known[name] = self._importer.constant(np.asarray(value, dtype))
         return name
 
-    def shared(self, name: str, make: Callable[[], np.ndarray]) -> str:
-        """A constant that is made once for the whole model, by a name that says what it is."""
-        if not self._importer.has(name):
-            self._importer.known[name] = self._importer.constant(make())
+    def arange(self, n: int, dtype: Any = np.int64) -> str:
+        """0, 1, ..., n - 1, with a dimension before them."""
+        if n > _LONGEST:
+            raise ModelError(f"{n:,} positions are too many")
+        return self.constant(np.arange(n)[None], dtype)
+
+    def shared(self, name: str, make: Callable[[], str]) -> str:
+        """A value that is made once for the whole model (by nodes), under a name that says what it is."""
+        if not self._importer.has(name) and name not in self._shared:
+            self._shared.add(name)
+            self.nodes.append(onnx.helper.make_node("Identity", [make()], [name]))
         return name
 
     def results(self, *names: str | None) -> list[onnx.NodeProto]:

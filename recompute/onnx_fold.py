@@ -120,6 +120,15 @@ def fold(
     return _evaluate(node, ins, opset)
 
 
+def remember(known: dict[str, Known], found: Mapping[str, Known], room: int) -> int:
+    """Adds what was folded; returns the bytes that are left of `room`.  ModelError where there are none."""
+    room -= sum(k.array.nbytes for k in found.values() if k.origin == "folded" and 0 not in k.array.strides)
+    if room < 0:
+        raise ModelError("constants computed at load time take more memory than is allowed (max_bytes)")
+    known.update(found)
+    return room
+
+
 def _is_weight(k: Known) -> bool:
     if not k.type.is_float or k.type.ndim == 0:
         return False
@@ -140,6 +149,8 @@ def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int)
         return delta == 0 or (limit - start) / delta > MAX_FOLDED
     if node.op_type == "Expand":
         return math.prod(abs(d) for d in arrays[1].tolist()) > MAX_FOLDED
+    if node.op_type in _BY_CONTENTS:
+        return _BY_CONTENTS[node.op_type](*arrays) > MAX_FOLDED
     try:
         types, contents = {n: k.type for n, k in ins.items()}, {n: k.array for n, k in ins.items()}
         return max(map(_elements, infer_outputs(node, types, contents, opset).values()), default=0) > MAX_FOLDED
@@ -231,6 +242,23 @@ def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> li
     return [by_name.get(o) for o in node.output]
 
 
+def _product(array: np.ndarray) -> int:
+    return math.prod(abs(int(d)) for d in array.reshape(-1)[:64])
+
+
+#: operators whose results are as large as their inputs' contents say: elements (at most) by the inputs
+_BY_CONTENTS: dict[str, Callable[..., int]] = {
+    "OneHot": lambda indices, depth, *_: indices.size * _product(depth),
+    "HannWindow": _product,
+    "HammingWindow": _product,
+    "BlackmanWindow": _product,
+    "MelWeightMatrix": lambda bins, length, *_: _product(bins) * (_product(length) + 1),
+    "CenterCropPad": lambda x, shape: max(x.size, 1) * _product(shape),
+    "DFT": lambda x, length=None, *_: x.size * (_product(length) if length is not None else 1),
+    "MaxUnpool": lambda x, indices, shape=None: x.size if shape is None else _product(shape),
+    "Col2Im": lambda x, image, block: x.size + _product(image) * max(x.size, 1),
+    "AffineGrid": lambda theta, size: 3 * _product(size),
+}
 _BROADCAST = ("Add", "Sub", "Mul", "Equal", "Where")
 # the commonest shape arithmetic, without the evaluator's set-up
 _QUICK: dict[str, Callable[..., Any]] = {

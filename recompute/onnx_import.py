@@ -21,11 +21,11 @@ from .initialize import initialise
 from .ir import Block, Value
 from .onnx_body import Body
 from .onnx_control import CONTROL, on_sequences
-from .onnx_fold import PATIENCE, Known, fold, static_shape_value
+from .onnx_fold import PATIENCE, Known, fold, remember, static_shape_value
 from .onnx_loops import Unrolled
-from .onnx_model import fixed_inputs, main_opset, prepare, read_model, with_own_statistics
+from .onnx_model import fixed_inputs, main_opset, memory_bytes, prepare, read_model, with_own_statistics
 from .onnx_reference import emit_reference
-from .onnx_schema import attribute_value, check_node
+from .onnx_schema import attribute_value, check_node, describe
 from .onnx_subgraph import first_output, names_read
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
@@ -63,8 +63,9 @@ def load(
     `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
     models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
-    the machine's memory).  `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value
-    (`Y/3/h`, `Y/3/c`) that may be a checkpoint; names or globs (of nodes or their outputs) choose which.
+    the machine's memory), and all that is computed from constants at load time (default: a quarter of it).
+    `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
+    may be a checkpoint; names or globs (of nodes or their outputs) choose which.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
@@ -74,6 +75,7 @@ def load(
     source = with_own_statistics(read_model(model, max_bytes=max_bytes))
     importer = Importer(prepare(source), training=MODES[mode], seed=seed, trainable=trainable)
     importer.unroll = Unrolled(unroll)
+    importer.room = max_bytes or importer.room
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     importer.unroll.check(importer.graph)
@@ -190,13 +192,6 @@ class NodeContext:
         return ModelError(f"{describe(self._node)}: {why}")
 
 
-def describe(node: onnx.NodeProto) -> str:
-    """`node 'conv1' (Conv)`: how errors name a node."""
-    name = node.name or next((o for o in node.output if o), "")
-    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
-    return f"node '{name}' ({domain}{node.op_type})"
-
-
 class Importer:
     """Walks the graph in order and emits operators."""
 
@@ -218,6 +213,7 @@ class Importer:
         self.held: set[str] = set()
         self.unrolled = 0
         self.unroll = Unrolled(False)
+        self.room = memory_bytes() // 4  # bytes that folded constants may take
         self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
         written = {o for node in self.graph.node for o in node.output}
         names = Names(written.union(self.known, (i.name for i in self.graph.input)))
@@ -385,14 +381,14 @@ class Importer:
             opset = self.opset_of(node.domain)
             folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.patience)
             if folded is not None:
-                self.known.update(folded)
+                self.room = remember(self.known, folded, self.room)
                 return
             self._emit(node)
         except RecomputeError as e:
             text = str(e)
             self._problems.append(text if text.startswith("node ") else f"{describe(node)}: {text}")
-        except MemoryError:
-            raise
+        except MemoryError as e:
+            raise ModelError(f"{describe(node)}: takes more memory than there is ({e})") from None
         except Exception as e:  # an importer or a type rule met inputs or attributes that it does not expect
             self._cause = self._cause or e
             self._problems.append(f"{describe(node)}: its inputs or attributes do not fit ({type(e).__name__}: {e})")

@@ -13,7 +13,7 @@ import onnx
 
 from .errors import ModelError, UsageError, nearest
 from .onnx_loops import hide_old_scans
-from .onnx_schema import has_operator
+from .onnx_schema import check_node, describe, has_operator
 from .types import DTYPES, MAX_DIMENSIONS, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
@@ -49,11 +49,23 @@ def read_model(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int |
             raise ModelError(f"'{path}' is no ONNX model, or it is truncated ({len(raw):,} bytes)") from None
         if not proto.graph.node and not proto.graph.output:
             raise ModelError(f"'{path}' holds no graph: it is empty, truncated or no ONNX model")
-    for text in _names(proto.graph, (n for f in proto.functions for n in f.node)):
-        if not isinstance(text, str):  # what protobuf gives where the bytes are no UTF-8
-            raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
-    _check_tensors(proto, folder, max_bytes or _memory_bytes())
+    try:
+        for text in _all_names(proto):
+            if not isinstance(text, str):  # what protobuf gives, or raises, where the bytes are no UTF-8
+                raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
+    except UnicodeDecodeError as e:
+        raise ModelError(f"the model has a name that is no UTF-8 text: {e.object!r:.60}") from None
+    _check_tensors(proto, folder, max_bytes or memory_bytes())
     return proto
+
+
+def _all_names(proto: onnx.ModelProto) -> Iterator[str]:
+    """Every name in a model."""
+    yield from (o.domain for o in proto.opset_import)
+    for f in proto.functions:
+        yield from (f.name, f.domain, *f.input, *f.output, *f.attribute, *(o.domain for o in f.opset_import))
+        yield from (a.name for a in f.attribute_proto)
+    yield from _names(proto.graph, (n for f in proto.functions for n in f.node))
 
 
 def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Iterator[str]:
@@ -71,7 +83,8 @@ def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Itera
                 yield from _names(a.g)
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """The machine's memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -252,6 +265,7 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         _flatten_hardmax(model.graph)
     if opset == 8:
         hide_old_scans(model.graph)
+    _check_nodes(model.graph, opset)
     parked = _park_unknown(model.graph, opset)
     if parked:
         model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
@@ -269,6 +283,18 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         raise ModelError(
             f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
         ) from None
+
+
+def _check_nodes(graph: onnx.GraphProto, opset: int) -> None:
+    """ModelError for the first node that is not as its schema says: the converter would crash on some of them."""
+    for node in graph.node:
+        try:
+            check_node(node, opset)
+        except ModelError as e:
+            raise ModelError(f"{describe(node)}: {e}") from None
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                _check_nodes(a.g, opset)
 
 
 def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
@@ -342,7 +368,7 @@ def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx
     light = onnx.ModelProto()
     large = [t for t in model.graph.initializer if t.ByteSize() > _SMALL_BYTES]
     names = {t.name for t in large}
-    light.CopyFrom(onnx.ModelProto(ir_version=max(model.ir_version, 4), producer_name=model.producer_name))
+    light.CopyFrom(onnx.ModelProto(ir_version=max(model.ir_version, 4)))
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = light.graph

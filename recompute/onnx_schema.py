@@ -10,6 +10,9 @@ import onnx
 
 from .errors import ModelError
 
+#: axes beyond this are nonsense, on which onnx's own type inference crashes
+_MOST = 1 << 10
+
 
 @dataclass(frozen=True)
 class _Rules:
@@ -69,6 +72,9 @@ def check_node(node: onnx.NodeProto, opset: int) -> None:
             kinds = onnx.AttributeProto.AttributeType
             kind = kinds.Name(given) if given in kinds.values() else str(given)
             raise ModelError(f"its attribute '{name}' is {kind}, ONNX wants {kinds.Name(rules.attributes[name])}")
+    for a in node.attribute:
+        if a.name in ("axis", "axes") and any(abs(i) > _MOST for i in (a.i, *a.ints)):
+            raise ModelError(f"its attribute '{a.name}' is {a.i or list(a.ints)}: no tensor has so many dimensions")
     for name in rules.required:
         if name not in types:
             raise ModelError(f"its attribute '{name}' is absent, but {node.op_type} needs it")
@@ -92,3 +98,10 @@ def attribute_value(a: onnx.AttributeProto) -> Any:
     ):
         return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
     return value
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """`node 'conv1' (Conv)`: how errors name a node."""
+    name = node.name or next((o for o in node.output if o), "")
+    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
+    return f"node '{name}' ({domain}{node.op_type})"

@@ -244,7 +244,7 @@ def embed_layer_normalization(node: Any) -> Any:
     if positions:
         total = g.Add(total, g.Gather(places, positions))
     else:
-        total = g.Add(total, g.Gather(places, g.constant(np.arange(steps)[None])))
+        total = g.Add(total, g.Gather(places, g.arange(steps)))
     if segments and kinds:
         total = g.Add(total, g.Gather(kinds, segments))
     y = g.LayerNormalization(total, gamma, beta, axis=-1, epsilon=node.attributes.get("epsilon", 1e-12))

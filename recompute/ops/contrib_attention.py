@@ -47,13 +47,19 @@ def ahead(g: Any, node: Any, steps: int, total: int, past: int = 0, window: int 
     more steps before it)."""
     dtype = node.type(0).numpy
 
-    def make() -> np.ndarray:
-        row = np.arange(past, past + steps)[:, None]
-        column = np.arange(total)[None]
-        far = (column <= row - window) if window > 0 else np.zeros((steps, total), bool)
-        return np.where((column > row) | far, np.array(-np.inf, dtype), np.array(0, dtype))
+    def make() -> str:
+        all_of_it = g.ConstantOfShape(g.constant([steps, total]), value=onnx_scalar(-np.inf, dtype))
+        after = g.Trilu(all_of_it, g.constant(past + 1), upper=1)
+        return g.Add(after, g.Trilu(all_of_it, g.constant(past - window), upper=0)) if window > 0 else after
 
     return g.shared(f"com.microsoft.causal.{steps}x{total}.{past}.{max(window, 0)}.{np.dtype(dtype).name}", make)
+
+
+def onnx_scalar(value: float, dtype: Any) -> Any:
+    """One number as ONNX has it in attributes."""
+    from onnx.numpy_helper import from_array
+
+    return from_array(np.array([value], dtype))
 
 
 def mask_of(node: Any, g: Any, i: int, batch: int, steps: int, total: int, value: float) -> str:
@@ -62,7 +68,7 @@ def mask_of(node: Any, g: Any, i: int, batch: int, steps: int, total: int, value
     if t is None:
         return ""
     if t.shape in ((batch,), (2 * batch,)):  # ends (and starts) of what may be seen
-        at = g.constant(np.arange(total)[None, None, None], t.numpy)
+        at = g.arange(total, t.numpy)
         parts = g.Reshape(mask, g.constant((t.shape[0] // batch, batch, 1, 1, 1)))
         if t.shape[0] == batch:
             return forbidden(g, node, g.Less(at, g.Squeeze(parts, g.constant([0]))), value)
@@ -230,7 +236,7 @@ def rotary_embedding(node: Any) -> Any:
     batch, steps = t.shape[0], t.shape[1 if flat else 2]
     places = g.ins[1]
     if node.type(1).size == 1 and batch * steps != 1:
-        places = g.Add(g.Reshape(places, g.constant([1, 1])), g.constant(np.arange(steps)[None]))
+        places = g.Add(g.Reshape(places, g.constant([1, 1])), g.arange(steps))
     x, shape = g.ins[0], t.shape
     if flat:
         size = t.shape[2] // given["num_heads"] if given.get("num_heads") else 2 * node.type(2).shape[1]
@@ -267,7 +273,7 @@ def group_query_attention(node: Any) -> Any:
     if given.get("do_rotary", 0):
         node.buffer(7)
         node.buffer(8)
-        places = g.ins[9] or g.constant(np.arange(steps)[None])
+        places = g.ins[9] or g.arange(steps)
         angles = angles_at(g, (g.ins[7], g.ins[8]), places, 1)
         turn = given.get("rotary_interleaved", 0)
         q = rotated(node, g, q, (batch, count, steps, size), angles, turn)
