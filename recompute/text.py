@@ -29,7 +29,7 @@ from .ir import Block, Constant, Free, Operator, Role, Value
 from .op import Op, op_class
 from .types import TensorType
 
-_PLAIN = re.compile(r"^[A-Za-z0-9_./\-$@#]+$")
+_PLAIN = re.compile(r"[A-Za-z0-9_./\-$@#]+\Z")
 _DECLARATIONS = (("input", "inputs"), ("param", "parameters"), ("buffer", "buffers"), ("state", "state"))
 
 
@@ -87,7 +87,7 @@ def show(block: Block) -> str:
 
 
 def _show_word(word: str) -> str:
-    return word if re.match(r"^[A-Za-z0-9_.\-]+$", word) else json.dumps(word)
+    return word if re.fullmatch(r"[A-Za-z0-9_.\-]+", word) else json.dumps(word)
 
 
 _TOKEN = re.compile(
