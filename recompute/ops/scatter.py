@@ -278,8 +278,18 @@ class Scatter(Move, abstract=True):
             return [dy, None, self.take(b, dy, indices)]
         if self.reduction == "mul":
             factors = self.put(b, b.fill(1.0, x), indices, updates, "mul")
-            return [b.Mul(dy, factors), None, b.Div(self.take(b, b.Mul(dy, outs[0]), indices), updates)]
+            return [b.Mul(dy, factors), None, self._factor_gradient(b, x, indices, updates, outs[0], dy)]
         return self._extremum_gradient(b, x, indices, updates, outs[0], dy)
+
+    def _factor_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> Any:
+        """dy times the product of all other factors: y / u, and for the only zero at a place y without it."""
+        zero = b.Equal(updates, b.constant(0, updates))
+        safe = b.Where(zero, b.constant(1, updates), updates)
+        zeros = self.put(b, b.fill(0.0, x), indices, b.Cast(zero, to=x.dtype), "add")
+        one = b.Equal(zeros, b.constant(1, x))
+        product = b.Where(one, self.put(b, x, indices, safe, "mul"), y)
+        others = b.Where(zero, self.take(b, b.Mul(dy, product), indices), self.take(b, b.Mul(dy, y), indices))
+        return b.Div(others, safe)
 
     def _extremum_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> list[Any]:
         """dy shared evenly among all that equal the result (as PyTorch does)."""

@@ -1,0 +1,98 @@
+"""Single operators: values and gradients must be PyTorch's own, in float64 and float32.
+
+tests/data/operators/README.md says how the references were made; nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import recompute as rc
+from recompute.passes.autodiff import differentiate
+
+FILE = Path(__file__).parent / "data" / "operators" / "operators.npz"
+#: of the largest element
+TOLERANCE = {"f64": 1e-10, "f32": 1e-5}
+#: operators that need not load yet: once they do, they are judged like all others
+PENDING = {"Col2Im", "Compress", "CumProd", "DFT", "Det", "GridSample", "STFT"}
+#: ONNX's function body for it has float32 constants
+ONLY_FLOAT32 = {"MeanVarianceNormalization"}
+
+
+@functools.cache
+def pools() -> dict[str, np.ndarray]:
+    with np.load(FILE) as file:
+        return dict(file)
+
+
+CASES = {c["name"]: c for c in json.loads(pools()["index"].tobytes())["cases"]}
+
+
+def array(entry: dict[str, Any], dtype: str) -> np.ndarray:
+    """An array of the file; floats in the dtype that is judged."""
+    kind = {"f64": "values64", "f32": "values32"}[dtype] if entry["dtype"] == "float" else entry["dtype"]
+    found = pools()[kind][entry["at"] : entry["at"] + int(np.prod(entry["shape"]))].reshape(entry["shape"])
+    return found.astype(np.float64) if dtype == "f64" and found.dtype == np.float32 else found
+
+
+def in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with float64 in place of float32 (but for Resize's scales, which are always float32)."""
+    for v in (*model.graph.input, *model.graph.output):
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT:
+            v.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for t in model.graph.initializer:
+        if t.data_type == TensorProto.FLOAT and model.graph.node[0].op_type != "Resize":
+            t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float64), t.name))
+    return model
+
+
+def run(case: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Our outputs by name, and our gradients by `d` and the input's name."""
+    at, size = case["model"]
+    model = onnx.load_from_string(pools()["models"][at : at + size].tobytes())
+    program = rc.load(in_doubles(model) if dtype == "f64" else model, mode="file")
+    fetch = {n: n for n in case["outputs"]}
+    if case["grads"]:
+        program.block, pairs = differentiate(program.block, "loss", list(case["grads"]))
+        fetch |= {f"d{p.name}": g.name for p, g in pairs}
+    feed = {n: array(e, dtype) for n, e in case["inputs"].items()}
+    with np.errstate(all="ignore"):
+        found = rc.Executor().run(program, feed, list(fetch.values()))
+    return dict(zip(fetch, found, strict=True))
+
+
+def check(name: str, found: np.ndarray, want: np.ndarray, tolerance: float) -> None:
+    assert found.shape == want.shape and found.dtype == want.dtype, f"{name}: {found.dtype}{found.shape}"
+    if want.dtype.kind != "f":
+        np.testing.assert_array_equal(found, want, err_msg=name)
+    elif want.size:
+        largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
+        np.testing.assert_allclose(found, want, rtol=0, atol=tolerance * largest, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32"])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_pytorchs(name: str, dtype: str) -> None:
+    case = CASES[name]
+    if dtype == "f64" and case["op"] in ONLY_FLOAT32:
+        pytest.skip("ONNX gives no body for float64")
+    try:
+        found = run(case, dtype)
+    except rc.ModelError:
+        if case["op"] not in PENDING:
+            raise
+        pytest.skip(f"{case['op']} cannot be loaded yet")
+    for output, entry in case["outputs"].items():
+        check(output, found[output], array(entry, dtype), TOLERANCE[dtype])
+    for value, entry in case["grads"].items():
+        want = array(entry, dtype)
+        g = found.get(f"d{value}", np.zeros(want.shape, want.dtype))  # no pair: nothing depends on it
+        check(f"gradient of {value}", g, want, TOLERANCE[dtype])
