@@ -192,8 +192,13 @@ add("GatherElements", "negative", [(3, 4), exact([[-1, 0], [-4, 2], [3, -1]])],
 add("GatherElements", "smaller than the data", [(3, 4), Ints((2, 3), 0, 3)], lambda x, i: x.gather(0, i))
 add("GatherND", "elements", [(3, 4), exact([[0, 1], [2, 3], [0, 1], [-1, -1]])], lambda x, i: x[i[:, 0], i[:, 1]])
 add("GatherND", "rows", [S, exact([[0, 1], [1, 2], [0, 1]])], lambda x, i: x[i[:, 0], i[:, 1]])
-add("GatherND", "batch_dims", [S, exact([[[2]], [[0]]])], lambda x, i: torch.stack([a[k[:, 0]] for a, k in zip(x, i, strict=True)]),
-    batch_dims=1)  # fmt: skip
+add(
+    "GatherND",
+    "batch_dims",
+    [S, exact([[[2]], [[0]]])],
+    lambda x, i: torch.stack([a[k[:, 0]] for a, k in zip(x, i, strict=True)]),
+    batch_dims=1,
+)
 for note, reduce in [("add", "sum"), ("mul", "prod"), ("max", "amax"), ("min", "amin")]:
     add("ScatterElements", note, [(4, 3), Ints((6, 3), 0, 4), (6, 3)],
         lambda x, i, u, r=reduce: x.scatter_reduce(0, i, u, r), reduction=note)  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cases_image
 import cases_network
 import cases_tensor
 import numpy as np
@@ -199,7 +200,7 @@ def pack(all_made: Sequence[Made]) -> dict[str, np.ndarray]:
 
 def main(part: str) -> None:
     torch.set_num_threads(1)
-    specs: list[Spec] = [*cases_tensor.SPECS, *cases_network.SPECS]
+    specs: list[Spec] = [*cases_tensor.SPECS, *cases_network.SPECS, *cases_image.SPECS]
     names = [s.name for s in specs]
     assert len(set(names)) == len(names), sorted({n for n in names if names.count(n) > 1})
     made: list[Made] = []
