@@ -260,12 +260,12 @@ def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
 def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     from onnx import version_converter
 
+    _check_nodes(model.graph, opset)
     resized = _old_resizes(model.graph) if opset <= 10 else set()
     if opset < 13:
         _flatten_hardmax(model.graph)
     if opset == 8:
         hide_old_scans(model.graph)
-    _check_nodes(model.graph, opset)
     parked = _park_unknown(model.graph, opset)
     if parked:
         model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
@@ -286,7 +286,14 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def _check_nodes(graph: onnx.GraphProto, opset: int) -> None:
-    """ModelError for the first node that is not as its schema says: the converter would crash on some of them."""
+    """ModelError for the first node that is not as its schema says: the converter would crash on some of them.
+
+    Negative dimensions are taken away for the same reason; they are open ones here.
+    """
+    for v in (*graph.input, *graph.output):
+        for d in v.type.tensor_type.shape.dim:
+            if d.dim_value < 0:
+                d.ClearField("dim_value")
     for node in graph.node:
         try:
             check_node(node, opset)

@@ -12,6 +12,7 @@ from .errors import ModelError
 
 #: axes beyond this are nonsense, on which onnx's own type inference crashes
 _MOST = 1 << 10
+_AXES = {"axis", "axes", "batch_dims", "batch_axis", "time_axis", "perm"}
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ def check_node(node: onnx.NodeProto, opset: int) -> None:
             kind = kinds.Name(given) if given in kinds.values() else str(given)
             raise ModelError(f"its attribute '{name}' is {kind}, ONNX wants {kinds.Name(rules.attributes[name])}")
     for a in node.attribute:
-        if a.name in ("axis", "axes") and any(abs(i) > _MOST for i in (a.i, *a.ints)):
+        if a.name in _AXES and any(abs(i) > _MOST for i in (a.i, *a.ints)):
             raise ModelError(f"its attribute '{a.name}' is {a.i or list(a.ints)}: no tensor has so many dimensions")
+        if a.name == "batch_dims" and a.i < 0:
+            raise ModelError(f"its attribute 'batch_dims' is {a.i}, it may not be negative")
     for name in rules.required:
         if name not in types:
             raise ModelError(f"its attribute '{name}' is absent, but {node.op_type} needs it")

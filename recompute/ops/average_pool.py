@@ -33,8 +33,9 @@ class Averaging(Pooling, abstract=True):
         for a in range(n):
             low, high = (-w.begin[a], w.inp[a] + end[a]) if self.count_include_pad else (0, w.inp[a])
             starts = [o * w.strides[a] - w.begin[a] for o in range(w.out[a])]
-            places = [[s + k * w.dilations[a] for k in range(w.kernel[a])] for s in starts]
-            found.append([max(sum(low <= i < high for i in p), 1) for p in places])
+            step, size = w.dilations[a], w.kernel[a]
+            inside = [(max(0, -((s - low) // step)), min(size, -((s - high) // step))) for s in starts]
+            found.append([max(last - first, 1) for first, last in inside])
         return found
 
     def divide(self, xp: Any, w: Window, a: Any, out: Any) -> None:
@@ -47,6 +48,10 @@ class Averaging(Pooling, abstract=True):
         for i, c in enumerate(counts):
             shape = tuple(-1 if j == i else 1 for j in range(len(counts)))
             xp.divide(a if i == 0 else out, xp.asarray(c, dtype=a.dtype).reshape(shape), out=out)
+
+
+#: windows that LpPool counts at import
+_MOST = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,8 @@ def lp_pool(node: Any) -> Any:
     b, x, p = node.builder, node.input(0), node.attributes.get("p", 2)
     op = AveragePool(**AveragePool.onnx_fields(node), count_include_pad=1)
     mean = node.emit(op, _power(b, x, p))
+    if math.prod(mean.shape[2:]) > _MOST:
+        raise node.fail(f"its output {mean.type} has more positions than can be counted")
     counts = np.ones((), np.float64)
     for axis in op.counts(op.window(x.shape[2:], mean.shape[2:])):
         counts = counts[..., None] * np.array(axis, np.float64)
