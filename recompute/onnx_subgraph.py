@@ -6,7 +6,7 @@ with the holding node's first output: `y/then_branch/w`.  However often the subg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -59,21 +59,25 @@ class Subgraph:
         self.nodes: list[onnx.NodeProto] = []
         self.targets: dict[str, str] = {}  # outer names that results are to be given
         for t in self.graph.initializer:
-            self._hold(t.name, lambda name, t=t: importer.declare_initializer(name, t))
+            self._hold(t.name, t)
         for n in self.graph.node:
             if n.op_type == "Constant" and n.domain in _OURS and len(n.output) == 1:
-                self._hold(n.output[0], lambda name, n=n: importer.run_node(_constant(n, name)))
+                self._hold(n.output[0], n)
             else:
                 self.nodes.append(n)
 
-    def _hold(self, inner: str, declare: Callable[[str], None]) -> None:
+    def _hold(self, inner: str, held: onnx.TensorProto | onnx.NodeProto) -> None:
+        """Declares an initializer or constant."""
         self.names[inner] = name = f"{self.scope}/{inner}"
         if name in self.importer.held:
             return  # a loop comes here again for the subgraphs of its body
         if self.importer.has(name):
             raise ModelError(f"its {self.attribute} holds '{inner}', but the name '{name}' is taken")
         self.importer.held.add(name)
-        declare(name)
+        if isinstance(held, onnx.TensorProto):
+            self.importer.declare_initializer(name, held)
+        else:
+            self.importer.run_node(_constant(held, name))
 
     def hoist(self, inputs: Sequence[str]) -> None:
         """Runs the nodes that depend on none of `inputs` and draw no numbers: once, not in each iteration."""

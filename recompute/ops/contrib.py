@@ -152,10 +152,8 @@ def layer_normalization(node: Any) -> Any:
     return g.results(*([made] if count == 1 else made))
 
 
-def rms(g: Any, node: Any, x: str, scale: str, epsilon: float, axis: int, statistics: bool) -> tuple[str, str | None]:
-    """x · scale / √(mean x² + epsilon), and 1 / √... where `statistics` asks for it."""
-    if not statistics:
-        return g.Mul(_unscaled(g, node, x, epsilon, axis)[0], scale), None
+def rms(g: Any, node: Any, x: str, scale: str, epsilon: float, axis: int = -1) -> tuple[str, str]:
+    """x · scale / √(mean x² + epsilon), and 1 / √..."""
     y, inverse = _unscaled(g, node, x, epsilon, axis)
     return g.Mul(y, scale), inverse
 
@@ -176,7 +174,7 @@ def simplified(node: Any) -> Any:
     axis, epsilon = given.get("axis", -1), given.get("epsilon", 1e-5)
     if not node.wants(1):
         return g.results(g.RMSNormalization(*g.ins[:2], axis=axis, epsilon=epsilon))
-    return g.results(*rms(g, node, *g.ins[:2], epsilon, axis, True))
+    return g.results(*rms(g, node, g.ins[0], g.ins[1], epsilon, axis))
 
 
 @imports("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MS)
@@ -191,7 +189,7 @@ def skip_normalization(node: Any) -> Any:
         total = g.Add(total, bias)
     if simple:
         if node.wants(2):
-            y, inverse = rms(g, node, total, gamma, epsilon, -1, True)
+            y, inverse = rms(g, node, total, gamma, epsilon)
             return g.results(y, None, inverse, total)
         return g.results(g.RMSNormalization(total, gamma, axis=-1, epsilon=epsilon), None, None, total)
     y, mean, inverse = g.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=3)

@@ -20,9 +20,12 @@ def heads(g: Any, x: str, batch: int, steps: int, count: int) -> str:
     return g.Transpose(g.Reshape(x, g.constant((batch, steps, count, -1))), perm=[0, 2, 1, 3])
 
 
-def attend(node: Any, g: Any, q: str, k: str, v: str, biases: list[str], *, scale: float, softcap: float = 0.0) -> str:
+def attend(
+    node: Any, g: Any, q: str, k: str, v: str, biases: list[str], *, scale: float, softcap: float = 0.0, ndim: int = 4
+) -> str:
     """softmax(scale · q kᵀ + biases) v on [B, N, S, H]; a cap c makes scores c · tanh(score / c) first."""
-    scores = g.MatMul(scaled(node, g, q, scale), g.Transpose(k, perm=[0, 1, 3, 2]))
+    perm = [*range(ndim - 2), ndim - 1, ndim - 2]
+    scores = g.MatMul(scaled(node, g, q, scale), g.Transpose(k, perm=perm))
     if softcap:
         scores = scaled(node, g, g.Tanh(scaled(node, g, scores, 1 / softcap)), softcap)
     for bias in biases:
@@ -291,9 +294,12 @@ def _grouped(node: Any, g: Any, qkv: tuple[str, str, str], biases: list[str], si
     q, k, v = qkv
     if count == shared:
         return attend(node, g, q, k, v, biases, **options)
-    spread = []
-    for x in (k, v):  # each head's own copy
-        one = g.Reshape(x, g.constant((batch, shared, 1, steps, size)))
-        many = g.Expand(one, g.constant((batch, shared, count // shared, steps, size)))
-        spread.append(g.Reshape(many, g.constant((batch, count, steps, size))))
-    return attend(node, g, q, *spread, biases, **options)
+    group = count // shared  # heads that share keys and values: products repeat these, nothing is copied
+    q = g.Reshape(q, g.constant((batch, shared, group, steps, size)))
+    k, v = (g.Reshape(x, g.constant((batch, shared, 1, steps, size))) for x in (k, v))
+    t = node.type(10)
+    if t is not None:
+        apart = (1, 1) if t.shape[1] == 1 else (shared, group)
+        biases = [biases[0], g.Reshape(biases[1], g.constant((t.shape[0], *apart, *t.shape[2:])))]
+    y = attend(node, g, q, k, v, biases, ndim=5, **options)
+    return g.Reshape(y, g.constant((batch, count, steps, size)))
