@@ -56,6 +56,7 @@ def cases() -> dict[str, tuple[onnx.ModelProto, dict[str, np.ndarray]]]:
     found = dict(_simple())
     found.update(_attention())
     found.update(_rotary())
+    found.update(_quantized())
     return found
 
 
@@ -162,3 +163,30 @@ def _rotary() -> Iterator[tuple[str, Any]]:
         g = "GroupQueryAttention"
         yield f"{g} {name}", case(g, [*three, *more], 3, (0, 1, 2), num_heads=4, kv_num_heads=2, **given)
     yield f"{g} packed", case(g, [f(b, s, 128), None, None, None, None, ends, total], 3, num_heads=4, kv_num_heads=2)
+
+
+def _quantized() -> Iterator[tuple[str, Any]]:
+    def q(*shape: int, kind: str = "u1") -> np.ndarray:
+        return (np.arange(np.prod(shape)) * 37 + next(_COUNT) * 11).astype("i8").astype(kind).reshape(shape)
+
+    s, z, small, zero = np.float32(0.02), np.uint8(120), np.float32(0.005), np.uint8(0)
+    for op in ("QLinearAdd", "QLinearMul"):
+        yield op, case(op, [q(3, 4), s, z, q(4), s * 2, z, s * 3, z], 1, (0, 3))
+        signed = [q(3, 4, kind="i1"), s, np.int8(3), q(4, kind="i1"), s * 2, np.int8(-3), s * 3, np.int8(9)]
+        yield f"{op} signed", case(op, signed, 1, (0, 3))
+    yield "QLinearSigmoid", case("QLinearSigmoid", [q(3, 4), s, z, small, zero])
+    yield "QLinearLeakyRelu", case("QLinearLeakyRelu", [q(3, 4), s, z, s, z], alpha=0.1)
+    pool = "QLinearGlobalAveragePool"
+    yield pool, case(pool, [q(1, 3, 4, 4), s, z, small * 3, z])
+    yield f"{pool} last", case(pool, [q(1, 4, 4, 3), s, z, small * 3, z], channels_last=1)
+    yield "QLinearConcat", case("QLinearConcat", [s, z, q(2, 3), s, z, q(2, 2), s * 2, z], 1, (2, 5), axis=1)
+    bias = np.arange(5, dtype=np.int32) * 100 - 200
+    yield "QGemm", case("QGemm", [q(3, 4), s, z, q(4, 5), s, z, bias, s * 5, z])
+    yield "QGemm real", case("QGemm", [q(3, 4), s, z, q(4, 5), s, z, bias])
+    columns = np.linspace(0.01, 0.03, 5, dtype=np.float32)
+    yield "MatMulIntegerToFloat", case("MatMulIntegerToFloat", [q(3, 4), q(4, 5), s, columns, z, q(5), f(5)])
+    yield "DynamicQuantizeMatMul", case("DynamicQuantizeMatMul", [f(3, 4), q(4, 5), s, z, f(5)])
+    yield "QuantizeLinear", case("QuantizeLinear", [f(3, 4), small, z])
+    yield "DequantizeLinear", case("DequantizeLinear", [q(3, 4), s, z])
+    given = [q(2, 4, 12), q(12, 36), f(36), s, small, i32([1, 1, 0, 1], [1, 1, 1, 0]), z, z]
+    yield "QAttention", case("QAttention", given, num_heads=3)

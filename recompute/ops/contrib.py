@@ -282,7 +282,7 @@ def bias_dropout(node: Any) -> Any:
 # -- the same as in ONNX -----------------------------------------------------------------------------------------------
 
 
-@imports("Trilu", "GatherND", "Pad", "Range", "GridSample", "QuantizeLinear", "DequantizeLinear", domain=MS)
+@imports("Trilu", "GatherND", "Pad", "Range", "GridSample", domain=MS)
 def as_in_onnx(node: Any) -> Any:
     """Operators that ONNX has taken over."""
     g, given = node.body(), dict(node.attributes)

@@ -13,14 +13,41 @@ import numpy as np
 from ..op import imports
 from .contrib import MS
 
+#: ONNX's numbers for the types of quantized elements
+_KINDS = {"u8": 2, "i8": 3, "u16": 4, "i16": 5, "i32": 6}
+
 
 def _real(g: Any, x: str, scale: str, zero: str) -> str:
-    return g.DequantizeLinear(x, scale, zero)
+    """(x - zero) · scale; scale and zero are one number or one for each column."""
+    y = g.Cast(x, to=1)
+    return g.Mul(g.Sub(y, g.Cast(zero, to=1)) if zero else y, scale)
 
 
-def _again(node: Any, g: Any, y: str, scale: str, zero: str) -> Any:
-    """Quantized to the type of the zero point, u8 where there is none."""
-    return g.results(g.QuantizeLinear(y, scale, zero))
+def _again(node: Any, g: Any, y: str, scale: str, zero: int) -> Any:
+    """y / scale + zero, rounded to even and clipped to the type of the zero point, input number `zero` (u8: none)."""
+    t = node.type(zero)
+    kind = "u8" if t is None else t.dtype
+    if kind not in _KINDS or kind == "i32":
+        raise node.fail(f"quantizes to {kind}, which is not supported")
+    q = g.Round(g.Div(y, scale))
+    if t is not None:
+        q = g.Add(q, g.Cast(g.ins[zero], to=1))
+    low, high = (0, 1 << int(kind[1:])) if kind[0] == "u" else (-1 << int(kind[1:]) - 1, 1 << int(kind[1:]) - 1)
+    q = g.Clip(q, g.constant(low, np.float32), g.constant(high - 1, np.float32))
+    return g.results(g.Cast(q, to=_KINDS[kind]))
+
+
+@imports("QuantizeLinear", "DequantizeLinear", domain=MS)
+def quantize(node: Any) -> Any:
+    """Between real numbers and quantized ones, by one scale or one for each element of `axis`."""
+    g, t, scale = node.body(), node.type(0), node.type(1)
+    if scale.ndim and scale.size > 1:
+        axis = node.attributes.get("axis", 1) % t.ndim
+        shape = g.constant((-1, *(1,) * (t.ndim - 1 - axis)))
+        g.ins[1:3] = [g.Reshape(n, shape) if n else n for n in g.ins[1:3]]
+    if node.op_type == "DequantizeLinear":
+        return g.results(_real(g, *g.ins[:3]))
+    return _again(node, g, g.ins[0], g.ins[1], 2)
 
 
 @imports("QLinearAdd", "QLinearMul", domain=MS)
@@ -29,7 +56,7 @@ def qlinear_binary(node: Any) -> Any:
     g = node.body()
     a, b = _real(g, *g.ins[:3]), _real(g, *g.ins[3:6])
     y = g.Add(a, b) if node.op_type == "QLinearAdd" else g.Mul(a, b)
-    return _again(node, g, y, *g.ins[6:8])
+    return _again(node, g, y, g.ins[6], 7)
 
 
 @imports("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", domain=MS)
@@ -49,7 +76,7 @@ def qlinear_unary(node: Any) -> Any:
         last = given.get("channels_last", 0)
         axes = range(1, t.ndim - 1) if last else range(2, t.ndim)
         y = g.ReduceMean(x, g.constant(list(axes)), keepdims=1)
-    return _again(node, g, y, *g.ins[3:5])
+    return _again(node, g, y, g.ins[3], 4)
 
 
 @imports("QLinearConcat", domain=MS)
@@ -58,7 +85,7 @@ def qlinear_concat(node: Any) -> Any:
     g = node.body()
     count = sum(bool(n) for n in g.ins)
     parts = [_real(g, *g.ins[i : i + 3]) for i in range(2, count, 3)]
-    return _again(node, g, g.Concat(*parts, axis=node.attributes["axis"]), *g.ins[:2])
+    return _again(node, g, g.Concat(*parts, axis=node.attributes["axis"]), g.ins[0], 1)
 
 
 @imports("QGemm", domain=MS)
@@ -70,7 +97,7 @@ def qgemm(node: Any) -> Any:
     if g.ins[6]:
         scale = g.Mul(g.Mul(g.ins[1], g.ins[4]), g.constant(given.get("alpha", 1.0), np.float32))
         y = g.Add(y, g.Mul(g.Cast(g.ins[6], to=1), scale))
-    return _again(node, g, y, *g.ins[7:9]) if g.ins[7] else g.results(y)
+    return _again(node, g, y, g.ins[7], 8) if g.ins[7] else g.results(y)
 
 
 @imports("MatMulIntegerToFloat", "DynamicQuantizeMatMul", domain=MS)
@@ -78,18 +105,32 @@ def matmul_integer_to_float(node: Any) -> Any:
     """A B + bias in real numbers; DynamicQuantizeMatMul rounds A to 8 bits first."""
     g = node.body()
     if node.op_type == "DynamicQuantizeMatMul":
-        quantized, scale, zero = g.DynamicQuantizeLinear(g.ins[0], outputs=3)
-        a, b, bias = _real(g, quantized, scale, zero), _columns(node, g, 1, *g.ins[1:4]), g.ins[4]
+        a, b, bias = _rounded(g, g.ins[0]), _real(g, *g.ins[1:4]), g.ins[4]
     else:
-        a = _real(g, g.ins[0], g.ins[2], g.ins[4])
-        b, bias = _columns(node, g, 1, g.ins[1], g.ins[3], g.ins[5]), g.ins[6]
+        a, b, bias = _real(g, g.ins[0], g.ins[2], g.ins[4]), _real(g, g.ins[1], g.ins[3], g.ins[5]), g.ins[6]
     y = g.MatMul(a, b)
     return g.results(g.Add(y, bias) if bias else y)
 
 
-def _columns(node: Any, g: Any, i: int, x: str, scale: str, zero: str) -> str:
-    """B in real numbers, by one scale or one for each column."""
-    return g.DequantizeLinear(x, scale, zero, axis=node.type(i).ndim - 1)
+def _rounded(g: Any, x: str) -> str:
+    """x on the 256 values that DynamicQuantizeLinear gives it, zero among them."""
+    zero = g.constant(0, np.float32)
+    top = g.Max(g.ReduceMax(x, keepdims=0), zero)
+    low = g.Min(g.ReduceMin(x, keepdims=0), zero)
+    scale = g.Div(g.Sub(top, low), g.constant(255, np.float32))
+    limits = zero, g.constant(255, np.float32)
+    at = g.Clip(g.Round(g.Div(g.Neg(low), scale)), *limits)
+    return g.Mul(g.Sub(g.Clip(g.Add(g.Round(g.Div(x, scale)), at), *limits), at), scale)
+
+
+@imports("QAttention", domain=MS)
+def qattention(node: Any) -> Any:
+    """Attention on quantized input and weights; what comes out is real."""
+    g = node.body()
+    x, w = _real(g, g.ins[0], g.ins[3], g.ins[6]), _real(g, g.ins[1], g.ins[4], g.ins[7])
+    made = g.Attention(x, w, g.ins[2], g.ins[5], g.ins[8], domain=MS, outputs=2 if node.wants(1) else 1,
+                       **node.attributes)  # fmt: skip
+    return g.results(*(made if node.wants(1) else [made]))
 
 
 @imports("MatMulNBits", domain=MS)
