@@ -13,6 +13,7 @@ from onnx.helper import make_node as node
 from onnx.numpy_helper import from_array, to_array
 
 import recompute as rc
+from recompute.cli import main
 from recompute.onnx_compiled import export_trained
 
 FLOAT, INT, BOOL = 1, 7, 9
@@ -355,6 +356,45 @@ def test_unrolled_recurrent_operators_train_alike(op_type: str, direction: str, 
     assert fused.data.keys() == unrolled.data.keys()
     for name, array in fused.data.items():
         np.testing.assert_allclose(unrolled.data[name], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["LSTM", "GRU", "RNN"])
+def test_unrolled_recurrent_operators_have_the_same_gradients_in_float64(op_type: str) -> None:
+    g = {"LSTM": 4, "GRU": 3, "RNN": 1}[op_type]
+    arrays = {n: to_array(weight(n, *s)).astype(np.float64)
+              for n, s in (("w", (2, 4 * g, 3)), ("r", (2, 4 * g, 4)), ("b", (2, 8 * g)))}  # fmt: skip
+    made = node(op_type, ["x", *arrays], ["y"], hidden_size=4, direction="bidirectional")
+    source = model([made], [info("x", [5, 2, 3], 11)], [info("y", None, 11)],
+                   tuple(from_array(a, n) for n, a in arrays.items()))  # fmt: skip
+    feed = {"x": np.sin(np.arange(30.0)).reshape(5, 2, 3)}
+    grads = []
+    for unroll in (False, True):
+        program = rc.load(source, unroll=unroll)
+        loss = rc.losses.mse(program["y"])
+        rc.SGD(1.0).minimize(loss)
+        feeds = {v.name: feed.get(v.name, np.zeros(v.shape)) for v in program.inputs}
+        rc.Executor().run(program, feeds, [loss])
+        grads.append({n: arrays[n] - program.data[n] for n in arrays})
+    for n, fused in grads[0].items():
+        assert np.abs(fused).max() > 1e-4
+        np.testing.assert_allclose(grads[1][n], fused, rtol=1e-9, atol=1e-12)
+
+
+def test_a_scan_of_no_steps_gives_back_its_state() -> None:
+    source, feed = recurrent(0)
+    y, last = outputs_of(source, feed)
+    assert y.shape == (0, 2, 5) and np.array_equal(last, feed["h0"])
+
+
+def test_unrolling_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [node("LSTM", ["x", "W", "R"], ["", "", "c"], hidden_size=4), node("Squeeze", ["c", "zero"], ["y"])]
+    source = model(nodes, [info("x", [6, 2, 3])], [info("y")],
+                   (weight("W", 1, 16, 3), weight("R", 1, 16, 4), from_array(np.array([0]), "zero")))  # fmt: skip
+    onnx.save(source, tmp_path / "lstm.onnx")
+    given = [str(tmp_path / "lstm.onnx"), "--loss", "mse", "--checkpoints", "c/2/[hc]", "--unroll"]
+    assert main(given) == 0
+    assert main([*given[:-2], "c/2/h"]) == 2
+    assert "no value is called 'c/2/h'" in capsys.readouterr().err
 
 
 def test_recurrent_operators_are_chosen_by_name() -> None:
