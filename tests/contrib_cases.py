@@ -159,6 +159,8 @@ def _rotary() -> Iterator[tuple[str, Any]]:
         ("bias", [None, None, None, f(1, 4, s, s)], {"scale": 0.4}),
         ("window", [], {"local_window_size": 2}),
         ("cap", [], {"softcap": 1.5}),
+        ("sink", [None, None, None, None, f(4)], {}),
+        ("smooth", [], {"smooth_softmax": 1}),
     ):
         g = "GroupQueryAttention"
         yield f"{g} {name}", case(g, [*three, *more], 3, (0, 1, 2), num_heads=4, kv_num_heads=2, **given)

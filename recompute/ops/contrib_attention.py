@@ -21,9 +21,22 @@ def heads(g: Any, x: str, batch: int, steps: int, count: int) -> str:
 
 
 def attend(
-    node: Any, g: Any, q: str, k: str, v: str, biases: list[str], *, scale: float, softcap: float = 0.0, ndim: int = 4
+    node: Any,
+    g: Any,
+    q: str,
+    k: str,
+    v: str,
+    biases: list[str],
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    ndim: int = 4,
+    sink: str = "",
 ) -> str:
-    """softmax(scale · q kᵀ + biases) v on [B, N, S, H]; a cap c makes scores c · tanh(score / c) first."""
+    """softmax(scale · q kᵀ + biases) v on [B, N, S, H]; a cap c makes scores c · tanh(score / c) first.
+
+    `sink`: one more score for each row, [B, N, S, 1], whose weight goes nowhere.
+    """
     perm = [*range(ndim - 2), ndim - 1, ndim - 2]
     scores = g.MatMul(scaled(node, g, q, scale), g.Transpose(k, perm=perm))
     if softcap:
@@ -31,7 +44,11 @@ def attend(
     for bias in biases:
         if bias:
             scores = g.Add(scores, bias)
-    return g.MatMul(g.Softmax(scores, axis=-1), v)
+    if not sink:
+        return g.MatMul(g.Softmax(scores, axis=-1), v)
+    weights = g.Softmax(g.Concat(scores, sink, axis=-1), axis=-1)
+    kept = g.Slice(weights, g.constant([0]), g.constant([-1]), g.constant([-1]))
+    return g.MatMul(kept, v)
 
 
 def merged(g: Any, y: str, batch: int, steps: int) -> str:
@@ -261,8 +278,6 @@ def group_query_attention(node: Any) -> Any:
     past = node.type(3)
     if past is not None and past.size:
         raise node.fail("continues a past (past_key), which is for generation; train it without")
-    if given.get("smooth_softmax", 0) == 1 or node.type(11) is not None:
-        raise node.fail("smooths its softmax (smooth_softmax, head_sink), which is not supported")
     batch, steps, width = t.shape
     count, shared = given["num_heads"], given["kv_num_heads"]
     q, k, v = g.ins[:3]
@@ -289,11 +304,9 @@ def group_query_attention(node: Any) -> Any:
 def _grouped(node: Any, g: Any, qkv: tuple[str, str, str], biases: list[str], sizes: tuple[int, ...]) -> str:
     """Attention of N heads on N' keys and values: [B, N, S, H]."""
     batch, count, shared, steps, size = sizes
-    given = node.attributes
+    given, t0 = node.attributes, node.type(0)
     options = {"scale": given.get("scale") or 1 / math.sqrt(size), "softcap": given.get("softcap", 0.0)}
     q, k, v = qkv
-    if count == shared:
-        return attend(node, g, q, k, v, biases, **options)
     group = count // shared  # heads that share keys and values: products repeat these, nothing is copied
     q = g.Reshape(q, g.constant((batch, shared, group, steps, size)))
     k, v = (g.Reshape(x, g.constant((batch, shared, 1, steps, size))) for x in (k, v))
@@ -301,5 +314,9 @@ def _grouped(node: Any, g: Any, qkv: tuple[str, str, str], biases: list[str], si
     if t is not None:
         apart = (1, 1) if t.shape[1] == 1 else (shared, group)
         biases = [biases[0], g.Reshape(biases[1], g.constant((t.shape[0], *apart, *t.shape[2:])))]
-    y = attend(node, g, q, k, v, biases, ndim=5, **options)
+    sink = ""
+    if node.type(11) is not None or given.get("smooth_softmax", 0) == 1:
+        each = g.Reshape(g.ins[11], g.constant((1, shared, group, 1, 1))) if g.ins[11] else g.constant(0, t0.numpy)
+        sink = g.Expand(each, g.constant((batch, shared, group, steps, 1)))
+    y = attend(node, g, q, k, v, biases, ndim=5, sink=sink, **options)
     return g.Reshape(y, g.constant((batch, count, steps, size)))
