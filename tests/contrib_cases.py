@@ -192,3 +192,7 @@ def _quantized() -> Iterator[tuple[str, Any]]:
     yield "DequantizeLinear", case("DequantizeLinear", [q(3, 4), s, z])
     given = [q(2, 4, 12), q(12, 36), f(36), s, small, i32([1, 1, 0, 1], [1, 1, 1, 0]), z, z]
     yield "QAttention", case("QAttention", given, num_heads=3)
+    gather, ids, scales = "GatherBlockQuantized", np.array([[1, 4], [0, 3]]), f(5, 3)
+    for name, table, zeros in (("", q(5, 24), None), (" zeros", q(5, 24), q(5, 2)), (" 8", q(5, 48), q(5, 3))):
+        given = {"bits": 8 if name == " 8" else 4, "block_size": 16, "quantize_axis": 1}
+        yield gather + name, case(gather, [table, ids, scales, zeros], 1, (1,), gather_axis=0, **given)

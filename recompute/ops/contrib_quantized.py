@@ -168,3 +168,31 @@ def _zero_points(node: Any, n: int, blocks: int, bits: int) -> Any:
     if given.dtype == np.uint8:
         given = _unpacked(given.reshape(n, -1), bits)[:, :blocks]
     return given.reshape(n, blocks, 1).astype(np.float32)
+
+
+@imports("GatherBlockQuantized", domain=MS)
+def gather_block_quantized(node: Any) -> Any:
+    """Rows of a table that is packed into 4 or 8 bits with one scale for each block along `quantize_axis`."""
+    g, given = node.body(), node.attributes
+    data, scales = node.need_constant(0, "table"), node.need_constant(2, "scales")
+    bits, size = given.get("bits", 4), given.get("block_size", 128)
+    packed = data.dtype == np.uint8
+    axis = given.get("quantize_axis", 1) % data.ndim
+    if bits not in (4, 8) or size < 1 or (packed and axis != data.ndim - 1):
+        raise node.fail(f"has bits={bits}, block_size={size}, quantize_axis={axis}, which is not supported")
+    values = (_unpacked(data, bits) if packed else data).astype(np.float32)
+    zeros = node.constant(3)
+    if zeros is None:
+        zeros = np.float32(1 << (bits - 1) if packed else 0)
+    else:
+        zeros = (_unpacked(zeros, bits) if packed else zeros)[..., : scales.shape[-1]].astype(np.float32)
+        zeros = _by_blocks(zeros, size, axis, values.shape[axis])
+    whole = (values - zeros) * _by_blocks(scales.astype(np.float32), size, axis, values.shape[axis])
+    table = g.constant(whole, scales.dtype)
+    return g.results(g.Gather(table, g.ins[1], axis=given.get("gather_axis", 0)))
+
+
+def _by_blocks(x: np.ndarray, size: int, axis: int, length: int) -> np.ndarray:
+    """Each element `size` times along an axis, `length` in all."""
+    at = np.arange(length) // size
+    return np.take(x, at, axis=axis)
