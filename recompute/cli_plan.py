@@ -172,11 +172,14 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
 def _compared(job: Any, program: Any, loss: str, fitting: Any, checkpoints: list[str] | None, progress: Any) -> str:
     from .compare import compare, compare_text
 
-    budget = (job.args.budget or parse_budget(_COMPARED_AT)).within(fitting.plain.peak)
+    plain = fitting.plain.peak
+    budget = (job.args.budget or parse_budget(_COMPARED_AT)).within(plain)
+    if job.args.budget is None and (least := fitting.least) > budget:  # parameters take most of it: halfway then
+        budget = (least + plain) // 2
     mine = None if checkpoints is None else job.compile(program, loss, checkpoints=checkpoints)
     rows = compare(fitting, job.args.cost, budget, mine, progress)
     job.report.compare = [asdict(r) for r in rows]
-    return compare_text(rows, fitting.plain.peak, budget, job.args.cost.name)
+    return compare_text(rows, plain, budget, job.args.cost.name)
 
 
 def _curve(job: Any, fitting: Any, progress: Any) -> str:

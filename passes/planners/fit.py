@@ -109,6 +109,11 @@ class Fitting:
             self._bounds[budget] = lower_bound(self.derived.problem, budget)
         return self._bounds[budget]
 
+    @cached_property
+    def least(self) -> int:
+        """A peak below which no plan exists."""
+        return least_budget(self.derived.problem)
+
     def carry_out(self, plan: RecomputePlan, scheduled: bool) -> Fitted:
         """The step with a plan that numbers its operators, or those of `ordered`."""
         base = self.ordered if scheduled else self.block
@@ -232,8 +237,7 @@ class Fitting:
         return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
 
     def _misses(self, budget: int, strategy: str, least: int) -> str:
-        bound = least_budget(self.derived.problem)
-        more = f"; no plan of any strategy can need less than {bound:,}" if bound <= budget else ""
+        more = f"; no plan of any strategy can need less than {self.least:,}" if self.least <= budget else ""
         return (
             f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {least:,}{more}. "
             "Give a larger budget, a smaller batch, or another strategy"
