@@ -15,16 +15,19 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import torch
 import torch.nn.functional as F
+from architectures import ARCHITECTURES
 from google.protobuf.message import Message
 from networks import NETWORKS, Network
 from onnx import numpy_helper
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 FOLDER = Path(__file__).resolve().parent
 STEPS, SAMPLES, TOLERANCE = 6, 4, 1e-4
@@ -268,17 +271,55 @@ def match_by_name(model: nn.Module, exported: onnx.ModelProto, shared: dict[str,
     return Names({name: name for name, _ in model.named_parameters() if name in known}, [])
 
 
+class Detached(TorchFunctionMode):
+    """Gathers the results of `detach`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[np.ndarray] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is Tensor.detach:
+            self.found.append(result.numpy().copy())
+        return result
+
+
+def constant_values(problem: Problem, variant: Variant, exported: onnx.ModelProto) -> list[str]:
+    """The file's values through which PyTorch lets no gradient flow: ONNX has no such operator."""
+    model = copy.deepcopy(problem.model).train(forward_mode(problem, variant) == "train")
+    with torch.no_grad(), Detached() as detached:
+        model(*problem.inputs.values())
+    if not detached.found:
+        return []
+    every = onnx.ModelProto()
+    every.CopyFrom(exported)
+    known = {v.name: v for v in onnx.shape_inference.infer_shapes(exported, data_prop=True).graph.value_info}
+    names = [n for n, v in known.items() if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    every.graph.output.extend(known[n] for n in names)
+    values = dict(zip(names, infer(every, problem.inputs, names), strict=True))
+    result = []
+    for wanted in detached.found:
+        same = [
+            n for n, v in values.items() if v.shape == wanted.shape and np.allclose(v, wanted, rtol=1e-4, atol=1e-5)
+        ]
+        assert same, "a detached value is not in the file"
+        result.append(same[-1])
+    return result
+
+
 # --------------------------------------------------------------------------------------
 # Checks of the exported files
 
 
-def infer(model: onnx.ModelProto, inputs: dict[str, Tensor]) -> np.ndarray:
-    """Runs a file with onnxruntime, as it stands."""
+def infer(model: onnx.ModelProto, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> Any:
+    """Runs a file with onnxruntime, as it stands: its first output, or those that are named."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return session.run(None, {name: value.numpy() for name, value in inputs.items()})[0]
+    results = session.run(outputs, {name: value.numpy() for name, value in inputs.items()})
+    return results if outputs else results[0]
 
 
 def forward_mode(problem: Problem, variant: Variant) -> str:
@@ -302,10 +343,11 @@ def check_unfolded(problem: Problem, exported: onnx.ModelProto) -> None:
 
 
 def check_trainable(problem: Problem, variant: Variant, exported: onnx.ModelProto, names: Names) -> None:
-    """Every parameter is in the file exactly once, and the output follows it when it changes."""
+    """Every parameter is in the file as often as in the network, and the output follows it when it changes."""
     numbers = Counter(x for value in tensors(exported).values() for x in value.ravel().tolist())
+    wanted = Counter(x for value in problem.model.parameters() for x in value.detach().ravel().tolist())
     for name, parameter in problem.model.named_parameters():
-        counts = {numbers[x] for x in parameter.detach().ravel().tolist()}
+        counts = {numbers[x] if numbers[x] != wanted[x] else 1 for x in parameter.detach().ravel().tolist()}
         if counts != {1}:
             raise Rejected(f"the file holds {max(counts)} copies of parameter {name} (0: folded away)")
     moved = Problem(problem.spec, copy.deepcopy(problem.model), problem.inputs, problem.label)
@@ -377,6 +419,7 @@ def make_case(problem: Problem, variant: Variant, earlier: list[bytes]) -> dict:
         "transposed": names.transposed,
         "trainable": holders(problem.model, exported, names),
         "shared": shared,
+        "no_grad": constant_values(problem, variant, exported),
     }
 
 
@@ -419,7 +462,7 @@ def main(only: list[str]) -> None:
             for path in FOLDER.glob(pattern):
                 path.unlink()
     cases, skipped = [], []
-    for seed, spec in enumerate(NETWORKS):
+    for seed, spec in enumerate([*NETWORKS, *ARCHITECTURES]):
         if not only or spec.name in only:
             made, failed = make_network(spec, seed)
             cases += made
