@@ -7,19 +7,23 @@ import zlib
 
 import numpy as np
 
-from .errors import UsageError
+from .errors import ModelError, UsageError
 from .program import Program
 
 
-def initialise(program: Program, scheme: str, seed: int = 0) -> None:
+def initialise(program: Program, scheme: str, seed: int = 0, *, max_bytes: int | None = None) -> None:
     """Draws every parameter anew.
 
     Matrices and convolution kernels: `"he"` is normal with variance 2 / fan_in (He et al. 2015), `"glorot"` uniform
     with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: 1 for what scales, else 0.
-    Each parameter's numbers depend on the seed and its name only.  UsageError for another scheme.
+    Each parameter's numbers depend on the seed and its name only.  UsageError for another scheme, ModelError where
+    the parameters take more than `max_bytes`.
     """
     if scheme not in ("he", "glorot"):
         raise UsageError(f"init must be 'he' or 'glorot', not '{scheme}'")
+    total = sum(v.nbytes for v in program.block.parameters)
+    if max_bytes is not None and total > max_bytes:
+        raise ModelError(f"the parameters take {total:,} bytes, the limit is {max_bytes:,}: none are drawn")
     scales = _scales(program)
     for v in program.block.parameters:
         if v.ndim >= 2:

@@ -81,7 +81,7 @@ def load(
     importer.unroll.check(importer.graph)
     program = importer.program(source)
     if init is not None:
-        initialise(program, init, seed)
+        initialise(program, init, seed, max_bytes=max_bytes or memory_bytes())
     return program
 
 

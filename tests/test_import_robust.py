@@ -176,3 +176,11 @@ def test_what_a_file_makes_us_compute_is_limited(nodes: list, why: str | None) -
     else:
         assert why is None
     assert resident() - before < 1 << 29
+
+
+def test_weights_that_no_memory_holds_are_not_drawn() -> None:
+    nodes = [constant("s", 1 << 24, 1 << 24), node("ConstantOfShape", ["s"], ["w"]), node("MatMul", ["x", "w"], ["y"])]
+    source = model(nodes, [info("x", 2, 1 << 24)], [info("y")])
+    assert rc.load(source).parameters[0].shape == (1 << 24, 1 << 24)
+    with pytest.raises(rc.ModelError, match="the parameters take 1,125,899,906,842,624 bytes"):
+        rc.load(source, init="he")
