@@ -14,6 +14,7 @@ import onnx
 from .errors import ModelError, UsageError, nearest
 from .onnx_loops import hide_old_scans
 from .onnx_schema import check_node, describe, has_operator
+from .onnx_subgraph import first_output
 from .types import DTYPES, MAX_DIMENSIONS, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
@@ -204,7 +205,7 @@ def with_own_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
         copy.CopyFrom(node)
         for i, what in ((3, "mean"), (4, "var")) if node.op_type == "BatchNormalization" else ():
             if i < len(node.input) and node.input[i] in shared:
-                copy.input[i] = f"{node.output[0]}.running_{what}"
+                copy.input[i] = f"{first_output(node)}.running_{what}"
                 split.graph.node.insert(
                     len(split.graph.node) - 1, onnx.helper.make_node("Identity", [node.input[i]], [copy.input[i]])
                 )
@@ -274,7 +275,7 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         if parked:
             _park_unknown(converted.graph, None)
         for node in converted.graph.node:
-            if node.op_type == "Resize" and node.output[0] in resized:
+            if node.op_type == "Resize" and not resized.isdisjoint(node.output):
                 _resize_from_the_corner(node)
         if opset < 7:
             _slopes_by_channel(converted.graph)
@@ -359,7 +360,7 @@ def _slopes_by_channel(graph: onnx.GraphProto) -> None:
 
 def _old_resizes(graph: onnx.GraphProto) -> set[str]:
     """Outputs of nodes that resize from the corner, as all did up to opset 10; the converter forgets it."""
-    return {node.output[0] for node in graph.node if node.op_type in ("Upsample", "Resize")}
+    return {o for node in graph.node if node.op_type in ("Upsample", "Resize") for o in node.output[:1]}
 
 
 def _resize_from_the_corner(node: onnx.NodeProto) -> None:
