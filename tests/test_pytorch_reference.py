@@ -26,10 +26,10 @@ ONE_EACH = [next(c for c in CASES if c["network"] == name) for name in ARCHITECT
 IDS = [c["file"].removesuffix(".onnx") for c in CASES]
 
 
-def program_of(case: dict[str, Any], data: Any) -> tuple[rc.Program, dict[str, np.ndarray], str]:
+def program_of(case: dict[str, Any], data: Any, mode: str = "train") -> tuple[rc.Program, dict[str, np.ndarray], str]:
     """The forward program with its loss, the feed, and the loss's name."""
     shapes = {name: data[key].shape for name, key in case["inputs"].items()}
-    program = rc.load(FOLDER / case["file"], input_shapes=shapes, trainable=case["trainable"])
+    program = rc.load(FOLDER / case["file"], input_shapes=shapes, trainable=case["trainable"], mode=mode)
     feed = {name: data[key] for name, key in case["inputs"].items()}
     if case["loss"] == "internal":
         return program, feed, program.outputs[0].name
