@@ -184,3 +184,22 @@ def test_weights_that_no_memory_holds_are_not_drawn() -> None:
     assert rc.load(source).parameters[0].shape == (1 << 24, 1 << 24)
     with pytest.raises(rc.ModelError, match="the parameters take 1,125,899,906,842,624 bytes"):
         rc.load(source, init="he")
+
+
+@pytest.mark.parametrize(
+    ("made", "opset", "why"),
+    [
+        (node("LayerNormalization", ["x", "w"], ["y"], axis=2**63 - 1), 17, "'axis' is 9223372036854775807"),
+        (node("GatherND", ["x", "i"], ["y"], batch_dims=-2), 13, "'batch_dims' is -2, it may not be negative"),
+        (node("GatherND", ["x", "i"], ["y"], batch_dims=-(2**31)), 13, "'batch_dims' is -2147483648: no tensor"),
+        (node("Upsample", ["x", "w"], ["y"], mode=1.5), 9, "its attribute 'mode' is FLOAT, ONNX wants STRING"),
+        (node("Upsample", ["x", "w"], []), 9, "it has 0 outputs, ONNX wants 1"),
+        (node("Resize", ["x", "w"], []), 6, "this model cannot be trained|version converter"),
+        (node("LpPool", ["p"], ["y"], kernel_shape=[2**31], p=2, pads=[2**40, 2**40]), 18, "more positions than"),
+    ],
+)  # fmt: skip
+def test_what_crashed_onnx_or_took_for_ever(made: onnx.NodeProto, opset: int, why: str) -> None:
+    """Found by the fuzzer: the first four are segmentation faults of onnx's version converter."""
+    inputs = [info("x", 2, 3), info("i", 2, 1, kind=7), info("p", 1, 1, 4)]
+    with pytest.raises(rc.ModelError, match=why):
+        rc.load(model([made], inputs, [info("y")], (weight("w", 3),), opset))
