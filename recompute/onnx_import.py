@@ -25,7 +25,7 @@ from .onnx_fold import PATIENCE, Known, fold, remember, static_shape_value
 from .onnx_loops import Unrolled
 from .onnx_model import fixed_inputs, main_opset, memory_bytes, prepare, read_model, with_own_statistics
 from .onnx_reference import emit_reference
-from .onnx_schema import attribute_value, check_node, describe
+from .onnx_schema import attribute_value, check_node, describe, quantized_pairs
 from .onnx_subgraph import first_output, names_read
 from .op import IMPORTERS, REGISTRY, Op
 from .program import Program
@@ -54,6 +54,7 @@ def load(
     seed: int = 0,
     max_bytes: int | None = None,
     unroll: bool | Sequence[str] = False,
+    quantization: str | None = None,
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
@@ -66,6 +67,7 @@ def load(
     the machine's memory), and all that is computed from constants at load time (default: a quarter of it).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
+    `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
@@ -75,6 +77,7 @@ def load(
     source = with_own_statistics(read_model(model, max_bytes=max_bytes))
     importer = Importer(prepare(source), training=MODES[mode], seed=seed, trainable=trainable)
     importer.unroll = Unrolled(unroll)
+    importer.quantized = quantized_pairs(quantization)
     importer.room = max_bytes or importer.room
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
@@ -96,6 +99,7 @@ class NodeContext:
         self.opset = importer.opset
         self.builder = importer.builder
         self.outputs = tuple(node.output)
+        self.quantized = importer.quantized
 
     @property
     def training(self) -> bool:
@@ -211,8 +215,8 @@ class Importer:
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
         self.held: set[str] = set()
-        self.unrolled = 0
-        self.unroll = Unrolled(False)
+        self.unrolled, self.unroll = 0, Unrolled(False)
+        self.quantized = quantized_pairs(None)
         self.room = memory_bytes() // 4  # bytes that folded constants may take
         self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
         written = {o for node in self.graph.node for o in node.output}
@@ -225,8 +229,7 @@ class Importer:
         self.state: dict[str, Value] = {}
         self.data: dict[str, np.ndarray] = {}
         self.aliases: dict[str, str] = {}
-        self._seed = seed
-        self._random = 0
+        self._seed, self._random = seed, 0
         self._problems: list[str] = []
         self._cause: Exception | None = None
 

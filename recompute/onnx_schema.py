@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from .errors import ModelError
+from .errors import ModelError, UsageError
 
 #: axes beyond this are nonsense, on which onnx's own type inference crashes
 _MOST = 1 << 10
@@ -108,3 +108,13 @@ def describe(node: onnx.NodeProto) -> str:
     name = node.name or next((o for o in node.output if o), "")
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     return f"node '{name}' ({domain}{node.op_type})"
+
+
+def quantized_pairs(option: str | None) -> dict[str, tuple[Any, ...]] | None:
+    """Where an importer remembers what outputs of QuantizeLinear are rounded from; None: nobody asks.
+
+    UsageError where `option` is neither None nor "ste".
+    """
+    if option not in (None, "ste"):
+        raise UsageError(f"quantization must be None or 'ste', not {option!r}")
+    return {} if option == "ste" else None

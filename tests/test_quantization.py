@@ -1,0 +1,49 @@
+"""Training through QuantizeLinear and DequantizeLinear by the straight-through estimator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import recompute as rc
+
+
+def model(w: np.ndarray, s: np.ndarray) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], axis=0),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["v"], axis=0),
+        helper.make_node("MatMul", ["x", "v"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(a, n) for n, a in (("w", w), ("s", s), ("z", np.zeros(3, np.int8)))]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, d]) for n, d in (("x", 3), ("y", 2)))
+    graph = helper.make_graph(nodes, "quantized", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+
+
+def test_straight_through_gradients() -> None:
+    r = np.random.default_rng(0)
+    w, s = r.normal(size=(3, 2)).astype(np.float32), np.array([0.02, 0.005, 0.01], np.float32)
+    program = rc.load(model(w, s), quantization="ste", trainable=["w", "s"])
+    loss = rc.losses.mse(program.outputs[0])
+    feed = {"x": r.normal(size=(4, 3)).astype(np.float32), "label": np.zeros((4, 2), np.float32)}
+    pairs = rc.SGD(learning_rate=0.0).backward(program[loss.name])
+    found = rc.Executor().run(program, feed, [g for _, g in pairs])
+    grads = {p.name: g for (p, _), g in zip(pairs, found, strict=True)}
+    ratio = w / s[:, None]
+    q = np.clip(np.rint(ratio), -128, 127)
+    dv = feed["x"].T @ (2 / 8 * feed["x"] @ (q * s[:, None]))
+    inside = (ratio >= -128) & (ratio <= 127)
+    assert 0 < inside.sum() < inside.size
+    np.testing.assert_allclose(grads["w"], dv * inside, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grads["s"], (dv * (q - ratio * inside)).sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_trains_through_integers_unless_asked() -> None:
+    source = model(np.ones((3, 2), np.float32), np.ones(3, np.float32))
+    program = rc.load(source, trainable=["w", "s"])
+    loss = rc.losses.mse(program.outputs[0])
+    assert [p.name for p, _ in rc.SGD(learning_rate=0.0).backward(program[loss.name])] == ["s"]
+    with pytest.raises(rc.UsageError, match="quantization must be None or 'ste', not 'lsq'"):
+        rc.load(source, quantization="lsq")
