@@ -18,28 +18,29 @@ from onnx import TensorProto, numpy_helper
 import recompute as rc
 from recompute.passes.autodiff import differentiate
 
-FILE = Path(__file__).parent / "data" / "operators" / "operators.npz"
+FOLDER = Path(__file__).parent / "data" / "operators"
+FILES = ("operators", "vision")
 #: of the largest element
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}
 #: operators that need not load yet: once they do, they are judged like all others
-PENDING = {"Col2Im", "Compress", "CumProd", "DFT", "Det", "GridSample", "STFT"}
+PENDING = {"Col2Im", "Compress", "CumProd", "DFT", "DeformConv", "Det", "STFT"}
 #: ONNX's function body for it has float32 constants
 ONLY_FLOAT32 = {"MeanVarianceNormalization"}
 
 
 @functools.cache
-def pools() -> dict[str, np.ndarray]:
-    with np.load(FILE) as file:
-        return dict(file)
+def pools(file: str) -> dict[str, np.ndarray]:
+    with np.load(FOLDER / f"{file}.npz") as arrays:
+        return dict(arrays)
 
 
-CASES = {c["name"]: c for c in json.loads(pools()["index"].tobytes())["cases"]}
+CASES = {c["name"]: {"file": f, **c} for f in FILES for c in json.loads(pools(f)["index"].tobytes())["cases"]}
 
 
-def array(entry: dict[str, Any], dtype: str) -> np.ndarray:
-    """An array of the file; floats in the dtype that is judged."""
+def array(case: dict[str, Any], entry: dict[str, Any], dtype: str) -> np.ndarray:
+    """An array of the case's file; floats in the dtype that is judged."""
     kind = {"f64": "values64", "f32": "values32"}[dtype] if entry["dtype"] == "float" else entry["dtype"]
-    found = pools()[kind][entry["at"] : entry["at"] + int(np.prod(entry["shape"]))].reshape(entry["shape"])
+    found = pools(case["file"])[kind][entry["at"] : entry["at"] + int(np.prod(entry["shape"]))].reshape(entry["shape"])
     return found.astype(np.float64) if dtype == "f64" and found.dtype == np.float32 else found
 
 
@@ -57,13 +58,13 @@ def in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
 def run(case: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
     """Our outputs by name, and our gradients by `d` and the input's name."""
     at, size = case["model"]
-    model = onnx.load_from_string(pools()["models"][at : at + size].tobytes())
+    model = onnx.load_from_string(pools(case["file"])["models"][at : at + size].tobytes())
     program = rc.load(in_doubles(model) if dtype == "f64" else model, mode="file")
     fetch = {n: n for n in case["outputs"]}
     if case["grads"]:
         program.block, pairs = differentiate(program.block, "loss", list(case["grads"]))
         fetch |= {f"d{p.name}": g.name for p, g in pairs}
-    feed = {n: array(e, dtype) for n, e in case["inputs"].items()}
+    feed = {n: array(case, e, dtype) for n, e in case["inputs"].items()}
     with np.errstate(all="ignore"):
         found = rc.Executor().run(program, feed, list(fetch.values()))
     return dict(zip(fetch, found, strict=True))
@@ -91,8 +92,8 @@ def test_values_and_gradients_are_pytorchs(name: str, dtype: str) -> None:
             raise
         pytest.skip(f"{case['op']} cannot be loaded yet")
     for output, entry in case["outputs"].items():
-        check(output, found[output], array(entry, dtype), TOLERANCE[dtype])
+        check(output, found[output], array(case, entry, dtype), TOLERANCE[dtype])
     for value, entry in case["grads"].items():
-        want = array(entry, dtype)
+        want = array(case, entry, dtype)
         g = found.get(f"d{value}", np.zeros(want.shape, want.dtype))  # no pair: nothing depends on it
         check(f"gradient of {value}", g, want, TOLERANCE[dtype])

@@ -66,6 +66,16 @@ for mode in ("bilinear", "bicubic"):
         cubic_coeff_a=-0.5,
     )
 
+for note, size in [("twice", (8, 10)), ("sizes", (7, 3))]:
+    add(
+        "Resize",
+        f"nearest-exact, {note}",
+        [P, None, None, const(1, 2, *size)],
+        lambda x, s=size: F.interpolate(x, s, mode="nearest-exact"),
+        mode="nearest",
+        nearest_mode="round_prefer_ceil",
+    )
+
 GRID = Uniform((2, 3, 4, 2), -1.3, 1.3)
 for mode, theirs in [("linear", "bilinear"), ("nearest", "nearest"), ("cubic", "bicubic")]:
     for padding in ("zeros", "border", "reflection"):

@@ -297,6 +297,21 @@ add("Attention", "grouped queries", [Q, (2, 2, 5, 4), (2, 2, 5, 4)], lambda *x: 
 add("Attention", "grouped queries, causal", [KV, (2, 2, 5, 4), (2, 2, 5, 4)],
     lambda *x: sdpa(*x, enable_gqa=True, is_causal=True), is_causal=1, **attend)  # fmt: skip
 add("Attention", "one key head", [Q, (2, 1, 5, 4), (2, 1, 5, 4)], lambda *x: sdpa(*x, enable_gqa=True), **attend)
+add(
+    "Attention",
+    "causal with a mask",
+    [KV, KV, KV, Uniform((5, 5), -1, 1)],
+    lambda q, k, v, m: sdpa(q, k, v, m.masked_fill(torch.ones(5, 5).triu(1).bool(), -np.inf)),
+    is_causal=1,
+    **attend,
+)
+add(
+    "Attention",
+    "a past",
+    [Q, (2, 4, 2, 4), (2, 4, 2, 4), None, (2, 4, 3, 4), (2, 4, 3, 4)],
+    lambda q, k, v, pk, pv: (sdpa(q, k := torch.cat([pk, k], 2), v := torch.cat([pv, v], 2)), k, v),
+    **attend,
+)
 add("Attention", "wider values", [Q, KV, (2, 4, 5, 6)], sdpa, **attend)
 add("Attention", "three dimensions", [(2, 3, 8), (2, 5, 4), (2, 5, 4)],
     lambda q, k, v: sdpa(heads(q, 4), heads(k, 2), heads(v, 2), enable_gqa=True).transpose(1, 2).flatten(2),
@@ -307,6 +322,7 @@ add("Attention", "three dimensions", [(2, 3, 8), (2, 5, 4), (2, 5, 4)],
 
 ORDER = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}
 H = 3
+LENGTHS = np.array([3, 5, 1], np.int32)
 
 
 def recurrent(op: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *states: Tensor | None, relu: bool = False,
@@ -340,6 +356,20 @@ def batch_first(op: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor, *states: Te
     return y.permute(2, 0, 1, 3), *(s.transpose(0, 1) for s in last)
 
 
+def packed(op: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor, lengths: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+    """Sequences of unequal lengths, zeros behind their ends."""
+    layer = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "RNN": torch.nn.RNN}[op](2, H, bidirectional=w.shape[0] == 2)
+    gates, order = len(ORDER[op]), ORDER[op]
+    values = {}
+    for d, suffix in enumerate(["", "_reverse"][: w.shape[0]]):
+        parts = zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), (w[d], r[d], *b[d].chunk(2)), strict=True)
+        values |= {f"{n}_l0{suffix}": m.unflatten(0, (gates, H))[order].flatten(0, 1) for n, m in parts}
+    rows = torch.nn.utils.rnn.pack_padded_sequence(x, lengths.long(), enforce_sorted=False)
+    y, last = torch.func.functional_call(layer, values, (rows, states if op == "LSTM" else states[0]))
+    y, _ = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=len(x))
+    return y.unflatten(2, (w.shape[0], H)).transpose(1, 2), *(last if op == "LSTM" else (last,))
+
+
 for op, gates in [("LSTM", 4), ("GRU", 3), ("RNN", 1)]:
     more = {"hidden_size": H, **({"linear_before_reset": 1} if op == "GRU" else {})}
     count = 2 if op == "LSTM" else 1
@@ -369,6 +399,9 @@ for op, gates in [("LSTM", 4), ("GRU", 3), ("RNN", 1)]:
     )
     add(op, "batch first, bidirectional", [(2, 4, 2), *weights(2), None, *[(2, 2, H)] * count],
         lambda *x, o=op: batch_first(o, *x), direction="bidirectional", layout=1, **more)  # fmt: skip
+    for d, direction in [(1, "forward"), (2, "bidirectional")]:
+        add(op, f"sequence_lens, {direction}", [(5, 3, 2), *weights(d), LENGTHS, *[(d, 3, H)] * count],
+            lambda *x, o=op: packed(o, *x), direction=direction, **more)  # fmt: skip
     add(op, "one step", [(1, 2, 2), *weights(1)], run, **more)
 add("RNN", "relu", [(4, 2, 2), (1, H, 2), (1, H, H), (1, 2 * H)], lambda *x: recurrent("RNN", *x, relu=True),
     hidden_size=H, activations=["Relu"])  # fmt: skip

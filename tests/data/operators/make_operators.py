@@ -25,7 +25,7 @@ from spec import Const, Spec, draw
 
 FOLDER = Path(__file__).resolve().parent
 KINDS = {"f": "float32", "i": "int64", "b": "bool"}
-TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+TYPES = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 
 
 @dataclass
@@ -108,7 +108,9 @@ def model_of(
 
 def info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
     """The declaration of an input or output; every float is a float32."""
-    return helper.make_tensor_value_info(name, TYPES[KINDS[array.dtype.kind]], array.shape)
+    return helper.make_tensor_value_info(
+        name, TYPES["int32" if array.dtype == np.int32 else KINDS[array.dtype.kind]], array.shape
+    )
 
 
 def make(spec: Spec) -> Made:
@@ -168,7 +170,7 @@ def check(made: Made) -> None:
 
 def pack(all_made: Sequence[Made]) -> dict[str, np.ndarray]:
     """The arrays of the file: inputs, values in both precisions, models, and an index in JSON."""
-    pools = {k: Pool(k) for k in ("float32", "int64", "bool")}
+    pools = {k: Pool(k) for k in ("float32", "int32", "int64", "bool")}
     wide, narrow, models = Pool("float64"), Pool("float32"), Pool("uint8")
     index = []
 
@@ -198,9 +200,8 @@ def pack(all_made: Sequence[Made]) -> dict[str, np.ndarray]:
     return {**arrays, "index": np.frombuffer(text.encode(), np.uint8)}
 
 
-def main(part: str) -> None:
-    torch.set_num_threads(1)
-    specs: list[Spec] = [*cases_tensor.SPECS, *cases_network.SPECS, *cases_image.SPECS]
+def make_all(specs: Sequence[Spec], part: str, file: str) -> None:
+    """Makes and checks the configurations of one file; writes it if that is all of them."""
     names = [s.name for s in specs]
     assert len(set(names)) == len(names), sorted({n for n in names if names.count(n) > 1})
     made: list[Made] = []
@@ -217,8 +218,19 @@ def main(part: str) -> None:
     operators = {m.spec.op for m in made}
     print(f"{len(made)} configurations of {len(operators)} operators, {sum(len(m.grads) for m in made)} gradients")
     if not part:
-        np.savez_compressed(FOLDER / "operators.npz", **pack(made))
-        print(f"{(FOLDER / 'operators.npz').stat().st_size / 1e6:.2f} MB")
+        np.savez_compressed(FOLDER / file, **pack(made))
+        print(f"{file}: {(FOLDER / file).stat().st_size / 1e6:.2f} MB")
+
+
+def main(part: str) -> None:
+    torch.set_num_threads(1)
+    make_all([*cases_tensor.SPECS, *cases_network.SPECS, *cases_image.SPECS], part, "operators.npz")
+    try:
+        import cases_vision
+    except ImportError:
+        print("no torchvision: vision.npz stays as it is")
+    else:
+        make_all(cases_vision.SPECS, part, "vision.npz")
 
 
 if __name__ == "__main__":
