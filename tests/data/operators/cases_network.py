@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from spec import Ints, Table, Uniform, exact
+from spec import Const, Ints, Table, Uniform, exact, floats, number
 from torch import Tensor
 
 SPECS = Table()
@@ -447,4 +447,24 @@ add(
     "with log_prob",
     [(5, 3), CLASSES],
     lambda x, t: (F.cross_entropy(x, t), x.log_softmax(1)),
+)
+
+# --------------------------------------------------------------------------------------
+# Quantisation: the straight-through estimator of PyTorch's fake quantisation
+
+WIDE = Uniform((3, 8), -12, 12)
+pair: dict[str, Any] = {"chain": ("DequantizeLinear",)}
+for note, kind, low, high, zero in [("uint8", np.uint8, 0, 255, 100), ("int8", np.int8, -128, 127, 0)]:
+    add("QuantizeLinear", f"{note}, then back", [WIDE, number(1 / 16), Const(np.array(zero, kind))],
+        lambda x, z=zero, a=low, b=high: torch.fake_quantize_per_tensor_affine(x, 1 / 16, z, a, b), **pair)  # fmt: skip
+STEPS, ZEROS = [1 / 16, 1 / 8, 1 / 32], [3, -5, 0]
+add(
+    "QuantizeLinear",
+    "per channel, then back",
+    [WIDE, floats(*STEPS), Const(np.array(ZEROS, np.int8))],
+    lambda x: torch.fake_quantize_per_channel_affine(
+        x, torch.tensor(STEPS), torch.tensor(ZEROS, dtype=torch.int32), 0, -128, 127
+    ),
+    axis=0,
+    **pair,
 )

@@ -93,15 +93,21 @@ def model_of(
     fed |= {f"d{n}": outputs[n] for n in weighted}
     inputs = [info(n, a) for n, a in fed.items()]
     unread = [f"unread{i}" for i in range(spec.unread)]
-    nodes = [helper.make_node(spec.op, names, [*outputs, *unread], **spec.attributes)]
+    steps = (spec.op, *spec.chain)
+    between = [f"step{i}" for i in range(len(spec.chain))]
+    sources, results = [names[0], *between], [[n] for n in between] + [[*outputs, *unread]]
+    nodes = [
+        helper.make_node(op, [source, *names[1:]], outs, **spec.attributes)
+        for op, source, outs in zip(steps, sources, results, strict=True)
+    ]
     for name in weighted:
         nodes.append(helper.make_node("Mul", [name, f"d{name}"], [f"{name}_weighted"]))
         nodes.append(helper.make_node("ReduceSum", [f"{name}_weighted"], [f"{name}_sum"], keepdims=0))
-    results = [info(n, o) for n, o in outputs.items()]
+    declared = [info(n, o) for n, o in outputs.items()]
     if weighted:
         nodes.append(helper.make_node("Sum", [f"{n}_sum" for n in weighted], ["loss"]))
-        results.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, ()))
-    graph = helper.make_graph(nodes, "g", inputs, results, constants)
+        declared.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, ()))
+    graph = helper.make_graph(nodes, "g", inputs, declared, constants)
     opset = helper.make_opsetid("", spec.opset)
     return helper.make_model(graph, opset_imports=[opset], ir_version=10, producer_name="")
 

@@ -86,7 +86,8 @@ def draw(a: Any, rng: np.random.Generator) -> Any:
 class Spec:
     """One configuration.  `torch` takes the inputs that are not initializers and gives the outputs in ONNX's order.
 
-    `fixed`: inputs whose gradient is not asked for; `unread`: how many further outputs the node has.
+    `fixed`: inputs whose gradient is not asked for; `unread`: how many further outputs the node has;
+    `chain`: operators behind it, each with the result before it and this node's further inputs.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Spec:
     opset: int = 21
     fixed: tuple[int, ...] = ()
     unread: int = 0
+    chain: tuple[str, ...] = ()
 
     def wanted(self, feed: dict[str, np.ndarray]) -> list[str]:
         """Names of the inputs whose gradient is asked for."""
@@ -107,7 +109,18 @@ class Spec:
 class Table(list):
     """The configurations of a file."""
 
-    def add(self, op: str, note: str, inputs: Sequence[Any], torch: Callable[..., Any], *, opset: int = 21,
-            fixed: tuple[int, ...] = (), unread: int = 0, **attributes: Any) -> None:  # fmt: skip
+    def add(
+        self,
+        op: str,
+        note: str,
+        inputs: Sequence[Any],
+        torch: Callable[..., Any],
+        *,
+        opset: int = 21,
+        fixed: tuple[int, ...] = (),
+        unread: int = 0,
+        chain: tuple[str, ...] = (),
+        **attributes: Any,
+    ) -> None:
         """One more; its name is the operator's with the note."""
-        self.append(Spec(f"{op} {note}".strip(), op, inputs, torch, attributes, opset, fixed, unread))
+        self.append(Spec(f"{op} {note}".strip(), op, inputs, torch, attributes, opset, fixed, unread, chain))
