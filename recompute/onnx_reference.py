@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: operators that onnx's evaluator may run: they have no gradient, or none that anybody trains
 REFERENCE = {
     "": {
-        "Compress", "ImageDecoder", "NonMaxSuppression", "NonZero", "RegexFullMatch", "StringConcat",
+        "ImageDecoder", "NonMaxSuppression", "NonZero", "RegexFullMatch", "StringConcat",
         "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
     },
     "ai.onnx.ml": {

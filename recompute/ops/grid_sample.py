@@ -80,7 +80,7 @@ class Sampling(Op, abstract=True):
             raise self.fail("needs floats of one element type", x, grid)
         if rank < 1 or grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
             raise self.fail("the grid must be [N, ..., number of spatial axes]", x, grid)
-        if not math.prod(x.shape[2:]) and math.prod(grid.shape[:-1]):
+        if 0 in x.shape[2:] and 0 not in grid.shape[:-1]:
             raise self.fail("nothing can be sampled from an empty image", x, grid)
         if dy is not None and dy != x.with_shape((*x.shape[:2], *grid.shape[1:-1])):
             raise self.fail("dy does not fit", x, grid, dy)

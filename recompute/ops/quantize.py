@@ -69,10 +69,10 @@ def _placed(node: Any, x: Any) -> tuple[Any, Any]:
     """Scale and zero point, ready to broadcast."""
     axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
     zero = node.input(2)
-    return tuple(spread(node.builder, v, x, axis, block) for v in (node.input(1), zero))  # type: ignore[return-value]
+    return tuple(spread(node.builder, v, x, axis, block) for v in (node.input(1), zero))
 
 
-def _to(b: Any, v: Any, dtype: str) -> Any:
+def _to(b: Any, v: Any, dtype: Any) -> Any:
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
 
 

@@ -252,7 +252,7 @@ def _samples(draw: Any) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray
     for mode in ("avg", "max"):
         for where in ("half_pixel", "output_half_pixel"):
             for ratio in (0, 2):
-                options = {"output_height": 2, "output_width": 3, "sampling_ratio": ratio, "mode": mode}
+                options: dict[str, Any] = {"output_height": 2, "output_width": 3, "sampling_ratio": ratio, "mode": mode}
                 options |= {"coordinate_transformation_mode": where, "spatial_scale": 0.9}
                 yield options, rois, batch, "f64[2,2,4,5]", "f64[3,2,2,3]"
     yield {}, rois[:0], batch[:0], "f64[1,2,2,2]", "f64[0,2,1,1]"
