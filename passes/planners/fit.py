@@ -87,7 +87,10 @@ class Fitting:
     @cached_property
     def ordered(self) -> Block:
         """The step in the order that needs less memory."""
-        return Schedule().run(self.block) if self.schedule else self.block
+        found = Schedule().run(self.once) if self.schedule else self.once
+        if found is self.once:
+            return self.block
+        return SplitNorms().run(found) if self.rebuild else found  # split after, so that both parts stay together
 
     @cached_property
     def _ordered(self) -> Derived:
