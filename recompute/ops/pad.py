@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..op import imports
 from .common import normal_axis
 from .shape import Move
 
@@ -186,3 +187,21 @@ class PadGrad(Move):
         for mode in ("reflect", "edge", "wrap"):
             yield draw.case(cls((0, 2, 1, 0, 1, 2), mode), draw("f64[2,6,7]"))
             yield draw.case(cls((1, 1), mode), draw("f32[4]"))
+
+
+@imports("CenterCropPad")
+def _center_crop_pad(node: Any) -> Any:
+    """Slice, then Pad with zeros: what is odd is cut, and added, at the end."""
+    x, wanted = node.input(0), node.need_constant(1, "shape").reshape(-1)
+    axes = node.attributes.get("axes") or range(x.ndim)
+    target = list(x.shape)
+    for axis, n in zip(axes, wanted, strict=True):
+        target[axis] = int(n)
+    starts = [max(n - t, 0) // 2 for n, t in zip(x.shape, target, strict=True)]
+    ends = [s + min(n, t) for s, n, t in zip(starts, x.shape, target, strict=True)]
+    before = [max(t - n, 0) // 2 for n, t in zip(x.shape, target, strict=True)]
+    after = [max(t - n, 0) - p for n, t, p in zip(x.shape, target, before, strict=True)]
+    b = node.builder
+    if any(t < n for n, t in zip(x.shape, target, strict=True)):
+        x = b.Slice(x, starts=tuple(starts), ends=tuple(ends), axes=tuple(range(x.ndim)))
+    return b.Pad(x, pads=(*before, *after)) if any((*before, *after)) else b.Identity(x)

@@ -152,7 +152,7 @@ def _gradient(forward: str, latest: Any, facts: Facts) -> str:
         return "yes" if "yes" in facts.gradient else "no"
     if forward == "settled at compile time":
         return "yes"
-    return "not differentiable"
+    return "yes, zero" if "flat" in facts.gradient and _takes_floats(latest) else "not differentiable"
 
 
 def _takes_floats(schema: Any) -> bool:
@@ -273,7 +273,7 @@ with such a node, functions written out included.
 def document(facts: Mapping[tuple[str, str], Facts], counts: str, reasons: Mapping[str, str]) -> str:
     """The page."""
     table = rows(facts)
-    open_ = {n: g for n, g in _differentiable(table).items() if g != "yes"}
+    open_ = {n: g for n, g in _differentiable(table).items() if not g.startswith("yes")}
     missing = f" (not: {', '.join(f'{n}: {g}' for n, g in open_.items())})" if open_ else ""
     numbers = {"differentiable": len(_differentiable(table)), "covered": len(_differentiable(table)) - len(open_)}
     shown = {"version": onnx.__version__, "counts": counts, "reasons": _listed(reasons), "missing": missing}
