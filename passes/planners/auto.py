@@ -41,6 +41,8 @@ _RUNGS = (0.94, 0.97, 1.0)
 _NEAR = 0.05
 #: problems of no more nodes are solved at once, and every time; those of no more than the second in parts
 _TINY, _SOLVED_IN_PARTS = 100, 1000
+#: longer sequences than so many times the problem (or than the second) are left as they are: a move takes too long
+_LONGEST, _ALWAYS = 3, 3000
 #: methods of others that are asked, and how many nodes they are asked about at most
 _OTHERS = {"gruslys": 20_000, "rotor": 20_000, "kusumoto": 3000, "kusumoto-memory": 3000}
 
@@ -135,6 +137,8 @@ def ask_others(frontier: Frontier, budget: int) -> None:
 
 def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:
     """Offers the frontier what local search makes of a plan."""
+    if len(start.sequence) > max(_LONGEST * len(frontier.problem), _ALWAYS):
+        return
     search = Search(Schedule(frontier.problem, start.sequence), budget, seed)
     search.descend()
     search.run(moves, hot)
