@@ -47,3 +47,12 @@ def test_nothing_trains_through_integers_unless_asked() -> None:
     assert [p.name for p, _ in rc.SGD(learning_rate=0.0).backward(program[loss.name])] == ["s"]
     with pytest.raises(rc.UsageError, match="quantization must be None or 'ste', not 'lsq'"):
         rc.load(source, quantization="lsq")
+
+
+def test_integer_sums_wrap_around_beyond_32_bits() -> None:
+    graph = "(uint8[1,70000] a, uint8[70000,1] b) => (int32[1,1] y) { y = MatMulInteger(a, b) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> agraph {graph}')
+    program = rc.load(model)
+    a = np.full((1, 70000), 255, np.uint8)
+    (y,) = rc.Executor().run(program, {"a": a, "b": a.T.copy()}, ["y"])
+    assert y.item() == 255 * 255 * 70000 - 2**32 < 2**31

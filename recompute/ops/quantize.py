@@ -130,10 +130,10 @@ def dequantize(node: Any) -> Any:
 
 @imports("MatMulInteger", "ConvInteger")
 def integer_product(node: Any) -> Any:
-    """Exact in f64, whose 53 bits hold every sum of 2^21 products of bytes."""
+    """Exact in f64, whose 53 bits hold every sum of 2^37 products of bytes; beyond 32 bits it wraps, as sums do."""
     g = node.body()
     y = _product(node, g, (0, 1), (2, 3), "")
-    return g.results(g.Cast(y, to=dtype_to_onnx("i32")))
+    return g.results(g.Cast(g.Cast(y, to=dtype_to_onnx("i64")), to=dtype_to_onnx("i32")))
 
 
 def _product(node: Any, g: Any, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str) -> str:
