@@ -48,14 +48,7 @@ def _last_use(block: Block, operators: list[Operator]) -> dict[str, int]:
 
 def with_scratch(op: Operator, names: Names | None) -> Operator:
     """The operator with its scratch buffers named (None: without any)."""
-    types = (
-        ()
-        if names is None
-        else op.op.scratch(
-            [None if v is None else v.type for v in op.inputs],
-            [None if v is None else v.type for v in op.outputs],
-        )
-    )
+    types = () if names is None else op.workspace()
     if not types and not op.scratch:
         return op
     base = next(op.writes()).name

@@ -162,7 +162,7 @@ def graph_of(block: Block) -> Graph:
         if name in buffers.of:
             kept[buffers.of[name]] = True
     opened = [o and (k or bool(t)) for o, k, t in zip(buffers.opened, kept, touched_by, strict=True)]
-    scratch = [sum(aligned(t.nbytes) for t in op.op.scratch(*_types(op))) for op in block.operators]
+    scratch = [sum(aligned(t.nbytes) for t in op.workspace()) for op in block.operators]
     return Graph(
         follows,
         [tuple(x) for x in leads],

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .kernels import provider
 from .op import Op
 from .types import TensorType
 
@@ -73,7 +74,8 @@ def _type(v: Value | None) -> TensorType | None:
 class Operator:
     """An operator applied: inputs and outputs by position, None where an optional one is absent.
 
-    `scratch` holds the temporary buffers its numerics need, once `memory-plan`'s lowering has named them.
+    `scratch` holds the temporary buffers its numerics need, once `liveness` has named them.  `kernel`: the provider
+    that runs it (see kernels.py); "" is the operator's own numerics.
     """
 
     op: Op
@@ -81,6 +83,7 @@ class Operator:
     outputs: tuple[Value | None, ...]
     role: Role = Role.FORWARD
     scratch: tuple[Value, ...] = ()
+    kernel: str = ""
 
     def reads(self) -> Iterator[Value]:
         """Inputs that are present."""
@@ -89,6 +92,12 @@ class Operator:
     def writes(self) -> Iterator[Value]:
         """Outputs that are present, updated state included."""
         return (v for v in self.outputs if v is not None)
+
+    def workspace(self) -> tuple[TensorType, ...]:
+        """Types of the temporary buffers of whatever runs it."""
+        if self.kernel:
+            return provider(self.kernel).scratch(self)
+        return self.op.scratch([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import pickle
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,12 +61,7 @@ def operator_seconds(program: Program, loss: str, feed: Mapping[str, Any]) -> li
     session = executor.session(program, [loss])
     for v in session.block.inputs:
         session.arrays[v.name][...] = np.asarray(feed[v.name])
-    taken: dict[int, float] = {}
-    with np.errstate(all="ignore"):
-        for op, ins, outs, scratch in session.steps:
-            start = time.perf_counter()
-            op.op.compute(session.xp, ins, outs, scratch)
-            taken[id(op)] = time.perf_counter() - start
+    taken = {id(op): seconds for op, seconds in session.run_timed()}
     return [taken.get(id(op), 0.0) for op in session.block.operators if not isinstance(op.op, Free)]
 
 

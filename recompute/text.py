@@ -11,7 +11,8 @@
     }
 
 An operator's line: role (none: forward), outputs, `=`, name, inputs (`_`: absent), attributes that differ from
-their defaults, scratch buffers, and after `@` the addresses of outputs and scratch.
+their defaults, `using` and the provider of its kernel (none: its own numerics), scratch buffers, and after `@` the
+addresses of outputs and scratch.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def show_operator(op: Operator, addresses: dict[str, int] | Any = None) -> str:
     text = f"{role}{outs}{' ' if outs else ''}= {op.op.name}({ins})"
     if attributes:
         text += " {" + ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items()) + "}"
+    if op.kernel:
+        text += f" using {op.kernel}"
     if op.scratch:
         text += " scratch(" + ", ".join(f"{show_name(v.name)}: {v.type}" for v in op.scratch) + ")"
     at = [addresses.get(v.name) for v in (*op.writes(), *op.scratch)]
@@ -261,6 +264,7 @@ class _Reader:
         for _ in line.list_until(")"):
             inputs.append(None if line.skip("_") else self._value(line, line.value_name()))
         op = self._read_attributes(line, cls)
+        kernel = line.take("word") if line.skip("using") else ""
         scratch: list[Value] = []
         if line.skip("scratch"):
             line.need("(")
@@ -269,7 +273,7 @@ class _Reader:
         written = [v for v in outputs if v is not None] + scratch
         self.values.update({v.name: v for v in written})
         self._read_addresses(line, written)
-        self.operators.append(Operator(op, tuple(inputs), tuple(outputs), role, tuple(scratch)))
+        self.operators.append(Operator(op, tuple(inputs), tuple(outputs), role, tuple(scratch), kernel))
 
     def _read_attributes(self, line: _Line, cls: type[Op]) -> Op:
         given: dict[str, Any] = {}

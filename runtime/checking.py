@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import JobError
 from ..ir import Free, Operator, Value
 from ..text import show_operator
-from .executor import Session
+from .executor import Session, Step, segments
 
 #: NaN in every floating-point type, and a conspicuous number in the others
 POISON = 0xFF
@@ -33,20 +33,19 @@ def run_checked(session: Session) -> None:
                 _poison_dead(session, op, live)
                 continue
             live.update(v.name for v in op.writes())
-            if step is not None and step[0] is op:
+            if step is not None and step.op is op:
                 _run_one(session, op, step)
                 step = next(steps, None)
 
 
-def _run_one(session: Session, op: Operator, step: tuple) -> None:
-    _, ins, outs, scratch = step
+def _run_one(session: Session, op: Operator, step: Step) -> None:
     inputs = {_range(session, v) for v in op.reads()}
-    for v, array in zip((*op.outputs, *op.scratch), (*outs, *scratch), strict=True):
+    for v, array in zip((*op.outputs, *op.scratch), (*step.outs, *step.scratch), strict=True):
         if v is not None and not op.op.updates and _range(session, v) not in inputs and array.dtype != np.bool_:
             array.reshape(-1).view(np.uint8)[...] = POISON
     raw = session.arena.bytes()
     before = raw.copy()
-    op.op.compute(np, ins, outs, scratch)
+    segments([step])[0].run(np)
     allowed = np.zeros(raw.size, np.bool_)
     for v in (*op.writes(), *op.scratch):
         at = _range(session, v)

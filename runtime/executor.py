@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ import numpy as np
 
 from ..errors import JobError, MissingExtraError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
+from ..kernels import provider
 from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
+from .cpu import native
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,49 @@ class Arena:
         return self._raw[begin : begin + value.nbytes].view(value.type.numpy).reshape(value.shape)
 
 
+@dataclass(frozen=True)
+class Step:
+    """An operator with its buffers bound, and the calls of its kernel (none: its own numerics run)."""
+
+    op: Operator
+    ins: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    scratch: tuple[Any, ...]
+    calls: tuple[Any, ...] = ()
+
+    def run(self, xp: Any) -> None:
+        """The operator's own numerics.  JobError with the operator where they fail."""
+        try:
+            self.op.op.compute(xp, self.ins, self.outs, self.scratch)
+        except Exception as e:
+            raise JobError(f"{type(e).__name__} in\n    {show_operator(self.op)}\n{e}") from e
+
+
+@dataclass(frozen=True)
+class NativeSteps:
+    """Steps in a row whose kernels are native: one call runs them all."""
+
+    steps: tuple[Step, ...]
+    table: native.Table
+
+    def run(self, xp: Any) -> None:
+        """JobError where a kernel reports a failure."""
+        self.table.run()
+        native.check()
+
+
+def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
+    """Steps to run in order, native ones in tables."""
+    found: list[Step | NativeSteps] = []
+    for is_native, group in itertools.groupby(steps, key=lambda s: bool(s.calls)):
+        together = tuple(group)
+        if is_native:
+            found.append(NativeSteps(together, native.Table([c for s in together for c in s.calls])))
+        else:
+            found += together
+    return found
+
+
 class Session:
     """A planned block, ready to run many times: every operator's buffers are bound once.
 
@@ -75,11 +122,14 @@ class Session:
             if name in block.addresses:
                 self.arrays[name] = self.arena.at(block.addresses[name], value)
         self.steps = [
-            (op, tuple(map(self._array, op.inputs)), tuple(map(self._array, op.outputs)),
-             tuple(map(self._array, op.scratch)))
-            for op in block.operators
-            if not isinstance(op.op, Free) and not self._is_there(op)
-        ]  # fmt: skip
+            self._step(op) for op in block.operators if not isinstance(op.op, Free) and not self._is_there(op)
+        ]
+        self._segments = segments(self.steps)
+
+    def _step(self, op: Operator) -> Step:
+        ins, outs, scratch = (tuple(map(self._array, vs)) for vs in (op.inputs, op.outputs, op.scratch))
+        calls = provider(op.kernel).bind(op, ins, outs, scratch) if op.kernel else ()
+        return Step(op, ins, outs, scratch, tuple(calls))
 
     def _bind_persistent(self, arrays: Mapping[str, np.ndarray]) -> None:
         for v in (*self.block.parameters, *self.block.buffers, *self.block.state):
@@ -120,16 +170,20 @@ class Session:
 
     def run(self) -> None:
         """Executes the instructions once.  JobError with the operator where its numerics fail."""
-        xp = self.xp
-        at = None
-        try:
-            with np.errstate(all="ignore"):
-                for at in self.steps:
-                    op, ins, outs, scratch = at
-                    op.op.compute(xp, ins, outs, scratch)
-        except Exception as e:
-            assert at is not None
-            raise JobError(f"{type(e).__name__} in\n    {show_operator(at[0])}\n{e}") from e
+        with np.errstate(all="ignore"):
+            for segment in self._segments:
+                segment.run(self.xp)
+
+    def run_timed(self) -> list[tuple[Operator, float]]:
+        """Executes the instructions once, one by one: each operator with its seconds."""
+        found = []
+        with np.errstate(all="ignore"):
+            for step in self.steps:
+                segment = segments([step])[0] if step.calls else step
+                start = time.perf_counter()
+                segment.run(self.xp)
+                found.append((step.op, time.perf_counter() - start))
+        return found
 
 
 @dataclass(frozen=True)

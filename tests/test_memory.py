@@ -16,6 +16,7 @@ from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_
 from recompute.passes.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
 from recompute.passes.storage import storages
 from recompute.runtime.checking import run_checked
+from recompute.runtime.executor import segments
 from recompute.text import show_operator
 
 #: networks large enough that a temporary of a whole activation would show
@@ -53,23 +54,24 @@ def test_a_step_allocates_nothing(name: str) -> None:
     NumPy converts and gathers through buffers of 8192 elements, one an operand: up to 96 KiB in float32 whatever the
     size of the tensors, each far below 64 KiB.
     """
-    step, loss, feed = compiled(name, 8, True, MEDIUM[name])
+    made, loss, feed = compiled(name, 8, True, MEDIUM[name])
     executor = rc.Executor()
-    executor.run(step.program, feed, [loss])
-    session = executor.session(step.program, [loss])
+    executor.run(made.program, feed, [loss])
+    session = executor.session(made.program, [loss])
     for v in session.block.inputs:  # the first step has used their places for other values
         session.arrays[v.name][...] = feed[v.name]
     found = []
     tracemalloc.start()
     try:
-        for op, ins, outs, scratch in session.steps:
+        for step in session.steps:
+            segment = segments([step])[0]
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
             with np.errstate(all="ignore"):
-                op.op.compute(np, ins, outs, scratch)
+                segment.run(np)
             taken = tracemalloc.get_traced_memory()[1] - before
             if taken > 128 * 1024:
-                found.append(f"{taken:,} bytes by {show_operator(op)}")
+                found.append(f"{taken:,} bytes by {show_operator(step.op)}")
     finally:
         tracemalloc.stop()
     assert not found

@@ -257,7 +257,7 @@ def test_nothing_undoes_or_reorders_a_plan() -> None:
     assert again and again == sorted(v.name for op in planned if op.role is Role.RECOMPUTE for v in op.writes())
     step = compiled("bert-tiny").clone()
     step.block = fitted.compiled
-    steps = [op for op, *_ in Session(fitted.compiled, step.data).steps]
+    steps = [bound.op for bound in Session(fitted.compiled, step.data).steps]
     place = {id(op): i for i, op in enumerate(planned)}
     assert [place[id(op)] for op in steps] == sorted(place[id(op)] for op in steps)
     with pytest.raises(UsageError, match="'cse' after 'recompute'"):

@@ -118,7 +118,6 @@ class _Deriving:
         self.backward |= op.role not in _FORWARD and (follows or at > self.last)
         if follows or op.role in _FORWARD:
             self.of_forward.update(writes)
-        types = [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
         self.maker.update((v, len(self.nodes)) for v in writes)
         self.members.append([at])
         self.nodes.append(
@@ -127,7 +126,7 @@ class _Deriving:
                 cost=self.seconds(op),
                 reads=tuple(dict.fromkeys([v for v in reads if v is not None])),
                 writes=tuple(writes),
-                scratch=sum(aligned(t.nbytes) for t in op.op.scratch(*types)),
+                scratch=sum(aligned(t.nbytes) for t in op.workspace()),
                 backward=self.backward,  # a loss may stand behind the first gradient: it belongs to that pass then
                 repeatable=not self.backward
                 and op.role in _FORWARD

@@ -1,0 +1,56 @@
+"""Kernels: what else than an operator's own numerics can run it.
+
+An operator application names in `Operator.kernel` the provider that runs it; "" is the operator's own `compute`.  The
+choice is made by a lowering (see runtime/cpu), stands in the text form, and is the same for a recomputed clone, so that
+its bits are.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from .ir import Operator
+    from .types import TensorType
+
+
+class Provider(Protocol):
+    """Kernels of one kind."""
+
+    @property
+    def name(self) -> str:
+        """What `Operator.kernel` calls it."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Whether it can run this operator; depends on the operator and its types only."""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """The temporary buffers that its kernel is handed."""
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> Sequence[Any]:
+        """Native calls over these buffers (None: an absent operand), or functions without arguments, in order."""
+
+
+#: name → provider; a runtime's package registers its own when it is imported
+PROVIDERS: dict[str, Provider] = {}
+
+
+def register(provider: Provider) -> None:
+    """Makes a provider known by its name."""
+    PROVIDERS[provider.name] = provider
+
+
+def provider(name: str) -> Provider:
+    """The provider of that name.  UsageError where this machine has none."""
+    if name not in PROVIDERS:
+        importlib.import_module(f"{__package__}.runtime")
+    if name not in PROVIDERS:
+        raise UsageError(
+            f"the program was lowered for kernels of '{name}'{nearest(name, PROVIDERS)}, which are not here: install "
+            "the extra that brings them, or compile the program again on this machine"
+        )
+    return PROVIDERS[name]

@@ -1,0 +1,295 @@
+"""Native code: LLVM IR becomes functions in memory, and a table of calls that one native function walks.
+
+Every kernel has one C signature, `void kernel(const int64_t *args, int64_t begin, int64_t end)`: `args` holds pointers,
+integers and the bits of doubles, [begin, end) is the part of the work that this thread does.  Threads are libgomp's,
+the pool that oneDNN's wheel uses too; without libgomp a step runs on one.  Object code is kept in the user's cache
+folder under a key of all it was made from, so that a second process only loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import JobError
+from ...files import cache_folder, replacing
+
+#: changes whenever object code made before must not be loaded any more
+_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel: its address, operands, and how many pieces of work there are.
+
+    Operands: arrays (their address), integers, floats (as doubles).  `parallel`: the work is split over the threads;
+    otherwise one call does all of it, outside of any parallel region.
+    """
+
+    address: int
+    operands: tuple[Any, ...]
+    work: int = 1
+    parallel: bool = True
+
+    def words(self) -> np.ndarray:
+        """The operands as the kernel reads them."""
+        return np.array([_word(x) for x in self.operands] or [0], np.int64)
+
+
+def _word(x: Any) -> int:
+    if isinstance(x, np.ndarray):
+        return x.ctypes.data
+    if isinstance(x, (float, np.floating)):
+        return struct.unpack("q", struct.pack("d", x))[0]
+    return int(x)
+
+
+class Table:
+    """Calls in a row, bound once: `run()` makes all of them without Python in between."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._keep = [(c.operands, c.words()) for c in calls]
+        self._rows = np.array(
+            [
+                (c.address, words.ctypes.data, c.work, c.parallel and c.work > 1)
+                for c, (_, words) in zip(calls, self._keep, strict=True)
+            ],
+            np.int64,
+        ).reshape(len(calls), 4)
+        self._run = _driver()
+        self._arguments = (self._rows.ctypes.data, len(calls), threads())
+
+    def run(self) -> None:
+        """All calls, in order."""
+        self._run(*self._arguments)
+
+
+#: a kernel that fails writes a number other than zero here (see `check`)
+STATUS = np.zeros(1, np.int64)
+
+
+def check() -> None:
+    """JobError where a kernel has failed since the last check."""
+    if STATUS[0]:
+        status, STATUS[0] = int(STATUS[0]), 0
+        raise JobError(f"a native kernel failed with status {status}")
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why nothing native can run here; "" where it can."""
+    try:
+        import llvmlite.binding  # noqa: F401
+    except ImportError:
+        return "llvmlite is not installed (extra 'cpu')"
+    if np.dtype(np.intp).itemsize != 8:
+        return "addresses have fewer than 64 bits"
+    return ""
+
+
+@functools.cache
+def threads() -> int:
+    """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(ValueError):
+        cores = min(cores, max(1, int(os.environ.get("OMP_NUM_THREADS", cores))))
+    return cores if _libgomp() else 1
+
+
+@functools.cache
+def _libgomp() -> Any:
+    """The OpenMP runtime of GCC; None where there is none.
+
+    Its threads spin a while when they have nothing to do.  Where NumPy's BLAS has threads of its own, spinning for long
+    takes their processors away, so that it is cut short before the library is loaded.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name in ("libgomp.so.1", "libgomp.so"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+class _Toolchain:
+    """LLVM for this processor, and an engine that functions are loaded into."""
+
+    def __init__(self) -> None:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        self.llvm = llvm
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.cpu = llvm.get_host_cpu_name()
+        features = llvm.get_host_cpu_features()
+        features["prefer-256-bit"] = False  # the loops are long: full vectors pay
+        self.features = features.flatten()
+        target = llvm.Target.from_default_triple()
+        self.machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
+        self.made_by = f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features}"
+        self.addresses: dict[str, int] = {}
+
+    def key(self, *parts: str) -> str:
+        """Names object code by all that it depends on."""
+        return hashlib.sha256("\0".join((self.made_by, *parts)).encode()).hexdigest()[:32]
+
+    def load(self, key: str, code: bytes) -> int:
+        """The address of the function in this object code."""
+        self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
+        self.engine.finalize_object()
+        address = self.engine.get_function_address(f"k_{key}")
+        if not address:
+            raise JobError(f"native code without the function k_{key}")
+        self.addresses[key] = address
+        return address
+
+    def object_code(self, module: Any, key: str) -> bytes:
+        """Optimised machine code of a module whose `kernel` gets the name that belongs to the key."""
+        module.get_function("kernel").name = f"k_{key}"
+        module.verify()
+        options = self.llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = options.slp_vectorization = True
+        builder = self.llvm.create_pass_builder(self.machine, options)
+        builder.getModulePassManager().run(module, builder)
+        return self.machine.emit_object(module)
+
+
+@functools.cache
+def toolchain() -> _Toolchain:
+    """The one toolchain of this process.  JobError where llvmlite is missing."""
+    if why := unavailable():
+        raise JobError(f"no native code: {why}")
+    return _Toolchain()
+
+
+def _cached(key: str) -> Path | None:
+    folder = cache_folder()
+    return None if folder is None else folder / "kernels" / f"{key}.o"
+
+
+def cached(key: str) -> int | None:
+    """The address of a function made earlier, in this process or another; None where there is none."""
+    tools = toolchain()
+    if key in tools.addresses:
+        return tools.addresses[key]
+    path = _cached(key)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            return tools.load(key, path.read_bytes())
+    return None
+
+
+def keep(key: str, module: Any) -> int:
+    """Compiles a module whose function `kernel` is what the key names, keeps the object code, and loads it."""
+    tools = toolchain()
+    code = tools.object_code(module, key)
+    path = _cached(key)
+    if path is not None:
+        with contextlib.suppress(OSError):  # without a cache the next process compiles again, no more
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                temporary.write_bytes(code)
+    return tools.load(key, code)
+
+
+def compile_ir(ir: str) -> int:
+    """The address of the function `kernel` of a module given as LLVM IR."""
+    key = toolchain().key(ir)
+    found = cached(key)
+    return keep(key, toolchain().llvm.parse_assembly(ir)) if found is None else found
+
+
+@functools.cache
+def _driver() -> Any:
+    """`run(rows, count, threads)`: makes the calls of a table."""
+    gomp = _libgomp()
+    if gomp is not None:
+        llvm = toolchain().llvm
+        for name in ("GOMP_parallel", "omp_get_thread_num"):
+            llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
+        compile_ir(_DRIVER.replace("PARALLEL", "true" if gomp is not None else "false"))
+    )
+
+
+_DRIVER = r"""
+%call = type { ptr, ptr, i64, i64 }
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+
+; one thread's part of a call: the context holds the call and the number of threads
+define internal void @part(ptr %context) {
+  %t32 = call i32 @omp_get_thread_num()
+  %t = sext i32 %t32 to i64
+  %call = load ptr, ptr %context
+  %count.at = getelementptr i64, ptr %context, i64 1
+  %count = load i64, ptr %count.at
+  %work.at = getelementptr %call, ptr %call, i32 0, i32 2
+  %work = load i64, ptr %work.at
+  %begin.n = mul i64 %work, %t
+  %begin = sdiv i64 %begin.n, %count
+  %t1 = add i64 %t, 1
+  %end.n = mul i64 %work, %t1
+  %end = sdiv i64 %end.n, %count
+  %some = icmp slt i64 %begin, %end
+  br i1 %some, label %go, label %done
+go:
+  %function = load ptr, ptr %call
+  %args.at = getelementptr %call, ptr %call, i32 0, i32 1
+  %args = load ptr, ptr %args.at
+  call void %function(ptr %args, i64 %begin, i64 %end)
+  br label %done
+done:
+  ret void
+}
+
+define void @kernel(ptr %calls, i64 %count, i64 %threads) {
+entry:
+  %context = alloca [2 x i64]
+  %count.at = getelementptr i64, ptr %context, i64 1
+  store i64 %threads, ptr %count.at
+  %t32 = trunc i64 %threads to i32
+  %several = icmp sgt i64 %threads, 1
+  %threaded = and i1 %several, PARALLEL
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %next]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %step, label %end
+step:
+  %call = getelementptr %call, ptr %calls, i64 %i
+  %parallel.at = getelementptr %call, ptr %call, i32 0, i32 3
+  %parallel = load i64, ptr %parallel.at
+  %wanted = icmp ne i64 %parallel, 0
+  %split = and i1 %wanted, %threaded
+  br i1 %split, label %many, label %one
+many:
+  store ptr %call, ptr %context
+  call void @GOMP_parallel(ptr @part, ptr %context, i32 %t32, i32 0)
+  br label %next
+one:
+  %function = load ptr, ptr %call
+  %args.at = getelementptr %call, ptr %call, i32 0, i32 1
+  %args = load ptr, ptr %args.at
+  %work.at = getelementptr %call, ptr %call, i32 0, i32 2
+  %work = load i64, ptr %work.at
+  call void %function(ptr %args, i64 0, i64 %work)
+  br label %next
+next:
+  %i1 = add i64 %i, 1
+  br label %loop
+end:
+  ret void
+}
+"""
