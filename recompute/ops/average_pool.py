@@ -10,6 +10,7 @@ import numpy as np
 
 from ..op import imports
 from ..types import DTYPES, TensorType
+from .channels_last import channels_last
 from .conv_export import transposed
 from .pool import Pooling, _pool_samples, block_planes, cut, planes
 from .shape import reshape
@@ -54,6 +55,7 @@ class Averaging(Pooling, abstract=True):
 _MOST = 1 << 24
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class AveragePool(Averaging, onnx=True):
     """The mean of each window (ONNX AveragePool).
@@ -115,6 +117,7 @@ class AveragePool(Averaging, onnx=True):
         yield draw.case(cls(kernel_shape=(3, 3), pads=(1, 1, 1, 1)), draw("f16[2,3,5,5]"))
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class AveragePoolGrad(Averaging):
     """dy → the gradient of AveragePool by its input, whose spatial sizes are `shape`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..op import Cost, Op
 from ..types import TensorType
+from .channels_last import channels_last
 from .norm_kernels import wide
 from .window import BLOCK
 
@@ -58,6 +59,7 @@ class ChannelNorm(Op, abstract=True):
         return Cost(10 * ins[0].size, super().cost(ins, outs).bytes)
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class BatchNormalization(ChannelNorm, onnx=True):
     """(x, scale, bias, mean, var) → (x - mean) / √(var + epsilon) · scale + bias (ONNX, inference)."""

@@ -11,9 +11,11 @@ from typing import Any
 
 from ..op import Cost, Op
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
+from .channels_last import channels_last
 from .norm_kernels import row_dots, wide
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class BatchNormTrain(ChannelNorm):
     """(x, scale, bias) → (x - mean) / √(var + epsilon) · scale + bias with the batch's own mean and biased variance.
@@ -128,6 +130,7 @@ def _scaled(b: Any, x: Any, centred: Any, var: Any, scale: Any, bias: Any, epsil
     return as_type_of(b, b.Add(scaled, per_channel(b, as_type_of(b, bias, centred), x)), x)
 
 
+@channels_last(inputs=(0,), outputs=())
 @dataclass(frozen=True)
 class BatchNormStatistics(Op):
     """x → mean and biased variance of each channel: BatchNormTrain's small outputs, to the bit.
@@ -194,6 +197,7 @@ def _moments(xp: Any, x: Any, work: Any, partials: Any, mean: Any, var: Any) -> 
     xp.multiply(var, var.dtype.type(1.0 / count), out=var)
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class BatchNormApply(ChannelNorm):
     """(x, scale, bias, mean, var) → BatchNormTrain's output, to the bit, from the statistics that it gave.
@@ -253,6 +257,7 @@ class BatchNormApply(ChannelNorm):
         yield draw.case(cls(), draw("f16[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
 
 
+@channels_last(inputs=(0, 4), outputs=(0,))
 @dataclass(frozen=True)
 class BatchNormGrad(ChannelNorm):
     """(x, scale, mean, var, dy) → (dx, dscale, dbias) of BatchNormTrain, whose statistics mean and var are.

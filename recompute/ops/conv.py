@@ -9,6 +9,7 @@ from typing import Any
 from ..op import Cost, Op
 from ..types import TensorType
 from . import conv_kernels as kernels
+from .channels_last import channels_last
 from .conv_export import export_grad_input, export_grad_weight, export_transposed
 from .conv_kernels import Geometry
 from .norm_kernels import wide
@@ -124,6 +125,7 @@ def cropped(b: Any, x: Any, shape: Sequence[int]) -> Any:
     return b.Slice(x, starts=(0,) * len(axes), ends=tuple(shape[a] for a in axes), axes=axes)
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class Conv(Convolution, onnx=True):
     """y[n, m, p] = bias[m] + Σ w[m, c, k] · x[n, c, p · stride + k · dilation - pad] (ONNX Conv; 1 to 3 axes or more).
@@ -199,6 +201,7 @@ def _conv_samples(cls: Any) -> list[tuple[Any, str, str, bool]]:
     ]
 
 
+@channels_last(inputs=(1,), outputs=(0,))
 @dataclass(frozen=True)
 class ConvGradInput(Convolution):
     """(w, dy) → the gradient of Conv by its input, whose spatial sizes are `shape`."""
@@ -249,6 +252,7 @@ class ConvGradInput(Convolution):
         yield draw.case(cls(shape=(5, 5), pads=(1, 1, 1, 1)), draw("f32[4,3,3,3]"), draw("f32[2,4,5,5]"))
 
 
+@channels_last(inputs=(0, 1), outputs=())
 @dataclass(frozen=True)
 class ConvGradWeight(Convolution):
     """(x, dy) → the gradient of Conv by its weight, whose spatial sizes are `kernel`."""
@@ -306,6 +310,7 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(d) for d in text.split(","))
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class ConvTranspose(Convolution, onnx=True):
     """Transposed convolution (ONNX ConvTranspose): what the gradient of Conv by its input computes, plus a bias.

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..op import Op
+from .channels_last import channels_last
 from .norm_kernels import wide
 from .reduce import ReduceMean
 
@@ -14,6 +15,7 @@ def _spatial(ndim: int) -> tuple[int, ...]:
     return tuple(range(2, ndim))
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class GlobalAveragePool(Op, onnx=True):
     """The mean over all spatial axes, which become 1."""
@@ -54,6 +56,7 @@ class GlobalAveragePool(Op, onnx=True):
         yield draw.case(cls(), draw("f16[1,2,2,3]"))
 
 
+@channels_last(inputs=(0,), outputs=(0, 1))
 @dataclass(frozen=True)
 class GlobalMaxPool(Op, onnx=True):
     """The largest element over all spatial axes, which become 1.
@@ -102,6 +105,7 @@ class GlobalMaxPool(Op, onnx=True):
         return node.emit(cls(), node.input(0))
 
 
+@channels_last(inputs=(0, 1), outputs=(0,))
 @dataclass(frozen=True)
 class GlobalMaxPoolGrad(Op):
     """(flat index, dy) → dy at the indices, 0 elsewhere; the result's spatial sizes are `shape`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..op import Cost, Op
 from ..types import TensorType
+from .channels_last import channels_last
 from .pool_export import export_max_gather, export_max_grad, export_max_window
 from .window import BLOCK, Window, full, output_size, window_attributes
 
@@ -94,6 +95,7 @@ def window_dtype(taps: int) -> str:
     return "u8" if taps <= 256 else "u16" if taps <= 65536 else "u32"
 
 
+@channels_last(inputs=(0,), outputs=(0, 1, 2))
 @dataclass(frozen=True)
 class MaxPool(Pooling, onnx=True):
     """The largest element of each window (ONNX MaxPool); padding does not count; the first of equal ones.
@@ -268,6 +270,7 @@ class MaxPoolLinear(Pooling, abstract=True):
                 taken += product
 
 
+@channels_last(inputs=(0, 1), outputs=(0,))
 @dataclass(frozen=True)
 class MaxPoolGrad(MaxPoolLinear):
     """(window numbers, dy) → the gradient of MaxPool by its input, whose spatial sizes are `shape`."""
@@ -324,6 +327,7 @@ def _numbered(draw: Any) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any]
         yield op, x, types[0], outs[2]
 
 
+@channels_last(inputs=(0, 1), outputs=(0,))
 @dataclass(frozen=True)
 class MaxPoolGather(MaxPoolLinear):
     """(window numbers, x) → the elements of x at the numbered places of their windows; transpose of MaxPoolGrad."""

@@ -1,0 +1,164 @@
+"""Channels-last forms: operators whose activations are [n, spatial..., c] where ONNX has [n, c, spatial...].
+
+One line beside an operator makes its form: `@channels_last(inputs=(0,), outputs=(0,))` over `Conv` registers
+`ChannelsLastConv`, with the same attributes and weights in ONNX's layout.  The form's own numerics are a reference:
+the operator itself between copies in ONNX's layout, which are declared as scratch; what is fast is a kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from ..errors import TypeRuleError
+from ..op import Cost, Op
+from ..types import TensorType
+from .shape import reshape
+
+
+def to_last(ndim: int) -> tuple[int, ...]:
+    """The permutation of axes that puts the second one last."""
+    return (0, *range(2, ndim), 1) if ndim > 2 else tuple(range(ndim))
+
+
+def to_first(ndim: int) -> tuple[int, ...]:
+    """The permutation of axes that makes the last one the second."""
+    return (0, ndim - 1, *range(1, ndim - 1)) if ndim > 2 else tuple(range(ndim))
+
+
+def permuted(t: TensorType, perm: Sequence[int]) -> TensorType:
+    """The type with its axes in another order."""
+    return t.with_shape([t.shape[p] for p in perm])
+
+
+def moves(shape: Sequence[int], perm: Sequence[int]) -> bool:
+    """Whether the order of the elements in memory changes: not where only axes of one element change places."""
+    moved = [p for p in perm if shape[p] != 1]
+    return moved != sorted(moved) and 0 not in shape
+
+
+def turn(b: Any, v: Any, perm: Sequence[int]) -> Any:
+    """Emits a Transpose, or a Reshape where no element moves."""
+    shape = [v.shape[p] for p in perm]
+    return b.Transpose(v, perm=tuple(perm)) if moves(v.shape, perm) else reshape(b, v, shape)
+
+
+class ChannelsLast(Op, abstract=True):
+    """The operator `plain_class` with its inputs `activations` and its outputs `results` channels-last."""
+
+    plain_class: ClassVar[type[Op]]
+    activations: ClassVar[tuple[int, ...]]
+    results: ClassVar[tuple[int, ...]]
+
+    @property
+    def plain(self) -> Op:
+        """The operator in ONNX's layout."""
+        return _plain(self)
+
+    def plain_types(self, types: Sequence[Any], which: Sequence[int]) -> tuple[Any, ...]:
+        """Types in ONNX's layout, None where absent; `which` are channels-last."""
+        return tuple(permuted(t, to_first(t.ndim)) if i in which and t else t for i, t in enumerate(types))
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """As the plain operator, activations turned."""
+        try:
+            found = self.plain.infer(*self.plain_types(inputs, self.activations))
+        except TypeRuleError as e:
+            raise self.fail(f"with channels first it is {e}", *inputs) from None
+        return tuple(permuted(t, to_last(t.ndim)) if i in self.results else t for i, t in enumerate(found))
+
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+        """Turned copies, then what the plain operator needs."""
+        given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
+        turned = [t for ts, w in ((given, self.activations), (made, self.results)) for t in _turned(ts, w)]
+        return (*turned, *self.plain.scratch(given, made))
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """The plain operator over turned copies."""
+        spare = list(scratch)
+        given, made = list(ins), list(outs)
+        for arrays, which in ((given, self.activations), (made, self.results)):
+            for i in which:
+                if i < len(arrays) and (a := arrays[i]) is not None:
+                    perm = to_first(a.ndim)
+                    shape = tuple(a.shape[p] for p in perm)
+                    arrays[i] = spare.pop(0) if moves(a.shape, perm) else a.reshape(shape)
+        for i in self.activations:
+            if given[i] is not None and moves(ins[i].shape, to_first(ins[i].ndim)):
+                given[i][...] = ins[i].transpose(to_first(ins[i].ndim))
+        self.plain.compute(xp, given, made, spare)
+        for i in self.results:
+            if i < len(outs) and outs[i] is not None and moves(outs[i].shape, to_first(outs[i].ndim)):
+                outs[i][...] = made[i].transpose(to_last(outs[i].ndim))
+
+    def again(self, ins: Any, outs: Any) -> Any:
+        """The form of what makes the plain operator's output again."""
+        found = self.plain.again(ins, outs)
+        form = None if found is None else channels_last_form(found[0])
+        return None if found is None or form is None else (form, found[1])
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """The plain operator's: a kernel does not copy."""
+        return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
+
+    def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
+        """The plain operator between transposes."""
+        given = [turn(b, v, to_first(v.ndim)) if v and i in self.activations else v for i, v in enumerate(inputs)]
+        count = len(self.plain.infer(*(None if v is None else v.type for v in given)))
+        made = b.emit(self.plain, *given, want=count)
+        made = (made,) if count == 1 else made
+        return tuple(turn(b, v, to_last(v.ndim)) if i in self.results else v for i, v in enumerate(made))
+
+    @classmethod
+    def samples(cls, draw: Any) -> Any:
+        """The plain operator's with turned inputs; it appears behind autodiff, so that no gradient is checked."""
+        for case in cls.plain_class.samples(draw):
+            inputs = tuple(
+                a.transpose(to_last(a.ndim)).copy() if i in cls.activations and a is not None else a
+                for i, a in enumerate(case.inputs)
+            )
+            yield dataclasses.replace(case, op=channels_last_form(case.op), inputs=inputs, gradient=False)
+
+
+def _turned(types: Sequence[TensorType | None], which: Sequence[int]) -> list[TensorType]:
+    """Those of `which` that need a copy, in ONNX's layout."""
+    present = [types[i] for i in which if i < len(types)]
+    return [t for t in present if t is not None and moves(t.shape, to_last(t.ndim))]
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain(op: ChannelsLast) -> Op:
+    return op.plain_class(**{f.name: getattr(op, f.name) for f in dataclasses.fields(op)})
+
+
+#: operator class → its channels-last form
+FORMS: dict[type[Op], type[ChannelsLast]] = {}
+C = TypeVar("C", bound=type[Op])
+
+
+def channels_last(*, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[C], C]:
+    """Registers the channels-last form of the operator below, of which these inputs and outputs are activations."""
+
+    def register(cls: C) -> C:
+        fields = [(f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(cls)]
+        traits = ("required_outputs", "inplace", "inplace_output", "small_outputs", "moves_data")
+        namespace = {name: getattr(cls, name) for name in traits}
+        namespace |= {"plain_class": cls, "activations": inputs, "results": outputs, "__module__": cls.__module__}
+        namespace["__doc__"] = f"{cls.__name__} with activations [n, spatial..., c]."
+        name = f"ChannelsLast{cls.__name__}"
+        form = dataclasses.make_dataclass(name, fields, bases=(ChannelsLast,), namespace=namespace, frozen=True)
+        form.__module__ = cls.__module__
+        setattr(sys.modules[cls.__module__], name, form)
+        FORMS[cls] = form
+        return cls
+
+    return register
+
+
+def channels_last_form(op: Op) -> ChannelsLast | None:
+    """The channels-last form of an operator; None where it has none."""
+    form = FORMS.get(type(op))
+    return None if form is None else form(**{f.name: getattr(op, f.name) for f in dataclasses.fields(op)})
