@@ -2,6 +2,7 @@
 
 from .autodiff import Autodiff
 from .base import PASSES, Pass, pipeline, run_passes
+from .choose_kernels import ChooseKernels
 from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
 from .liveness import Liveness
@@ -16,6 +17,7 @@ __all__ = [
     "ALIGNMENT",
     "PASSES",
     "Autodiff",
+    "ChooseKernels",
     "DeadCode",
     "EagerUpdates",
     "FuseNorms",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
@@ -85,17 +85,21 @@ def plan_best_order(block: Block) -> Block:
 
 
 def cleaned(block: Block, *, rebuild: bool = True) -> Block:
-    """A block without frees and dead operators; with `rebuild`, normalised values are made again for gradients.
+    """A block without frees, kernels and dead operators; `rebuild`: normalised values are made again for gradients.
 
     Where nothing is an output, nobody can say what is dead: the block is taken as it is.
     """
-    bare = block.with_operators([op for op in block.operators if not isinstance(op.op, Free)], addresses={})
+    operators = [op for op in block.operators if not isinstance(op.op, Free)]
+    bare = block.with_operators([replace(op, kernel="") if op.kernel else op for op in operators], addresses={})
     return run_passes(bare, [DeadCode(), *([Rebuild()] if rebuild else [])]) if bare.outputs else bare
 
 
-def plan_memory(block: Block, *, schedule: bool = True, rebuild: bool = True) -> Block:
-    """The block as it will run: cleaned, in the best order found (`schedule`), with frees and addresses."""
-    block = cleaned(block, rebuild=rebuild)
+def plan_memory(block: Block, *, schedule: bool = True, rebuild: bool = True, lowering: Sequence[Pass] = ()) -> Block:
+    """The block as it will run: cleaned, lowered, in the best order found (`schedule`), with frees and addresses.
+
+    `lowering`: the passes of whatever will run it (see runtime/lowering.py).
+    """
+    block = run_passes(cleaned(block, rebuild=rebuild), lowering)
     return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
 

@@ -61,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to need less memory")
     what.add_argument("--no-rebuild", action="store_true", help="keep normalised values instead of making them again")
+    what.add_argument(
+        "--providers", metavar="A,B,...", help="whose kernels run the step, in order of preference (numpy: none's)"
+    )
     what.add_argument("--init", choices=("he", "glorot"), help="draw the weights anew, seeded")
     what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
     what.add_argument(
@@ -260,7 +263,7 @@ class _Job:
         from .compiler import compile_step
 
         schedule, cost = not self.args.no_schedule, self.args.cost
-        options["rebuild"] = not self.args.no_rebuild
+        options |= {"rebuild": not self.args.no_rebuild, "providers": self.args.providers}
         with cli_costs.progress(self.args):
             return compile_step(program, loss, self.optimizer(), schedule=schedule, cost=cost, **options)
 

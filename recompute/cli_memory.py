@@ -125,7 +125,7 @@ def steps_of(job: Any) -> Steps:
         input_shapes=input_shapes(args.input_shapes),
         options=options,
         trainable=split(args.trainable) if args.trainable else None,
-        compile_options={"schedule": not args.no_schedule, "rebuild": not args.no_rebuild},
+        compile_options={"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers},
         cost=args.cost,
     )
 

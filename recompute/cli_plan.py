@@ -157,7 +157,7 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
         return False
     from .compiler import plain_fitting
 
-    options = {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild}
+    options = {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers}
     with cli_costs.progress(args) as progress:
         progress("compiling the plain step")
         fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **options)

@@ -17,9 +17,9 @@ from .budgets import Budget
 from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, memory_report, plan_memory
+from .passes import RecomputePlan, cleaned, memory_report, plan_memory
 from .passes.planners.fit import Fitting
-from .planning import PlanFigures, SavedPlan, carry, fitting_of, request, saved_plan
+from .planning import PlanFigures, SavedPlan, carry, fitting_of, lowering_for, request, saved_plan
 from .program import Program
 from .text import show
 
@@ -82,6 +82,7 @@ def compile_step(
     dump: Path | str | None = None,
     schedule: bool = True,
     rebuild: bool = True,
+    providers: Sequence[str] | None = None,
     cost: CostModel | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
@@ -90,7 +91,9 @@ def compile_step(
     for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak) as `strategy` finds it (default:
     "auto"), or what a `plan` says.  `dump`: a folder for the text after each stage.  `schedule`: whether independent
     operators may change places to need less memory.  `rebuild`: whether normalised values that gradients read are made
-    again from what is kept anyway (see passes/rebuild.py).  `cost`: what times are estimated by (this CPU's roofline).
+    again from what is kept anyway (see passes/rebuild.py).  `providers`: whose kernels run it, in order of preference
+    (None: all that this machine has; `("numpy",)`: the operators' own numerics).  `cost`: what times are estimated by
+    (this CPU's roofline).
     """
     from .optimizers import RecomputeOptimizer
 
@@ -108,17 +111,19 @@ def compile_step(
         step, stages = _made(program, loss, optimizer, fetch)
         planned = saved = None
         if wanted is not None:
-            fitting = fitting_of(step.block, cost, schedule=schedule, rebuild=rebuild)
+            fitting = fitting_of(step.block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
             fitted, planned = carry(fitting, wanted, cost)
-            step.block, step.plan, step.planned = fitted.compiled, fitted.plan, planned
+            step.lower_to(fitted.compiled, fitted.block)
+            step.plan, step.planned = fitted.plan, planned
             saved = saved_plan(fitted, planned, program.block.name, batch_of(program))
             stages[-1] = ("step", fitted.block)
         else:
-            step.block = plan_memory(step.block, schedule=schedule, rebuild=rebuild)
+            logical, passes = cleaned(step.block, rebuild=rebuild), lowering_for(cost, providers)
+            step.lower_to(plan_memory(logical, schedule=schedule, rebuild=False, lowering=passes), logical)
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)
-        return CompiledStep(step, step.plan, figures(step.block, cost), cost, planned, saved)
+        return CompiledStep(step, step.plan, figures(step.block, cost, step.logical), cost, planned, saved)
 
 
 def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> tuple[Program, list[tuple[str, Block]]]:
@@ -147,10 +152,12 @@ def plain_fitting(
     *,
     schedule: bool = True,
     rebuild: bool = True,
+    providers: Sequence[str] | None = None,
 ) -> Fitting:
     """The plain step of a program, for planners."""
     with without_gc():
-        return fitting_of(_made(program, loss, optimizer, ())[0].block, cost, schedule=schedule, rebuild=rebuild)
+        block = _made(program, loss, optimizer, ())[0].block
+        return fitting_of(block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
 
 
 def batch_of(program: Program) -> int | None:
@@ -164,10 +171,14 @@ def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:
         (folder / f"{i:02d}-{name}.rir").write_text(show(block))
 
 
-def figures(block: Block, cost: CostModel | None = None) -> StepFigures:
-    """The figures of a block with planned memory; times by `cost` (this CPU's roofline)."""
+def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:
+    """The figures of a block with planned memory; times by `cost` (this CPU's roofline).
+
+    Operators are counted and priced in `logical`, the block before it was lowered (default: the block).
+    """
     report = memory_report(block)
-    real = [op for op in block.operators if not isinstance(op.op, Free)]
+    logical = logical or block
+    real = [op for op in logical.operators if not isinstance(op.op, Free)]
     repeated = [op for op in real if op.role is Role.RECOMPUTE]
     forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
     again = total_cost(repeated).flops
@@ -178,11 +189,11 @@ def figures(block: Block, cost: CostModel | None = None) -> StepFigures:
         arena_bytes=report.arena,
         live_peak_bytes=report.live_peak + report.persistent,
         persistent_bytes=report.persistent,
-        kept_bytes=kept_bytes(block),
+        kept_bytes=kept_bytes(logical),
         flops=total_cost(real).flops,
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
-        estimated_step_seconds=step_seconds(block, cost or this_cpu()),
+        estimated_step_seconds=step_seconds(logical, cost or this_cpu()),
     )
 
 

@@ -25,7 +25,7 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
         if specs and v.name in specs:
             batch[v.name] = np.asarray(specs[v.name].sample(g, batch=v.shape[0] if v.shape else 1), v.type.numpy)
         elif v.type.is_float:
-            binary = _is_probability(program.block, v)
+            binary = _is_probability(program.logical, v)
             drawn = g.integers(0, 2, v.shape) if binary else g.standard_normal(v.shape)
             batch[v.name] = np.asarray(drawn).astype(v.type.numpy)
         elif v.dtype == "bool":
@@ -33,7 +33,7 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
         elif "mask" in v.name.lower():
             batch[v.name] = np.ones(v.shape, v.type.numpy)
         else:
-            batch[v.name] = g.integers(0, _limit(program.block, v), v.shape).astype(v.type.numpy)
+            batch[v.name] = g.integers(0, _limit(program.logical, v), v.shape).astype(v.type.numpy)
     return batch
 
 

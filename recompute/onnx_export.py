@@ -60,7 +60,7 @@ def export_step(
     form.
     """
     step = _Step(program)
-    for op in program.block.operators:
+    for op in step.block.operators:
         step.add(op)
     return step.model([program[f if isinstance(f, str) else f.name].name for f in fetch], plan_metadata)
 
@@ -89,8 +89,9 @@ class _Step:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.block = program.block
-        self.values = program.block.values()
+        lowered = any(op.kernel for op in program.block.operators)  # for kernels of this machine
+        self.block = program.logical if lowered else program.block
+        self.values = self.block.values()
         self.graph = _Graph(Names(self.values))
         #: what a name of the block is called now: updates move it on
         self.current = {name: name for name in self.values}

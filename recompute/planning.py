@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .budgets import Budget, parse_budget
-from .cost import CostModel, kept_values, step_seconds
+from .cost import CostModel, Device, kept_values, step_seconds, this_cpu
 from .errors import UsageError
 from .files import replacing
 from .ir import Block, Role
-from .passes import RecomputePlan, Rerun, cleaned
+from .passes import Pass, RecomputePlan, Rerun, cleaned
 from .passes.planners import planner
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
+from .runtime.lowering import lowering
 
 #: the first field of a plan's file
 FORMAT = "recompute-plan-1"
@@ -166,9 +167,23 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 # -- carrying out -----------------------------------------------------------------------------------------------------
 
 
-def fitting_of(block: Block, cost: CostModel, *, schedule: bool = True, rebuild: bool = True) -> Fitting:
+def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> tuple[Pass, ...]:
+    """The lowering for `providers` (None: this machine's, but none where times are those of another device)."""
+    elsewhere = isinstance(cost, Device) and cost is not this_cpu()
+    return lowering(() if providers is None and elsewhere else providers)
+
+
+def fitting_of(
+    block: Block,
+    cost: CostModel,
+    *,
+    schedule: bool = True,
+    rebuild: bool = True,
+    providers: Sequence[str] | None = None,
+) -> Fitting:
     """A step that repeats nothing, as planners take it: without dead code."""
-    found = Fitting(cleaned(block, rebuild=False), cost.seconds, schedule=schedule, rebuild=rebuild)
+    passes = lowering_for(cost, providers)
+    found = Fitting(cleaned(block, rebuild=False), cost.seconds, schedule=schedule, rebuild=rebuild, lowering=passes)
     step_seconds(found.once, cost)  # a model that measures does all of it first
     return found
 

@@ -76,11 +76,25 @@ class Program:
         self.plan: Any = None
         #: figures of that plan, where a planner made it (`recompute.planning.PlanFigures`)
         self.planned: Any = None
+        self._lowered: tuple[Block, Block] | None = None
+
+    @property
+    def logical(self) -> Block:
+        """The block before it was lowered and its memory planned; `block` itself where it was not."""
+        if self._lowered is not None and self._lowered[0] is self.block:
+            return self._lowered[1]
+        return self.block
+
+    def lower_to(self, block: Block, logical: Block) -> None:
+        """Replaces the block by what a lowering and a memory plan made of `logical`."""
+        self.block, self._lowered = block, (block, logical)
 
     def __getitem__(self, name: str) -> Variable:
         values = self.block.values()
         if name not in values:
             name = self.aliases.get(name, name)
+        if name not in values and self._lowered is not None:
+            values = self.logical.values()
         if name not in values:
             raise UsageError(f"program '{self.block.name}' has no value '{name}'{nearest(name, values)}")
         return Variable(self, values[name])
@@ -117,7 +131,7 @@ class Program:
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.aliases = dict(self.aliases)
         other.source_path, other.gradients = self.source_path, list(self.gradients)
-        other.plan, other.planned = self.plan, self.planned
+        other.plan, other.planned, other._lowered = self.plan, self.planned, self._lowered
         return other
 
     def builder(self, role: Role = Role.FORWARD, prefix: str = "") -> Builder:

@@ -22,8 +22,9 @@ from .ir import Block, Role
 from .models.common import parameters
 from .onnx_model import open_dimensions, prepare, read_model
 from .optimizers import Adam, RecomputeOptimizer
-from .passes import RecomputePlan, plan_memory
+from .passes import RecomputePlan, cleaned, plan_memory
 from .passes.planners.fit import Fitting
+from .planning import lowering_for
 from .program import Program, Variable
 from .verify import trusted
 
@@ -127,13 +128,15 @@ class Steps:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             if not whole.block.addresses:
-                whole.block = plan_memory(whole.block, rebuild=whole.planned is None)
-            step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost), self.cost)
+                passes = lowering_for(self.cost, self._compile_options.get("providers"))
+                logical = cleaned(whole.block, rebuild=whole.planned is None)
+                whole.lower_to(plan_memory(logical, rebuild=False, lowering=passes), logical)
+            step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
             program, loss = self.program(batch)
             names = self.resolved(checkpoints, batch)
             step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **self._compile_options)
-        self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.block, step.figures)
+        self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
 
     def fitting(self, batch: int) -> Fitting:
@@ -156,8 +159,8 @@ class Steps:
             again = any(known == key for _, known in self._figures)
             with trusted() if again else contextlib.nullcontext():
                 if isinstance(key, RecomputePlan):
-                    block = self.fitting(batch).carry_out(key, False).compiled
-                    self._remember(batch, key, block, figures(block, self.cost))
+                    made = self.fitting(batch).carry_out(key, False)
+                    self._remember(batch, key, made.block, figures(made.compiled, self.cost, made.block))
                 else:
                     self.compile(batch, key)
         return self._figures[batch, key]

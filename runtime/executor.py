@@ -18,6 +18,7 @@ from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
 from .cpu import native
+from .lowering import foreign, lowering
 
 
 @dataclass(frozen=True)
@@ -208,14 +209,21 @@ class Executor:
     The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
     compute.  `schedule`: independent operators may change places where that lowers the peak; `rebuild`: normalised
     values that gradients read may be made again (see passes/rebuild.py).  The numbers stay the same bits; False runs
-    what is given.
+    what is given.  `providers`: whose kernels run it, in order of preference (None: all that this machine has;
+    `("numpy",)`: the operators' own numerics).  A program whose memory is planned has its kernels chosen.
     """
 
     def __init__(
-        self, place: CPUPlace | CUDAPlace | None = None, *, schedule: bool = True, rebuild: bool = True
+        self,
+        place: CPUPlace | CUDAPlace | None = None,
+        *,
+        schedule: bool = True,
+        rebuild: bool = True,
+        providers: Sequence[str] | None = None,
     ) -> None:
         self.place = place or CPUPlace()
         self.schedule, self.rebuild = schedule, rebuild
+        self.lowering = lowering(providers)
         self.xp = _array_module(self.place)
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
@@ -247,10 +255,24 @@ class Executor:
                 if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
             rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
-            block = _planned(program.block, wanted, schedule=self.schedule, rebuild=rebuild)
+            block = self._planned(program, wanted, rebuild=rebuild)
             bound = _Bound(program.block, wanted, Session(block, program.data, self.xp))
             self._sessions[program] = bound
         return bound.session
+
+    def _planned(self, program: Program, fetch: Sequence[str], *, rebuild: bool) -> Block:
+        """The block with kernels, frees and addresses; fetched values survive.  One that suits is taken as it is."""
+        block = program.block
+        outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
+        if block.addresses and outputs == block.outputs and not foreign(block):
+            return block
+        block = program.logical  # where a lowering has not merged values that are to be fetched
+        values = block.values()
+        for name in fetch:
+            if name not in values:
+                raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
+        block = block.with_operators(block.operators, outputs=outputs)
+        return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
 
     def _feed(self, session: Session, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}
@@ -277,18 +299,6 @@ class Executor:
                     f"feed x.astype('{v.type.numpy}')"
                 )
             session.arrays[name][...] = array
-
-
-def _planned(block: Block, fetch: Sequence[str], *, schedule: bool, rebuild: bool) -> Block:
-    """The block with frees and addresses; fetched values survive.  A planned block that suits is taken as it is."""
-    values = block.values()
-    for name in fetch:
-        if name not in values:
-            raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
-    outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-    if block.addresses and outputs == block.outputs:
-        return block
-    return plan_memory(block.with_operators(block.operators, outputs=outputs), schedule=schedule, rebuild=rebuild)
 
 
 def _names(program: Program, fetch_list: Any) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
 from ...ir import Block, Operator
-from ..base import run_passes
+from ..base import Pass, run_passes
 from ..dead_code import DeadCode
 from ..liveness import Liveness
 from ..memory_plan import MemoryPlan, memory_report
@@ -57,10 +57,19 @@ class Fitting:
     The step is planned as it is and, with `schedule`, in the order that needs less memory.  `rebuild`: where no plan
     is asked for, normalised values are made again as in any plain step (passes/rebuild.py); plans choose for
     themselves which of them, so that `block`, whose operators they number, has normalisations in two parts.
+    `lowering`: the passes that a step goes through before its memory is planned.
     """
 
-    def __init__(self, block: Block, seconds: Seconds, *, schedule: bool = True, rebuild: bool = True) -> None:
-        self.once, self.schedule, self.rebuild = block, schedule, rebuild
+    def __init__(
+        self,
+        block: Block,
+        seconds: Seconds,
+        *,
+        schedule: bool = True,
+        rebuild: bool = True,
+        lowering: Sequence[Pass] = (),
+    ) -> None:
+        self.once, self.schedule, self.rebuild, self.lowering = block, schedule, rebuild, tuple(lowering)
         self.block = SplitNorms().run(block) if rebuild else block
         self.seconds = as_parts(seconds)
         self._bounds: dict[int, float] = {}
@@ -97,7 +106,8 @@ class Fitting:
         return derive(self.ordered, self.seconds)
 
     def compiled(self, block: Block) -> Block:
-        """A step with frees and addresses."""
+        """A step lowered, with frees and addresses."""
+        block = run_passes(block, self.lowering)
         return plan_best_order(block) if self.schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
     def bases(self) -> Iterator[tuple[Derived, bool]]:

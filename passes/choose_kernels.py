@@ -1,0 +1,31 @@
+"""Which kernel runs an operator: the first provider that accepts it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ..ir import Block, Free, Operator
+from ..kernels import provider
+from .base import Pass
+
+
+@dataclass(frozen=True)
+class ChooseKernels(Pass):
+    """Name the provider of each operator's kernel: the first of `providers` that accepts it, "" where none does.
+
+    A provider's answer depends on the operator and its types only, so that a recomputed clone runs on the kernel of
+    its original and gives the same bits.
+    """
+
+    providers: tuple[str, ...] = ()
+
+    def run(self, block: Block) -> Block:
+        """The same operators with their kernels; scratch buffers and addresses come later."""
+        found = [provider(name) for name in self.providers]
+
+        def chosen(op: Operator) -> Operator:
+            name = "" if isinstance(op.op, Free) else next((p.name for p in found if p.accepts(op)), "")
+            return op if name == op.kernel else dataclasses.replace(op, kernel=name, scratch=())
+
+        return block.with_operators(map(chosen, block.operators))
