@@ -8,18 +8,22 @@
     scale.call(x, y, 2.0, work=x.size)
 
 numba only translates: its LLVM IR is compiled, cached and loaded like any other, so that a process which finds the
-object code in the cache never imports numba.  A kernel is compiled once for each combination of element types and
-ranks.
+object code in the cache never imports numba.  A kernel is compiled once for each combination of element types, ranks,
+and operands that are the same memory: there LLVM need not guess what overlaps.
+
+Functions that kernels call are marked `@inline`, and called by a name of their module (no `module.function`).  The
+cache's key holds their code as well, and the numbers that any of them takes from its module.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import hashlib
 import importlib.util
-import inspect
-from collections.abc import Callable
-from pathlib import Path
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,36 +41,127 @@ def unavailable() -> str:
     return "" if importlib.util.find_spec("numba") else "numba is not installed (extra 'cpu')"
 
 
+class Inline:
+    """A function that kernels call, compiled into them.  `double`: what takes its place for float64."""
+
+    def __init__(self, function: Callable[..., Any], fastmath: Any, double: Callable[..., Any] | None) -> None:
+        self.function, self.fastmath, self.double = function, fastmath, double
+
+    def fingerprint(self) -> str:
+        """Names its code and that of all it uses."""
+        return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + str(self.fastmath)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """numba's function."""
+        numba, _ = _numba()
+        one = _translated(self.function)
+        if self.double is None:
+            return numba.njit(error_model="numpy", fastmath=self.fastmath, _nrt=False)(one)
+        other = _translated(self.double)
+
+        def either(x: Any) -> Any:
+            return other if x is numba.types.float64 else one
+
+        either.__annotations__.clear()  # numba compares signatures
+        names: dict[str, Any] = {}
+        exec("def stub(x): pass", names)
+        numba.extending.overload(names["stub"], jit_options={"error_model": "numpy", "fastmath": self.fastmath})(either)
+        return names["stub"]
+
+
+class Intrinsic:
+    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes, with `ir` as a global."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    def fingerprint(self) -> str:
+        """Names its code."""
+        return _fingerprint(self.make)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """numba's intrinsic."""
+        _numba()
+        from numba.extending import intrinsic
+
+        return intrinsic(self.make)
+
+
+def inline(
+    function: Callable[..., Any] | None = None, *, fastmath: Any = False, double: Callable[..., Any] | None = None
+) -> Any:
+    """Marks a function that kernels call."""
+    if function is None:
+        return lambda f: Inline(f, fastmath, double)
+    return Inline(function, fastmath, double)
+
+
+def _globals(code: types.CodeType) -> list[str]:
+    """Names that the code takes from its module."""
+    return list(dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"))
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    return [code, *(c for k in code.co_consts if isinstance(k, types.CodeType) for c in _codes(k))]
+
+
+def _fingerprint(function: Callable[..., Any]) -> str:
+    """Names a function's code, and what it takes from its module."""
+    found = hashlib.sha256()
+    for code in _codes(function.__code__):
+        consts = [k for k in code.co_consts if not isinstance(k, types.CodeType)]
+        found.update(repr((code.co_code.hex(), consts, code.co_names, code.co_varnames)).encode())
+        for name in _globals(code):
+            value = function.__globals__.get(name)
+            if isinstance(value, (Inline, Intrinsic)):
+                found.update(value.fingerprint().encode())
+            elif isinstance(value, (int, float, str, tuple, np.generic)):
+                found.update(repr(value).encode())
+    return found.hexdigest()
+
+
+def _translated(function: Callable[..., Any]) -> Any:
+    """The function with those it calls replaced by what numba made of them."""
+    used = {name for code in _codes(function.__code__) for name in _globals(code)}
+    names = {n: v.compiled for n in used if isinstance(v := function.__globals__.get(n), (Inline, Intrinsic))}
+    return types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+
+
 class Kernel:
-    """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do.
+    """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do."""
 
-    `uses`: functions of other modules that it calls, whose source belongs to its own.
-    """
-
-    def __init__(self, function: Callable[..., None], fastmath: Any, uses: tuple[Any, ...]) -> None:
+    def __init__(self, function: Callable[..., None], fastmath: Any) -> None:
         self.function = function
         self.fastmath = fastmath
-        self.uses = uses
         self._addresses: dict[tuple, int] = {}
         self.__doc__ = function.__doc__
 
     @functools.cached_property
     def source(self) -> str:
-        """Names the text of the module that the kernel stands in, and of what it uses."""
-        text = "".join(Path(inspect.getfile(f)).read_text() for f in (self.function, *self.uses))
-        return f"{hashlib.sha256(text.encode()).hexdigest()} {self.function.__qualname__} {self.fastmath}"
+        """Names the kernel's code and that of what it uses."""
+        return f"{_fingerprint(self.function)} {self.function.__qualname__} {self.fastmath}"
 
     def call(self, *operands: Any, work: int, parallel: bool = True) -> Call:
         """A call over these operands; JobError where numba cannot compile it for them."""
         words: list[Any] = []
-        for x in operands:
-            if isinstance(x, np.ndarray):
-                if not x.flags.c_contiguous:
-                    raise JobError(f"{self.function.__name__}: an operand of shape {x.shape} is not contiguous")
-                words += [x, *x.shape]
-            else:
+        kinds: list[tuple] = []
+        seen: dict[tuple, int] = {}
+        for i, x in enumerate(operands):
+            if not isinstance(x, np.ndarray):
                 words.append(x)
-        return Call(self.address(tuple(map(_kind, operands))), tuple(words), work, parallel)
+                kinds.append(_kind(x))
+                continue
+            if not x.flags.c_contiguous:
+                raise JobError(f"{self.function.__name__}: an operand of shape {x.shape} is not contiguous")
+            first = seen.setdefault((x.ctypes.data, x.shape, x.dtype), i)
+            if first == i or not x.size:
+                words += [x, *x.shape]
+                kinds.append(_kind(x))
+            else:
+                kinds.append(("same", first, None))
+        return Call(self.address(tuple(kinds)), tuple(words), work, parallel)
 
     def address(self, kinds: tuple) -> int:
         """The compiled function for operands of these kinds."""
@@ -83,14 +178,16 @@ class Kernel:
         """numba's translation, behind a function `kernel` of our signature."""
         numba, parts = _numba()
         body = numba.njit(
-            nogil=True, error_model="numpy", fastmath=self.fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True
-        )(self.function)
+            error_model="numpy", fastmath=self.fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+        )(_translated(self.function))
         names = {"body": body, **parts}
         exec(_unpacking(kinds), names)
         i64 = numba.types.int64
-        compiled = numba.cfunc(numba.types.void(i64, i64, i64), nopython=True, error_model="numpy")(names["unpack"])
+        with _indices_as_they_are():
+            compiled = numba.cfunc(numba.types.void(i64, i64, i64), nopython=True, error_model="numpy")(names["unpack"])
         llvm = native.toolchain().llvm
-        module = llvm.parse_assembly(compiled.inspect_llvm())
+        # arrays of ours own no memory: numba's reference counts, inlined, do nothing
+        module = llvm.parse_assembly(compiled.inspect_llvm().replace("noinline", "inlinehint"))
         inner = compiled.native_name.removeprefix("cfunc.")
         module.link_in(llvm.parse_assembly(_ENTRY.replace("INNER", inner)))
         for f in module.functions:
@@ -100,6 +197,24 @@ class Kernel:
             if not g.is_declaration:
                 g.linkage = "internal"
         return module
+
+
+@contextlib.contextmanager
+def _indices_as_they_are() -> Iterator[None]:
+    """No kernel counts from an array's end, but numba would ask at every access, and loops were not vectorised."""
+    from numba import intp
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.np import arrayobj
+
+    with global_compiler_lock:
+        before = arrayobj.fix_integer_index
+        arrayobj.fix_integer_index = lambda context, builder, kind, index, size: context.cast(
+            builder, index, kind, intp
+        )
+        try:
+            yield
+        finally:
+            arrayobj.fix_integer_index = before
 
 
 _ENTRY = """
@@ -114,11 +229,11 @@ define void @kernel(ptr %args, i64 %begin, i64 %end) {
 """
 
 
-def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False, uses: tuple[Any, ...] = ()) -> Any:
+def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False) -> Any:
     """Makes a function a kernel.  `fastmath`: LLVM's flags, for sums in vectors ({"reassoc", "nsz"}), say."""
     if function is None:
-        return lambda f: Kernel(f, fastmath, uses)
-    return Kernel(function, fastmath, uses)
+        return lambda f: Kernel(f, fastmath)
+    return Kernel(function, fastmath)
 
 
 def _kind(x: Any) -> tuple:
@@ -137,6 +252,8 @@ def _unpacking(kinds: tuple) -> str:
             dtype = "np.bool_" if dtype == "bool" else f"np.{dtype}"
             lines.append(f"    a{i} = carray(pointer(word(args, {at})), ({dims}), {dtype})")
             at += 1 + ndim
+        elif kind[0] == "same":
+            lines.append(f"    a{i} = a{kind[1]}")
         else:
             lines.append(f"    a{i} = {'real' if kind[0] == 'float' else 'word'}(args, {at})")
             at += 1
@@ -157,6 +274,8 @@ def _numba() -> tuple[Any, dict[str, Any]]:
 
     config: Any = numba.config  # read when numba compiles for the first time
     config.CPU_NAME, config.CPU_FEATURES = native.toolchain().cpu, native.toolchain().features
+    config.OPT = config._OptLevel(0)  # loops are vectorised later, where it is known which operands are the same
+    config.LOOP_VECTORIZE = config.SLP_VECTORIZE = 0
 
     def reader(result: Any) -> Any:
         def read(typing: Any, base: Any, index: Any) -> Any:
