@@ -1,0 +1,364 @@
+"""Matrix products by the BLAS that NumPy brought: one-threaded calls over tiles, which the step's threads share.
+
+The tiles follow from the shapes and the number of threads alone, so that the bits do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...kernels import register
+from ...ops.linear import Gemm, MatMul
+from ...types import TensorType
+from . import native
+from .native import Call
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+
+#: floating-point operations below which a product is not worth waking a second thread
+_ALONE = 1 << 20
+#: rows or columns that a tile has at least, and is a multiple of where there are as many
+_STEP = 16
+
+
+@dataclass(frozen=True)
+class Library:
+    """Addresses of a BLAS's C functions; `threads`: (get, set) of its own threads, where it has any.
+
+    `bits` is the width of its integers.
+    """
+
+    sgemm: int
+    dgemm: int
+    bits: int
+    threads: tuple[int, int] | None
+
+
+@functools.cache
+def library() -> Library | str:
+    """NumPy's BLAS, or why its functions cannot be called.
+
+    Symbols are looked up in NumPy's own extension module: the loader searches what it depends on, too.
+    """
+    if why := native.unavailable():
+        return why
+    try:
+        from numpy._core import _multiarray_umath as core
+    except ImportError:  # NumPy 1
+        from numpy.core import _multiarray_umath as core  # type: ignore[no-redef,attr-defined]
+    try:
+        loaded = ctypes.CDLL(core.__file__)
+    except OSError as e:
+        return f"NumPy's extension module cannot be searched for a BLAS: {e}"
+
+    def address(name: str) -> int:
+        try:
+            return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
+        except AttributeError:
+            return 0
+
+    for prefix, suffix in (("scipy_", "64_"), ("", "64_"), ("", "_64"), ("scipy_", ""), ("", "")):
+        sgemm, dgemm = (address(f"{prefix}cblas_{t}gemm{suffix}") for t in "sd")
+        control = [f"{prefix}openblas_{what}{suffix}" for what in ("get_num_threads", "set_num_threads")]
+        config = address(f"{prefix}openblas_get_config{suffix}")
+        parallel = address(f"{prefix}openblas_get_parallel{suffix}")
+        if not (sgemm and dgemm and config and parallel):
+            continue
+        text = ctypes.CFUNCTYPE(ctypes.c_char_p)(config)() or b""
+        pthreads = ctypes.CFUNCTYPE(ctypes.c_int)(parallel)() == 1  # with OpenMP a call in a parallel region has one
+        get, set_ = map(address, control)
+        if pthreads and not (get and set_):
+            continue
+        return Library(sgemm, dgemm, 64 if b"USE64BITINT" in text else 32, (get, set_) if pthreads else None)
+    return "NumPy's BLAS is not OpenBLAS"
+
+
+def unavailable() -> str:
+    """Why this provider cannot run; "" where it can."""
+    found = library()
+    return found if isinstance(found, str) else ""
+
+
+@dataclass(frozen=True)
+class Product:
+    """C = alpha · A' B' + beta · C for a batch: element offsets of each matrix of a batch, and the matrices' form.
+
+    C is [m, n] with rows of `n`; A' is A [m, k], or its transpose where `ta`; B' is B [k, n], or its transpose.
+    """
+
+    m: int
+    n: int
+    k: int
+    ta: bool
+    tb: bool
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    def tiles(self, threads: int) -> np.ndarray:
+        """[tiles, 7]: offsets of A, B and C, rows, columns, first row, first column; as many for each thread."""
+        count = len(self.a)
+        parts = 1
+        if 2 * count * self.m * self.n * self.k >= _ALONE and count < 4 * threads:
+            parts = threads // math.gcd(count, threads)
+        rows, columns = grid(self.m, self.n, parts)
+        found = [
+            (
+                self.a[i] + (r0 if self.ta else r0 * self.k),
+                self.b[i] + (c0 * self.k if self.tb else c0),
+                i * self.m * self.n + r0 * self.n + c0,
+                r1 - r0,
+                c1 - c0,
+                r0,
+                c0,
+            )
+            for i in range(count)
+            for r0, r1 in rows
+            for c0, c1 in columns
+        ]
+        return np.array(found, np.int64)
+
+    def parallel(self) -> bool:
+        """Whether more than one thread is worth it."""
+        return 2 * len(self.a) * self.m * self.n * self.k >= _ALONE
+
+
+def grid(m: int, n: int, parts: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Ranges of rows and of columns, `parts` pairs at most: those whose tiles read least of both operands."""
+    choices = []
+    for r in range(1, parts + 1):
+        if parts % r == 0:
+            rows, columns = _cut(m, r), _cut(n, parts // r)
+            choices.append((-len(rows) * len(columns), -(-m // r) + -(-n // (parts // r)), rows, columns))
+    return min(choices, key=lambda c: c[:2])[2:]
+
+
+def _cut(size: int, parts: int) -> list[tuple[int, int]]:
+    """[0, size) in at most `parts` ranges of whole steps."""
+    steps = -(-size // _STEP)
+    parts = min(parts, steps)
+    marks = [min(size, steps * i // parts * _STEP) for i in range(parts + 1)]
+    return list(itertools.pairwise(marks))
+
+
+def product(op: Operator) -> Product | None:
+    """The batch of products that a MatMul or Gemm is; None where it is none of this provider's."""
+    a, b, out = (v.type for v in (op.inputs[0], op.inputs[1], op.outputs[0]) if v is not None)
+    if not isinstance(op.op, (MatMul, Gemm)) or out.dtype not in ("f32", "f64") or not a.size or not b.size:
+        return None
+    ta, tb = bool(op.op.transA) and a.ndim > 1, bool(op.op.transB) and b.ndim > 1
+    left = (1, *a.shape) if a.ndim == 1 else a.shape
+    right = (*b.shape, 1) if b.ndim == 1 else b.shape
+    k, m = left[-2:] if ta else left[-2:][::-1]
+    n = right[-2] if tb else right[-1]
+    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    if len(right) == 2 and not ta and len(left) > 2:  # one matrix for all of the batch: its rows are one matrix
+        return Product(math.prod(left[:-1]), n, k, ta, tb, (0,), (0,))
+    return Product(m, n, k, ta, tb, _offsets(left, batch), _offsets(right, batch))
+
+
+def _offsets(shape: Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
+    """Element offset of the matrix that each entry of a broadcast batch reads."""
+    own, size = shape[:-2], math.prod(shape[-2:])
+    at = np.arange(math.prod(own), dtype=np.int64).reshape(own) * size
+    return tuple(int(i) for i in np.broadcast_to(at, batch).reshape(-1))
+
+
+class BlasProvider:
+    """MatMul and Gemm in float32 and float64."""
+
+    name = "blas"
+
+    def accepts(self, op: Operator) -> bool:
+        """Non-empty products, where the library is there."""
+        return isinstance(op.op, (MatMul, Gemm)) and not unavailable() and product(op) is not None
+
+    def reason(self) -> str:
+        """Why it accepts nothing; "" where it does."""
+        return unavailable()
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """None: the library packs into memory of its own."""
+        return ()
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call over all tiles; the library's own threads are off meanwhile."""
+        found = product(op)
+        assert found is not None
+        alpha, beta, bias = 1.0, 1.0, None
+        if isinstance(op.op, Gemm):
+            alpha, beta = op.op.alpha, op.op.beta
+            bias = ins[2] if len(ins) > 2 and beta != 0.0 else None
+        return calls(found, ins[0], ins[1], outs[0], alpha=alpha, beta=beta, bias=bias)
+
+
+def calls(p: Product, a: Any, b: Any, c: Any, *, alpha: float = 1.0, beta: float = 1.0, bias: Any = None) -> list[Call]:
+    """c = alpha · A' B' (+ beta · bias, which broadcasts to [m, n]), as native calls over arrays."""
+    lib = library()
+    assert isinstance(lib, Library)
+    tiles = p.tiles(native.threads())
+    row = column = 0
+    if bias is not None:
+        shape = (1,) * (2 - bias.ndim) + bias.shape
+        row, column = (0 if shape[0] == 1 else shape[1]), (0 if shape[1] == 1 else 1)
+    gemm = lib.sgemm if c.dtype == np.float32 else lib.dgemm
+    words = (gemm, a, b, c, tiles, p.k, p.n, p.m if p.ta else p.k, p.k if p.tb else p.n)
+    words += (111 + p.ta, 111 + p.tb, float(alpha), float(beta), 0 if bias is None else bias, row, column)
+    kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, lib.bits))
+    if not p.parallel() or len(tiles) == 1 or native.threads() == 1:
+        return _alone(lib, Call(kernel, words, len(tiles), parallel=False))
+    return _alone(lib, Call(kernel, words, len(tiles)))
+
+
+#: how many threads the library had before a product
+_THREADS = np.zeros(1, np.int64)
+
+
+def _alone(lib: Library, call: Call) -> list[Call]:
+    """The call while the library has one thread."""
+    if lib.threads is None:
+        return [call]
+    get, set_ = lib.threads
+    switch = native.compile_ir(_SWITCH)
+    return [Call(switch, (get, set_, _THREADS, 1), parallel=False), call,
+            Call(switch, (get, set_, _THREADS, 0), parallel=False)]  # fmt: skip
+
+
+#: (get, set, kept, enter): enter: keeps the number of threads and sets one; otherwise sets what was kept
+_SWITCH = r"""
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+  %get = load ptr, ptr %args
+  %set.at = getelementptr i64, ptr %args, i64 1
+  %set = load ptr, ptr %set.at
+  %kept.at = getelementptr i64, ptr %args, i64 2
+  %kept = load ptr, ptr %kept.at
+  %enter.at = getelementptr i64, ptr %args, i64 3
+  %enter = load i64, ptr %enter.at
+  %entering = icmp ne i64 %enter, 0
+  br i1 %entering, label %in, label %out
+in:
+  %now = call i32 %get()
+  %now64 = sext i32 %now to i64
+  store i64 %now64, ptr %kept
+  call void %set(i32 1)
+  ret void
+out:
+  %before64 = load i64, ptr %kept
+  %before = trunc i64 %before64 to i32
+  call void %set(i32 %before)
+  ret void
+}
+"""
+
+
+@functools.cache
+def _tiles_ir(single: bool, bits: int) -> str:
+    """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into."""
+    names = [
+        "gemm",
+        "a",
+        "b",
+        "c",
+        "tiles",
+        "k",
+        "n",
+        "lda",
+        "ldb",
+        "ta",
+        "tb",
+        "alpha",
+        "beta",
+        "bias",
+        "row",
+        "column",
+    ]
+    kinds = {"alpha": "double", "beta": "double", **dict.fromkeys(("gemm", "a", "b", "c", "tiles", "bias"), "ptr")}
+    lines = []
+    for i, name in enumerate(names):
+        lines += [f"%{name}.at = getelementptr i64, ptr %args, i64 {i}",
+                  f"%{name} = load {kinds.get(name, 'i64')}, ptr %{name}.at"]  # fmt: skip
+    for name in ("n", "k", "lda", "ldb", "ta", "tb"):
+        width = 32 if name in ("ta", "tb") else bits
+        lines.append(
+            f"%{name}.i = {'trunc' if width == 32 else 'add'} i64 %{name}{' to i32' if width == 32 else ', 0'}"
+        )
+    for name in ("alpha", "beta"):
+        lines.append(
+            f"%{name}.r = fptrunc double %{name} to float" if single else f"%{name}.r = fadd double %{name}, -0.0"
+        )
+    columns = ["a0", "b0", "c0", "rows", "cols", "r0", "q0"]
+    for i, name in enumerate(columns):
+        lines_tile = f"%{name}.at = getelementptr i64, ptr %tile, i64 {i}\n  %{name} = load i64, ptr %{name}.at"
+        columns[i] = lines_tile
+    text = _TILES.replace("ARGUMENTS", "\n  ".join(lines)).replace("COLUMNS", "\n  ".join(columns))
+    text = text.replace("REAL", "float" if single else "double").replace("INT", f"i{bits}")
+    return text.replace("NARROW", "trunc i64" if bits == 32 else "add i64").replace(
+        "TO", " to i32" if bits == 32 else ", 0"
+    )
+
+
+_TILES = r"""
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+entry:
+  ARGUMENTS
+  %biased = icmp ne ptr %bias, null
+  %factor = select i1 %biased, REAL %beta.r, REAL 0.0
+  br label %loop
+loop:
+  %t = phi i64 [%begin, %entry], [%t1, %multiply]
+  %more = icmp slt i64 %t, %end
+  br i1 %more, label %work, label %done
+work:
+  %skip = mul i64 %t, 7
+  %tile = getelementptr i64, ptr %tiles, i64 %skip
+  COLUMNS
+  %cp = getelementptr REAL, ptr %c, i64 %c0
+  br i1 %biased, label %fill, label %multiply
+fill:
+  %i = phi i64 [0, %work], [%i1, %filled]
+  %whole = icmp slt i64 %i, %rows
+  br i1 %whole, label %line, label %multiply
+line:
+  %ri = add i64 %r0, %i
+  %from.r = mul i64 %ri, %row
+  %to.r = mul i64 %i, %n
+  br label %element
+element:
+  %j = phi i64 [0, %line], [%j1, %element]
+  %cj = add i64 %q0, %j
+  %from.c = mul i64 %cj, %column
+  %from.i = add i64 %from.r, %from.c
+  %from = getelementptr REAL, ptr %bias, i64 %from.i
+  %value = load REAL, ptr %from
+  %to.i = add i64 %to.r, %j
+  %to = getelementptr REAL, ptr %cp, i64 %to.i
+  store REAL %value, ptr %to
+  %j1 = add i64 %j, 1
+  %others = icmp slt i64 %j1, %cols
+  br i1 %others, label %element, label %filled
+filled:
+  %i1 = add i64 %i, 1
+  br label %fill
+multiply:
+  %ap = getelementptr REAL, ptr %a, i64 %a0
+  %bp = getelementptr REAL, ptr %b, i64 %b0
+  %rows.i = NARROW %rowsTO
+  %cols.i = NARROW %colsTO
+  call void %gemm(i32 101, i32 %ta.i, i32 %tb.i, INT %rows.i, INT %cols.i, INT %k.i,
+    REAL %alpha.r, ptr %ap, INT %lda.i, ptr %bp, INT %ldb.i, REAL %factor, ptr %cp, INT %n.i)
+  %t1 = add i64 %t, 1
+  br label %loop
+done:
+  ret void
+}
+"""
+
+register(BlasProvider())
