@@ -48,6 +48,7 @@ class Arena:
                 f"this machine cannot allocate the arena of {nbytes:,} bytes: a smaller batch takes less, so do "
                 "checkpoints (what is not kept is recomputed); --memory-budget, or rc.max_batch, says what fits"
             ) from None
+        self._raw[::4096] = 0  # pages come with their first write: now, not in the first step
         address = self._raw.ctypes.data if hasattr(self._raw, "ctypes") else self._raw.data.ptr
         self._start = -address % ALIGNMENT
 

@@ -1,0 +1,114 @@
+"""Native code: calls in tables, object code that two processes share, kernels by numba."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recompute.errors import JobError
+from recompute.runtime.cpu import jit, native
+from recompute.runtime.cpu.native import Call, Table
+
+pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable() or "native code runs here")
+needs_numba = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "numba is here")
+
+#: counts[i] += 1 for each piece i of the work
+COUNT = """
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+entry:
+  %counts = load ptr, ptr %args
+  br label %loop
+loop:
+  %i = phi i64 [%begin, %entry], [%i1, %loop]
+  %at = getelementptr i64, ptr %counts, i64 %i
+  %old = load i64, ptr %at
+  %new = add i64 %old, 1
+  store i64 %new, ptr %at
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+
+WORKER = """
+import sys
+import numpy as np
+from recompute.runtime.cpu import native
+from recompute.runtime.cpu.native import Call, Table
+counts = np.zeros(7, np.int64)
+Table([Call(native.compile_ir(sys.stdin.read()), (counts,), 7)]).run()
+assert (counts == 1).all()
+assert "numba" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("work", [1, 2, 3, 1000])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_each_piece_of_work_is_done_once(work: int, parallel: bool) -> None:
+    counts = np.zeros(work, np.int64)
+    call = Call(native.compile_ir(COUNT), (counts,), work, parallel)
+    table = Table([call, call, call])
+    table.run()
+    assert (counts == 3).all()
+    table.run()
+    assert (counts == 6).all()
+
+
+def test_words_hold_addresses_integers_and_doubles() -> None:
+    a = np.zeros(3)
+    words = Call(0, (a, 7, 2.5)).words()
+    assert words[0] == a.ctypes.data and words[1] == 7 and words[2:].view(np.float64)[0] == 2.5
+
+
+def test_a_failure_is_reported_once() -> None:
+    native.STATUS[0] = 3
+    with pytest.raises(JobError, match="status 3"):
+        native.check()
+    native.check()
+
+
+def run_worker(home: Path) -> subprocess.Popen:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
+    found = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, env=environment, text=True)
+    assert found.stdin is not None
+    found.stdin.write(COUNT)
+    found.stdin.close()
+    return found
+
+
+def test_processes_share_object_code_and_mend_damaged_files(tmp_path: Path) -> None:
+    together = [run_worker(tmp_path) for _ in range(2)]
+    assert [p.wait(60) for p in together] == [0, 0]
+    files = sorted((tmp_path / "onnx-recompute" / "kernels").iterdir())
+    assert [f.suffix for f in files] == [".o", ".o"]  # the kernel, and what walks the tables
+    whole = [f.read_bytes() for f in files]
+    files[0].write_bytes(whole[0][:-9])
+    files[1].write_bytes(b"")
+    assert run_worker(tmp_path).wait(60) == 0
+    assert [f.read_bytes() for f in files] == whole
+
+
+def scale(x, y, factor, shift, begin, end):
+    """A kernel's body."""
+    for i in range(begin, end):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * factor + shift
+
+
+@needs_numba
+def test_a_kernel_in_python() -> None:
+    made = jit.kernel(scale)
+    for dtype in (np.float32, np.float64):
+        x = np.arange(20, dtype=dtype).reshape(4, 5)
+        y = np.empty_like(x)
+        Table([made.call(x, y, 0.5, 3, work=4)]).run()
+        np.testing.assert_array_equal(y, x * 0.5 + 3)
+    with pytest.raises(JobError, match="not contiguous"):
+        made.call(x.T, y, 0.5, 3, work=4)
