@@ -2,6 +2,7 @@
 
 from .autodiff import Autodiff
 from .base import PASSES, Pass, pipeline, run_passes
+from .channels_last import ChannelsLast
 from .choose_kernels import ChooseKernels
 from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
@@ -17,6 +18,7 @@ __all__ = [
     "ALIGNMENT",
     "PASSES",
     "Autodiff",
+    "ChannelsLast",
     "ChooseKernels",
     "DeadCode",
     "EagerUpdates",
