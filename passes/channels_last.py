@@ -11,10 +11,11 @@ import numpy as np
 from ..builder import Names
 from ..errors import UsageError
 from ..ir import Block, Constant, Free, Operator, Role, Value
+from ..kernels import Provider, provider
 from ..ops.channels_last import moves, to_first, to_last
 from ..ops.shape import Identity, Reshape, Transpose
 from .base import Pass
-from .layouts import Turned, turned, turned_type
+from .layouts import Turned, turned, turned_type, turned_values
 
 #: sweeps over the operators that may go either way
 _SWEEPS = 6
@@ -24,8 +25,9 @@ _SWEEPS = 6
 class ChannelsLast(Pass):
     """Give convolutions, poolings, batch normalisations and what stands between them activations [n, spatial..., c].
 
-    Operators that have a channels-last form always take it, and so do sums over images and positions: the choice
-    depends on the operator and its types only, so that a recomputed clone has its original's bits.  Element-wise
+    Operators that have a channels-last form take it where one of `providers` has a kernel for it (none given: always),
+    and so do sums over images and positions: the choice depends on the operator and its types only, so that a
+    recomputed clone has its original's bits.  Element-wise
     operators, Concat, Slice and the like, whose bits are the same in any layout, go with their neighbours where that
     transposes fewer bytes.  All others, those that draw among them, stay as they are.
 
@@ -33,15 +35,27 @@ class ChannelsLast(Pass):
     Reshape, which is a view, where no element moves).  Weights, inputs and outputs of the block keep their types.
     """
 
+    providers: tuple[str, ...] = ()
+
     def run(self, block: Block) -> Block:
         """The same values under the same names wherever they keep their layout; NAME.last where they do not."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'channels-last' comes before 'liveness': it adds operators, and frees must follow")
-        forms = [turned(o) for o in block.operators]
+        found = [provider(name) for name in self.providers]
+        forms = [_served(o, turned(o), found) for o in block.operators]
         if not any(f is not None and f.always for f in forms):
             return block
         chosen = _choose(block, forms)
         return _Turning(block, chosen).run()
+
+
+def _served(o: Operator, form: Turned | None, providers: list[Provider]) -> Turned | None:
+    """The form, unless it is one for whose kernel alone an operator is turned and none of `providers` has that."""
+    if form is None or not form.always or not providers:
+        return form
+    ins, outs = turned_values(o, form)
+    candidate = Operator(form.op, ins, outs, o.role)
+    return form if any(p.accepts(candidate) for p in providers) else None
 
 
 def _weight(v: Value) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir import Operator
+from ..ir import Operator, Value
 from ..op import Op
 from ..ops.channels_last import FORMS, channels_last_form, permuted, to_last
 from ..ops.common import Elementwise
@@ -73,20 +73,27 @@ def _rule(o: Operator, rank: int) -> Turned | None:
     return None if rule is None else rule(o, o.op, rank)
 
 
+def turned_values(o: Operator, t: Turned) -> tuple[tuple[Value | None, ...], tuple[Value | None, ...]]:
+    """The operator's inputs and outputs with their turned types."""
+    ins = (
+        None if v is None else Value(v.name, turned_type(v.type, r)) if r else v
+        for v, r in zip(o.inputs, t.inputs, strict=True)
+    )
+    outs = (
+        None if v is None else Value(v.name, turned_type(v.type, v.ndim)) if last else v
+        for v, last in zip(o.outputs, t.outputs, strict=True)
+    )
+    return tuple(ins), tuple(outs)
+
+
 def _types_fit(o: Operator, t: Turned) -> bool:
     """Whether the turned operator gives the turned types."""
-    types = [
-        None if v is None else turned_type(v.type, r) if r else v.type for v, r in zip(o.inputs, t.inputs, strict=True)
-    ]
+    ins, outs = turned_values(o, t)
     try:
-        found = t.op.infer(*types)
+        found = t.op.infer(*(None if v is None else v.type for v in ins))
     except TypeRuleError:
         return False
-    wanted = [
-        None if v is None else turned_type(v.type, v.ndim) if last else v.type
-        for v, last in zip(o.outputs, t.outputs, strict=True)
-    ]
-    return all(w is None or w == f for w, f in zip(wanted, found, strict=False))
+    return all(w is None or w.type == f for w, f in zip(outs, found, strict=False))
 
 
 def turned_axis(axis: int, rank: int) -> int:
