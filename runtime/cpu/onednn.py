@@ -1,0 +1,198 @@
+"""Convolutions by oneDNN, where its library is installed: activations as they are, weights in what layout it likes.
+
+A plan holds the library's primitives for one product; it depends on the product and the number of threads only, and is
+made once.  Packed weights and scratchpads are the operator's workspace: nothing is allocated when a step runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...kernels import register
+from ...types import TensorType
+from . import dnnl, native
+from .convolved import Convolved, convolved, operands
+from .native import Call
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+
+#: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
+_ARGUMENTS = {
+    "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
+    "input": {"x": dnnl.DIFF_SRC, "w": dnnl.WEIGHTS, "y": dnnl.DIFF_DST},
+    "weight": {"x": dnnl.SRC, "w": dnnl.DIFF_WEIGHTS, "y": dnnl.DIFF_DST},
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One primitive and its arguments: number → (layout, name of the buffer)."""
+
+    primitive: int
+    arguments: tuple[tuple[int, tuple[int, str]], ...]
+    implementation: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Primitives in order, and the bytes of the buffers "packed" and "scratchpad" where they are needed."""
+
+    stages: tuple[Stage, ...]
+    buffers: tuple[tuple[str, int], ...]
+
+
+def unavailable() -> str:
+    """Why oneDNN cannot run here; "" where it can."""
+    if why := native.unavailable():
+        return why
+    found = dnnl.load()
+    return found if isinstance(found, str) else ""
+
+
+def strides(shape: Sequence[int], *, last: bool) -> tuple[int, ...]:
+    """Of a dense [n, c, spatial...], in elements; `last`: the channels lie innermost."""
+    order = [0, *range(2, len(shape)), 1] if last else range(len(shape))
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= shape[axis]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(c: Convolved) -> Plan | str:
+    """The primitives of a product, or why the library refuses it."""
+    if why := unavailable():
+        return why
+    lib = dnnl.load()
+    assert isinstance(lib, dnnl.Library)
+    try:
+        return _Maker(lib, c).plan()
+    except dnnl.DnnlError as e:
+        return str(e)
+
+
+class _Maker:
+    """Makes a plan."""
+
+    def __init__(self, lib: dnnl.Library, c: Convolved) -> None:
+        self.lib, self.c = lib, c
+        self.stages: list[Stage] = []
+        self.scratchpad = 0
+
+    def plan(self) -> Plan:
+        """Weights packed, the convolution, weights unpacked or the bias added."""
+        c, lib, g = self.c, self.lib, self.c.geometry
+        shape = c.w if g.group == 1 else (g.group, g.mg, g.cg, *g.window.kernel)
+        x, y = (lib.layout(s, strides(s, last=c.last)) for s in (c.x, c.y))
+        given, any_ = lib.layout(shape, strides(shape, last=False)), lib.layout(shape, None)
+        bias = lib.layout(c.w[:1], (1,)) if c.bias and c.kind == "output" else 0
+        window = (g.window.strides, g.window.dilations, g.window.begin, c.end)
+        main = lib.convolution(c.kind, (x, any_, y), bias, window)
+        which = _ARGUMENTS[c.kind]
+        wanted = lib.wanted(main, which["w"])
+        packed = "w" if lib.same(wanted, given) else "packed"
+        arguments = {which["x"]: (x, "x"), which["y"]: (y, "y"), which["w"]: (wanted, packed)}
+        if bias:
+            arguments[which["bias"]] = (bias, "bias")
+        if packed != "w" and c.kind != "weight":
+            self.add(lib.reorder(given, wanted), {dnnl.SRC: (given, "w"), dnnl.DST: (wanted, packed)})
+        self.add(main, arguments)
+        if packed != "w" and c.kind == "weight":
+            self.add(lib.reorder(wanted, given), {dnnl.SRC: (wanted, packed), dnnl.DST: (given, "w")})
+        if c.bias and c.kind == "input":
+            one = lib.layout(
+                (1, c.x[1], *(1 for _ in c.x[2:])), strides((1, c.x[1], *(1 for _ in c.x[2:])), last=False)
+            )
+            self.add(lib.add(x, one, x), {dnnl.SRC: (x, "x"), dnnl.SRC1: (one, "bias"), dnnl.DST: (x, "x")})
+        buffers = [("packed", lib.nbytes(wanted))] if packed != "w" else []
+        if self.scratchpad:
+            buffers.append(("scratchpad", self.scratchpad))
+        return Plan(tuple(self.stages), tuple(buffers))
+
+    def add(self, descriptor: int, arguments: dict[int, tuple[int, str]]) -> None:
+        """One more primitive, with its scratchpad."""
+        lib = self.lib
+        layout = lib.wanted(descriptor, dnnl.SCRATCHPAD)
+        needed = lib.nbytes(layout) if layout else 0
+        if needed:
+            arguments = {**arguments, dnnl.SCRATCHPAD: (layout, "scratchpad")}
+            self.scratchpad = max(self.scratchpad, needed)
+        name = lib.implementation(descriptor)
+        self.stages.append(Stage(lib.primitive(descriptor), tuple(arguments.items()), name))
+
+
+class OneDnnProvider:
+    """Conv, its gradients and ConvTranspose in float32, in both layouts."""
+
+    name = "onednn"
+
+    def accepts(self, op: Operator) -> bool:
+        """What the library has good code for: its reference implementations are slower than ours."""
+        c = convolved(op)
+        found = None if c is None else plan(c)
+        return isinstance(found, Plan) and not any(s.implementation.startswith("ref") for s in found.stages)
+
+    def reason(self) -> str:
+        """Why it accepts nothing; "" where it does."""
+        return unavailable()
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Packed weights and scratchpad."""
+        return tuple(TensorType("u8", (n,)) for _, n in _planned(op).buffers)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call for each primitive; the library's threads are those of the step."""
+        lib, found = dnnl.load(), _planned(op)
+        assert isinstance(lib, dnnl.Library)
+        arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
+        arrays |= {name: a for (name, _), a in zip(found.buffers, scratch, strict=True)}
+        kernel = native.compile_ir(_EXECUTE)
+        calls = []
+        for s in found.stages:
+            given = {which: (layout, arrays[name].ctypes.data) for which, (layout, name) in s.arguments}
+            arguments = lib.arguments(given)
+            words = (lib.execute, s.primitive, lib.stream, arguments.count, arguments, native.STATUS)
+            calls.append(Call(kernel, (*words, *(a for a in arrays.values() if a is not None)), parallel=False))
+        return calls
+
+
+def _planned(op: Operator) -> Plan:
+    c = convolved(op)
+    found = None if c is None else plan(c)
+    assert isinstance(found, Plan), found
+    return found
+
+
+#: (execute, primitive, stream, count, arguments, status cell)
+_EXECUTE = r"""
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+  %execute = load ptr, ptr %args
+  %primitive.at = getelementptr i64, ptr %args, i64 1
+  %primitive = load ptr, ptr %primitive.at
+  %stream.at = getelementptr i64, ptr %args, i64 2
+  %stream = load ptr, ptr %stream.at
+  %count.at = getelementptr i64, ptr %args, i64 3
+  %count64 = load i64, ptr %count.at
+  %count = trunc i64 %count64 to i32
+  %arguments.at = getelementptr i64, ptr %args, i64 4
+  %arguments = load ptr, ptr %arguments.at
+  %cell.at = getelementptr i64, ptr %args, i64 5
+  %cell = load ptr, ptr %cell.at
+  %status = call i32 %execute(ptr %primitive, ptr %stream, i32 %count, ptr %arguments)
+  %failed = icmp ne i32 %status, 0
+  br i1 %failed, label %bad, label %good
+bad:
+  %status64 = sext i32 %status to i64
+  store i64 %status64, ptr %cell
+  ret void
+good:
+  ret void
+}
+"""
+
+register(OneDnnProvider())
