@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
-from ..ir import Block, Operator
+from ..ir import Block
 from ..kernels import PROVIDERS
-from ..passes import ChooseKernels, Pass
+from ..passes import PASSES, ChannelsLast, ChooseKernels, Pass
+from . import cpu
 
 #: the operators' own numerics, as a provider's name
 OWN = "numpy"
 
 
 def providers() -> tuple[str, ...]:
-    """The providers that this machine has, in order of preference."""
-    return tuple(PROVIDERS)
+    """The providers that this machine has, the most preferred first."""
+    cpu.register_all()
+    return tuple(name for name in cpu.MODULES if name in PROVIDERS)
 
 
 def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
@@ -25,20 +27,17 @@ def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
     """
     if isinstance(names, str):
         names = names.split(",")
-    wanted = providers() if names is None else tuple(n for n in names if n != OWN)
+    here = providers()
+    wanted = () if names is None else tuple(n for n in names if n != OWN)
     for name in wanted:
-        if name not in PROVIDERS:
-            raise UsageError(
-                f"no provider '{name}'{nearest(name, PROVIDERS)}; here are: {', '.join((*PROVIDERS, OWN))}"
-            )
-    return (ChooseKernels(wanted),) if wanted else ()
-
-
-def is_here(op: Operator) -> bool:
-    """Whether this machine has the operator's kernel."""
-    return not op.kernel or op.kernel in PROVIDERS
+        if name not in here:
+            raise UsageError(f"no provider '{name}'{nearest(name, here)}; here are: {', '.join((*here, OWN))}")
+    if not wanted:
+        return ()
+    fusion = [PASSES["fusion"]()] if "fusion" in PASSES and "loops" in wanted else []
+    return (ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
 
 
 def foreign(block: Block) -> bool:
     """Whether a block was lowered for kernels that this machine does not have."""
-    return not all(map(is_here, block.operators))
+    return any(op.kernel and op.kernel not in PROVIDERS for op in block.operators)
