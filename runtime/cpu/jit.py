@@ -71,7 +71,7 @@ class Inline:
 
 
 class Intrinsic:
-    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes, with `ir` as a global."""
+    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make

@@ -25,8 +25,10 @@ fma = Intrinsic(_fma)
 
 def _larger(typing: Any, a: Any, b: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        from llvmlite import ir
+
         kind = args[0].type
-        function = builder.module.declare_intrinsic("llvm.maximum", [kind])
+        function = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
         return builder.call(function, args, fastmath=("nsz", "reassoc"))
 
     return a(a, a), generate
