@@ -97,7 +97,7 @@ class Numba:
 
 def floats(op: Operator, *, least: int = ENOUGH) -> bool:
     """Whether all floating operands are float32, or all are float64, and the largest has `least` elements."""
-    values = [v for v in (*op.reads(), *op.writes())]
+    values = (*op.reads(), *op.writes())
     kinds = {v.dtype for v in values if v.type.is_float}
     return len(kinds) == 1 and kinds <= {"f32", "f64"} and max(v.size for v in values) >= least
 
