@@ -400,14 +400,19 @@ class _Job:
         from . import pictures
         from .compiler import train
         from .data import npz_batches, synthetic_batch
-        from .show_table import progress_bar
+        from .runtime import Executor
+        from .show_table import progress_bar, progress_binding
 
         if self.args.data is not None:
             batches = npz_batches(self.args.data, step.program)
         else:
             batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
-        with progress_bar(self.args.run, quiet=self.args.quiet) as progress:
-            losses, seconds, measured = train(step, loss, batches, self.args.run, progress)
+        quiet = self.args.quiet
+        executor = Executor()
+        with progress_binding(quiet=quiet) as binding:
+            executor.session(step.program, [loss], binding)
+        with progress_bar(self.args.run, quiet=quiet) as progress:
+            losses, seconds, measured = train(step, loss, batches, self.args.run, progress, executor)
         if pictures.paths(self.args):
             self.seconds = pictures.operator_seconds(step.program, loss, next(batches))
         predicted = step.figures.peak_bytes

@@ -262,13 +262,16 @@ def train(
     batches: Iterator[dict[str, Any]],
     steps: int,
     progress: Callable[[int, float], None],
+    executor: Any = None,
 ) -> tuple[list[float], list[float], int]:
-    """Runs training steps; gives losses, seconds a step, and the bytes that the executor held at the most."""
+    """Runs training steps (on an executor that has bound the step already, say); gives losses, seconds a step, and the
+    bytes that the executor held at the most."""
     import time
 
     from .runtime import Executor
 
-    executor = Executor()
+    executor = executor or Executor()
+    executor.session(step.program, [loss])
     losses, seconds = [], []
     for i in range(steps):
         feed = next(batches)

@@ -127,6 +127,21 @@ def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], 
 
 
 @contextlib.contextmanager
+def progress_binding(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error for the kernels of a step; nothing where it is no terminal or `quiet`."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("preparing kernels"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda done, count: bar.update(task, completed=done, total=count)
+
+
+@contextlib.contextmanager
 def progress_status(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on standard error that says what is being done; nothing where it is no terminal or `quiet`."""
     if quiet or not sys.stderr.isatty():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +110,17 @@ def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
 class Session:
     """A planned block, ready to run many times: every operator's buffers are bound once.
 
-    `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.
+    `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.  `progress` is told
+    how many operators are bound, of how many: kernels are compiled where no earlier process has done it.
     """
 
-    def __init__(self, block: Block, arrays: Mapping[str, np.ndarray], xp: Any = np) -> None:
+    def __init__(
+        self,
+        block: Block,
+        arrays: Mapping[str, np.ndarray],
+        xp: Any = np,
+        progress: Callable[[int, int], None] = lambda done, count: None,
+    ) -> None:
         self.block = block
         self.xp = xp
         self.report = memory_report(block)
@@ -123,9 +130,11 @@ class Session:
         for name, value in block.values().items():
             if name in block.addresses:
                 self.arrays[name] = self.arena.at(block.addresses[name], value)
-        self.steps = [
-            self._step(op) for op in block.operators if not isinstance(op.op, Free) and not self._is_there(op)
-        ]
+        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not self._is_there(op)]
+        self.steps = []
+        for op in wanted:
+            self.steps.append(self._step(op))
+            progress(len(self.steps), len(wanted))
         self._segments = segments(self.steps)
 
     def _step(self, op: Operator) -> Step:
@@ -245,8 +254,16 @@ class Executor:
         session.run()
         return [_fetch(session.arrays[n]) for n in names]
 
-    def session(self, program: Program, fetch: Sequence[str] = ()) -> Session:
-        """The bound session of a program for a fetch list; made at the first call, and again when either changes."""
+    def session(
+        self,
+        program: Program,
+        fetch: Sequence[str] = (),
+        progress: Callable[[int, int], None] = lambda done, count: None,
+    ) -> Session:
+        """The bound session of a program for a fetch list; made at the first call, and again when either changes.
+
+        `progress`: see `Session`.
+        """
         wanted = tuple(sorted(set(fetch)))
         bound = self._sessions.get(program)
         if bound is None or not bound.serves(program, wanted):
@@ -257,7 +274,7 @@ class Executor:
                     program.data[name] = np.array(array, order="C")
             rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
             block = self._planned(program, wanted, rebuild=rebuild)
-            bound = _Bound(program.block, wanted, Session(block, program.data, self.xp))
+            bound = _Bound(program.block, wanted, Session(block, program.data, self.xp, progress))
             self._sessions[program] = bound
         return bound.session
 
