@@ -1,0 +1,319 @@
+"""Pooling of channels-last activations: windows of up to three spatial axes, and over all positions.
+
+All loops run over channels inside; a thread does whole rows of positions.  Sums over windows go tap by tap, as in the
+operators' own numerics, and have the same bits but for AveragePool's gradient, which multiplies where those divide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...types import TensorType
+from .families import Family, family, floats
+from .jit import kernel
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+
+#: spatial axes that the kernels count with
+_AXES = 3
+#: channels of a thread's share of a sum over all positions
+_CHANNELS = 64
+#: positions whose sum is made in the operands' type, before it is added in float64
+_ROWS = 64
+
+
+def _window(op: Operator, small: Any, large: Any) -> np.ndarray:
+    """Kernel, strides, dilations, pads before: three of each, for [n, positions..., c] pooled from [n, sizes..., c]."""
+    w = op.op.plain.window(large.shape[1:-1], small.shape[1:-1])  # type: ignore[attr-defined]
+    more = _AXES - len(w.kernel)
+    rows = ((1, w.kernel), (1, w.strides), (1, w.dilations), (0, w.begin))
+    return np.array([[fill] * more + list(values) for fill, values in rows], np.int64)
+
+
+def _five(a: Any) -> Any:
+    """[n, d, h, w, c]."""
+    return a.reshape(a.shape[0], *(1,) * (_AXES + 2 - a.ndim), *a.shape[1:])
+
+
+def _counts(op: Operator, small: Any, large: Any) -> list[np.ndarray]:
+    """What each window's sum is divided by: a factor for each position along each axis."""
+    plain: Any = op.op.plain  # type: ignore[attr-defined]
+    w = plain.window(large.shape[1:-1], small.shape[1:-1])
+    counts = plain.counts(w)
+    if all(len(set(c)) <= 1 for c in counts):  # one division, as in the operator's numerics
+        total = math.prod(c[0] for c in counts if c)
+        counts = [[total if i == 0 else 1] * len(c) for i, c in enumerate(counts)]
+    counts = [[1]] * (_AXES - len(counts)) + counts
+    return [np.array(c, small.dtype) for c in counts]
+
+
+def _rows(a: Any) -> int:
+    """Rows of positions of [n, d, h, w, c]."""
+    return math.prod(a.shape[:3])
+
+
+def _fits(op: Operator) -> bool:
+    """At most three spatial axes, nothing empty, enough work."""
+    return floats(op) and all(v.ndim <= _AXES + 2 and v.size for v in (*op.reads(), *op.writes()))
+
+
+@kernel
+def max_values(x, y, p, begin, end):  # type: ignore[no-untyped-def]
+    """The largest of each window; rows of y."""
+    for row in range(begin, end):
+        oh = row % y.shape[2]
+        od = row // y.shape[2] % y.shape[1]
+        n = row // y.shape[2] // y.shape[1]
+        for ow in range(y.shape[3]):
+            to = y[n, od, oh, ow]
+            found = False
+            for kd in range(p[0, 0]):
+                d = od * p[1, 0] + kd * p[2, 0] - p[3, 0]
+                if d < 0 or d >= x.shape[1]:
+                    continue
+                for kh in range(p[0, 1]):
+                    h = oh * p[1, 1] + kh * p[2, 1] - p[3, 1]
+                    if h < 0 or h >= x.shape[2]:
+                        continue
+                    for kw in range(p[0, 2]):
+                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
+                        if w < 0 or w >= x.shape[3]:
+                            continue
+                        at = x[n, d, h, w]
+                        if found:
+                            for c in range(x.shape[4]):
+                                to[c] = to[c] if to[c] >= at[c] or to[c] != to[c] else at[c]
+                        else:
+                            for c in range(x.shape[4]):
+                                to[c] = at[c]
+                        found = True
+            if not found:
+                for c in range(x.shape[4]):
+                    to[c] = -np.inf
+
+
+@kernel
+def max_numbers(x, y, number, p, begin, end):  # type: ignore[no-untyped-def]
+    """The largest of each window, and the number of its first place there; rows of y."""
+    for row in range(begin, end):
+        oh = row % y.shape[2]
+        od = row // y.shape[2] % y.shape[1]
+        n = row // y.shape[2] // y.shape[1]
+        for ow in range(y.shape[3]):
+            to = y[n, od, oh, ow]
+            which = number[n, od, oh, ow]
+            for c in range(x.shape[4]):
+                to[c] = -np.inf
+            for c in range(x.shape[4]):
+                which[c] = 0
+            for kd in range(p[0, 0]):
+                d = od * p[1, 0] + kd * p[2, 0] - p[3, 0]
+                if d < 0 or d >= x.shape[1]:
+                    continue
+                for kh in range(p[0, 1]):
+                    h = oh * p[1, 1] + kh * p[2, 1] - p[3, 1]
+                    if h < 0 or h >= x.shape[2]:
+                        continue
+                    for kw in range(p[0, 2]):
+                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
+                        if w < 0 or w >= x.shape[3]:
+                            continue
+                        at = x[n, d, h, w]
+                        k = number.dtype.type((kd * p[0, 1] + kh) * p[0, 2] + kw)
+                        for c in range(x.shape[4]):
+                            v = at[c]
+                            most = to[c]
+                            which[c] = k if v > most else which[c]
+                            to[c] = most if most >= v or most != most else v
+
+
+@kernel
+def max_grad(number, dy, dx, p, begin, end):  # type: ignore[no-untyped-def]
+    """Each element's dy from the windows whose largest it was; rows of dx."""
+    for row in range(begin, end):
+        h = row % dx.shape[2]
+        d = row // dx.shape[2] % dx.shape[1]
+        n = row // dx.shape[2] // dx.shape[1]
+        whole = dx[n, d, h]
+        for w in range(dx.shape[3]):
+            for c in range(dx.shape[4]):
+                whole[w, c] = 0
+        for kd in range(p[0, 0]):
+            td = d + p[3, 0] - kd * p[2, 0]
+            od = td // p[1, 0]
+            if td < 0 or od * p[1, 0] != td or od >= dy.shape[1]:
+                continue
+            for kh in range(p[0, 1]):
+                th = h + p[3, 1] - kh * p[2, 1]
+                oh = th // p[1, 1]
+                if th < 0 or oh * p[1, 1] != th or oh >= dy.shape[2]:
+                    continue
+                for kw in range(p[0, 2]):
+                    k = number.dtype.type((kd * p[0, 1] + kh) * p[0, 2] + kw)
+                    for ow in range(dy.shape[3]):
+                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
+                        if w < 0 or w >= dx.shape[3]:
+                            continue
+                        to, at, which = whole[w], dy[n, od, oh, ow], number[n, od, oh, ow]
+                        for c in range(dx.shape[4]):
+                            to[c] += at[c] if which[c] == k else dy.dtype.type(0)
+
+
+@kernel
+def mean_values(x, y, cd, ch, cw, p, begin, end):  # type: ignore[no-untyped-def]
+    """The mean of each window; rows of y."""
+    for row in range(begin, end):
+        oh = row % y.shape[2]
+        od = row // y.shape[2] % y.shape[1]
+        n = row // y.shape[2] // y.shape[1]
+        for ow in range(y.shape[3]):
+            to = y[n, od, oh, ow]
+            for c in range(x.shape[4]):
+                to[c] = 0
+            for kd in range(p[0, 0]):
+                d = od * p[1, 0] + kd * p[2, 0] - p[3, 0]
+                if d < 0 or d >= x.shape[1]:
+                    continue
+                for kh in range(p[0, 1]):
+                    h = oh * p[1, 1] + kh * p[2, 1] - p[3, 1]
+                    if h < 0 or h >= x.shape[2]:
+                        continue
+                    for kw in range(p[0, 2]):
+                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
+                        if w < 0 or w >= x.shape[3]:
+                            continue
+                        at = x[n, d, h, w]
+                        for c in range(x.shape[4]):
+                            to[c] += at[c]
+            a, b, e = cd[od], ch[oh], cw[ow]
+            for c in range(x.shape[4]):
+                to[c] = to[c] / a / b / e
+
+
+@kernel
+def mean_grad(dy, dx, cd, ch, cw, p, begin, end):  # type: ignore[no-untyped-def]
+    """Each element's share of dy from all windows it is in; rows of dx."""
+    for row in range(begin, end):
+        h = row % dx.shape[2]
+        d = row // dx.shape[2] % dx.shape[1]
+        n = row // dx.shape[2] // dx.shape[1]
+        whole = dx[n, d, h]
+        for w in range(dx.shape[3]):
+            for c in range(dx.shape[4]):
+                whole[w, c] = 0
+        for kd in range(p[0, 0]):
+            td = d + p[3, 0] - kd * p[2, 0]
+            od = td // p[1, 0]
+            if td < 0 or od * p[1, 0] != td or od >= dy.shape[1]:
+                continue
+            for kh in range(p[0, 1]):
+                th = h + p[3, 1] - kh * p[2, 1]
+                oh = th // p[1, 1]
+                if th < 0 or oh * p[1, 1] != th or oh >= dy.shape[2]:
+                    continue
+                for kw in range(p[0, 2]):
+                    for ow in range(dy.shape[3]):
+                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
+                        if w < 0 or w >= dx.shape[3]:
+                            continue
+                        to, at = whole[w], dy[n, od, oh, ow]
+                        share = dy.dtype.type(1) / (cd[od] * ch[oh] * cw[ow])
+                        for c in range(dx.shape[4]):
+                            to[c] += at[c] * share
+
+
+@kernel
+def mean_of_all(x, y, total, part, blocks, begin, end):  # type: ignore[no-untyped-def]
+    """The mean over positions of [n, p, c]; pieces: images times blocks of channels."""
+    for piece in range(begin, end):
+        n = piece // blocks
+        first = piece % blocks * _CHANNELS
+        stop = min(first + _CHANNELS, x.shape[2])
+        for c in range(first, stop):
+            total[n, c] = 0
+        for r in range(0, x.shape[1], _ROWS):
+            for c in range(first, stop):
+                part[n, c] = 0
+            for i in range(r, min(r + _ROWS, x.shape[1])):
+                for c in range(first, stop):
+                    part[n, c] += x[n, i, c]
+            for c in range(first, stop):
+                total[n, c] += part[n, c]
+        for c in range(first, stop):
+            y[n, c] = total[n, c] / x.shape[1]
+
+
+@family("ChannelsLastMaxPool")
+class MaxPool(Family):
+    """Values and window numbers; flat indices are left to the operator itself."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats, without indices."""
+        return _fits(op) and not (len(op.outputs) > 1 and op.outputs[1] is not None)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+        """One call."""
+        x, y, p = _five(ins[0]), _five(outs[0]), _window(op, outs[0], ins[0])
+        if outs[2] is None:
+            return [max_values.call(x, y, p, work=_rows(y))]
+        return [max_numbers.call(x, y, _five(outs[2]), p, work=_rows(y))]
+
+
+@family("ChannelsLastMaxPoolGrad")
+class MaxPoolGrad(Family):
+    """Gathered, so that threads do not meet."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats."""
+        return _fits(op)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+        """One call."""
+        p, dx = _window(op, ins[1], outs[0]), _five(outs[0])
+        return [max_grad.call(_five(ins[0]), _five(ins[1]), dx, p, work=_rows(dx))]
+
+
+@family("ChannelsLastAveragePool", "ChannelsLastAveragePoolGrad")
+class AveragePool(Family):
+    """Both directions."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats."""
+        return _fits(op)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+        """One call."""
+        back = op.op.name.endswith("Grad")
+        small, large = (ins[0], outs[0]) if back else (outs[0], ins[0])
+        run = mean_grad if back else mean_values
+        to = _five(outs[0])
+        operands = (_five(ins[0]), to, *_counts(op, small, large), _window(op, small, large))
+        return [run.call(*operands, work=_rows(to))]
+
+
+@family("ChannelsLastGlobalAveragePool")
+class GlobalAveragePool(Family):
+    """One mean for each image and channel."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats, of any number of axes."""
+        return floats(op) and all(v.size for v in op.reads())
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Sums in float64, and of a few positions."""
+        y = op.outputs[0]
+        assert y is not None
+        shape = (y.shape[0], y.shape[-1])
+        return (TensorType("f64", shape), TensorType(y.dtype, shape))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+        """One call."""
+        n, c = ins[0].shape[0], ins[0].shape[-1]
+        x, y = ins[0].reshape(n, -1, c), outs[0].reshape(n, c)
+        blocks = -(-c // _CHANNELS)
+        return [mean_of_all.call(x, y, *scratch, blocks, work=n * blocks)]
