@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .builder import Builder
+    from .element import Expr
     from .ir import Value
     from .onnx_export import FunctionBuilder
     from .onnx_import import NodeContext
@@ -151,6 +152,18 @@ class Op:
 
     def expand(self, b: Builder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """All outputs from simpler operators, or None where this is a primitive."""
+        return None
+
+    def element(self, *inputs: Expr | None) -> Any:
+        """What it does to one element of its inputs, which broadcast to the shape of its outputs (see element.py).
+
+        An expression, or a tuple of them, one for each output; None where it is not element-wise.  The generated loops
+        and the numerics must agree to within a few units in the last place.
+        """
+        return None
+
+    def channel_element(self, *inputs: Expr | None) -> Any:
+        """The same for its channels-last form: inputs with one element a channel broadcast along the last axis."""
         return None
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:

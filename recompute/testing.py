@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from .builder import Builder
+from .element import evaluate as evaluate_elements
+from .element import formula
 from .ir import Block, Constant, Operator, Role, Value
 from .op import Op
 from .passes.autodiff import differentiate
@@ -117,6 +119,7 @@ def check_case(case: Case) -> None:
     assert parse(show(block)) == block, "the text form does not parse back"
     check_writes_fully(case)
     check_inplace(case)
+    check_element(case, block, feed)
     check_expansion(case, block, feed)
     doubles = any(a is not None and a.dtype == np.float64 for a in case.inputs)
     if (
@@ -177,6 +180,28 @@ def check_inplace(case: Case) -> None:
                 case.op.compute(np, ins, outs, [_filled(t, 0x55) for t in scratch])
             results.append([a.tobytes() for a in outs if a is not None])
         assert results[0] == results[1], f"{case.op.name}: output {at} in place of input {k} differs"
+
+
+def check_element(case: Case, block: Block, feed: dict[str, np.ndarray]) -> None:
+    """Where the operator has an expression for one element, it gives the numbers of its numerics."""
+    types = [None if a is None else TensorType.of(a) for a in case.inputs]
+    found = formula(case.op, tuple(None if t is None else t.dtype for t in types))
+    if found is None:
+        return
+    outs = block.operators[0].outputs
+    values = evaluate_elements([x for x in found if x is not None], case.inputs)
+    made = iter(values)
+    results = [None if x is None else next(made) for x in found]
+    expected = iter(evaluate(block, feed))
+    for v, got in zip(outs, results, strict=False):
+        if v is None:
+            continue
+        assert got is not None, f"{case.op.name} has no expression for an output"
+        wanted = next(expected)
+        assert got.dtype == wanted.dtype, f"{case.op.name}: its expression is {got.dtype}"
+        eps = float(np.finfo(wanted.dtype).eps) if wanted.dtype.kind == "f" else 0.0
+        got = np.broadcast_to(got, wanted.shape)
+        np.testing.assert_allclose(got, wanted, rtol=16 * eps, atol=4 * eps, err_msg=f"{case.op.name}: its element")
 
 
 def _filled(t: TensorType, byte: int) -> np.ndarray:

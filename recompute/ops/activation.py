@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..element import cast, maximum, minimum, where
 from ..op import Op
 from .common import Elementwise, Ufunc
 from .tiles import Tiled
@@ -83,6 +84,11 @@ class LeakyRelu(Tiled, onnx=True):
         xp.greater(ins[0], 0, out=mask)
         xp.copyto(out, ins[0], where=mask)
 
+    def element(self, x):
+        """As the numerics."""
+        low = x * self.alpha
+        return maximum(low, x) if 0 <= self.alpha <= 1 else where(x > 0, x, low)
+
     def gradient(self, b, ins, outs, grads):
         """From the output, whose sign is x's for alpha ≥ 0; alpha · dy at the kink, as PyTorch."""
         return [b.LeakyReluGrad(outs[0] if self.alpha >= 0 else ins[0], grads[0], alpha=self.alpha)]
@@ -153,6 +159,10 @@ class PRelu(Elementwise, onnx=True):
         xp.greater_equal(x, x.dtype.type(0), out=scratch[0])
         xp.copyto(outs[0], x, where=scratch[0])
 
+    def element(self, x, slope):
+        """A choice."""
+        return where(x >= 0, x, slope * x)
+
     def gradient(self, b, ins, outs, grads):
         """dx by a choice; the slope's is the sum of dy · min(x, 0)."""
         x, slope = ins
@@ -215,6 +225,10 @@ class ThresholdedRelu(Tiled, onnx=True):
         xp.maximum(ins[0], min(self.alpha, 0.0), out=temp)
         xp.multiply(out, temp, out=out)
 
+    def element(self, x):
+        """A choice."""
+        return where(x > self.alpha, x, 0)
+
     def gradient(self, b, ins, outs, grads):
         """From the output, which is above alpha where x is, for alpha ≥ 0."""
         return [b.ThresholdedReluGrad(outs[0] if self.alpha >= 0 else ins[0], grads[0], alpha=self.alpha)]
@@ -236,6 +250,10 @@ class ThresholdedReluGrad(Elementwise):
         """dy · (x > alpha), the mask written into the output first."""
         xp.greater(ins[0], ins[0].dtype.type(self.alpha), out=outs[0])
         xp.multiply(outs[0], ins[1], out=outs[0])
+
+    def element(self, x, dy):
+        """A product."""
+        return cast(x > self.alpha, dy.dtype) * dy
 
     def expand(self, b, x, dy):
         """A choice."""
@@ -270,6 +288,10 @@ class Shrink(Tiled, onnx=True):
         xp.less(x, -self.lambd, out=mask)
         xp.add(x, self.bias, out=out, where=mask)
 
+    def element(self, x):
+        """Either side."""
+        return where(x < -self.lambd, x + self.bias, where(x <= self.lambd, 0, x - self.bias))
+
     def gradient(self, b, ins, outs, grads):
         """dy outside of the gap."""
         x = ins[0]
@@ -302,6 +324,10 @@ class HardSigmoid(Elementwise, onnx=True):
         xp.maximum(outs[0], kind(0), out=outs[0])
         xp.minimum(outs[0], kind(1), out=outs[0])
 
+    def element(self, x):
+        """As the numerics."""
+        return minimum(maximum(x * self.alpha + self.beta, 0), 1)
+
     def gradient(self, b, ins, outs, grads):
         """From the output: alpha · dy strictly inside, as PyTorch."""
         return [b.HardSigmoidGrad(outs[0], grads[0], alpha=self.alpha)]
@@ -332,6 +358,10 @@ class HardSigmoidGrad(Tiled):
         xp.multiply(out, self.alpha, out=out)
         xp.multiply(out, dy, out=out)
 
+    def element(self, y, dy):
+        """As the numerics."""
+        return cast((y > 0) & (y < 1), dy.dtype) * self.alpha * dy
+
     def expand(self, b, y, dy):
         """A choice."""
         inside = b.And(b.Greater(y, b.constant(0, y)), b.Less(y, b.constant(1, y)))
@@ -360,6 +390,10 @@ class HardSwish(Tiled, onnx=True):
         xp.minimum(out, 6, out=out)
         xp.multiply(out, ins[0], out=out)
         xp.divide(out, 6, out=out)
+
+    def element(self, x):
+        """As the numerics."""
+        return minimum(maximum(x + 3, 0), 6) * x / 6
 
     def gradient(self, b, ins, outs, grads):
         """A function of x."""
@@ -393,6 +427,11 @@ class HardSwishGrad(Tiled):
         xp.greater_equal(x, 3, out=temp)
         xp.add(out, temp, out=out)
         xp.multiply(out, dy, out=out)
+
+    def element(self, x, dy):
+        """As the numerics."""
+        middle = minimum(maximum(x, -3), 3) / 3 + 0.5
+        return (middle * cast((x > -3) & (x < 3), x.dtype) + cast(x >= 3, x.dtype)) * dy
 
     def expand(self, b, x, dy):
         """Two choices."""

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..element import erf as erf_of
+from ..element import exp, minimum, tanh
 from .activation import gradient_samples, unary_samples
 from .activation_smooth import sigmoid
 from .tiles import ERF_MASKS, ERF_WORK, Tiled, erf
@@ -38,6 +40,11 @@ class Gelu(Tiled, onnx=True):
         xp.multiply(out, x, out=out)
         xp.multiply(out, 0.5, out=out)
 
+    def element(self, x):
+        """As the numerics."""
+        inner = _gelu_inner(x) if self.approximate == "tanh" else erf_of(x * _SQRT_HALF)
+        return (inner + 1) * x * 0.5
+
     def expand(self, b, x):
         """The formula."""
         inner = _tanh_of(b, x) if self.approximate == "tanh" else b.Erf(b.Mul(x, b.constant(_SQRT_HALF, x)))
@@ -69,6 +76,11 @@ def _gelu_tanh(xp: Any, x: Any, out: Any) -> None:
     xp.multiply(out, x, out=out)
     xp.multiply(out, _GELU_C, out=out)
     xp.tanh(out, out=out)
+
+
+def _gelu_inner(x: Any) -> Any:
+    """The same of an element."""
+    return tanh((x * x * _GELU_A + 1) * x * _GELU_C)
 
 
 def _tanh_of(b: Any, x: Any) -> Any:
@@ -121,6 +133,16 @@ class GeluGrad(Tiled):
         xp.add(t, 0.5, out=t)
         xp.add(out, t, out=out)
 
+    def element(self, x, dy):
+        """As the numerics."""
+        if self.approximate == "tanh":
+            t = _gelu_inner(x)
+            steep = (x * x * (3 * _GELU_A) + 1) * x * (_GELU_C / 2)
+            return ((1 - t * t) * steep + (t * 0.5 + 0.5)) * dy
+        z = x * _SQRT_HALF
+        below = (erf_of(z) + 1) * 0.5
+        return (below + exp(-(z * z)) * x * _BELL) * dy
+
     def expand(self, b, x, dy):
         """The formulas."""
         one, half = b.constant(1, x), b.constant(0.5, x)
@@ -156,6 +178,12 @@ class Mish(Tiled, onnx=True):
         xp.add(n, 2, out=out)
         xp.divide(n, out, out=out)
         xp.multiply(out, ins[0], out=out)
+
+    def element(self, x):
+        """As the numerics."""
+        e = exp(minimum(x, 20.0 if x.dtype == "f64" else 10.0))
+        n = e * (e + 2)
+        return n / (n + 2) * x
 
     def expand(self, b, x):
         """The formula."""
@@ -201,6 +229,13 @@ class MishGrad(Tiled):
         xp.divide(out, e, out=out)
         xp.multiply(out, dy, out=out)
 
+    def element(self, x, dy):
+        """As the numerics."""
+        low = minimum(x, 20.0 if x.dtype == "f64" else 10.0)
+        e = exp(low)
+        n = e * (e + 2)
+        return (4 * (e * (e + 1) * low) / (n + 2) + n) / (n + 2) * dy
+
     def expand(self, b, x, dy):
         """The formula."""
         w = b.Tanh(b.Softplus(x))
@@ -228,6 +263,10 @@ class Swish(Tiled):
         xp.exp(out, out=out)
         xp.add(out, 1, out=out)
         xp.divide(ins[0], out, out=out)
+
+    def element(self, x):
+        """As the numerics."""
+        return x / (1 + exp(x * -self.alpha))
 
     def expand(self, b, x):
         """The formula."""
@@ -265,6 +304,11 @@ class SwishGrad(Tiled):
         xp.add(out, 1, out=out)
         xp.multiply(out, s, out=out)
         xp.multiply(out, dy, out=out)
+
+    def element(self, x, dy):
+        """By the formula."""
+        s = 1 / (1 + exp(x * -self.alpha))
+        return ((1 - s) * (x if self.alpha == 1 else x * self.alpha) + 1) * s * dy
 
     def expand(self, b, x, dy):
         """The formula."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..element import cast, maximum, minimum
 from .common import Elementwise
 from .tiles import Tiled
 
@@ -17,6 +18,10 @@ class Relu(Elementwise, onnx=True):
     def compute(self, xp, ins, outs, scratch):
         """One maximum; NaN passes through."""
         xp.maximum(ins[0], ins[0].dtype.type(0), out=outs[0])
+
+    def element(self, x):
+        """A maximum."""
+        return maximum(x, 0)
 
     def gradient(self, b, ins, outs, grads):
         """From the output; 0 at the kink, as PyTorch."""
@@ -37,6 +42,10 @@ class ReluGrad(Tiled):
         y, dy = ins
         xp.greater(y, y.dtype.type(0), out=out)
         xp.multiply(out, dy, out=out)
+
+    def element(self, y, dy):
+        """As the numerics: a product."""
+        return cast(y > 0, dy.dtype) * dy
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in y."""
@@ -67,6 +76,10 @@ class Relu6(Elementwise):
         xp.maximum(ins[0], kind(0), out=outs[0])
         xp.minimum(outs[0], kind(6), out=outs[0])
 
+    def element(self, x):
+        """A maximum and a minimum."""
+        return minimum(maximum(x, 0), 6)
+
     def expand(self, b, x):
         """Clip."""
         return (b.Clip(x, b.constant(0, x), b.constant(6, x)),)
@@ -95,6 +108,10 @@ class Relu6Grad(Tiled):
         xp.less(y, y.dtype.type(6), out=mask)
         xp.multiply(out, mask, out=out)
         xp.multiply(out, dy, out=out)
+
+    def element(self, y, dy):
+        """As the numerics: a product."""
+        return cast((y > 0) & (y < 6), dy.dtype) * dy
 
     def expand(self, b, y, dy):
         """A choice."""

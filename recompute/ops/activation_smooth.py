@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..element import absolute, exp, expm1, log1p, maximum, minimum
 from .activation import gradient_samples, unary_samples
 from .common import Elementwise
 from .tiles import Tiled
@@ -27,6 +28,10 @@ class Sigmoid(Tiled, onnx=True):
     def tile(self, xp, ins, out):
         """Four passes in the output."""
         sigmoid(xp, ins[0], out)
+
+    def element(self, x):
+        """The formula."""
+        return 1 / (1 + exp(-x))
 
     def gradient(self, b, ins, outs, grads):
         """dy · y · (1 - y): from the output."""
@@ -85,6 +90,14 @@ class Unit(Tiled, abstract=True):
         if gain != 1:
             xp.multiply(out, gain, out=out)
         xp.add(out, low, out=out)
+
+    def element(self, x: Any) -> Any:
+        """Both parts, as the numerics."""
+        gain, height, width = self.constants()
+        low = minimum(x, 0)
+        low = expm1(low if width == 1 else low / width) * height
+        high = maximum(x, 0)
+        return (high if gain == 1 else high * gain) + low
 
     def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """From the output, where its sign is x's: gain · dy, or dy · (y + height) / width."""
@@ -215,6 +228,10 @@ class Softplus(Tiled, onnx=True):
         xp.maximum(ins[0], 0, out=out)
         xp.add(out, temp, out=out)
 
+    def element(self, x):
+        """As the numerics."""
+        return maximum(x, 0) + log1p(exp(-absolute(x)))
+
     def gradient(self, b, ins, outs, grads):
         """dy · (1 - exp(-y)): from the output."""
         return [b.SoftplusGrad(outs[0], grads[0])]
@@ -239,6 +256,10 @@ class SoftplusGrad(Tiled):
         xp.multiply(out, ins[1], out=out)
         xp.negative(out, out=out)
 
+    def element(self, y, dy):
+        """As the numerics: nothing is lost for small y."""
+        return -(expm1(-y) * dy)
+
     def expand(self, b, y, dy):
         """The formula."""
         return (b.Mul(dy, b.Sub(b.constant(1, y), b.Exp(b.Neg(y)))),)
@@ -260,6 +281,10 @@ class Softsign(Tiled, onnx=True):
         xp.absolute(ins[0], out=out)
         xp.add(out, 1, out=out)
         xp.divide(ins[0], out, out=out)
+
+    def element(self, x):
+        """The formula."""
+        return x / (absolute(x) + 1)
 
     def gradient(self, b, ins, outs, grads):
         """dy · (1 - |y|)²: from the output."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..element import cast, power
 from ..op import Op
 from ..types import TensorType
 from .common import Elementwise, Ufunc
@@ -74,6 +75,10 @@ class Div(Elementwise, onnx=True):
             xp.add(quotient, wrong, out=outs[0], casting="unsafe")
         else:
             xp.divide(*ins, out=outs[0])
+
+    def element(self, x, y):
+        """Of floats: integers divide by zero."""
+        return x / y if x.type.is_float else None
 
     def gradient(self, b, ins, outs, grads):
         """dy / b and -dy · y / b: the second from the output."""
@@ -178,6 +183,10 @@ class Pow(Elementwise, onnx=True):
     def compute(self, xp, ins, outs, scratch):
         """One power call (products for the common squares and cubes come from `from_onnx`)."""
         xp.power(*ins, out=outs[0], casting="unsafe")
+
+    def element(self, x, e):
+        """The power, in the base's type."""
+        return power(x, cast(e, x.dtype)) if x.type.is_float else None
 
     def gradient(self, b, ins, outs, grads):
         """dy · e · x^(e-1), and dy · y · ln x for a floating exponent (0 where x = 0, as in PyTorch)."""

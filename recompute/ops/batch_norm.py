@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..element import sqrt
 from ..op import Cost, Op
 from ..types import TensorType
 from .channels_last import channels_last
@@ -95,6 +96,13 @@ class BatchNormalization(ChannelNorm, onnx=True):
             work = target if len(scratch) < 2 else scratch[1][: target.size].reshape(target.shape)
             xp.multiply(x[:, c], factor[c, None], out=work)
             xp.add(work, summand[c, None], out=target)
+
+    def channel_element(self, x, scale, bias, mean, var):
+        """As the numerics; None where the vectors have another type."""
+        if any(v.dtype != x.dtype for v in (scale, bias, mean, var)):
+            return None
+        factor = scale / sqrt(var + self.epsilon)
+        return x * factor + (bias - factor * mean)
 
     def gradient(self, b, ins, outs, grads):
         """As for an affine function of each channel; the statistics' gradients too."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..element import sqrt
 from ..op import Cost, Op
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
 from .channels_last import channels_last
@@ -234,6 +235,12 @@ class BatchNormApply(ChannelNorm):
             work = target if len(scratch) < 2 else scratch[1][: target.size].reshape(target.shape)
             xp.subtract(x[:, c], mean[:, None], out=work)
             _scale(xp, work, var, self.epsilon, scale[c], bias[c], factor, target)
+
+    def channel_element(self, x, scale, bias, mean, var):
+        """As the numerics; None where the vectors have another type."""
+        if any(v.dtype != x.dtype for v in (scale, bias, mean, var)):
+            return None
+        return (x - mean) * (scale / sqrt(var + self.epsilon)) + bias
 
     def cost(self, ins, outs):
         """Three operations an element."""

@@ -94,6 +94,10 @@ class ChannelsLast(Op, abstract=True):
             if i < len(outs) and outs[i] is not None and moves(outs[i].shape, to_first(outs[i].ndim)):
                 outs[i][...] = made[i].transpose(to_last(outs[i].ndim))
 
+    def element(self, *inputs: Any) -> Any:
+        """The plain operator's where its vectors broadcast along the last axis."""
+        return self.plain.channel_element(*inputs)
+
     def again(self, ins: Any, outs: Any) -> Any:
         """The form of what makes the plain operator's output again."""
         found = self.plain.again(ins, outs)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..element import FLOAT_UFUNCS, UFUNCS, Expr, through_expansion
 from ..errors import TypeRuleError
 from ..op import Cost, Op
 from ..types import TensorType
@@ -55,6 +56,10 @@ class Elementwise(Op, abstract=True):
         """The output's element type for inputs of type `dtype`."""
         return dtype
 
+    def element(self, *inputs: Expr | None) -> Any:
+        """That of its expansion."""
+        return through_expansion(self, inputs)
+
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """`flops_per_element` for each element of the output."""
         base = super().cost(ins, outs)
@@ -72,3 +77,10 @@ class Ufunc(Elementwise, abstract=True):
     def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
         """One call, into the output."""
         getattr(xp, self.ufunc)(*ins, out=outs[0])
+
+    def element(self, *inputs: Expr | None) -> Any:
+        """The ufunc, where loops know it."""
+        floats = all(x is not None and x.type.is_float for x in inputs)
+        name = getattr(self, "ufunc", "")
+        found = UFUNCS.get(name) or (FLOAT_UFUNCS.get(name) if floats else None)
+        return None if found is None else found(*inputs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..element import cast, maximum, minimum, where
 from ..op import imports
 from ..types import TensorType
 from .common import Elementwise, Ufunc, broadcast
@@ -253,6 +254,10 @@ class Where(Elementwise, onnx=True):
         xp.copyto(outs[0], y)
         xp.copyto(outs[0], x, where=condition)
 
+    def element(self, condition, x, y):
+        """A choice."""
+        return where(condition, x, y)
+
     def gradient(self, b, ins, outs, grads):
         """dy on either side of the condition, which is all that is kept."""
         condition, x, y = ins
@@ -289,6 +294,10 @@ class Prefer(Elementwise):
         xp.add(outs[0], scratch[0], out=outs[0])
         xp.multiply(outs[0], dy.dtype.type(0.5), out=outs[0])
         xp.multiply(outs[0], dy, out=outs[0])
+
+    def element(self, a, b, dy):
+        """As the numerics."""
+        return (cast(a >= b, dy.dtype) + cast(a > b, dy.dtype)) * 0.5 * dy
 
     def expand(self, b, x, y, dy):
         """Two choices."""
@@ -406,6 +415,11 @@ class Clip(Elementwise, onnx=True):
         if x is ins[0]:
             outs[0][...] = x
 
+    def element(self, x, lowest=None, highest=None):
+        """As the numerics."""
+        x = x if lowest is None else maximum(x, lowest)
+        return x if highest is None else minimum(x, highest)
+
     def gradient(self, b, ins, outs, grads):
         """dy within the bounds, ends included; to a bound what was cut by it (as PyTorch's clamp)."""
         x, lowest, highest = (*ins, None, None)[:3]
@@ -474,6 +488,12 @@ class ClipGrad(Elementwise):
             if bound is not None:
                 inside(x, bound, out=scratch[0])
                 xp.multiply(outs[0], scratch[0], out=outs[0])
+
+    def element(self, x, lowest, highest, dy):
+        """As the numerics: products, so that what is no number stays one."""
+        for inside in (lowest is not None and x >= lowest, highest is not None and x <= highest):
+            dy = cast(inside, dy.dtype) * dy if inside else dy
+        return dy
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .. import element
 from ..op import Op
 from .common import Elementwise, Ufunc, normal_axis
 from .tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
@@ -243,6 +244,10 @@ class Erf(Tiled, onnx=True):
     def tile(self, xp, ins, out, *temps):
         """By rational approximations (see `tiles`)."""
         erf(xp, ins[0], out, *temps)
+
+    def element(self, x):
+        """The function."""
+        return element.erf(x)
 
     def gradient(self, b, ins, outs, grads):
         """dy · 2/√π · exp(-x²)."""

@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..element import cast
 from ..op import Op, imports
 from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from .common import Elementwise
@@ -80,6 +81,10 @@ class Cast(Elementwise):
             xp.minimum(xp.maximum(x, -most, out=scratch[0]), most, out=scratch[0])
             x = scratch[0]
         xp.copyto(outs[0], x, casting="unsafe")
+
+    def element(self, x):
+        """A cast."""
+        return cast(x, self.to)
 
     def scratch(self, ins, outs):
         """The saturated input."""
@@ -248,6 +253,10 @@ class Expand(Move):
     def compute(self, xp, ins, outs, scratch):
         """One broadcasting copy."""
         outs[0][...] = ins[0]
+
+    def element(self, x):
+        """x: broadcasting is what every loop does."""
+        return x
 
     def views(self, ins, outs):
         """The same bytes where nothing is repeated."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..element import through_expansion
 from ..op import Cost, Op
 from ..types import DTYPES, TensorType
 
@@ -141,6 +142,10 @@ class Update(Op, abstract=True):
         while rest and rest[-1] is None:
             rest.pop()
         return (new if w.dtype == work else b.Cast(new, to=w.dtype), *rest)
+
+    def element(self, *inputs):
+        """That of its expansion: scalars are worked out in f64 there too."""
+        return through_expansion(self, inputs)
 
     def values(self, b: Any, inputs: Sequence[Any], work: str) -> list[Any]:
         """`factors` as values of the working type."""

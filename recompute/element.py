@@ -1,0 +1,306 @@
+"""What an element-wise operator does to one element, said once: as an expression over the elements of its inputs.
+
+    def element(self, x, y):
+        return maximum(x + y, 0)
+
+An expression is a tree (shared parts are one node) that knows nothing of a machine: loops for the processor and for a
+GPU are generated from it, and `evaluate` runs it on arrays.  Every node is rounded to its element type on its own:
+nothing is contracted or reordered, so that an element has the same bits alone and in any group of operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .types import DTYPES, FLOATS, TensorType
+
+if TYPE_CHECKING:
+    from .op import Op
+
+#: element types that expressions are made of; halves are computed by operators' own numerics
+TYPES = ("f32", "f64", "bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+
+
+class Expr:
+    """A node: a function of others.  "input" (`value`: its position) and "constant" (`value`) have no arguments."""
+
+    __slots__ = ("args", "dtype", "fn", "value")
+
+    def __init__(self, fn: str, args: tuple[Expr, ...], dtype: str, value: Any = None) -> None:
+        self.fn, self.args, self.dtype, self.value = fn, args, dtype, value
+
+    @property
+    def type(self) -> TensorType:
+        """That of a scalar."""
+        return TensorType(self.dtype, ())
+
+    def __add__(self, other: Any) -> Expr:
+        return _same("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return _same("add", _like(other, self), self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return _same("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return _same("sub", _like(other, self), self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return _same("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return _same("mul", _like(other, self), self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return _same("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return _same("div", _like(other, self), self)
+
+    def __neg__(self) -> Expr:
+        return _same("neg", self)
+
+    def __lt__(self, other: Any) -> Expr:
+        return _compare("lt", self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return _compare("le", self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return _compare("lt", _like(other, self), self)
+
+    def __ge__(self, other: Any) -> Expr:
+        return _compare("le", _like(other, self), self)
+
+    def __and__(self, other: Expr) -> Expr:
+        return _same("and", self, other)
+
+    def __or__(self, other: Expr) -> Expr:
+        return _same("or", self, other)
+
+    def __xor__(self, other: Expr) -> Expr:
+        return _same("xor", self, other)
+
+    def __invert__(self) -> Expr:
+        return _same("not", self)
+
+    def __str__(self) -> str:
+        if self.fn == "input":
+            return f"%{self.value}"
+        if self.fn == "constant":
+            return repr(self.value)
+        kind = f"{self.dtype}: " if self.fn == "cast" else ""
+        return f"{self.fn}({kind}{', '.join(map(str, self.args))})"
+
+
+def argument(position: int, dtype: str) -> Expr:
+    """The element of the input at `position`."""
+    return Expr("input", (), dtype, position)
+
+
+def constant(value: Any, dtype: str) -> Expr:
+    """A number, rounded to the element type."""
+    return Expr("constant", (), dtype, DTYPES[dtype].type(value).item())
+
+
+def _like(x: Any, like: Expr) -> Expr:
+    return x if isinstance(x, Expr) else constant(x, like.dtype)
+
+
+def _same(fn: str, *args: Any) -> Expr:
+    """A function whose arguments and result have one element type; numbers take it from the expressions."""
+    first = next(x for x in args if isinstance(x, Expr))
+    found = tuple(_like(x, first) for x in args)
+    if any(x.dtype != first.dtype for x in found):
+        raise TypeError(f"{fn} of {', '.join(x.dtype for x in found)}")
+    return Expr(fn, found, first.dtype)
+
+
+def _compare(fn: str, a: Any, b: Any) -> Expr:
+    made = _same(fn, a, b)
+    return Expr(fn, made.args, "bool")
+
+
+def maximum(a: Any, b: Any) -> Expr:
+    """The larger; NaN where one is."""
+    return _same("max", a, b)
+
+
+def minimum(a: Any, b: Any) -> Expr:
+    """The smaller; NaN where one is."""
+    return _same("min", a, b)
+
+
+def equal(a: Any, b: Any) -> Expr:
+    """a = b."""
+    return _compare("eq", a, b)
+
+
+def where(condition: Expr, x: Any, y: Any) -> Expr:
+    """x where the condition holds, else y."""
+    chosen = _same("where", x, y)
+    return Expr("where", (condition, *chosen.args), chosen.dtype)
+
+
+def cast(x: Expr, dtype: str) -> Expr:
+    """Another element type: floats are truncated towards zero, anything but 0 is true."""
+    return x if x.dtype == dtype else Expr("cast", (x,), dtype)
+
+
+def function(name: str) -> Callable[..., Expr]:
+    """A function of that name whose arguments and result have one element type."""
+    return functools.partial(_same, name)
+
+
+absolute, sqrt, exp, expm1 = function("abs"), function("sqrt"), function("exp"), function("expm1")
+log, log1p, tanh, erf = function("log"), function("log1p"), function("tanh"), function("erf")
+sin, cos, power = function("sin"), function("cos"), function("pow")
+floor, ceil, rint, trunc = function("floor"), function("ceil"), function("rint"), function("trunc")
+
+
+def reciprocal(x: Expr) -> Expr:
+    """1 / x."""
+    return 1 / x
+
+
+def sign(x: Expr) -> Expr:
+    """-1, 0 or 1; NaN of NaN."""
+    return where(x > 0, 1, where(x < 0, -1, x * 0 if x.dtype in FLOATS else constant(0, x.dtype)))
+
+
+#: NumPy's name of a ufunc → its expression; those of one and two arguments that every loop generator knows
+UFUNCS: dict[str, Callable[..., Expr]] = {
+    "add": Expr.__add__, "subtract": Expr.__sub__, "multiply": Expr.__mul__, "negative": Expr.__neg__,
+    "maximum": maximum, "minimum": minimum, "absolute": absolute, "sign": sign,
+    "equal": equal, "less": Expr.__lt__, "less_equal": Expr.__le__, "greater": Expr.__gt__,
+    "greater_equal": Expr.__ge__, "logical_and": Expr.__and__, "logical_or": Expr.__or__,
+    "logical_xor": Expr.__xor__, "logical_not": Expr.__invert__, "bitwise_and": Expr.__and__,
+    "bitwise_or": Expr.__or__, "bitwise_xor": Expr.__xor__, "invert": Expr.__invert__,
+}  # fmt: skip
+#: the same for floats only
+FLOAT_UFUNCS: dict[str, Callable[..., Expr]] = {
+    "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "sin": sin, "cos": cos, "reciprocal": reciprocal,
+    "floor": floor, "ceil": ceil, "rint": rint,
+}  # fmt: skip
+
+
+class NotElementwise(Exception):
+    """An operator was asked for its element that has none."""
+
+
+class Elements:
+    """Stands where a builder does: `expand` over expressions gives an expression."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name[:1].isupper():
+            raise AttributeError(name)
+        from .op import op_class
+
+        def apply(*inputs: Expr | None, **attributes: Any) -> Any:
+            found = op_class(name)(**attributes).element(*inputs)
+            if found is None:
+                raise NotElementwise(name)
+            return found
+
+        return apply
+
+    def constant(self, value: Any, like: Any) -> Expr:
+        """A number of `like`'s element type."""
+        if np.ndim(value):
+            raise NotElementwise("constant")
+        return constant(value, like if isinstance(like, str) else like.dtype)
+
+    def fill(self, value: float, like: Any) -> Expr:
+        """The same."""
+        return constant(value, like.dtype)
+
+    def sum_to(self, x: Expr, shape: Any) -> Expr:
+        """None: a sum has no element."""
+        raise NotElementwise("sum_to")
+
+
+def through_expansion(op: Op, inputs: Sequence[Expr | None]) -> Any:
+    """What an operator's expansion does to one element; None where it has none or one of its operators has none."""
+    try:
+        found = op.expand(Elements(), *inputs)  # type: ignore[arg-type]
+    except NotElementwise:
+        return None
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
+    """The expressions of all outputs for inputs of these element types (None: an absent one).
+
+    None where the operator is not element-wise, or has no expression for these types.
+    """
+    if any(t is not None and t not in TYPES for t in dtypes):
+        return None
+    found = op.element(*(None if t is None else argument(i, t) for i, t in enumerate(dtypes)))
+    if found is None:
+        return None
+    outs = found if isinstance(found, tuple) else (found,)
+    return outs if all(n.dtype in TYPES for x in outs if x is not None for n in nodes([x])) else None
+
+
+def nodes(roots: Sequence[Expr]) -> Iterator[Expr]:
+    """Every node once, arguments before what they are arguments of."""
+    done: set[int] = set()
+    stack = [(r, False) for r in reversed(roots)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            yield x
+        elif id(x) not in done:
+            done.add(id(x))
+            stack.append((x, True))
+            stack += [(a, False) for a in reversed(x.args)]
+
+
+def substitute(roots: Sequence[Expr], inputs: Sequence[Expr | None]) -> list[Expr]:
+    """The expressions with other expressions in place of their inputs."""
+    new: dict[int, Expr] = {}
+    for x in nodes(roots):
+        if x.fn == "input":
+            found = inputs[x.value]
+            assert found is not None
+            new[id(x)] = found
+        else:
+            new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value) if x.args else x
+    return [new[id(r)] for r in roots]
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+    "max": np.maximum, "min": np.minimum, "abs": np.absolute, "sqrt": np.sqrt, "exp": np.exp, "expm1": np.expm1,
+    "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "pow": np.power,
+    "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "trunc": np.trunc, "where": np.where,
+    "lt": np.less, "le": np.less_equal, "eq": np.equal, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "not": np.invert,
+    "erf": lambda x: np.array([math.erf(v) for v in np.ravel(x)], x.dtype).reshape(np.shape(x)),
+}  # fmt: skip
+
+
+def evaluate(roots: Sequence[Expr], inputs: Sequence[Any]) -> list[np.ndarray]:
+    """The expressions on NumPy arrays that broadcast against each other: the reference of what is generated."""
+    values: dict[int, Any] = {}
+    with np.errstate(all="ignore"):
+        for x in nodes(roots):
+            kind = DTYPES[x.dtype]
+            if x.fn == "input":
+                found = np.asarray(inputs[x.value])
+            elif x.fn == "constant":
+                found = np.asarray(x.value, kind)
+            elif x.fn == "cast":
+                found = np.asarray(values[id(x.args[0])]).astype(kind)
+            else:
+                found = np.asarray(_NUMPY[x.fn](*(values[id(a)] for a in x.args)))
+            assert found.dtype == kind, f"{x.fn}: {found.dtype} where {kind} is expected"
+            values[id(x)] = found
+    return [values[id(r)] for r in roots]
