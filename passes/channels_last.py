@@ -12,6 +12,7 @@ from ..builder import Names
 from ..errors import UsageError
 from ..ir import Block, Constant, Free, Operator, Role, Value
 from ..kernels import Provider, provider
+from ..ops.channels_last import ChannelsLast as Form
 from ..ops.channels_last import moves, to_first, to_last
 from ..ops.shape import Identity, Reshape, Transpose
 from .base import Pass
@@ -25,11 +26,11 @@ _SWEEPS = 6
 class ChannelsLast(Pass):
     """Give convolutions, poolings, batch normalisations and what stands between them activations [n, spatial..., c].
 
-    Operators that have a channels-last form take it where one of `providers` has a kernel for it (none given: always),
-    and so do sums over images and positions: the choice depends on the operator and its types only, so that a
-    recomputed clone has its original's bits.  Element-wise
-    operators, Concat, Slice and the like, whose bits are the same in any layout, go with their neighbours where that
-    transposes fewer bytes.  All others, those that draw among them, stay as they are.
+    Operators that have a channels-last form take it where one of `providers` has a kernel for it (none given: always);
+    sums over images and positions, and resizing, always: the choice depends on the operator and its types only, so
+    that a recomputed clone has its original's bits.  Element-wise operators, Concat, Slice and the like, whose bits
+    are the same in any layout, go with their neighbours where that transposes fewer bytes.  All others, those that
+    draw among them, stay as they are.
 
     A value that is needed in both layouts gets one Transpose, right before the first operator that needs it (a
     Reshape, which is a view, where no element moves).  Weights, inputs and outputs of the block keep their types.
@@ -43,15 +44,15 @@ class ChannelsLast(Pass):
             raise UsageError("'channels-last' comes before 'liveness': it adds operators, and frees must follow")
         found = [provider(name) for name in self.providers]
         forms = [_served(o, turned(o), found) for o in block.operators]
-        if not any(f is not None and f.always for f in forms):
+        if not any(f is not None and isinstance(f.op, Form) for f in forms):
             return block
         chosen = _choose(block, forms)
         return _Turning(block, chosen).run()
 
 
 def _served(o: Operator, form: Turned | None, providers: list[Provider]) -> Turned | None:
-    """The form, unless it is one for whose kernel alone an operator is turned and none of `providers` has that."""
-    if form is None or not form.always or not providers:
+    """The form, unless an operator is turned for its kernel alone and none of `providers` has that."""
+    if form is None or not isinstance(form.op, Form) or not providers:
         return form
     ins, outs = turned_values(o, form)
     candidate = Operator(form.op, ins, outs, o.role)

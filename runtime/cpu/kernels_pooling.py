@@ -63,7 +63,7 @@ def _fits(op: Operator) -> bool:
 
 
 @kernel
-def max_values(x, y, p, begin, end):  # type: ignore[no-untyped-def]
+def max_values(x, y, p, begin, end):
     """The largest of each window; rows of y."""
     for row in range(begin, end):
         oh = row % y.shape[2]
@@ -98,7 +98,7 @@ def max_values(x, y, p, begin, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def max_numbers(x, y, number, p, begin, end):  # type: ignore[no-untyped-def]
+def max_numbers(x, y, number, p, begin, end):
     """The largest of each window, and the number of its first place there; rows of y."""
     for row in range(begin, end):
         oh = row % y.shape[2]
@@ -133,7 +133,7 @@ def max_numbers(x, y, number, p, begin, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def max_grad(number, dy, dx, p, begin, end):  # type: ignore[no-untyped-def]
+def max_grad(number, dy, dx, p, begin, end):
     """Each element's dy from the windows whose largest it was; rows of dx."""
     for row in range(begin, end):
         h = row % dx.shape[2]
@@ -165,7 +165,7 @@ def max_grad(number, dy, dx, p, begin, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def mean_values(x, y, cd, ch, cw, p, begin, end):  # type: ignore[no-untyped-def]
+def mean_values(x, y, cd, ch, cw, p, begin, end):
     """The mean of each window; rows of y."""
     for row in range(begin, end):
         oh = row % y.shape[2]
@@ -196,7 +196,7 @@ def mean_values(x, y, cd, ch, cw, p, begin, end):  # type: ignore[no-untyped-def
 
 
 @kernel
-def mean_grad(dy, dx, cd, ch, cw, p, begin, end):  # type: ignore[no-untyped-def]
+def mean_grad(dy, dx, cd, ch, cw, p, begin, end):
     """Each element's share of dy from all windows it is in; rows of dx."""
     for row in range(begin, end):
         h = row % dx.shape[2]
@@ -228,7 +228,7 @@ def mean_grad(dy, dx, cd, ch, cw, p, begin, end):  # type: ignore[no-untyped-def
 
 
 @kernel
-def mean_of_all(x, y, total, part, blocks, begin, end):  # type: ignore[no-untyped-def]
+def mean_of_all(x, y, total, part, blocks, begin, end):
     """The mean over positions of [n, p, c]; pieces: images times blocks of channels."""
     for piece in range(begin, end):
         n = piece // blocks

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: axes that the kernels count with, but for those of rows and tiles
 _AXES = 3
 #: rows and columns of a tile
-_TILE = 32
+_TILE = 16
 #: bytes of an element → what is moved in its place
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -42,7 +42,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 @kernel
-def rows(x, y, p, begin, end):  # type: ignore[no-untyped-def]
+def rows(x, y, p, begin, end):
     """Rows of y, one after the other: `p` has the sizes of three axes and their strides in x, then a row's length."""
     width = p[2, 0]
     for row in range(begin, end):
@@ -56,7 +56,7 @@ def rows(x, y, p, begin, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def tiles(x, y, p, begin, end):  # type: ignore[no-untyped-def]
+def tiles(x, y, p, begin, end):
     """Blocks of `_TILE` rows for each place along three axes.
 
     `p`: sizes of the three axes, their strides in x and in y; rows (stride 1 in x), their stride in y; columns (stride
@@ -74,8 +74,8 @@ def tiles(x, y, p, begin, end):  # type: ignore[no-untyped-def]
         stop = min(first + _TILE, high)
         for left in range(0, wide, _TILE):
             right = min(left + _TILE, wide)
-            for r in range(first, stop):
-                for c in range(left, right):
+            for c in range(left, right):
+                for r in range(first, stop):
                     y[to + r * down + c] = x[at + r + c * across]
 
 
@@ -99,10 +99,9 @@ def plan(shape: Sequence[int], perm: Sequence[int]) -> tuple[Any, np.ndarray, in
     if len(outer) > _AXES:
         return None
     blocks = -(-made[row] // _TILE)
-    numbers = [
-        _padded([made[a] for a in outer], 1), _padded([in_x[a] for a in outer], 0), _padded([in_y[a] for a in outer], 0),
-        [made[row], in_y[row], made[-1]], [in_x[-1], blocks, 0],
-    ]  # fmt: skip
+    sizes, from_x, to_y = (_padded([v[a] for a in outer], f) for v, f in ((made, 1), (in_x, 0), (in_y, 0)))
+    rest = [[made[row], in_y[row], made[-1]], [in_x[-1], blocks, 0]]
+    numbers = [sizes, from_x, to_y, *rest]
     return tiles, np.array(numbers, np.int64), math.prod(made[a] for a in outer) * blocks
 
 
