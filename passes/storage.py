@@ -121,19 +121,25 @@ class _Sharing:
             elif v.name in self.of:  # a joined value: its parts came first
                 pass
             else:
-                taken = self.overwritten(op, v, dead) if i == op.op.inplace_output else None
+                taken = self.overwritten(op, i, v, dead)
                 if taken is not None:
                     self.put(v, self.of[taken.name], self.of[taken.name].offsets[taken.name])
                 else:
                     self.put(v, self.new(v, at), 0)
 
-    def overwritten(self, op: Operator, out: Value, dead: set[str]) -> Value | None:
-        """The input whose place `out` takes: one that dies here and shares its storage with nothing that lives on."""
-        for k in op.op.inplace:
+    def overwritten(self, op: Operator, i: int, out: Value, dead: set[str]) -> Value | None:
+        """The input whose place output `i` takes: one that dies here and shares its storage with nothing that lives on.
+
+        Nor with another output of the same operator, though that may be freed at once.
+        """
+        taken = [self.of[v.name] for v in op.outputs[:i] if v is not None and v.name in self.of]
+        for k in op.op.overwrites(i):
             x = op.inputs[k] if k < len(op.inputs) else None
             if x is None or x.name not in dead or x.name not in self.of:
                 continue
             s = self.of[x.name]
+            if any(s is t for t in taken):
+                continue
             others = [v for j, v in enumerate(op.inputs) if j != k and v is not None and self.of.get(v.name) is s]
             if x.type == out.type and not others and s.alive <= dead and s.nbytes == out.nbytes:
                 return x

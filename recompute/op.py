@@ -110,6 +110,10 @@ class Op:
         """Types of the temporary buffers that `compute` is handed."""
         return ()
 
+    def overwrites(self, output: int) -> tuple[int, ...]:
+        """Inputs whose buffer this output may take, in order of preference; each is taken by one output at most."""
+        return self.inplace if output == self.inplace_output else ()
+
     def views(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
         """For each output, the byte offset in input 0's buffer at which its elements already lie, in order.
 

@@ -163,12 +163,11 @@ def check_inplace(case: Case) -> None:
     """Where an output may take an input's buffer, the bits are the same as in a buffer of its own."""
     types = case.op.infer(*(None if a is None else TensorType.of(a) for a in case.inputs))
     count = len(types) if case.want is None else case.want
-    at = case.op.inplace_output
     present = [*types[:count], *[None] * (len(types) - count)]
     scratch = case.op.scratch([None if a is None else TensorType.of(a) for a in case.inputs], present)
-    for k in case.op.inplace:
+    for at, k in ((at, k) for at in range(count) for k in case.op.overwrites(at)):
         source = case.inputs[k] if k < len(case.inputs) else None
-        if source is None or at >= count or TensorType.of(source) != types[at]:
+        if source is None or TensorType.of(source) != types[at]:
             continue
         results = []
         for shared in (False, True):

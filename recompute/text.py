@@ -22,7 +22,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .errors import UsageError
@@ -59,11 +59,8 @@ def show_operator(op: Operator, addresses: dict[str, int] | Any = None) -> str:
     addresses = addresses or {}
     role = "" if op.role is Role.FORWARD else f"{op.role.value} "
     outs = ", ".join("_" if v is None else f"{show_name(v.name)}: {v.type}" for v in op.outputs)
-    ins = ", ".join("_" if v is None else show_name(v.name) for v in op.inputs)
-    attributes = op.op.attributes()
-    text = f"{role}{outs}{' ' if outs else ''}= {op.op.name}({ins})"
-    if attributes:
-        text += " {" + ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items()) + "}"
+    ins = ["_" if v is None else show_name(v.name) for v in op.inputs]
+    text = f"{role}{outs}{' ' if outs else ''}= {show_applied(op.op, ins)}"
     if op.kernel:
         text += f" using {op.kernel}"
     if op.scratch:
@@ -72,6 +69,29 @@ def show_operator(op: Operator, addresses: dict[str, int] | Any = None) -> str:
     if any(a is not None for a in at):
         text += " @" + ",".join("_" if a is None else str(a) for a in at)
     return text
+
+
+def show_applied(op: Op, inputs: Sequence[str]) -> str:
+    """`Name(inputs) {attributes}`: the part of a line that says what is applied to what."""
+    text = f"{op.name}({', '.join(inputs)})"
+    attributes = op.attributes()
+    if attributes:
+        text += " {" + ", ".join(f"{k}={show_attribute(v)}" for k, v in attributes.items()) + "}"
+    return text
+
+
+def parse_applied(text: str) -> tuple[str, Op, tuple[str | None, ...]]:
+    """Reads `%name = Name(%a, _) {attributes}`: the result's name, the operator, the inputs' names."""
+    line = _Line(text, 1)
+    name = line.value_name()
+    line.need("=")
+    cls = op_class(line.take("word"))
+    line.need("(")
+    inputs = tuple(None if line.skip("_") else line.value_name() for _ in line.list_until(")"))
+    op = _read_attributes(line, cls)
+    if line.at != len(line.tokens):
+        raise line.error(f"unexpected '{line.peek()}'")
+    return name, op, inputs
 
 
 def show(block: Block) -> str:
@@ -263,7 +283,7 @@ class _Reader:
         inputs: list[Value | None] = []
         for _ in line.list_until(")"):
             inputs.append(None if line.skip("_") else self._value(line, line.value_name()))
-        op = self._read_attributes(line, cls)
+        op = _read_attributes(line, cls)
         kernel = line.take("word") if line.skip("using") else ""
         scratch: list[Value] = []
         if line.skip("scratch"):
@@ -274,26 +294,6 @@ class _Reader:
         self.values.update({v.name: v for v in written})
         self._read_addresses(line, written)
         self.operators.append(Operator(op, tuple(inputs), tuple(outputs), role, tuple(scratch), kernel))
-
-    def _read_attributes(self, line: _Line, cls: type[Op]) -> Op:
-        given: dict[str, Any] = {}
-        if line.skip("{"):
-            for _ in line.list_until("}"):
-                key = line.take("word")
-                line.need("=")
-                given[key] = line.attribute()
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(known))})")
-        hints = _hints(cls)
-        for key, value in given.items():
-            if hints.get(key) is float and isinstance(value, int):
-                given[key] = float(value)
-        try:
-            return cls(**given)
-        except TypeError as e:
-            raise line.error(str(e)) from None
 
     def _read_addresses(self, line: _Line, values: list[Value]) -> None:
         if not line.skip("@"):
@@ -312,6 +312,27 @@ class _Reader:
             outputs=self.outputs,
             addresses=self.addresses,
         )
+
+
+def _read_attributes(line: _Line, cls: type[Op]) -> Op:
+    given: dict[str, Any] = {}
+    if line.skip("{"):
+        for _ in line.list_until("}"):
+            key = line.take("word")
+            line.need("=")
+            given[key] = line.attribute()
+    known = {f.name for f in dataclasses.fields(cls)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(known))})")
+    hints = _hints(cls)
+    for key, value in given.items():
+        if hints.get(key) is float and isinstance(value, int):
+            given[key] = float(value)
+    try:
+        return cls(**given)
+    except TypeError as e:
+        raise line.error(str(e)) from None
 
 
 _HINTS: dict[type, dict[str, Any]] = {}

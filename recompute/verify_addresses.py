@@ -110,7 +110,7 @@ class _Walk:
             there = self.range_of(x)
             if x is None or there is None or there[1] <= here[0] or here[1] <= there[0]:
                 continue
-            allowed = i == op.op.inplace_output and k in op.op.inplace and there == here and x.type == v.type
+            allowed = k in op.op.overwrites(i) and there == here and x.type == v.type
             if not allowed:
                 names = f"{show_name(v.name)} at {here[0]}..{here[1]} overlaps its input {show_name(x.name)}"
                 raise _Fault(self.at, names)
