@@ -9,8 +9,10 @@ never recomputed.  The cuts between them are the checkpoints that the zoo propos
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +100,7 @@ class ResNet(Segmented):
 class Vgg(Segmented):
     """VGG for images [n, 3, 224, 224]; a segment ends behind each pool."""
 
-    def __init__(self, blocks: Sequence[int], classes: int = 1000) -> None:
+    def __init__(self, blocks: Sequence[int], classes: int = 1000, dropout: float = 0.5) -> None:
         super().__init__()
         size, made = 3, []
         for count, channels in zip(blocks, (64, 128, 256, 512, 512), strict=True):
@@ -111,10 +113,10 @@ class Vgg(Segmented):
         self.classifier = nn.Sequential(
             nn.Linear(512 * 7 * 7, 4096),
             nn.ReLU(inplace=True),
-            nn.Dropout(0.5),
+            nn.Dropout(dropout),
             nn.Linear(4096, 4096),
             nn.ReLU(inplace=True),
-            nn.Dropout(0.5),
+            nn.Dropout(dropout),
             nn.Linear(4096, classes),
         )
 
@@ -127,6 +129,12 @@ class Vgg(Segmented):
         return self.through(x)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: nn.Module) -> Tensor:
+    """softmax(query·key / √size + mask)·value, written out; each [n, heads, seq, size]."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1])) + mask
+    return torch.matmul(dropout(torch.softmax(scores, dim=-1)), value)
+
+
 class BertLayer(nn.Module):
     """An encoder layer with attention written out, as the usual port's eager form: dropout on the probabilities."""
 
@@ -137,6 +145,7 @@ class BertLayer(nn.Module):
         self.norm1, self.norm2 = (nn.LayerNorm(hidden, eps=1e-12) for _ in range(2))
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
         self.dropout = nn.Dropout(dropout)
+        self.fast = False
 
     def split(self, x: Tensor) -> Tensor:
         """[n, seq, hidden] to [n, heads, seq, size]."""
@@ -145,27 +154,45 @@ class BertLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Attention and feed-forward, each with dropout, residual and norm."""
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
-        scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1])) + mask
-        probs = self.dropout(torch.softmax(scores, dim=-1))
-        merged = torch.matmul(probs, value).transpose(1, 2).reshape(x.shape)
+        if self.fast:
+            p = self.dropout.p if self.training else 0.0
+            merged = nn.functional.scaled_dot_product_attention(query, key, value, mask, p)
+        else:
+            merged = attention(query, key, value, mask, self.dropout)
+        merged = merged.transpose(1, 2).reshape(x.shape)
         x = self.norm1(self.dropout(self.dense(merged)) + x)
         inner = nn.functional.gelu(self.up(x))
         return self.norm2(self.dropout(self.down(inner)) + x)
 
 
 class Bert(Segmented):
-    """BERT with the classifier head; a segment is the embeddings, or a layer."""
+    """BERT with the classifier head, or with `head="mlm"` the tied decoder over all positions; a segment is the
+    embeddings, or a layer."""
 
     def __init__(
-        self, layers: int, hidden: int = 768, heads: int = 12, *, vocab: int = 30522, classes: int = 2
+        self,
+        layers: int,
+        hidden: int = 768,
+        heads: int = 12,
+        *,
+        vocab: int = 30522,
+        classes: int = 2,
+        dropout: float = 0.1,
+        head: str = "classifier",
+        seq: int = 128,
     ) -> None:
         super().__init__()
         self.word, self.position, self.token_type = (nn.Embedding(n, hidden) for n in (vocab, 512, 2))
         self.norm = nn.LayerNorm(hidden, eps=1e-12)
-        self.dropout = nn.Dropout(0.1)
-        self.layers = nn.ModuleList(BertLayer(hidden, heads, 0.1) for _ in range(layers))
-        self.pooler = nn.Linear(hidden, hidden)
-        self.classifier = nn.Linear(hidden, classes)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(BertLayer(hidden, heads, dropout) for _ in range(layers))
+        self.kind = head
+        if head == "mlm":
+            self.transform, self.transform_norm = nn.Linear(hidden, hidden), nn.LayerNorm(hidden, eps=1e-12)
+            self.bias = nn.Parameter(torch.zeros(vocab))
+        else:
+            self.pooler = nn.Linear(hidden, hidden)
+            self.classifier = nn.Linear(hidden, classes)
         self.mask: Tensor | None = None
 
     def embed(self, ids: Tensor, kinds: Tensor) -> Tensor:
@@ -174,29 +201,155 @@ class Bert(Segmented):
         return self.dropout(self.norm(self.word(ids) + self.token_type(kinds) + self.position(positions)))
 
     def head(self, x: Tensor) -> Tensor:
-        """From the first position."""
+        """From the first position, or from each."""
+        if self.kind == "mlm":
+            x = self.transform_norm(nn.functional.gelu(self.transform(x)))
+            return nn.functional.linear(x, self.word.weight, self.bias)
         return self.classifier(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def segments(self):
-        """Embeddings; layers; pooler and classifier."""
+        """Embeddings; layers; the head."""
         mask = self.mask
         return [self.embed, *((lambda x, layer=layer: layer(x, mask)) for layer in self.layers), self.head]
 
-    def forward(self, ids: Tensor, kinds: Tensor, attention: Tensor) -> Tensor:
-        """Logits [n, classes]; `attention` is 1 where a position may be looked at."""
-        self.mask = (1.0 - attention[:, None, None, :].float()) * -10000.0
+    def forward(self, ids: Tensor, kinds: Tensor, seen: Tensor) -> Tensor:
+        """Logits [n, classes] or [n, seq, vocab]; `seen` is 1 where a position may be looked at."""
+        self.mask = (1.0 - seen[:, None, None, :].float()) * -10000.0
         return self.through(ids, kinds)
 
 
-def network(name: str, layers: int | None = None) -> Segmented:
-    """A network by the zoo's name.  `layers`: that of BERT."""
-    makers: dict[str, Callable[[], Segmented]] = {
-        "resnet18": lambda: ResNet((2, 2, 2, 2), bottleneck=False),
-        "resnet50": lambda: ResNet((3, 4, 6, 3), bottleneck=True),
-        "vgg16": lambda: Vgg((2, 2, 3, 3, 3)),
-        "bert-base": lambda: Bert(layers or 12),
+class Gpt2Layer(nn.Module):
+    """A pre-norm layer: attention, then the feed-forward part with GELU's tanh form."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.attn, self.mlp = nn.Module(), nn.Module()
+        self.attn.c_attn, self.attn.c_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.fast = False
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """[n, seq, hidden] to the same."""
+        parts = self.attn.c_attn(self.ln_1(x)).split(x.shape[-1], dim=-1)
+        query, key, value = (p.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for p in parts)
+        if self.fast:
+            p = self.dropout.p if self.training else 0.0
+            merged = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=p, is_causal=True)
+        else:
+            merged = attention(query, key, value, mask, self.dropout)
+        x = x + self.dropout(self.attn.c_proj(merged.transpose(1, 2).reshape(x.shape)))
+        inner = nn.functional.gelu(self.mlp.c_fc(self.ln_2(x)), approximate="tanh")
+        return x + self.dropout(self.mlp.c_proj(inner))
+
+
+class Gpt2(Segmented):
+    """GPT-2, the output tied to the embedding; a segment is the embeddings, or a layer."""
+
+    def __init__(
+        self, layers: int, hidden: int, heads: int, *, vocab: int, context: int, seq: int, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(context, hidden)
+        self.h = nn.ModuleList(Gpt2Layer(hidden, heads, dropout) for _ in range(layers))
+        self.ln_f, self.dropout = nn.LayerNorm(hidden), nn.Dropout(dropout)
+        self.register_buffer("mask", torch.full((seq, seq), -10000.0).triu(1), persistent=False)
+
+    def segments(self):
+        """Embeddings; layers; norm and logits."""
+        return [
+            lambda ids: self.dropout(self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))),
+            *((lambda x, layer=layer: layer(x, self.mask)) for layer in self.h),
+            lambda x: nn.functional.linear(self.ln_f(x), self.wte.weight),
+        ]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits [n, seq, vocab]."""
+        return self.through(ids)
+
+
+class MobileNetV2(Segmented):
+    """MobileNet v2 for images, modules numbered as torchvision's; a segment is an inverted residual."""
+
+    #: expansion, channels, repeats, stride of the first
+    BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+
+    def __init__(self, dropout: float = 0.2, classes: int = 1000) -> None:
+        super().__init__()
+        made, size = [conv_norm(3, 32, 3, stride=2)], 32
+        for expansion, out, repeats, first in self.BLOCKS:
+            for i in range(repeats):
+                made.append(Inverted(size, out, expansion=expansion, stride=1 if i else first))
+                size = out
+        self.features = nn.Sequential(*made, conv_norm(size, 1280, 1))
+        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(1280, classes))
+
+    def segments(self):
+        """Stem and first block; the other blocks; the head."""
+        stem, first, *rest, last = self.features
+        return [lambda x: first(stem(x)), *rest, lambda x: self.classifier(last(x).mean((2, 3)))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes]."""
+        return self.through(x)
+
+
+def conv_norm(first: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """Convolution, batch norm and ReLU6."""
+    conv = nn.Conv2d(first, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))
+
+
+class Inverted(nn.Module):
+    """An inverted residual: 1x1 to more channels, depthwise 3x3, 1x1 back without an activation."""
+
+    def __init__(self, first: int, out: int, *, expansion: int, stride: int) -> None:
+        super().__init__()
+        inner = first * expansion
+        layers: list[nn.Module] = [] if expansion == 1 else [conv_norm(first, inner, 1)]
+        layers += [conv_norm(inner, inner, 3, stride=stride, groups=inner)]
+        self.conv = nn.Sequential(*layers, nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out))
+        self.joins = stride == 1 and first == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """With the shortcut where the shape stays."""
+        return x + self.conv(x) if self.joins else self.conv(x)
+
+
+class Lstm(Segmented):
+    """LSTM layers over [n, seq, features], classified by the last state; a segment is a layer."""
+
+    def __init__(self, *, features: int, hidden: int, layers: int, classes: int = 10, **_: int) -> None:
+        super().__init__()
+        sizes = [features, *[hidden] * (layers - 1)]
+        self.layers = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in sizes)
+        self.fc = nn.Linear(hidden, classes)
+
+    def segments(self):
+        """The layers; the head."""
+        return [*((lambda x, layer=layer: layer(x)[0]) for layer in self.layers), lambda x: self.fc(x[:, -1])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes]."""
+        return self.through(x)
+
+
+def network(name: str, **options: Any) -> Segmented:
+    """A network by the zoo's name; `options`: some of those that the zoo has."""
+    makers: dict[str, functools.partial[Segmented]] = {
+        "resnet18": functools.partial(ResNet, (2, 2, 2, 2), bottleneck=False),
+        "resnet50": functools.partial(ResNet, (3, 4, 6, 3), bottleneck=True),
+        "vgg16": functools.partial(Vgg, (2, 2, 3, 3, 3)),
+        "mobilenet_v2": functools.partial(MobileNetV2),
+        "bert-base": functools.partial(Bert, layers=12),
+        "bert-mini": functools.partial(Bert, layers=4, hidden=256, heads=4),
+        "gpt2-mini": functools.partial(Gpt2, layers=4, hidden=256, heads=4, vocab=50257, context=512, seq=128),
+        "lstm": functools.partial(Lstm, features=32, hidden=64, layers=2),
     }
-    return makers[name]()
+    maker = makers[name]
+    return maker.func(*maker.args, **{**maker.keywords, **options})
 
 
 def batch(name: str, n: int, seq: int | None = None) -> tuple[list[Tensor], Tensor]:

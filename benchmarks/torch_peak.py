@@ -73,7 +73,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
-        net = network(args.name, args.layers).train()
+        options = {} if args.layers is None else {"layers": args.layers}
+        net = network(args.name, **options).train()
         net.recompute = args.recompute
         inputs, label = batch(args.name, args.batch, args.seq)
         losses = train(net, inputs, label)
