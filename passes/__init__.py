@@ -11,7 +11,7 @@ from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
 from .schedule import Schedule, cleaned, plan_best_order, plan_memory
-from .split_norms import FuseNorms, SplitNorms
+from .split_norms import FuseNorms, OpenNorms, SplitNorms
 from .storage import ALIGNMENT
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Liveness",
     "MemoryPlan",
     "MemoryReport",
+    "OpenNorms",
     "Pass",
     "Rebuild",
     "Recompute",

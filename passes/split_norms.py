@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..builder import Names
 from ..ir import Block, Operator, Role, Value
 from ..ops.batch_norm_train import BatchNormApply, BatchNormStatistics, BatchNormTrain
+from ..ops.channels_last import channels_last_form
 from .base import Pass
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
@@ -55,6 +57,44 @@ class FuseNorms(Pass):
             else:
                 result.append(op)
         return block.with_operators(result)
+
+
+@dataclass(frozen=True)
+class OpenNorms(Pass):
+    """Channels-last batch normalisations, recomputed ones too, become two operators with the same bits.
+
+        y, mean, var = ChannelsLastBatchNormTrain(x, scale, bias)
+
+    becomes
+
+        mean, var = ChannelsLastBatchNormStatistics(x); y = ChannelsLastBatchNormApply(x, scale, bias, mean, var)
+
+    The second is element-wise, so that `fusion` makes one loop of it and of what follows.
+    """
+
+    def run(self, block: Block) -> Block:
+        """The block with two operators for each such one."""
+        names = Names(block.values())
+        result: list[Operator] = []
+        for op in block.operators:
+            opened = _opened(op, names) if op.op.name == "ChannelsLastBatchNormTrain" else None
+            result += opened or (op,)
+        return block.with_operators(result) if len(result) > len(block.operators) else block
+
+
+def _opened(op: Operator, names: Names) -> tuple[Operator, Operator] | None:
+    """Both parts; None where the statistics have a narrower type than they are worked out in."""
+    x, y, scale = op.inputs[0], op.outputs[0], op.inputs[1]
+    assert x is not None and y is not None and scale is not None
+    given = [*op.outputs[1:], None, None][:2]
+    vector = scale.type
+    mean, var = (v or Value(names.take(f"{y.name}.{i}"), vector) for i, v in enumerate(given, 1))
+    again = op.op.again(op.inputs, (y, mean, var))
+    statistics = channels_last_form(BatchNormStatistics())
+    if again is None or statistics is None:
+        return None
+    rest, inputs = again
+    return Operator(statistics, (x,), (mean, var), op.role), Operator(rest, inputs, (y,), op.role)
 
 
 def _belong_together(first: Operator, op: Operator) -> bool:
