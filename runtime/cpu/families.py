@@ -27,7 +27,7 @@ from .native import Call
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: elements of all inputs and outputs below which NumPy does as well
+#: elements of the largest operand below which NumPy does as well
 ENOUGH = 1 << 14
 #: parts into which sums over rows are cut, at most, and rows of a part, at least: the same for any number of threads
 PARTS, PART_ROWS = 16, 64
@@ -95,11 +95,11 @@ class Numba:
 # -- what families share ----------------------------------------------------------------------------------------------
 
 
-def floats(op: Operator, *, least: int = ENOUGH) -> bool:
-    """Whether all floating operands are float32, or all are float64, and the largest has `least` elements."""
+def floats(op: Operator) -> bool:
+    """Whether all floating operands are float32, or all are float64, and the largest has `ENOUGH` elements."""
     values = (*op.reads(), *op.writes())
     kinds = {v.dtype for v in values if v.type.is_float}
-    return len(kinds) == 1 and kinds <= {"f32", "f64"} and max(v.size for v in values) >= least
+    return len(kinds) == 1 and kinds <= {"f32", "f64"} and max(v.size for v in values) >= ENOUGH
 
 
 def parts(rows: int) -> int:

@@ -49,7 +49,7 @@ class Inline:
 
     def fingerprint(self) -> str:
         """Names its code and that of all it uses."""
-        return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + str(self.fastmath)
+        return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + _flags(self.fastmath)
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -98,6 +98,11 @@ def inline(
     return Inline(function, fastmath, double)
 
 
+def _flags(fastmath: Any) -> str:
+    """LLVM's flags, named the same in every process."""
+    return str(fastmath if isinstance(fastmath, bool) else sorted(fastmath))
+
+
 def _globals(code: types.CodeType) -> list[str]:
     """Names that the code takes from its module."""
     return list(dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"))
@@ -141,7 +146,7 @@ class Kernel:
     @functools.cached_property
     def source(self) -> str:
         """Names the kernel's code and that of what it uses."""
-        return f"{_fingerprint(self.function)} {self.function.__qualname__} {self.fastmath}"
+        return f"{_fingerprint(self.function)} {self.function.__qualname__} {_flags(self.fastmath)}"
 
     def call(self, *operands: Any, work: int, parallel: bool = True) -> Call:
         """A call over these operands; JobError where numba cannot compile it for them."""

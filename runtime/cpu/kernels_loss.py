@@ -125,9 +125,9 @@ def likelihood_gradient(labels, scales, dx, begin, end):
     """-scale at the label, else 0: samples [begin, end) of [N, C, D]."""
     inner = dx.shape[2]
     for n in range(begin, end):
-        flat = dx[n].reshape(-1)
-        for j in range(flat.size):
-            flat[j] = 0
+        for c in range(dx.shape[1]):
+            for d in range(inner):
+                dx[n, c, d] = 0
         for d in range(inner):
             label = labels[n * inner + d]
             if 0 <= label < dx.shape[1]:

@@ -163,6 +163,9 @@ class _Toolchain:
         options.loop_vectorization = options.slp_vectorization = True
         builder = self.llvm.create_pass_builder(self.machine, options)
         builder.getModulePassManager().run(module, builder)
+        wanted = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("numba", "NRT", "Py"))]
+        if wanted:  # another process, which finds the object code in the cache, would not have it
+            raise JobError(f"a kernel needs numba's runtime: {', '.join(wanted)}")
         return self.machine.emit_object(module)
 
 

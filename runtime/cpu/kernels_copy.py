@@ -1,0 +1,186 @@
+"""Copies of boxes of elements: joining, cutting, padding, repeating.
+
+Every one of them is: for each place of a grid, element (or run of elements) at an offset of the input to an offset of
+the output, with strides of any sign, or 0.  The grid is reduced to as few axes as possible first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...ops.pad import inner
+from .families import ENOUGH, Family, family
+from .jit import kernel
+from .native import Call
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+
+#: axes of a grid apart from that of the runs
+_AXES = 3
+#: elements of a run that one thread takes at a time
+_RUN = 1 << 13
+#: bytes of an element → what is moved in its place
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@kernel
+def copy(x, y, p, begin, end):
+    """Places times pieces of runs.
+
+    `p`: sizes of three axes, their strides in x, in y, then the run's length and strides; offsets in x and y, pieces of
+    a run; places along the third axis that are taken together, and how many such groups there are.
+    """
+    run, sx, sy, pieces, group, groups = p[3, 0], p[3, 1], p[3, 2], p[4, 2], p[5, 0], p[5, 1]
+    for item in range(begin, end):
+        first = item % pieces * _RUN
+        last = min(first + _RUN, run)
+        place = item // pieces
+        low = place % groups * group
+        place = place // groups
+        i, j = place // p[0, 1], place % p[0, 1]
+        at = p[4, 0] + i * p[1, 0] + j * p[1, 1]
+        to = p[4, 1] + i * p[2, 0] + j * p[2, 1]
+        for k in range(low, min(low + group, p[0, 2])):
+            a, b = at + k * p[1, 2], to + k * p[2, 2]
+            if sx == 1 and sy == 1:
+                for c in range(first, last):
+                    y[b + c] = x[a + c]
+            elif sx == 0 and sy == 1:
+                v = x[a]
+                for c in range(first, last):
+                    y[b + c] = v
+            else:
+                for c in range(first, last):
+                    y[b + c * sy] = x[a + c * sx]
+
+
+@kernel
+def fill(y, value, begin, end):
+    """The bits of `value` everywhere: pieces of `_RUN` elements."""
+    for j in range(begin * _RUN, min(end * _RUN, y.size)):
+        y[j] = value[0]
+
+
+Box = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]
+
+
+def grid(box: Box) -> list[tuple[int, int, int]]:
+    """(size, stride in x, stride in y) of a box's axes, as few as possible; the run is the last."""
+    found: list[tuple[int, int, int]] = []
+    for n, a, b in zip(*box[:3], strict=True):
+        if n == 1:
+            continue
+        if found and found[-1][1] == n * a and found[-1][2] == n * b:
+            found[-1] = (found[-1][0] * n, a, b)
+        else:
+            found.append((n, a, b))
+    return found or [(1, 1, 1)]
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """In elements, row-major."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def copying(x: np.ndarray, y: np.ndarray, box: Box) -> Call:
+    """The call that copies a box from x to y, vectors of words."""
+    *outer, (run, sx, sy) = grid(box)
+    sizes, in_x, in_y = ([fill] * (_AXES - len(outer)) + [a[i] for a in outer] for i, fill in enumerate((1, 0, 0)))
+    pieces = -(-run // _RUN)
+    group = max(1, _RUN // run)
+    groups = -(-sizes[2] // group)
+    rest = [[run, sx, sy], [box[3], box[4], pieces], [group, groups, 0]]
+    numbers = np.array([sizes, in_x, in_y, *rest], np.int64)
+    return copy.call(x, y, numbers, work=sizes[0] * sizes[1] * groups * pieces)
+
+
+def words(a: np.ndarray) -> np.ndarray:
+    """An array's elements as words."""
+    return a.reshape(-1).view(_WORDS[a.dtype.itemsize])
+
+
+def filling(y: np.ndarray, value: Any) -> Call:
+    """The call that fills y, a vector of words, with an element's bits."""
+    return fill.call(y, np.array([value]).view(y.dtype), work=-(-y.size // _RUN))
+
+
+def _sliced(taken: Sequence[range], shape: Sequence[int]) -> tuple[list[int], list[int], int]:
+    """Sizes, strides and offset of what a slice takes from a tensor of `shape`."""
+    steps = strides(shape)
+    return (
+        [len(r) for r in taken],
+        [r.step * s for r, s in zip(taken, steps, strict=True)],
+        sum(r.start * s for r, s in zip(taken, steps, strict=True)),
+    )
+
+
+def _boxes(op: Operator) -> Iterator[tuple[int, int, Box]]:
+    """(input, output, box) of all copies."""
+    rule: Any = op.op
+    ins = [v.shape if v is not None else () for v in op.inputs]
+    outs = [v.shape if v is not None else () for v in op.outputs]
+    name, y, to = rule.name, outs[0], strides(outs[0])
+    if name == "Concat":
+        at, axis = 0, rule.axis % len(y)
+        for i, shape in enumerate(ins):
+            yield i, 0, (shape, strides(shape), to, 0, at * to[axis])
+            at += shape[axis]
+        return
+    (x, at_x) = (ins[0], strides(ins[0])) if ins else ((), [])
+    if name == "Split":
+        at, axis = 0, rule.axis % len(x)
+        for i, (n, out) in enumerate(zip(rule.sizes, op.outputs, strict=False)):
+            if out is not None:
+                yield 0, i, (out.shape, at_x, strides(out.shape), at * at_x[axis], 0)
+            at += n
+    elif name == "Slice":
+        sizes, steps, start = _sliced(rule.taken(x), x)
+        yield 0, 0, (sizes, steps, to, start, 0)
+    elif name == "SliceGrad":
+        sizes, steps, start = _sliced(rule.taken(rule.shape), y)
+        yield 0, 0, (sizes, at_x, steps, 0, start)
+    elif name == "Pad":
+        there, here = inner(rule.pads, x)
+        sizes = [s.stop - s.start for s in here]
+        begins = [sum(s.start * d for s, d in zip(at, steps, strict=True)) for at, steps in ((here, at_x), (there, to))]
+        yield 0, 0, (sizes, at_x, to, *begins)
+    elif name == "Expand":
+        more = len(y) - len(x)
+        kept = [0] * more + [0 if n == 1 else s for n, s in zip(x, at_x, strict=True)]
+        yield 0, 0, (y, kept, to, 0, 0)
+    elif name == "Tile":
+        sizes = [n for pair in zip(rule.repeats, x, strict=True) for n in pair]
+        yield 0, 0, (sizes, [s for pair in zip([0] * len(x), at_x, strict=True) for s in pair], strides(sizes), 0, 0)
+    elif name != "Fill":  # Identity, Reshape
+        yield 0, 0, ((math.prod(x),), (1,), (1,), 0, 0)
+
+
+@family("Concat", "Split", "Slice", "SliceGrad", "Pad", "Expand", "Tile", "Identity", "Reshape", "Fill")
+class Copies(Family):
+    """Of all element types."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Large ones of few axes that move by themselves; where they are views, nothing runs anyway."""
+        values = [*op.reads(), *op.writes()]
+        if max(v.size for v in values) < ENOUGH or any(v.type.numpy.itemsize not in _WORDS for v in values):
+            return False
+        if op.op.name == "Pad" and op.op.mode != "constant":  # type: ignore[attr-defined]
+            return False
+        return all(len(grid(box)) <= _AXES + 1 for _, _, box in _boxes(op))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call for each box; before it, one that fills what no box covers."""
+        rule: Any = op.op
+        calls = []
+        if rule.name in ("SliceGrad", "Pad", "Fill"):
+            value = 0 if rule.name == "SliceGrad" else rule.value
+            calls.append(filling(words(outs[0]), outs[0].dtype.type(value)))
+        for i, o, box in _boxes(op):
+            if math.prod(box[0]):
+                calls.append(copying(words(ins[i]), words(outs[o]), box))
+        return calls
