@@ -20,7 +20,7 @@ def _fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 #: fma(a, b, c): a · b + c, rounded once
-fma = Intrinsic(_fma)
+fma: Any = Intrinsic(_fma)
 
 
 def _larger(typing: Any, a: Any, b: Any) -> Any:
@@ -35,7 +35,7 @@ def _larger(typing: Any, a: Any, b: Any) -> Any:
 
 
 #: larger(a, b): NaN where one of them is
-larger = Intrinsic(_larger)
+larger: Any = Intrinsic(_larger)
 
 
 def _scaled(typing: Any, x: Any, whole: Any) -> Any:
@@ -55,7 +55,7 @@ def _scaled(typing: Any, x: Any, whole: Any) -> Any:
 
 
 #: scaled(x, whole): x · 2ⁿ for the float32 `whole` = n + 1.5 · 2²³
-scaled = Intrinsic(_scaled)
+scaled: Any = Intrinsic(_scaled)
 
 
 def _fraction(typing: Any, x: Any) -> Any:
@@ -82,7 +82,8 @@ def _exponent(typing: Any, x: Any) -> Any:
 
 
 #: x = fraction(x) · 2^exponent(x) for positive normal float32 x, √½ ≤ fraction < √2
-fraction, exponent = Intrinsic(_fraction), Intrinsic(_exponent)
+fraction: Any = Intrinsic(_fraction)
+exponent: Any = Intrinsic(_exponent)
 
 _F = np.float32
 _LOG2E, _LN2_HIGH, _LN2_LOW = _F(1.44269504088896341), _F(0.693359375), _F(-2.12194440054690583e-4)
@@ -103,7 +104,7 @@ _LOWEST, _HIGHEST, _SWITCH, _TINY, _UP = _F(-104), _F(89), _F(0.625), _F(1.17549
 _UP_BITS, _INFINITY, _NAN = _F(23), _F(np.inf), _F(np.nan)
 
 
-def _exp64(x):  # type: ignore[no-untyped-def]
+def _exp64(x):
     return math.exp(x)
 
 
@@ -119,7 +120,7 @@ def exp(x):
     return scaled(fma(r * r, p, r) + _ONE, whole)
 
 
-def _log64(x):  # type: ignore[no-untyped-def]
+def _log64(x):
     return math.log(x) if x > 0 else (-np.inf if x == 0 else np.nan)
 
 
@@ -139,7 +140,7 @@ def log(x):
     return _NAN if x < _ZERO else y
 
 
-def _tanh64(x):  # type: ignore[no-untyped-def]
+def _tanh64(x):
     return math.tanh(x)
 
 
@@ -155,7 +156,7 @@ def tanh(x):
     return near if a < _SWITCH else far
 
 
-def _sigmoid64(x):  # type: ignore[no-untyped-def]
+def _sigmoid64(x):
     return 1.0 / (1.0 + math.exp(-x))
 
 
