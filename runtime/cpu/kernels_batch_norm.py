@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _LEAST, _MOST, _BLOCK = 8, 64, 1 << 15
 #: channels that a thread takes at a time where parts are put together
 _CHANNELS = 64
+#: as many of these are not worth waking a thread
+_ALONE = 8
 
 
 def _block(channels: int) -> int:
@@ -191,7 +193,7 @@ def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Any]
     pieces = -(-x.shape[1] // _CHANNELS)
     return [
         moments.call(x, work, found, _block(x.shape[1]), work=len(found)),
-        together.call(found, mean, var, x.shape[0], work=pieces),
+        together.call(found, mean, var, x.shape[0], work=pieces, parallel=pieces > _ALONE),
     ]
 
 
@@ -296,6 +298,8 @@ class Gradient(Normalisation):
         pieces = -(-x.shape[1] // _CHANNELS)
         return [
             sums.call(x, dy, mean, work, found, _block(x.shape[1]), work=len(found)),
-            coefficients.call(found, scale, var, outs[1], outs[2], given, x.shape[0], epsilon, work=pieces),
+            coefficients.call(
+                found, scale, var, outs[1], outs[2], given, x.shape[0], epsilon, work=pieces, parallel=pieces > _ALONE
+            ),
             gradient.call(x, dy, mean, given, dx, work=x.shape[0]),
         ]
