@@ -16,6 +16,8 @@ import numpy as np
 _QUADRATIC = 30_000
 #: how often a plan is repaired at the most, and for how many allocations altogether (that bounds the time)
 _REPAIRS, _REPAIR_WORK = 32, 12_000
+#: up to so many allocations are searched, that often, where the heuristics are further off the bound than this
+_FEW, _TRIES, _FAR = 96, 10_000, 1.005
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
 
@@ -65,7 +67,47 @@ def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
     if lowest > bound * 1.001:
         plan = _large_first(lifetimes, bound)
         best = min(best, plan, key=lambda p: height(lifetimes, p))
+    if height(lifetimes, best) > bound * _FAR and len(lifetimes) <= _FEW:
+        best = min(best, _searched(lifetimes, bound), key=lambda p: height(lifetimes, p))
     return best
+
+
+def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
+    """First fit of a few, in an order found by local search: an allocation, mostly one on top, moves to any place.
+
+    A move stays unless the arena grows; many leave it as it is, which leads away from where no single one helps.
+    """
+    g = np.random.default_rng(0)
+    order = sorted(lifetimes, key=lambda x: (-x.size, x.start))
+    plan = _first_fit_of_few(order)
+    top = height(order, plan)
+    for _ in range(_TRIES):
+        if top <= bound * 1.001:
+            break
+        highest = [i for i, x in enumerate(order) if plan[x.name] + x.size == top]
+        i = highest[int(g.integers(len(highest)))] if g.random() < 0.7 else int(g.integers(len(order)))
+        changed = [*order[:i], *order[i + 1 :]]
+        changed.insert(int(g.integers(len(order))), order[i])
+        other = _first_fit_of_few(changed)
+        if height(changed, other) <= top:
+            order, plan, top = changed, other, height(changed, other)
+    return plan
+
+
+def _first_fit_of_few(order: Sequence[Lifetime]) -> dict[str, int]:
+    """`first_fit` without arrays: faster for less than a hundred."""
+    placed: list[tuple[int, int, int, int]] = []  # (address, its end, first and last position), sorted
+    plan: dict[str, int] = {}
+    for x in order:
+        at = 0
+        for low, high, start, end in placed:
+            if start <= x.end and end >= x.start:
+                if low - at >= x.size:
+                    break
+                at = max(at, high)
+        plan[x.name] = at
+        bisect.insort(placed, (at, at + x.size, x.start, x.end))
+    return plan
 
 
 def _large_first(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
