@@ -1,0 +1,402 @@
+"""Channels-last convolutions in float32 without a library: register tiles over packed weights and padded blocks.
+
+A product runs as calls in a row: the weights are packed into panels; then, block after block, the rows of the source
+are copied with their padding and multiplied.  A 1x1 convolution is a matrix product.  What is summed in which order
+depends on the shapes only, not on the number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...kernels import register
+from ...types import TensorType
+from . import blas, native, transposed
+from .blas import Product
+from .convolved import Convolved, convolved, operands
+from .emit import Code
+from .native import Call
+from .sweep import Block, Phase, Sweep
+from .tiles import TERMS, Tile, declarations, emit_tile, machine, named, sizes
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+
+#: bytes of a padded block for each thread
+_BLOCK = 1 << 20
+#: floating-point operations below which one thread does all
+_ALONE = 1 << 20
+
+
+@functools.cache
+def _program(tile: Tile, cells: int, narrow: int) -> int:
+    """The address of a kernel over tasks.  `cells`: tile rows to cover; `narrow`: columns of the last panel, or 0.
+
+    Arguments: C, A, B, tasks, pairs, offA, offB, how many of these, how many at a time, whether C is added to.
+    A task is (offset in C, in A, in B, first pair, pair after, whether its panel is the last); a pair (offset in C,
+    offset in A) is a row of pixels, or, for a weight's gradient, a tap.
+    """
+    text, names = [], {}
+    rest = cells % tile.rows
+    for columns in {tile.columns, narrow} - {0}:
+        for rows in {tile.rows, rest} - {0}:
+            names[rows, columns] = f"tile_{rows}_{columns}"
+            one = Tile(rows, columns, tile.am, tile.ak, tile.bk, tile.c, tile.depth)
+            text.append(emit_tile(names[rows, columns], one))
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    c, a, b, tasks, pairs, oa, ob = (f.word("%args", i, "ptr") for i in range(7))
+    count, chunk, more = (f.word("%args", i) for i in range(7, 10))
+
+    def sweep(columns: int, task: list[str], r: str) -> None:
+        left = f.let(f"sub i64 {count}, {r}")
+        n = f.let(f"call i64 @llvm.smin.i64(i64 {left}, i64 {chunk})")
+        again = f.let(f"or i1 {f.let(f'icmp ne i64 {more}, 0')}, {f.let(f'icmp sgt i64 {r}, 0')}")
+        bs, ra, rb = f.at(b, task[2]), f.at(oa, r, "i64"), f.at(ob, r, "i64")
+        with f.loop(task[3], task[4]) as i:
+            cs = f.at(c, f.add(task[0], f.word(pairs, f.mul(i, 2))))
+            as_ = f.at(a, f.add(task[1], f.word(pairs, f.add(f.mul(i, 2), 1))))
+
+            def call(rows: int, t: str) -> None:
+                at_c, at_a = f.at(cs, f.mul(t, tile.c)), f.at(as_, f.mul(t, tile.am))
+                name = names[rows, columns]
+                f.line(f"call void @{name}(ptr {at_c}, ptr {at_a}, ptr {bs}, ptr {ra}, ptr {rb}, i64 {n}, i1 {again})")
+
+            with f.loop(0, cells - rest, tile.rows) as t:
+                call(tile.rows, t)
+            if rest:
+                call(rest, str(cells - rest))
+
+    with f.loop("%begin", "%end") as item:
+        task = [f.word(tasks, f.add(f.mul(item, 6), i)) for i in range(6)]
+        last = f.let(f"icmp ne i64 {task[5]}, 0")
+        step = f.variable("i64", "0")
+        name = f.fresh("chunks")
+        f.line(f"br label %{name}.test")
+        f.line(f"{name}.test:")
+        r = f.get(step)
+        f.line(f"br i1 {f.let(f'icmp slt i64 {r}, {count}')}, label %{name}.body, label %{name}.end")
+        f.line(f"{name}.body:")
+        if narrow:
+            with f.when(last):
+                sweep(narrow, task, r)
+        with f.when(f.let(f"xor i1 {last}, true")):
+            sweep(tile.columns, task, r)
+        f.set(step, "i64", f.add(r, chunk))
+        f.line(f"br label %{name}.test")
+        f.line(f"{name}.end:")
+    text.append(f.text())
+    return native.compile_ir(named(declarations() + "declare i64 @llvm.smin.i64(i64, i64)\n" + "\n".join(text)))
+
+
+def _pieces(length: int) -> int:
+    """Into how many equal parts a sum is cut so that each has at most TERMS terms."""
+    return next(p for p in range(1, length + 1) if length % p == 0 and length // p <= TERMS)
+
+
+def _spans(total: int, parts: int) -> list[tuple[int, int]]:
+    marks = [total * i // parts for i in range(parts + 1)]
+    return [(a, b) for a, b in itertools.pairwise(marks) if b > a]
+
+
+class _Common:
+    """What the products share: the sweep, panels of the result's channels, and taps that are one run in memory."""
+
+    def __init__(self, c: Convolved) -> None:
+        g, w = c.geometry, c.geometry.window
+        self.c, self.g = c, g
+        self.sweep = Sweep(c, _BLOCK * native.threads())
+        self.taps = w.taps
+        #: channels of a group in the source and in the product's other operand
+        self.depth, self.width = (g.mg, g.cg) if c.kind == "input" else (g.cg, g.mg)
+        #: a window's row is one run in memory: few channels become more
+        self.run = w.kernel[-1] if c.kind != "input" and g.group == 1 and g.cg < 16 and w.dilations[-1] == 1 else 1
+
+    @functools.cached_property
+    def parallel(self) -> bool:
+        """Whether several threads are worth it."""
+        g = self.g
+        return 2 * g.batch * g.group * g.mg * g.rows * g.window.positions >= _ALONE
+
+    def tap_offsets(self, phase: Sequence[Phase]) -> list[tuple[int, int]]:
+        """(number, offset in the block) of the taps that start a run."""
+        return [(k, at) for k, at in self.sweep.taps(phase) if k % self.run == 0]
+
+    def copies(self, source: Any, target: Any, block: Block) -> list[Call]:
+        """The calls that fill a padded block."""
+        s = self.sweep
+        if not s.padded:
+            return []
+        channels = s.source_channels
+        words = (s.source[-1] * channels, s.before[-1] * channels, s.after[-1] * channels)
+        kernel = native.compile_ir(transposed.copy_rows())
+        return [Call(kernel, (source, target, block.copies, *words), len(block.copies), self.parallel)]
+
+    @functools.cached_property
+    def block_elements(self) -> int:
+        """Of the largest padded block; 0: the source is read as it is."""
+        s = self.sweep
+        if not s.padded:
+            return 0
+        return max(len(s.block(cut).copies) for cut in s.cuts()) * s.sizes[-1] * s.source_channels
+
+
+class _Sums(_Common):
+    """The convolution's output, or the gradient of its input: pixels of a row times packed weights."""
+
+    def __init__(self, c: Convolved) -> None:
+        super().__init__(c)
+        cells = max(p[-1].count for p in self.sweep.phases)
+        self.vectors = sizes(cells, self.width)[1]
+        self.panel = self.vectors * machine().width
+        self.panels = -(-self.width // self.panel)
+        #: the weights of a 1x1 window's input gradient are rows of panels already
+        self.packed = not (c.kind == "input" and self.taps == 1)
+        self.covered = all(all(p.taps for p in phase) for phase in self.sweep.phases)
+
+    def scratch(self) -> list[int]:
+        """Elements of the buffers: packed weights, padded block."""
+        packed = self.g.group * self.panels * self.taps * self.depth * self.panel if self.packed else 0
+        return [packed, self.block_elements]
+
+    def calls(self, source: Any, w: Any, result: Any, bias: Any, packed: Any, block: Any) -> list[Call]:
+        """All of them, in order."""
+        found = self._pack(w, packed) if self.packed else []
+        fill = bias is not None or not self.covered
+        if fill:
+            rows = result.size // result.shape[-1]
+            kernel = native.compile_ir(transposed.fill_rows())
+            operands_ = (result, 0 if bias is None else bias, result.shape[-1])
+            found.append(Call(kernel, operands_, rows, self.parallel))
+        for cut in self.sweep.cuts():
+            part = self.sweep.block(cut)
+            found += self.copies(source, block, part)
+            for phase, rows in zip(self.sweep.phases, part.rows, strict=True):
+                if len(rows) and all(p.taps for p in phase):
+                    a = block if self.sweep.padded else source
+                    found.append(self._product(phase, rows, a, packed if self.packed else w, result, add=fill))
+        return found
+
+    def _pack(self, w: Any, packed: Any) -> list[Call]:
+        g, t = self.g, self.taps
+        backward = self.c.kind == "input"
+        runs, length, step = (self.depth, t, g.cg * t) if backward else (1, self.depth * t, 0)
+        apart = t if backward else g.cg * t
+        table = transposed.chunks(runs, length, step)
+        k, tap = np.divmod(np.arange(self.depth * t, dtype=np.int64), t)
+        offsets = (tap * self.depth + k) * self.panel
+        panels = np.array(
+            [
+                (
+                    i * g.mg * g.cg * t + p * self.panel * apart,
+                    (i * self.panels + p) * t * self.depth * self.panel,
+                    min(self.panel, self.width - p * self.panel),
+                )
+                for i in range(g.group)
+                for p in range(self.panels)
+            ],
+            np.int64,
+        )
+        kernel = native.compile_ir(transposed.turn(unpack=False))
+        words = (w, packed, panels, table, len(table), offsets, apart)
+        return [Call(kernel, words, len(panels) * len(table), self.parallel)]
+
+    def _product(self, phase: Any, rows: Any, a: Any, b: Any, result: Any, *, add: bool) -> Call:
+        s, g = self.sweep, self.g
+        depth = self.depth * self.run
+        pieces = _pieces(depth)
+        bk = self.panel if self.packed else g.cg
+        taps = [
+            (at + i * (depth // pieces), (k * self.depth + i * (depth // pieces)) * bk)
+            for k, at in self.tap_offsets(phase)
+            for i in range(pieces)
+        ]
+        offsets = np.array(taps, np.int64).T.copy()
+        cells, high = phase[-1].count, sizes(phase[-1].count, self.width, self.vectors)[0]
+        tile = Tile(
+            high,
+            min(self.panel, self.width),
+            phase[-1].stride * s.source_channels,
+            1,
+            bk,
+            phase[-1].step * s.result_channels,
+            depth // pieces,
+        )
+        kernel = _program(tile, cells, self.width % self.panel if self.panels > 1 else 0)
+        tasks = self._tasks(len(rows), a.nbytes < b.nbytes)
+        words = (result, a, b, tasks, rows, offsets[0], offsets[1], len(taps))
+        return Call(kernel, (*words, max(1, TERMS // tile.depth), add), len(tasks), self.parallel)
+
+    def _tasks(self, rows: int, by_panel: bool) -> np.ndarray:
+        """Panels times spans of rows; the operand that is larger is cut among the threads."""
+        g, threads = self.g, native.threads()
+        size = self.taps * self.depth * self.panel
+        spans = _spans(rows, threads if not by_panel or (g.group * self.panels) % threads else 1)
+        found = [
+            (
+                i * self.width + p * self.panel,
+                i * self.depth,
+                (i * self.panels + p) * size if self.packed else i * g.mg * g.cg + p * self.panel,
+                *span,
+                int(self.panels > 1 and p == self.panels - 1 and self.width % self.panel > 0),
+                j,
+            )
+            for j, span in enumerate(spans)
+            for i in range(g.group)
+            for p in range(self.panels)
+        ]
+        if by_panel:
+            found.sort(key=lambda t: (t[2], t[6]))
+        return np.array(found, np.int64)[:, :6].copy()
+
+
+class _Weight(_Common):
+    """The gradient of the weight: input channels times output channels, summed over pixels."""
+
+    def __init__(self, c: Convolved) -> None:
+        super().__init__(c)
+        self.cells = self.g.cg * self.run
+        self.high, self.vectors = sizes(self.cells, self.width)
+        self.panel = self.vectors * machine().width
+        self.panels = -(-self.width // self.panel)
+
+    def scratch(self) -> list[int]:
+        """Elements of the buffers: the gradient [groups, taps, input channels, output channels], padded block."""
+        return [self.g.group * self.taps * self.g.cg * self.g.mg, self.block_elements]
+
+    def calls(self, x: Any, y: Any, w: Any, sums: Any, block: Any) -> list[Call]:
+        """All of them, in order."""
+        found = []
+        for i, cut in enumerate(self.sweep.cuts()):
+            part = self.sweep.block(cut)
+            found += self.copies(x, block, part)
+            if len(part.rows[0]):
+                found.append(self._product(part.rows[0], block if self.sweep.padded else x, y, sums, add=i > 0))
+        return found + self._unpack(sums, w)
+
+    def _product(self, rows: Any, x: Any, y: Any, sums: Any, *, add: bool) -> Call:
+        s, g = self.sweep, self.g
+        phase = s.phases[0]
+        last = phase[-1]
+        pieces = _pieces(last.count)
+        depth = last.count // pieces
+        step, m = last.stride * s.source_channels, g.group * g.mg
+        at = np.arange(pieces, dtype=np.int64) * depth
+        oa = (rows[:, 1, None] + at * step).reshape(-1)
+        ob = (rows[:, 0, None] + at * m).reshape(-1)
+        taps = np.array([(k * g.cg * g.mg, o) for k, o in self.tap_offsets(phase)], np.int64)
+        tile = Tile(self.high, min(self.panel, g.mg), 1, step, m, g.mg, depth)
+        kernel = _program(tile, self.cells, g.mg % self.panel if self.panels > 1 else 0)
+        tasks = self._tasks(len(taps))
+        words = (sums, x, y, tasks, taps, oa, ob, len(oa), max(1, TERMS // depth), add)
+        return Call(kernel, words, len(tasks), self.parallel)
+
+    def _tasks(self, taps: int) -> np.ndarray:
+        """Panels times spans of taps, as many spans as the threads need."""
+        g, threads = self.g, native.threads()
+        panels = g.group * self.panels
+        parts = 1 if panels % threads == 0 else min(taps, threads // math.gcd(panels, threads) * 2)
+        found = [
+            (
+                i * self.taps * g.cg * g.mg + p * self.panel,
+                i * g.cg,
+                i * g.mg + p * self.panel,
+                *span,
+                int(self.panels > 1 and p == self.panels - 1 and g.mg % self.panel > 0),
+            )
+            for i in range(g.group)
+            for p in range(self.panels)
+            for span in _spans(taps, parts)
+        ]
+        return np.array(found, np.int64)
+
+    def _unpack(self, sums: Any, w: Any) -> list[Call]:
+        g, t = self.g, self.taps
+        high = 2 * machine().width
+        table = transposed.chunks(1, g.cg * t, 0)
+        k, tap = np.divmod(np.arange(g.cg * t, dtype=np.int64), t)
+        panels = np.array(
+            [
+                ((i * g.mg + o) * g.cg * t, i * t * g.cg * g.mg + o, min(high, g.mg - o))
+                for i in range(g.group)
+                for o in range(0, g.mg, high)
+            ],
+            np.int64,
+        )
+        words = (w, sums, panels, table, len(table), (tap * g.cg + k) * g.mg, g.cg * t)
+        kernel = native.compile_ir(transposed.turn(unpack=True))
+        return [Call(kernel, words, len(panels) * len(table), self.parallel)]
+
+
+def _pointwise(c: Convolved, x: Any, w: Any, y: Any, bias: Any) -> list[Call]:
+    """A 1x1 convolution, as a product of matrices."""
+    g = c.geometry
+    pixels, channels, m = g.batch * g.window.positions, g.cg, g.mg
+    if c.kind == "output":
+        return blas.calls(Product(pixels, m, channels, False, True, (0,), (0,)), x, w, y, bias=bias)
+    if c.kind == "input":
+        return blas.calls(Product(pixels, channels, m, False, False, (0,), (0,)), y, w, x, bias=bias)
+    return blas.calls(Product(m, channels, pixels, True, False, (0,), (0,)), y, x, w)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(c: Convolved) -> _Sums | _Weight | None:
+    """The kernels of a product; None: a matrix product."""
+    if c.geometry.pointwise and c.geometry.group == 1 and not blas.unavailable():
+        return None
+    return _Weight(c) if c.kind == "weight" else _Sums(c)
+
+
+def unavailable() -> str:
+    """Why this provider cannot run; "" where it can."""
+    return native.unavailable()
+
+
+class ConvolutionProvider:
+    """The channels-last forms of Conv, its gradients and ConvTranspose, float32."""
+
+    name = "convolution"
+
+    def accepts(self, op: Operator) -> bool:
+        """All of them."""
+        if unavailable():
+            return False
+        c = convolved(op)
+        return c is not None and c.last
+
+    def reason(self) -> str:
+        """Why it accepts nothing; "" where it does."""
+        return unavailable()
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Packed weights and a padded block, where they are needed."""
+        found = _planned(op)
+        return tuple(TensorType("f32", (n,)) for n in found.scratch() if n) if found else ()
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """The calls of a product."""
+        c, found = convolved(op), _planned(op)
+        assert c is not None
+        x, w, y, bias = operands(op, ins, outs)
+        if found is None:
+            return _pointwise(c, x, w, y, bias)
+        given = iter(scratch)
+        first, block = (next(given) if n else None for n in found.scratch())
+        if isinstance(found, _Weight):
+            return found.calls(x, y, w, first, block)
+        source, result = (y, x) if c.kind == "input" else (x, y)
+        return found.calls(source, w, result, bias, first, block)
+
+
+def _planned(op: Operator) -> _Sums | _Weight | None:
+    c = convolved(op)
+    assert c is not None
+    return _plan(c)
+
+
+register(ConvolutionProvider())

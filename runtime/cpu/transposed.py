@@ -1,0 +1,161 @@
+"""Kernels that move data for convolutions: padded rows, packed weights, bias rows, zeros."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from .emit import Code, vector
+from .tiles import machine
+
+
+@functools.cache
+def copy_rows() -> str:
+    """IR: (source, block, offsets, row, before, after): each row of the block is zeros, a row of the source, zeros.
+
+    Numbers of elements; an offset of -1: all zeros.
+    """
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    source, block, offsets = (f.word("%args", i, "ptr") for i in range(3))
+    row, before, after = (f.word("%args", i) for i in range(3, 6))
+    pitch = f.add(row, before, after)
+    with f.loop("%begin", "%end") as i:
+        at = f.word(offsets, i)
+        to = f.at(block, f.mul(i, pitch))
+        inside = f.let(f"icmp sge i64 {at}, 0")
+        left = f.let(f"select i1 {inside}, i64 {before}, i64 {pitch}")
+        f.line(f"call void @llvm.memset.p0.i64(ptr {to}, i8 0, i64 {f.mul(left, 4)}, i1 false)")
+        with f.when(inside):
+            middle = f.at(to, before)
+            size = f.mul(row, 4)
+            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {middle}, ptr {f.at(source, at)}, i64 {size}, i1 false)")
+            right = f.at(middle, row)
+            f.line(f"call void @llvm.memset.p0.i64(ptr {right}, i8 0, i64 {f.mul(after, 4)}, i1 false)")
+    return (
+        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n" + f.text()
+    )
+
+
+@functools.cache
+def fill_rows() -> str:
+    """IR: (target, row of values or null, elements of a row): each row becomes the values, or zeros."""
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    target, values = (f.word("%args", i, "ptr") for i in range(2))
+    size = f.word("%args", 2)
+    some = f.let(f"icmp ne ptr {values}, null")
+    nbytes = f.mul(size, 4)
+    with f.loop("%begin", "%end") as i:
+        to = f.at(target, f.mul(i, size))
+        with f.when(some):
+            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {values}, i64 {nbytes}, i1 false)")
+        with f.when(f.let(f"xor i1 {some}, true")):
+            f.line(f"call void @llvm.memset.p0.i64(ptr {to}, i8 0, i64 {nbytes}, i1 false)")
+    return (
+        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n" + f.text()
+    )
+
+
+def chunks(runs: int, length: int, step: int) -> np.ndarray:
+    """[chunks, 3]: the runs, `step` elements apart, in chunks of a vector: offset, elements, number of the first."""
+    width = machine().width
+    found = [
+        (r * step + i, min(width, length - i), r * length + i) for r in range(runs) for i in range(0, length, width)
+    ]
+    return np.array(found, np.int64)
+
+
+@functools.cache
+def turn(*, unpack: bool) -> str:
+    """IR that turns rows into columns, or back, a square of a vector's width at a time.
+
+    (rows, columns, panels, chunks, count of chunks, offsets, rows apart): panel p is (offset in rows, offset in
+    columns, rows that there are); row j's element e lies at `j · apart + e` in rows, at `offsets[e] + j` in columns.
+    A pack gives all rows of a panel up to the next whole vector, zeros where there are none.
+    """
+    w = machine().width
+    v = vector(w)
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    rows, columns, panels, table = (f.word("%args", i, "ptr") for i in range(4))
+    count = f.word("%args", 4)
+    offsets = f.word("%args", 5, "ptr")
+    apart = f.word("%args", 6)
+    lanes = "<" + ", ".join(f"i64 {i}" for i in range(w)) + ">"
+    with f.loop("%begin", "%end") as item:
+        p = f.mul(f.let(f"sdiv i64 {item}, {count}"), 3)
+        c = f.mul(f.let(f"srem i64 {item}, {count}"), 3)
+        from_rows = f.at(rows, f.add(f.word(panels, p), f.word(table, c)))
+        to = f.at(columns, f.word(panels, f.add(p, 1)))
+        there, length, first = f.word(panels, f.add(p, 2)), f.word(table, f.add(c, 1)), f.word(table, f.add(c, 2))
+        some = _mask(f, lanes, length)
+        with f.loop(0, there, w) as j:
+            left = f.let(f"sub i64 {there}, {j}")
+            full = _mask(f, lanes, left)
+            at_row = [f.at(from_rows, f.mul(f.add(j, i), apart)) for i in range(w)]
+            exists = [f.let(f"icmp sgt i64 {left}, {i}") for i in range(w)]
+            if unpack:
+                square = []
+                for e in range(w):
+                    at = f.at(to, f.add(f.word(offsets, f.add(first, f.let(_least(f, e, length)))), j))
+                    square.append(_load(f, at, full))
+                for i, x in enumerate(_transpose(f, square)):
+                    keep = _both(f, some, exists[i])
+                    f.line(
+                        f"call void @llvm.masked.store.v{w}f32.p0({v} {x}, ptr {at_row[i]}, i32 4, <{w} x i1> {keep})"
+                    )
+            else:
+                square = [_load(f, at_row[i], _both(f, some, exists[i])) for i in range(w)]
+                for e, x in enumerate(_transpose(f, square)):
+                    with f.when(f.let(f"icmp sgt i64 {length}, {e}")):
+                        at = f.at(to, f.add(f.word(offsets, f.add(first, e)), j))
+                        f.line(f"store {v} {x}, ptr {at}, align 4")
+    return (
+        f"declare {v} @llvm.masked.load.v{w}f32.p0(ptr, i32, <{w} x i1>, {v})\n"
+        f"declare void @llvm.masked.store.v{w}f32.p0({v}, ptr, i32, <{w} x i1>)\n" + f.text()
+    )
+
+
+def _least(f: Code, e: int, length: str) -> str:
+    """min(e, length - 1): columns behind the last read it once more."""
+    last = f.add(length, -1)
+    less = f.let(f"icmp slt i64 {e}, {last}")
+    return f"select i1 {less}, i64 {e}, i64 {last}"
+
+
+def _mask(f: Code, lanes: str, count: str) -> str:
+    w = machine().width
+    first = f.let(f"insertelement <{w} x i64> poison, i64 {count}, i64 0")
+    all_ = f.let(f"shufflevector <{w} x i64> {first}, <{w} x i64> poison, <{w} x i32> zeroinitializer")
+    return f.let(f"icmp slt <{w} x i64> {lanes}, {all_}")
+
+
+def _both(f: Code, lanes: str, condition: str) -> str:
+    w = machine().width
+    return f.let(f"select i1 {condition}, <{w} x i1> {lanes}, <{w} x i1> zeroinitializer")
+
+
+def _load(f: Code, at: str, lanes: str) -> str:
+    w, v = machine().width, vector(machine().width)
+    return f.let(f"call {v} @llvm.masked.load.v{w}f32.p0(ptr {at}, i32 4, <{w} x i1> {lanes}, {v} zeroinitializer)")
+
+
+def _transpose(f: Code, square: list[str]) -> list[str]:
+    """Rows of a square of vectors become its columns: blocks of 1, 2, 4, ... elements change places."""
+    w = len(square)
+    v = vector(w)
+    size = 1
+    while size < w:
+        low = [i if not i & size else i - size + w for i in range(w)]
+        high = [i + size if not i & size else i + w for i in range(w)]
+        found = list(square)
+        for i in range(w):
+            if not i & size:
+                a, b = square[i], square[i + size]
+                for target, order in ((i, low), (i + size, high)):
+                    lanes = ", ".join(f"i32 {o}" for o in order)
+                    found[target] = f.let(f"shufflevector {v} {a}, {v} {b}, <{w} x i32> <{lanes}>")
+        square = found
+        size *= 2
+    return square
