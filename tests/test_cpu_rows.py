@@ -215,6 +215,10 @@ BIG = [
     Big(make("ReduceSum", (0, 2, 3)), (X4,), sum_bound((0, 2, 3))),
     Big(make("ReduceSumSquare"), (draw(100003),), lambda i, o: [added(100003) * outs_of(o)]),
     Big(make("ReduceMax", (1,)), (draw(70, 2503),)),
+    Big(make("Dropout", 0.3, 2**63 + 5), (draw(33, 1001), np.array(7))),
+    Big(make("Dropout", 0.5, 3), (draw(33, 1001), np.array(2**40)), want=1),
+    Big(make("RandomUniform", (33, 1001), "f32", -2.5, 3.0, 5), (np.array(9),)),
+    Big(make("Bernoulli", "bool", 5), (abs(draw(33, 1001)) % 1, np.array(9))),
     Big(make("ReduceMin", (1,)), (draw(5, 300, 70),)),
 ]  # fmt: skip
 
