@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import UsageError, nearest
 from ..ir import Block
 from ..kernels import PROVIDERS
-from ..passes import PASSES, ChannelsLast, ChooseKernels, Pass
+from ..passes import PASSES, ChannelsLast, ChooseKernels, OpenNorms, Pass
 from . import cpu
 
 #: the operators' own numerics, as a provider's name
@@ -28,13 +28,13 @@ def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
     if isinstance(names, str):
         names = names.split(",")
     here = providers()
-    wanted = () if names is None else tuple(n for n in names if n != OWN)
+    wanted = here if names is None else tuple(n for n in names if n != OWN)
     for name in wanted:
         if name not in here:
             raise UsageError(f"no provider '{name}'{nearest(name, here)}; here are: {', '.join((*here, OWN))}")
     if not wanted:
         return ()
-    fusion = [PASSES["fusion"]()] if "fusion" in PASSES and "loops" in wanted else []
+    fusion = [OpenNorms(), PASSES["fusion"]()] if "fusion" in PASSES and "loops" in wanted else []
     return (ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
 
 
