@@ -175,6 +175,7 @@ class Report:
     plain: dict[str, Any] | None = None
     recompute: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
+    profile: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
     output: str | None = None
     pictures: list[str] = field(default_factory=list)
@@ -413,8 +414,6 @@ class _Job:
             executor.session(step.program, [loss], binding)
         with progress_bar(self.args.run, quiet=quiet) as progress:
             losses, seconds, measured = train(step, loss, batches, self.args.run, progress, executor)
-        if pictures.paths(self.args):
-            self.seconds = pictures.operator_seconds(step.program, loss, next(batches))
         predicted = step.figures.peak_bytes
         self.report.run = {
             "steps": self.args.run,
@@ -426,6 +425,20 @@ class _Job:
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
                  f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step, peak {measured:,} bytes ({same})")  # fmt: skip
+        if pictures.paths(self.args) or self.args.profile is not None:
+            self.time_operators(step, loss, next(batches), executor)
+
+    def time_operators(self, step: Any, loss: str, feed: Any, executor: Any) -> None:
+        """Times each operator; with --profile a table says where the time goes."""
+        from . import operator_times as times
+        from .cost import this_cpu
+
+        count = times.timed_steps(self.args.run) if self.args.profile is not None else 1
+        self.seconds = times.operator_seconds(step.program, loss, feed, count, executor)
+        if self.args.profile is not None:
+            found = times.step_times(step.program.block, self.seconds, this_cpu(), count)
+            self.report.profile = found.as_json()
+            self.say(times.tables(found))
 
     def draw(self, program: Any, plain: Any, step: Any, loss: str) -> None:
         """The pictures that were asked for."""

@@ -25,7 +25,8 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=Path(),
         metavar="FILE",
-        help="measure each distinct operator on this machine once, and keep its time in FILE (default: a cache)",
+        help="measure each distinct operator on this machine once, and keep its time in FILE (default: a cache); "
+        "with --run N: where the time of these steps goes, by operator",
     )
 
 
@@ -38,13 +39,23 @@ def check_arguments(args: argparse.Namespace) -> None:
     args.cost = None if args.device is None else device(args.device)
 
 
+def _prices(args: argparse.Namespace) -> bool:
+    """Whether operators are measured alone.  With `--run N` and no FILE `--profile` is about the steps that run: only
+    a plan needs prices before."""
+    from .cli_plan import request_of
+
+    if args.profile is None or args.run is None or args.model is None:
+        return args.profile is not None
+    return args.profile != Path() or request_of(args) is not None or args.estimate
+
+
 @contextlib.contextmanager
 def chosen(args: argparse.Namespace) -> Iterator[None]:
     """Sets `args.cost`, the cost model.  What was measured is kept, also where the job fails or is interrupted."""
     from .cost import this_cpu
 
     args.cost = args.cost or this_cpu()
-    if args.profile is None:
+    if not _prices(args):
         yield
         return
     from .profile import Profile
@@ -76,6 +87,6 @@ def _say(profile: Profile) -> None:
 def progress(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
     """What is being compiled or measured, on standard error; nothing where that is no terminal."""
     with progress_status(quiet=args.quiet) as update:
-        if args.profile is not None:
+        if hasattr(args.cost, "progress"):
             args.cost.progress = update
         yield update

@@ -6,14 +6,13 @@ import argparse
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from .compiler import CompiledStep
 from .errors import UsageError
 from .files import replacing
-from .ir import Free
 from .program import Program
 from .timeline import timeline
 
@@ -45,24 +44,6 @@ def check_arguments(args: argparse.Namespace) -> None:
         from .plot import check_plot
 
         check_plot(args.plot)
-
-
-def operator_seconds(program: Program, loss: str, feed: Mapping[str, Any]) -> list[float]:
-    """Measured seconds of each operator of a planned step (frees apart): one step to warm up, one with a clock.
-
-    Parameters move as in two training steps.  Operators whose result is already in place take no time.
-    """
-    import numpy as np
-
-    from .runtime import Executor
-
-    executor = Executor()
-    executor.run(program, feed, [loss])
-    session = executor.session(program, [loss])
-    for v in session.block.inputs:
-        session.arrays[v.name][...] = np.asarray(feed[v.name])
-    taken = {id(op): seconds for op, seconds in session.run_timed()}
-    return [taken.get(id(op), 0.0) for op in session.block.operators if not isinstance(op.op, Free)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,12 +34,12 @@ def human_flops(n: int) -> str:
     return f"{size:,.2f} TFLOP"
 
 
-def render(table: Any) -> str:
+def render(table: Any, width: int = 110) -> str:
     """A rich table as plain text."""
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=110, no_color=True, highlight=False).print(table)
+    Console(file=out, width=width, no_color=True, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 

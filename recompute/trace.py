@@ -50,8 +50,9 @@ def _operators(pid: int, line: Timeline, seconds: Sequence[float]) -> Iterator[d
         yield {
             "ph": "X", "pid": pid, "tid": rows[op.role], "ts": round(start * 1e6, 3), "dur": round(seconds[i] * 1e6, 3),
             "name": op.op.name, "cat": op.role.value,
-            "args": {"operator": i, "text": show_operator(op), "flops": cost.flops, "bytes": cost.bytes,
-                     "estimated_us": round(line.seconds[i] * 1e6, 3), "live_bytes": sum(live.values())},
+            "args": {"operator": i, "text": show_operator(op), "kernel": op.kernel or "numpy",
+                     "flops": cost.flops, "bytes": cost.bytes, "estimated_us": round(line.seconds[i] * 1e6, 3),
+                     "live_bytes": sum(live.values())},
         }  # fmt: skip
         yield {"ph": "C", "pid": pid, "ts": round(start * 1e6, 3), "name": "memory by role", "args": live}
         yield {

@@ -47,7 +47,7 @@ LAYERS = [
     {"compiler", "show_table", "timeline"},
     {"steps", "show_memory"},
     {"estimates", "biggest_batch", "compare"},
-    {"report", "report_page", "plot", "trace", "snapshot", "pictures"},
+    {"report", "report_page", "plot", "trace", "snapshot", "pictures", "operator_times"},
     {"cli_costs", "cli_values"},
     {"check", "cli_memory", "cli_plan"},
     {"cli"},

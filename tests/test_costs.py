@@ -281,6 +281,31 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: 
     assert "(H200)" in capsys.readouterr().out
 
 
+def test_profile_of_steps_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: list[str]) -> None:
+    """`--run N --profile` accounts for every operator once, and measures none of them alone."""
+    args = ["mlp", "--batch", "4", "--checkpoints", "pred", "--run", "2", "--profile"]
+    assert main([*args, "--json", str(tmp_path / "r.json"), "--trace", str(tmp_path / "t.json")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    found, out = report["profile"], capsys.readouterr().out
+    assert not runs and report["costs"] == "this CPU" and found["steps"] == 2
+    kinds, operators = found["kinds"], found["operators"]
+    assert sum(k["calls"] for k in kinds) == len(operators) and sum(k["again"] for k in kinds) > 0
+    assert sum(k["flops"] for k in kinds) == sum(o["flops"] for o in operators) > 0
+    for rows in (kinds, operators):
+        assert sum(r["seconds"] for r in rows) == pytest.approx(found["seconds"])
+        assert sum(r["share"] for r in rows) == pytest.approx(1)
+    times = {o["index"]: o["seconds"] for o in operators}
+    events = [
+        e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X" and e["pid"] == 2
+    ]
+    assert {e["args"]["operator"]: e["dur"] for e in events if e["args"]["operator"] in times} == {
+        i: pytest.approx(s * 1e6, abs=2e-3) for i, s in times.items()
+    }
+    assert all(
+        text in out for text in ("operators of a step:", "the roofline of this machine:", "(again)", kinds[0]["name"])
+    )
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [
