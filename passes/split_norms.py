@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..builder import Names
 from ..ir import Block, Operator, Role, Value
+from ..ops.batch_norm_parts import BatchNormFactor, CentreScale
 from ..ops.batch_norm_train import BatchNormApply, BatchNormStatistics, BatchNormTrain
 from ..ops.channels_last import channels_last_form
 from .base import Pass
@@ -61,40 +62,59 @@ class FuseNorms(Pass):
 
 @dataclass(frozen=True)
 class OpenNorms(Pass):
-    """Channels-last batch normalisations, recomputed ones too, become two operators with the same bits.
+    """Channels-last batch normalisations, recomputed ones too, become what loops are made of, with the same bits.
 
         y, mean, var = ChannelsLastBatchNormTrain(x, scale, bias)
 
     becomes
 
-        mean, var = ChannelsLastBatchNormStatistics(x); y = ChannelsLastBatchNormApply(x, scale, bias, mean, var)
+        mean, var = ChannelsLastBatchNormStatistics(x)
+        factor = BatchNormFactor(scale, var); y = CentreScale(x, mean, factor, bias)
 
-    The second is element-wise, so that `fusion` makes one loop of it and of what follows.
+    and ChannelsLastBatchNormApply the second line.  CentreScale is element-wise, so that `fusion` makes one loop of it
+    and of what follows.
     """
 
     def run(self, block: Block) -> Block:
-        """The block with two operators for each such one."""
+        """The block with these operators for each such one."""
         names = Names(block.values())
         result: list[Operator] = []
         for op in block.operators:
-            opened = _opened(op, names) if op.op.name == "ChannelsLastBatchNormTrain" else None
+            opened = _OPEN[op.op.name](op, names) if op.op.name in _OPEN else None
             result += opened or (op,)
         return block.with_operators(result) if len(result) > len(block.operators) else block
 
 
-def _opened(op: Operator, names: Names) -> tuple[Operator, Operator] | None:
-    """Both parts; None where the statistics have a narrower type than they are worked out in."""
+def _open_training(op: Operator, names: Names) -> list[Operator] | None:
+    """Statistics, and the rest opened; None where the statistics have another type than x."""
     x, y, scale = op.inputs[0], op.outputs[0], op.inputs[1]
     assert x is not None and y is not None and scale is not None
     given = [*op.outputs[1:], None, None][:2]
-    vector = scale.type
-    mean, var = (v or Value(names.take(f"{y.name}.{i}"), vector) for i, v in enumerate(given, 1))
+    mean, var = (v or Value(names.take(f"{y.name}.{i}"), scale.type) for i, v in enumerate(given, 1))
     again = op.op.again(op.inputs, (y, mean, var))
     statistics = channels_last_form(BatchNormStatistics())
     if again is None or statistics is None:
         return None
-    rest, inputs = again
-    return Operator(statistics, (x,), (mean, var), op.role), Operator(rest, inputs, (y,), op.role)
+    rest = _open_rest(Operator(again[0], again[1], (y,), op.role), names)
+    return rest and [Operator(statistics, (x,), (mean, var), op.role), *rest]
+
+
+def _open_rest(op: Operator, names: Names) -> list[Operator] | None:
+    """What is left with given statistics; None where types differ."""
+    x, scale, bias, mean, var = op.inputs
+    y = op.outputs[0]
+    assert x is not None and y is not None and scale is not None
+    if any(v is None or v.dtype != x.dtype for v in op.inputs):
+        return None
+    factor = Value(names.take(f"{y.name}.factor"), scale.type)
+    epsilon = op.op.epsilon  # type: ignore[attr-defined]
+    return [
+        Operator(BatchNormFactor(epsilon=epsilon), (scale, var), (factor,), op.role),
+        Operator(CentreScale(), (x, mean, factor, bias), (y,), op.role),
+    ]
+
+
+_OPEN = {"ChannelsLastBatchNormTrain": _open_training, "ChannelsLastBatchNormApply": _open_rest}
 
 
 def _belong_together(first: Operator, op: Operator) -> bool:

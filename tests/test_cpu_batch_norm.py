@@ -41,11 +41,11 @@ def run(name: str, *arrays: np.ndarray, threads: int | None = None, inplace: boo
     return outs
 
 
-def exact(name: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The operator's own numerics in float64."""
-    wide = [a.astype(np.float64) for a in arrays]
+def exact(name: str, *arrays: np.ndarray, dtype: Any = np.float64) -> list[np.ndarray]:
+    """The operator's own numerics in float64 (or another type)."""
+    wide = [a.astype(dtype) for a in arrays]
     o = applied(name, *wide)
-    outs = [np.empty(v.shape) for v in o.writes()]
+    outs = [np.empty(v.shape, dtype) for v in o.writes()]
     o.op.compute(np, wide, outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
     return outs
 
@@ -78,6 +78,9 @@ def test_against_float64(shape: tuple[int, ...], shift: float, dtype: Any) -> No
         assert a.tobytes() == b.tobytes()
     (again,) = run("ChannelsLastBatchNormApply", x, scale, bias, mean, var)
     assert again.tobytes() == y.tobytes()
+    (factor,) = run("BatchNormFactor", scale, var)
+    opened = exact("CentreScale", x, mean, factor, bias, dtype=dtype)
+    assert opened[0].tobytes() == y.tobytes()
     found = run("ChannelsLastBatchNormGrad", x, scale, mean, var, dy)
     rows = x.size / shape[-1]
     for a, b, n in zip(

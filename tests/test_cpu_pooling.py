@@ -54,7 +54,6 @@ POOLS = ["ChannelsLastMaxPool", "ChannelsLastMaxPoolGrad", "ChannelsLastAverageP
 def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """float64: every window; AveragePool's gradient multiplies by a rounded share, up to 9 of them are added."""
     monkeypatch.setattr(families, "ENOUGH", 0)
-    monkeypatch.setattr(families.floats, "__kwdefaults__", {"least": 0})
     checked = 0
     for case in cases(op_class(name)):
         arrays = [a for a in case.inputs if a is not None]

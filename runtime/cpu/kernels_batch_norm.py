@@ -263,6 +263,21 @@ class Apply(Normalisation):
         return _apply(op, x, scale, bias, mean, var, outs[0], scratch[0])
 
 
+@family("BatchNormFactor")
+class Factor(Family):
+    """Small, but among kernels, so that no Python comes between them."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Two vectors."""
+        types = {v.type for v in op.reads()}
+        return len(types) == 1 and all(t.dtype in ("f32", "f64") and t.ndim == 1 and t.size for t in types)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+        """One call."""
+        epsilon = op.op.epsilon  # type: ignore[attr-defined]
+        return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
+
+
 @family("ChannelsLastBatchNormalization")
 class Inference(Normalisation):
     """One pass."""
