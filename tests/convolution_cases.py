@@ -34,6 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "depth multiplier": ({"group": 8, "pads": (2, 2, 2, 2), "dilations": (2, 2)}, (1, 8, 9, 9), (16, 1, 3, 3)),
     "one axis": ({"pads": (2, 1), "dilations": (2,)}, (2, 16, 20), (24, 16, 3)),
     "three axes": ({"pads": (1, 0, 1, 1, 0, 1), "strides": (1, 2, 1)}, (2, 8, 4, 6, 5), (16, 8, 3, 2, 3)),
+    "many": ({"pads": (1, 1, 1, 1)}, (2, 256, 7, 7), (256, 256, 3, 3)),
     "wide": ({"pads": (1, 1, 1, 1)}, (1, 160, 7, 7), (96, 160, 3, 3)),
 }
 KINDS = ("output", "output bias", "input", "weight", "transpose bias")

@@ -22,7 +22,7 @@ from .blas import Product
 from .convolved import Convolved, convolved, operands
 from .emit import Code
 from .native import Call
-from .sweep import Block, Phase, Sweep
+from .sweep import Block, Phase, Sweep, spread
 from .tiles import TERMS, Tile, declarations, emit_tile, machine, named, sizes
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class _Common:
         s = self.sweep
         if not s.padded:
             return []
-        channels = s.source_channels
-        words = (s.source[-1] * channels, s.before[-1] * channels, s.after[-1] * channels)
+        words = (s.source[-1], s.source_channels, s.pitch, s.before[-1], s.after[-1])
         kernel = native.compile_ir(transposed.copy_rows())
         return [Call(kernel, (source, target, block.copies, *words), len(block.copies), self.parallel)]
 
@@ -143,7 +142,7 @@ class _Common:
         s = self.sweep
         if not s.padded:
             return 0
-        return max(len(s.block(cut).copies) for cut in s.cuts()) * s.sizes[-1] * s.source_channels
+        return max(len(s.block(cut).copies) for cut in s.cuts()) * s.sizes[-1] * s.pitch
 
 
 class _Sums(_Common):
@@ -221,7 +220,7 @@ class _Sums(_Common):
         tile = Tile(
             high,
             min(self.panel, self.width),
-            phase[-1].stride * s.source_channels,
+            phase[-1].stride * s.pitch,
             1,
             bk,
             phase[-1].step * s.result_channels,
@@ -264,19 +263,37 @@ class _Weight(_Common):
         self.high, self.vectors = sizes(self.cells, self.width)
         self.panel = self.vectors * machine().width
         self.panels = -(-self.width // self.panel)
+        #: elements from pixel to pixel of y, in a copy where that differs from its channels
+        self.pitch = spread(self.sweep.result_channels) if self.sweep.padded else self.sweep.result_channels
 
     def scratch(self) -> list[int]:
-        """Elements of the buffers: the gradient [groups, taps, input channels, output channels], padded block."""
-        return [self.g.group * self.taps * self.g.cg * self.g.mg, self.block_elements]
+        """Elements of the buffers: the gradient in panels, padded block, y's."""
+        s = self.sweep
+        copied = 0
+        if self.pitch != s.result_channels:
+            copied = max(len(s.block(cut).rows[0]) for cut in s.cuts()) * s.result[-1] * self.pitch
+        return [self.g.group * self.panels * self.taps * self.g.cg * self.panel, self.block_elements, copied]
 
-    def calls(self, x: Any, y: Any, w: Any, sums: Any, block: Any) -> list[Call]:
+    def _at(self, channel: int | np.ndarray, tap: int | np.ndarray) -> Any:
+        """Where a panel keeps a channel's sums for a tap: as the weight does, unless a run of taps is one tile."""
+        g = self.g
+        return (channel * self.taps + tap if self.run == 1 else tap * g.cg + channel) * self.panel
+
+    def calls(self, x: Any, y: Any, w: Any, sums: Any, block: Any, copied: Any) -> list[Call]:
         """All of them, in order."""
+        s = self.sweep
         found = []
-        for i, cut in enumerate(self.sweep.cuts()):
-            part = self.sweep.block(cut)
+        for i, cut in enumerate(s.cuts()):
+            part = s.block(cut)
             found += self.copies(x, block, part)
-            if len(part.rows[0]):
-                found.append(self._product(part.rows[0], block if self.sweep.padded else x, y, sums, add=i > 0))
+            rows, b = part.rows[0], y
+            if copied is not None and len(rows):
+                b, offsets = copied, rows[:, 0].copy()
+                words = (y, copied, offsets, s.result[-1], s.result_channels, self.pitch, 0, 0)
+                found.append(Call(native.compile_ir(transposed.copy_rows()), words, len(rows), self.parallel))
+                rows[:, 0] = np.arange(len(rows)) * s.result[-1] * self.pitch
+            if len(rows):
+                found.append(self._product(rows, block if s.padded else x, b, sums, add=i > 0))
         return found + self._unpack(sums, w)
 
     def _product(self, rows: Any, x: Any, y: Any, sums: Any, *, add: bool) -> Call:
@@ -285,12 +302,13 @@ class _Weight(_Common):
         last = phase[-1]
         pieces = _pieces(last.count)
         depth = last.count // pieces
-        step, m = last.stride * s.source_channels, g.group * g.mg
+        step, m = last.stride * s.pitch, self.pitch
         at = np.arange(pieces, dtype=np.int64) * depth
         oa = (rows[:, 1, None] + at * step).reshape(-1)
         ob = (rows[:, 0, None] + at * m).reshape(-1)
-        taps = np.array([(k * g.cg * g.mg, o) for k, o in self.tap_offsets(phase)], np.int64)
-        tile = Tile(self.high, min(self.panel, g.mg), 1, step, m, g.mg, depth)
+        taps = np.array([(self._at(0, k), o) for k, o in self.tap_offsets(phase)], np.int64)
+        row = self.panel * (self.taps if self.run == 1 else 1)
+        tile = Tile(self.high, min(self.panel, g.mg), 1, step, m, row, depth)
         kernel = _program(tile, self.cells, g.mg % self.panel if self.panels > 1 else 0)
         tasks = self._tasks(len(taps))
         words = (sums, x, y, tasks, taps, oa, ob, len(oa), max(1, TERMS // depth), add)
@@ -303,7 +321,7 @@ class _Weight(_Common):
         parts = 1 if panels % threads == 0 else min(taps, threads // math.gcd(panels, threads) * 2)
         found = [
             (
-                i * self.taps * g.cg * g.mg + p * self.panel,
+                (i * self.panels + p) * self.taps * g.cg * self.panel,
                 i * g.cg,
                 i * g.mg + p * self.panel,
                 *span,
@@ -317,18 +335,22 @@ class _Weight(_Common):
 
     def _unpack(self, sums: Any, w: Any) -> list[Call]:
         g, t = self.g, self.taps
-        high = 2 * machine().width
-        table = transposed.chunks(1, g.cg * t, 0)
-        k, tap = np.divmod(np.arange(g.cg * t, dtype=np.int64), t)
+        size = g.cg * t
+        table = transposed.chunks(1, size, 0)
+        k, tap = np.divmod(np.arange(size, dtype=np.int64), t)
         panels = np.array(
             [
-                ((i * g.mg + o) * g.cg * t, i * t * g.cg * g.mg + o, min(high, g.mg - o))
+                (
+                    (i * g.mg + p * self.panel) * size,
+                    (i * self.panels + p) * size * self.panel,
+                    min(self.panel, g.mg - p * self.panel),
+                )
                 for i in range(g.group)
-                for o in range(0, g.mg, high)
+                for p in range(self.panels)
             ],
             np.int64,
         )
-        words = (w, sums, panels, table, len(table), (tap * g.cg + k) * g.mg, g.cg * t)
+        words = (w, sums, panels, table, len(table), self._at(k, tap), size)
         kernel = native.compile_ir(transposed.turn(unpack=True))
         return [Call(kernel, words, len(panels) * len(table), self.parallel)]
 
@@ -386,11 +408,11 @@ class ConvolutionProvider:
         if found is None:
             return _pointwise(c, x, w, y, bias)
         given = iter(scratch)
-        first, block = (next(given) if n else None for n in found.scratch())
+        buffers = [next(given) if n else None for n in found.scratch()]
         if isinstance(found, _Weight):
-            return found.calls(x, y, w, first, block)
+            return found.calls(x, y, w, *buffers)
         source, result = (y, x) if c.kind == "input" else (x, y)
-        return found.calls(source, w, result, bias, first, block)
+        return found.calls(source, w, result, bias, *buffers)
 
 
 def _planned(op: Operator) -> _Sums | _Weight | None:

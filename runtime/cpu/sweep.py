@@ -58,6 +58,11 @@ class Block:
     rows: tuple[np.ndarray, ...]
 
 
+def spread(channels: int) -> int:
+    """Elements from pixel to pixel in a copy: no multiple of 1 KiB, so that a cache's sets are used evenly."""
+    return channels + 16 if channels % 256 == 0 else channels
+
+
 class Sweep:
     """The sweep of a product "output" or "input" (as `kind` says; a weight's gradient sweeps as the output)."""
 
@@ -79,17 +84,18 @@ class Sweep:
             self.after.append(max(0, max(o for o, _ in offsets) - (size - 1)))
         self.padded = any(self.before) or any(self.after)
         self.sizes = [b + s + a for b, s, a in zip(self.before, self.source, self.after, strict=True)]
+        self.pitch = spread(self.source_channels) if self.padded and c.kind == "weight" else self.source_channels
         self.limit = limit
         self.kernel = w.kernel
 
     @functools.cached_property
     def image(self) -> int:
         """Elements of one padded image."""
-        return int(np.prod(self.sizes)) * self.source_channels
+        return int(np.prod(self.sizes)) * self.pitch
 
     def steps(self) -> tuple[int, ...]:
         """Elements from one padded source position to the next, along each axis."""
-        found = [self.source_channels]
+        found = [self.pitch]
         for size in reversed(self.sizes[1:]):
             found.insert(0, found[0] * size)
         return tuple(found)
@@ -151,7 +157,7 @@ class Sweep:
             source += (p.stride * i + self.before[a] - (first if a == 0 else 0)) * steps[a]
         last = phase[-1]
         result = (result * self.result[-1] + last.start) * self.result_channels
-        return result, at * image + source + self.before[-1] * self.source_channels
+        return result, at * image + source + self.before[-1] * self.pitch
 
     def _copies(self, n0: int, n1: int, first: int, last: int) -> np.ndarray:
         """For each padded row of a block: where it comes from."""

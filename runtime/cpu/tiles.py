@@ -82,7 +82,7 @@ def emit_tile(name: str, t: Tile) -> str:
     v = vector(width)
     f = Code(name, "ptr noalias %c, ptr noalias %a, ptr noalias %b, ptr %oa, ptr %ob, i64 %n, i1 %more", internal=True)
     sums = [[f.variable(v, "zeroinitializer") for _ in range(t.vectors)] for _ in range(t.rows)]
-    unroll = max(u for u in (1, 2) if t.depth % u == 0)
+    unroll = t.depth if t.depth < 8 else 2 - t.depth % 2
     with f.loop(0, "%n") as r:
         a, b = (f.at(p, f.word(o, r)) for p, o in (("%a", "%oa"), ("%b", "%ob")))
         with f.loop(0, t.depth, unroll) as k:

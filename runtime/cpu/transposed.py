@@ -12,26 +12,31 @@ from .tiles import machine
 
 @functools.cache
 def copy_rows() -> str:
-    """IR: (source, block, offsets, row, before, after): each row of the block is zeros, a row of the source, zeros.
+    """IR: (source, block, offsets, pixels, channels, pitch, before, after): rows of a block, padded with zeros.
 
-    Numbers of elements; an offset of -1: all zeros.
+    Each is `before` pixels of zeros, a row of the source at an offset (-1: zeros), `after` pixels of zeros; `pitch`:
+    elements from pixel to pixel in the block.
     """
     f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
     source, block, offsets = (f.word("%args", i, "ptr") for i in range(3))
-    row, before, after = (f.word("%args", i) for i in range(3, 6))
-    pitch = f.add(row, before, after)
+    pixels, channels, pitch, before, after = (f.word("%args", i) for i in range(3, 8))
+    line = f.mul(f.add(pixels, before, after), pitch)
+    dense = f.let(f"icmp eq i64 {channels}, {pitch}")
+    pieces = f.let(f"select i1 {dense}, i64 1, i64 {pixels}")
+    size = f.mul(f.let(f"select i1 {dense}, i64 {f.mul(pixels, channels)}, i64 {channels}"), 4)
     with f.loop("%begin", "%end") as i:
         at = f.word(offsets, i)
-        to = f.at(block, f.mul(i, pitch))
+        to = f.at(block, f.mul(i, line))
         inside = f.let(f"icmp sge i64 {at}, 0")
-        left = f.let(f"select i1 {inside}, i64 {before}, i64 {pitch}")
+        left = f.let(f"select i1 {inside}, i64 {f.mul(before, pitch)}, i64 {line}")
         f.line(f"call void @llvm.memset.p0.i64(ptr {to}, i8 0, i64 {f.mul(left, 4)}, i1 false)")
         with f.when(inside):
-            middle = f.at(to, before)
-            size = f.mul(row, 4)
-            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {middle}, ptr {f.at(source, at)}, i64 {size}, i1 false)")
-            right = f.at(middle, row)
-            f.line(f"call void @llvm.memset.p0.i64(ptr {right}, i8 0, i64 {f.mul(after, 4)}, i1 false)")
+            middle, start = f.at(to, f.mul(before, pitch)), f.at(source, at)
+            with f.loop(0, pieces) as p:
+                target, given = f.at(middle, f.mul(p, pitch)), f.at(start, f.mul(p, channels))
+                f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {given}, i64 {size}, i1 false)")
+            right = f.at(middle, f.mul(pixels, pitch))
+            f.line(f"call void @llvm.memset.p0.i64(ptr {right}, i8 0, i64 {f.mul(after, pitch, 4)}, i1 false)")
     return (
         "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
         "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n" + f.text()
