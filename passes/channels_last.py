@@ -14,6 +14,7 @@ from ..ir import Block, Constant, Free, Operator, Role, Value
 from ..kernels import Provider, provider
 from ..ops.channels_last import ChannelsLast as Form
 from ..ops.channels_last import moves, to_first, to_last
+from ..ops.conv import Convolution
 from ..ops.shape import Identity, Reshape, Transpose
 from .base import Pass
 from .layouts import Turned, turned, turned_type, turned_values
@@ -44,10 +45,16 @@ class ChannelsLast(Pass):
             raise UsageError("'channels-last' comes before 'liveness': it adds operators, and frees must follow")
         found = [provider(name) for name in self.providers]
         forms = [_served(o, turned(o), found) for o in block.operators]
-        if not any(f is not None and isinstance(f.op, Form) for f in forms):
+        if not any(f is not None and isinstance(f.op, Form) for f in forms) or _convolutions_stay(block, forms):
             return block
         chosen = _choose(block, forms)
         return _Turning(block, chosen).run()
+
+
+def _convolutions_stay(block: Block, forms: list[Turned | None]) -> bool:
+    """Whether there are convolutions, and no kernels for any of them: everything else would only be turned there."""
+    found = [f for o, f in zip(block.operators, forms, strict=True) if isinstance(o.op, Convolution)]
+    return bool(found) and all(f is None for f in found)
 
 
 def _served(o: Operator, form: Turned | None, providers: list[Provider]) -> Turned | None:

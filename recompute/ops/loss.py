@@ -13,6 +13,7 @@ from typing import Any
 
 from ..op import Op
 from ..types import TensorType
+from .channels_last import channels_last
 from .shape import reshape
 from .softmax import log_softmax
 from .tiles import TILE, wide
@@ -219,6 +220,7 @@ def _loss_samples(cls: Any, draw: Any, make: Any) -> Any:
     yield make(op, draw("f64[2,3,1]"), draw.ints("i64[2,1]", 0, 3), None)
 
 
+@channels_last(inputs=(0,), outputs=(1,))
 @dataclass(frozen=True)
 class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     """(scores, labels, weights?) → loss, log_prob: -w · log_softmax(scores) at the label, reduced (ONNX 13)."""
@@ -300,6 +302,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         yield draw.case(cls(), draw("f16[3,4]"), draw.ints("i64[3]", 0, 4), want=1)
 
 
+@channels_last(inputs=(0,), outputs=(0,))
 @dataclass(frozen=True)
 class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""

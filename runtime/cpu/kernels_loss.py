@@ -148,8 +148,11 @@ class LabelLosses(Family):
         return max((*op.reads(), *op.writes()), key=lambda v: v.size)
 
     def form(self, op: Operator) -> tuple[int, int, int]:
-        """N, C, D."""
+        """N, C, D; where the classes come last, N counts all rows and D is 1."""
         n, classes, *inner = self.scores(op).shape
+        if op.op.name.startswith("ChannelsLast"):
+            classes = self.scores(op).shape[-1]
+            return self.scores(op).size // max(classes, 1), classes, 1
         return n, classes, math.prod(inner)
 
     def accepts(self, op: Operator) -> bool:
@@ -166,13 +169,13 @@ def _flat(weights: Any, like: np.ndarray) -> np.ndarray:
     return np.empty(0, like.dtype) if weights is None else weights
 
 
-@family("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+@family("SoftmaxCrossEntropyLoss", "ChannelsLastSoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 class Losses(LabelLosses):
     """(scores, labels, weights?) → the loss, log-probabilities."""
 
     def accepts(self, op: Operator) -> bool:
         """Cross entropy: where the classes lie together."""
-        return floats(op) and (op.op.name != "SoftmaxCrossEntropyLoss" or self.form(op)[2] == 1)
+        return floats(op) and ("Softmax" not in op.op.name or self.form(op)[2] == 1)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """The labels' losses, then their sum."""
@@ -182,7 +185,7 @@ class Losses(LabelLosses):
         labels, weights = labels.reshape(-1), _flat(weights, x)
         losses, label_weights = scratch[0]
         rest = (losses, label_weights, *ignore, native.STATUS)
-        if op.op.name == "SoftmaxCrossEntropyLoss":
+        if "Softmax" in op.op.name:
             lp = np.empty((0, classes), x.dtype) if outs[1] is None else outs[1].reshape(n, classes)
             first = cross_entropy.call(x.reshape(n, classes), labels, weights, lp, *rest, work=n)
         else:
@@ -190,19 +193,19 @@ class Losses(LabelLosses):
         return [first, reduced.call(losses, label_weights, outs[0].reshape(-1), reduction, work=1, parallel=False)]
 
 
-@family("SoftmaxCrossEntropyGrad", "NegativeLogLikelihoodGrad")
+@family("SoftmaxCrossEntropyGrad", "ChannelsLastSoftmaxCrossEntropyGrad", "NegativeLogLikelihoodGrad")
 class LossGradients(LabelLosses):
     """(log_prob, labels, weights?, dloss), and the same without log_prob, → the gradient of the scores."""
 
     def accepts(self, op: Operator) -> bool:
         """Cross entropy: where the classes lie together."""
-        return floats(op) and (op.op.name != "SoftmaxCrossEntropyGrad" or self.form(op)[2] == 1)
+        return floats(op) and ("Softmax" not in op.op.name or self.form(op)[2] == 1)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """The labels' scales, then their rows."""
         n, classes, inner = self.form(op)
         reduction, *ignore = self.options(op)
-        soft = op.op.name == "SoftmaxCrossEntropyGrad"
+        soft = "Softmax" in op.op.name
         labels, weights, dloss = ins[1:4] if soft else ins[:3]
         labels, dx, scales = labels.reshape(-1), outs[0], scratch[0][0]
         given = (labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, reduction, *ignore, native.STATUS)
