@@ -165,7 +165,7 @@ def check_inplace(case: Case) -> None:
     count = len(types) if case.want is None else case.want
     present = [*types[:count], *[None] * (len(types) - count)]
     scratch = case.op.scratch([None if a is None else TensorType.of(a) for a in case.inputs], present)
-    for at, k in ((at, k) for at in range(count) for k in case.op.overwrites(at)):
+    for at, k in ((i, k) for i in range(count) for k in case.op.overwrites(i)):
         source = case.inputs[k] if k < len(case.inputs) else None
         if source is None or TensorType.of(source) != types[at]:
             continue

@@ -1,0 +1,254 @@
+"""Provider "loops": Loop and single element-wise operators, column sums and optimizers' updates, as generated code.
+
+Dimensions that all operands treat alike are merged, so that nearly everything becomes [rows, columns] with operands
+that are full, one a row, one a column, or one.  What depends on columns only is computed once, into a vector, by a
+first kernel.  A column sum is kept in the element type for 64 rows, then in double for a chunk of rows; a last kernel
+adds the chunks in order.  Rows of a chunk follow from the shape alone, so that the bits do not depend on threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...element import Expr, argument, formula, nodes
+from ...kernels import register
+from ...ops.loop import Loop, iteration, loops
+from ...ops.reduce import Reduce, ReduceMean
+from ...types import TensorType
+from . import native
+from .loop_code import level
+from .loop_kernel import PANEL, ROWS, Nest, Operand, combine
+from .native import Call
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+    from ...op import Op
+
+#: elements of a row that are one piece of work
+PIECE = 4096
+#: chunks of rows that a column sum has at most
+CHUNKS = 32
+#: elements below which a second thread is not worth waking
+_ALONE = 1 << 13
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A column sum: which output it is, and its factor (of a mean)."""
+
+    output: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one operator runs.
+
+    `reads`: for each operand of the nest the operator's input, or after those, counted from `inputs`, a hoisted vector.
+    """
+
+    nest: Nest
+    sizes: tuple[int, ...]
+    inputs: int
+    reads: tuple[int, ...]
+    full: tuple[int, ...]
+    sums: tuple[Sum, ...]
+    first: Nest | None
+    first_reads: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the nest."""
+        return math.prod(self.sizes[:-1])
+
+    @property
+    def chunk(self) -> int:
+        """Rows of a chunk."""
+        return ROWS * max(-(-self.rows // (ROWS * CHUNKS)), 1)
+
+    def scratch(self) -> tuple[TensorType, ...]:
+        """Hoisted vectors, then the chunks' sums."""
+        found = [TensorType(x.dtype, (self.sizes[-1],)) for x in (self.first.outputs if self.first else ())]
+        if self.sums:
+            found.append(TensorType("f64", (-(-self.rows // self.chunk), len(self.sums), self.sizes[-1])))
+        return tuple(found)
+
+
+Types = tuple[TensorType | None, ...]
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def plan(op: Op, ins: Types, outs: Types) -> Plan:
+    """The plan for an operator that `loops` accepts."""
+    shape = iteration(op, ins, outs)
+    exprs, sums = _outputs(op, ins, outs)
+    sizes, patterns = merged(shape, [None if t is None else t.shape for t in ins], last=bool(sums))
+    outer = len(sizes) - 1
+    varies = [frozenset(d - len(sizes) if d == outer else d for d in p) for p in patterns]
+    full = tuple(i for i, x in enumerate(exprs) if x is not None and all(s.output != i for s in sums))
+    roots = [*(_there(exprs[i]) for i in full), *(_there(exprs[s.output]) for s in sums)]
+    roots, hoisted = _hoist_columns(roots, varies, len(ins)) if outer else (roots, [])
+    operands = [Operand(t.dtype if t else "f32", *_pattern(v, outer)) for t, v in zip(ins, varies, strict=True)]
+    operands += [Operand(x.dtype, (False,) * outer, True) for x in hoisted]
+    roots, reads = _compact(roots)
+    nest = Nest(outer, tuple(operands[r] for r in reads), tuple(roots[: len(full)]), tuple(roots[len(full) :]))
+    first, first_reads = None, ()
+    if hoisted:
+        vectors, first_reads = _compact(hoisted)
+        first = Nest(0, tuple(Operand(operands[r].dtype, (), operands[r].inner) for r in first_reads), tuple(vectors))
+    return Plan(nest, sizes, len(ins), reads, full, tuple(sums), first, first_reads)
+
+
+def _there(x: Expr | None) -> Expr:
+    assert x is not None
+    return x
+
+
+def _outputs(op: Op, ins: Types, outs: Types) -> tuple[list[Expr | None], list[Sum]]:
+    """The expression of each output (None: absent), and which are sums."""
+    dtypes = tuple(None if t is None else t.dtype for t in ins)
+    shape = iteration(op, ins, outs)
+    mean = 1.0 / max(math.prod(shape[:-1]), 1)
+    if isinstance(op, Loop):
+        sums = [Sum(i, mean if isinstance(m.op, ReduceMean) else 1.0) for i, m in enumerate(op.makers) if m.sums]
+        return list(op.expressions(dtypes)), sums
+    if isinstance(op, Reduce):
+        return [argument(0, dtypes[0] or "f32")], [Sum(0, mean if isinstance(op, ReduceMean) else 1.0)]
+    found = formula(op, dtypes)
+    assert found is not None
+    return [x if i < len(outs) and outs[i] is not None else None for i, x in enumerate(found)], []
+
+
+def merged(
+    shape: Sequence[int], operands: Sequence[Sequence[int] | None], *, last: bool
+) -> tuple[tuple[int, ...], list[frozenset[int]]]:
+    """Sizes after neighbouring dimensions that all operands treat alike are one, and along which each operand varies.
+
+    `last`: the last dimension stays alone.  There is at least one.
+    """
+    groups: list[tuple[int, frozenset[int]]] = []
+    for d, size in enumerate(shape):
+        own = d == len(shape) - 1 and last
+        mask = frozenset(
+            i for i, s in enumerate(operands) if s is not None and (at := d - len(shape) + len(s)) >= 0 and s[at] != 1
+        )
+        if size == 1 and not own:
+            continue
+        if groups and groups[-1][1] == mask and not own:
+            groups[-1] = (groups[-1][0] * size, mask)
+        else:
+            groups.append((size, mask))
+    groups = groups or [(1, frozenset())]
+    if last and len(groups) == 1:
+        groups.insert(0, (1, frozenset()))
+    patterns = [frozenset(d for d, (_, mask) in enumerate(groups) if i in mask) for i in range(len(operands))]
+    return tuple(size for size, _ in groups), patterns
+
+
+def _pattern(varies: frozenset[int], outer: int) -> tuple[tuple[bool, ...], bool]:
+    return tuple(d in varies for d in range(outer)), -1 in varies
+
+
+def _hoist_columns(
+    roots: Sequence[Expr], varies: Sequence[frozenset[int]], inputs: int
+) -> tuple[list[Expr], list[Expr]]:
+    """The expressions with what varies along columns only read from vectors, and those vectors' expressions."""
+    levels, columns = level(roots, varies), frozenset([-1])
+    hoisted: list[Expr] = []
+    new: dict[int, Expr] = {}
+
+    def replaced(x: Expr) -> Expr:
+        if id(x) not in new:
+            if x.args and levels[id(x)] == columns:
+                new[id(x)] = argument(inputs + len(hoisted), x.dtype)
+                hoisted.append(x)
+            else:
+                new[id(x)] = Expr(x.fn, tuple(map(replaced, x.args)), x.dtype, x.value) if x.args else x
+        return new[id(x)]
+
+    return [replaced(r) for r in roots], hoisted
+
+
+def _compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
+    """The expressions with their inputs renumbered without gaps, one node for each; the old numbers."""
+    order: dict[int, Expr] = {}
+    new: dict[int, Expr] = {}
+    for x in nodes(roots):
+        if x.fn == "input":
+            if x.value not in order:
+                order[x.value] = argument(len(order), x.dtype)
+            new[id(x)] = order[x.value]
+        else:
+            new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value)
+    return [new[id(r)] for r in roots], tuple(order)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _text(nest: Nest) -> str:
+    return nest.kernel()
+
+
+def plan_of(op: Operator) -> Plan:
+    """The plan of an applied operator."""
+    return plan(
+        op.op,
+        tuple(None if v is None else v.type for v in op.inputs),
+        tuple(None if v is None else v.type for v in op.outputs),
+    )
+
+
+def row_call(nest: Nest, sizes: Sequence[int], arrays: Sequence[Any]) -> Call:
+    """The call of a nest without sums."""
+    inner = max(sizes[-1], 1)
+    piece = min(inner, PIECE)
+    pieces = -(-inner // piece)
+    work = math.prod(sizes[:-1]) * pieces if math.prod(sizes) else 0
+    words = (*arrays, sizes[-1], piece, pieces, *sizes[:-1])
+    return Call(native.compile_ir(_text(nest)), words, work, parallel=math.prod(sizes) >= _ALONE)
+
+
+class LoopProvider:
+    """Loop, and what `loops` says would be in one."""
+
+    name = "loops"
+
+    def accepts(self, op: Operator) -> bool:
+        """Depends on the operator and its types only."""
+        return not native.unavailable() and loops(op)
+
+    def reason(self) -> str:
+        """Why it accepts nothing; "" where it does."""
+        return native.unavailable()
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Vectors of what depends on columns only, and the sums of chunks."""
+        return plan_of(op).scratch()
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Vectors, the loop, the chunks' total."""
+        p = plan_of(op)
+        calls, vectors = [], list(scratch[: len(p.first.outputs)] if p.first else ())
+        given = [*ins, *[None] * (p.inputs - len(ins)), *vectors]
+        if p.first is not None:
+            calls.append(row_call(p.first, p.sizes[-1:], [*(given[r] for r in p.first_reads), *vectors]))
+        arrays = [*(given[r] for r in p.reads), *(outs[i] for i in p.full)]
+        if not p.sums:
+            return [*calls, row_call(p.nest, p.sizes, arrays)]
+        partial = scratch[-1]
+        chunks, panels = partial.shape[0], -(-p.sizes[-1] // PANEL)
+        words = (*arrays, partial, p.sizes[-1], p.chunk, chunks, *p.sizes[:-1])
+        large = math.prod(p.sizes) >= _ALONE
+        calls.append(Call(native.compile_ir(_text(p.nest)), words, chunks * panels, parallel=large))
+        for i, s in enumerate(p.sums):
+            out = outs[s.output]
+            total = native.compile_ir(combine("f64" if out.dtype.itemsize == 8 else "f32"))
+            words = (partial[:, i], out, chunks, len(p.sums) * p.sizes[-1], s.factor)
+            calls.append(Call(total, words, p.sizes[-1], parallel=partial.size >= 8 * _ALONE))
+        return calls
+
+
+register(LoopProvider())
