@@ -31,6 +31,12 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
         (2, 32, 11, 11),
         (32, 1, 3, 3),
     ),
+    "depthwise volume": (
+        {"group": 70, "pads": (1, 0, 2, 0, 1, 1), "strides": (2, 1, 3), "dilations": (1, 2, 1)},
+        (2, 70, 4, 5, 7),
+        (70, 1, 2, 2, 3),
+    ),
+    "depthwise line": ({"group": 3, "pads": (4, 0)}, (2, 3, 5), (3, 1, 4)),
     "depth multiplier": ({"group": 8, "pads": (2, 2, 2, 2), "dilations": (2, 2)}, (1, 8, 9, 9), (16, 1, 3, 3)),
     "one axis": ({"pads": (2, 1), "dilations": (2,)}, (2, 16, 20), (24, 16, 3)),
     "three axes": ({"pads": (1, 0, 1, 1, 0, 1), "strides": (1, 2, 1)}, (2, 8, 4, 6, 5), (16, 8, 3, 2, 3)),

@@ -20,6 +20,7 @@ from ...types import TensorType
 from . import blas, native, transposed
 from .blas import Product
 from .convolved import Convolved, convolved, operands
+from .depthwise import DepthSums, DepthWeight, suits
 from .emit import Code
 from .native import Call
 from .sweep import Block, Phase, Sweep, spread
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: bytes of a padded block for each thread
 _BLOCK = 1 << 20
+#: bytes of the source that stay in a thread's cache while one panel after the other is multiplied with them
+_SPAN = 1 << 20
 #: floating-point operations below which one thread does all
 _ALONE = 1 << 20
 
@@ -227,15 +230,18 @@ class _Sums(_Common):
             depth // pieces,
         )
         kernel = _program(tile, cells, self.width % self.panel if self.panels > 1 else 0)
-        tasks = self._tasks(len(rows), a.nbytes < b.nbytes)
+        tasks = self._tasks(len(rows), a.nbytes, a.nbytes < b.nbytes)
         words = (result, a, b, tasks, rows, offsets[0], offsets[1], len(taps))
         return Call(kernel, (*words, max(1, TERMS // tile.depth), add), len(tasks), self.parallel)
 
-    def _tasks(self, rows: int, by_panel: bool) -> np.ndarray:
-        """Panels times spans of rows; the operand that is larger is cut among the threads."""
+    def _tasks(self, rows: int, nbytes: int, by_panel: bool) -> np.ndarray:
+        """Panels times spans of rows, of which the source takes `nbytes`; what is larger is cut among the threads."""
         g, threads = self.g, native.threads()
         size = self.taps * self.depth * self.panel
-        spans = _spans(rows, threads if not by_panel or (g.group * self.panels) % threads else 1)
+        parts = threads * max(1, -(-nbytes // (threads * _SPAN)))
+        if by_panel:
+            parts = threads if (g.group * self.panels) % threads else 1
+        spans = _spans(rows, parts)
         found = [
             (
                 i * self.width + p * self.panel,
@@ -355,21 +361,18 @@ class _Weight(_Common):
         return [Call(kernel, words, len(panels) * len(table), self.parallel)]
 
 
-def _pointwise(c: Convolved, x: Any, w: Any, y: Any, bias: Any) -> list[Call]:
-    """A 1x1 convolution, as a product of matrices."""
+def _matrices(c: Convolved, x: Any, w: Any, y: Any) -> list[Call]:
+    """The weight's gradient of a 1x1 convolution, as a product of matrices."""
     g = c.geometry
-    pixels, channels, m = g.batch * g.window.positions, g.cg, g.mg
-    if c.kind == "output":
-        return blas.calls(Product(pixels, m, channels, False, True, (0,), (0,)), x, w, y, bias=bias)
-    if c.kind == "input":
-        return blas.calls(Product(pixels, channels, m, False, False, (0,), (0,)), y, w, x, bias=bias)
-    return blas.calls(Product(m, channels, pixels, True, False, (0,), (0,)), y, x, w)
+    return blas.calls(Product(g.mg, g.cg, g.batch * g.window.positions, True, False, (0,), (0,)), y, x, w)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(c: Convolved) -> _Sums | _Weight | None:
+def _plan(c: Convolved) -> _Sums | _Weight | DepthSums | DepthWeight | None:
     """The kernels of a product; None: a matrix product."""
-    if c.geometry.pointwise and c.geometry.group == 1 and not blas.unavailable():
+    if suits(c):
+        return DepthWeight(c) if c.kind == "weight" else DepthSums(c)
+    if c.kind == "weight" and c.geometry.pointwise and c.geometry.group == 1 and not blas.unavailable():
         return None
     return _Weight(c) if c.kind == "weight" else _Sums(c)
 
@@ -406,16 +409,16 @@ class ConvolutionProvider:
         assert c is not None
         x, w, y, bias = operands(op, ins, outs)
         if found is None:
-            return _pointwise(c, x, w, y, bias)
+            return _matrices(c, x, w, y)
         given = iter(scratch)
         buffers = [next(given) if n else None for n in found.scratch()]
-        if isinstance(found, _Weight):
+        if isinstance(found, (_Weight, DepthWeight)):
             return found.calls(x, y, w, *buffers)
         source, result = (y, x) if c.kind == "input" else (x, y)
         return found.calls(source, w, result, bias, *buffers)
 
 
-def _planned(op: Operator) -> _Sums | _Weight | None:
+def _planned(op: Operator) -> _Sums | _Weight | DepthSums | DepthWeight | None:
     c = convolved(op)
     assert c is not None
     return _plan(c)

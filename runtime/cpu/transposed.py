@@ -94,10 +94,10 @@ def turn(*, unpack: bool) -> str:
         from_rows = f.at(rows, f.add(f.word(panels, p), f.word(table, c)))
         to = f.at(columns, f.word(panels, f.add(p, 1)))
         there, length, first = f.word(panels, f.add(p, 2)), f.word(table, f.add(c, 1)), f.word(table, f.add(c, 2))
-        some = _mask(f, lanes, length)
+        some = lanes_below(f, lanes, length)
         with f.loop(0, there, w) as j:
             left = f.let(f"sub i64 {there}, {j}")
-            full = _mask(f, lanes, left)
+            full = lanes_below(f, lanes, left)
             at_row = [f.at(from_rows, f.mul(f.add(j, i), apart)) for i in range(w)]
             exists = [f.let(f"icmp sgt i64 {left}, {i}") for i in range(w)]
             if unpack:
@@ -129,7 +129,8 @@ def _least(f: Code, e: int, length: str) -> str:
     return f"select i1 {less}, i64 {e}, i64 {last}"
 
 
-def _mask(f: Code, lanes: str, count: str) -> str:
+def lanes_below(f: Code, lanes: str, count: str) -> str:
+    """Which of the numbers `lanes` are less than a count."""
     w = machine().width
     first = f.let(f"insertelement <{w} x i64> poison, i64 {count}, i64 0")
     all_ = f.let(f"shufflevector <{w} x i64> {first}, <{w} x i64> poison, <{w} x i32> zeroinitializer")

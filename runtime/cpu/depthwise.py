@@ -1,0 +1,249 @@
+"""Depthwise convolutions, channels-last in float32: every channel by itself, some vectors of channels at a time.
+
+Sums over a window's taps run in float32, sums over pixels in float32 along a row and in float64 over rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+
+from . import native, transposed
+from .convolved import Convolved
+from .emit import Code, vector
+from .native import Call
+from .sweep import axis_phases
+from .tiles import machine
+
+
+def suits(c: Convolved) -> bool:
+    """Whether each channel is a group."""
+    return c.geometry.cg == 1 and c.geometry.mg == 1
+
+
+def vectors(channels: int) -> int:
+    """Vectors of channels that a kernel holds: what leaves fewest lanes empty."""
+    count = -(-channels // machine().width)
+    return min(range(4, 0, -1), key=lambda v: -(-count // v) * v)
+
+
+def _reads(c: Convolved) -> list[list[list[tuple[int, int]]]]:
+    """For each axis and position of the result: the (tap, source position) inside the source."""
+    w = c.geometry.window
+    backward = c.kind == "input"
+    sizes, results = (w.out, w.inp) if backward else (w.inp, w.out)
+    found = []
+    for axis, (size, result) in enumerate(zip(sizes, results, strict=True)):
+        positions: list[list[tuple[int, int]]] = [[] for _ in range(result)]
+        for p in axis_phases(w, axis, backward=backward):
+            for q in range(p.count):
+                at = [(k, p.stride * q + o) for k, o in p.taps]
+                positions[p.start + p.step * q] = [(k, s) for k, s in at if 0 <= s < size]
+        found.append(positions)
+    return found
+
+
+def _flat(lists: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Where each list starts (and the last one ends), and all pairs."""
+    starts = np.cumsum([0, *(len(x) for x in lists)], dtype=np.int64)
+    return starts, np.array([p for x in lists for p in x], np.int64).reshape(-1, 2)
+
+
+class DepthSums:
+    """The output, or the input's gradient: each pixel from the taps that reach it."""
+
+    def __init__(self, c: Convolved) -> None:
+        g, w = c.geometry, c.geometry.window
+        self.c, self.channels, self.taps = c, g.group, w.taps
+        self.vectors = vectors(self.channels)
+        self.pitch = -(-self.channels // (self.vectors * machine().width)) * self.vectors * machine().width
+        self.source = w.out if c.kind == "input" else w.inp
+        self.result = w.inp if c.kind == "input" else w.out
+
+    def scratch(self) -> list[int]:
+        """Elements of the buffers: weights [taps, channels], and the bias behind them."""
+        return [(self.taps + 1) * self.pitch]
+
+    def calls(self, source: Any, w: Any, result: Any, bias: Any, packed: Any) -> list[Call]:
+        """Weights turned, then all rows."""
+        t, width = self.taps, machine().width
+        table = transposed.chunks(1, t, 0)
+        panels = np.array([(i * t, i, min(width, self.channels - i)) for i in range(0, self.channels, width)], np.int64)
+        offsets = np.arange(t, dtype=np.int64) * self.pitch
+        turn = native.compile_ir(transposed.turn(unpack=False))
+        words = (w, packed, panels, table, len(table), offsets, t)
+        fill = native.compile_ir(transposed.fill_rows())
+        operands = (packed[t * self.pitch :], 0 if bias is None else bias, self.channels)
+        return [
+            Call(turn, words, len(panels) * len(table), parallel=False),
+            Call(fill, operands, 1, parallel=False),
+            self._rows(source, packed, result),
+        ]
+
+    def _rows(self, source: Any, packed: Any, result: Any) -> Call:
+        *axes, last = _reads(self.c)
+        width, step = self.c.geometry.window.kernel[-1] * self.pitch, self.source[-1] * self.channels
+        lists = []
+        for n in range(self.c.geometry.batch):
+            for place in itertools.product(*axes):
+                row = []
+                for taps in itertools.product(*place):
+                    number, at = 0, n
+                    for (k, s), kernel, size in zip(taps, self.c.geometry.window.kernel, self.source, strict=False):
+                        number, at = number * kernel + k, at * size + s
+                    row.append((at * step, number * width))
+                lists.append(row)
+        rows = _flat(lists)
+        columns = _flat([[(s * self.channels, k * self.pitch) for k, s in at] for at in last])
+        words = (source, packed, result, *rows, *columns, self.result[-1], self.channels, self.pitch, self.taps)
+        return Call(native.compile_ir(_sums(self.vectors)), words, len(lists), result.size * self.taps > 1 << 19)
+
+
+@functools.cache
+def _sums(count: int) -> str:
+    """IR over rows: (source, weights, result, rows' starts and taps, columns' starts and taps, pixels, channels,
+    elements from one tap's weights to the next, taps)."""
+    width, v = machine().width, vector(machine().width)
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    source, weights, result, rstart, rows, cstart, columns = (f.word("%args", i, "ptr") for i in range(7))
+    pixels, channels, pitch, taps = (f.word("%args", i) for i in range(7, 11))
+    bias = f.at(weights, f.mul(taps, pitch))
+    with f.loop("%begin", "%end") as row, f.loop(0, pixels) as pixel:
+        r0, r1 = f.word(rstart, row), f.word(rstart, f.add(row, 1))
+        q0, q1 = f.word(cstart, pixel), f.word(cstart, f.add(pixel, 1))
+        out = f.at(result, f.mul(f.add(f.mul(row, pixels), pixel), channels))
+        with f.loop(0, channels, count * width) as c:
+            lanes = _lanes(f, channels, c, count)
+            sums = [
+                f.variable(v, f.let(f"load {v}, ptr {f.at(bias, f.add(c, j * width))}, align 4")) for j in range(count)
+            ]
+            with f.loop(r0, r1) as r:
+                xs = f.at(source, f.add(f.word(rows, f.mul(r, 2)), c))
+                ws = f.at(weights, f.add(f.word(rows, f.add(f.mul(r, 2), 1)), c))
+                with f.loop(q0, q1) as q:
+                    x, w = f.at(xs, f.word(columns, f.mul(q, 2))), f.at(ws, f.word(columns, f.add(f.mul(q, 2), 1)))
+                    for j, s in enumerate(sums):
+                        a = _load(f, f.at(x, j * width), lanes[j])
+                        b = f.let(f"load {v}, ptr {f.at(w, j * width)}, align 4")
+                        f.set(s, v, f.let(f"call {v} @llvm.fma.v{width}f32({v} {a}, {v} {b}, {v} {f.get(s, v)})"))
+            for j, s in enumerate(sums):
+                at = f.at(out, f.add(c, j * width))
+                f.line(_store(f"{v} {f.get(s, v)}", at, lanes[j]))
+    return _declarations() + f.text()
+
+
+def _lanes(f: Code, channels: str, first: str, count: int) -> list[str]:
+    """For each vector of channels behind `first`: which lanes are channels."""
+    width = machine().width
+    numbers = "<" + ", ".join(f"i64 {i}" for i in range(width)) + ">"
+    left = f.let(f"sub i64 {channels}, {first}")
+    return [transposed.lanes_below(f, numbers, f.add(left, -j * width)) for j in range(count)]
+
+
+def _load(f: Code, at: str, lanes: str) -> str:
+    w, v = machine().width, vector(machine().width)
+    return f.let(f"call {v} @llvm.masked.load.v{w}f32.p0(ptr {at}, i32 4, <{w} x i1> {lanes}, {v} zeroinitializer)")
+
+
+def _store(value: str, at: str, lanes: str) -> str:
+    w = machine().width
+    return f"call void @llvm.masked.store.v{w}f32.p0({value}, ptr {at}, i32 4, <{w} x i1> {lanes})"
+
+
+def _declarations() -> str:
+    w, v = machine().width, vector(machine().width)
+    return (
+        f"declare {v} @llvm.fma.v{w}f32({v}, {v}, {v})\n"
+        f"declare {v} @llvm.masked.load.v{w}f32.p0(ptr, i32, <{w} x i1>, {v})\n"
+        f"declare void @llvm.masked.store.v{w}f32.p0({v}, ptr, i32, <{w} x i1>)\n"
+    )
+
+
+class DepthWeight:
+    """The weight's gradient: a task is some channels and the taps of one row of the window."""
+
+    def __init__(self, c: Convolved) -> None:
+        g, w = c.geometry, c.geometry.window
+        self.c, self.channels, self.taps = c, g.group, w.taps
+        self.vectors = vectors(self.channels)
+        self.width = w.kernel[-1]
+        self.lines = w.taps // self.width
+        self.blocks = -(-self.channels // (self.vectors * machine().width))
+
+    def scratch(self) -> list[int]:
+        """Elements (float32) of the buffer of float64 sums, those of every task."""
+        return [2 * self.lines * self.blocks * self.width * self.vectors * machine().width]
+
+    def calls(self, x: Any, y: Any, w: Any, sums: Any) -> list[Call]:
+        """One."""
+        window = self.c.geometry.window
+        *axes, last = _reads(self.c)
+        lists: list[list[tuple[int, int]]] = [[] for _ in range(self.lines)]
+        row = itertools.count()
+        for n in range(self.c.geometry.batch):
+            for place in itertools.product(*axes):
+                target = next(row) * window.out[-1] * self.channels
+                for taps in itertools.product(*place):
+                    number, at = 0, n
+                    for (k, s), kernel, size in zip(taps, window.kernel, window.inp, strict=False):
+                        number, at = number * kernel + k, at * size + s
+                    lists[number].append((at * window.inp[-1] * self.channels, target))
+        spans = []
+        for k in range(self.width):
+            inside = [(q, s) for q, at in enumerate(last) for tap, s in at if tap == k]
+            first = inside[0] if inside else (0, 0)
+            spans.append((first[0], len(inside), first[1] * self.channels))
+        words = (x, y, w, sums, *_flat(lists), np.array(spans, np.int64))
+        step = window.strides[-1] * self.channels
+        words += (self.width, self.lines, self.channels, step, self.taps)
+        work = self.lines * self.blocks
+        return [Call(native.compile_ir(_products(self.vectors)), words, work, y.size * self.taps > 1 << 19)]
+
+
+@functools.cache
+def _products(count: int) -> str:
+    """IR over tasks: (x, y, w, sums, lines' starts and rows, spans of the row's taps, how many of these, lines,
+    channels, elements between an x and the next, taps)."""
+    width, v = machine().width, vector(machine().width)
+    block = count * width
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    x, y, target, sums, starts, rows, spans = (f.word("%args", i, "ptr") for i in range(7))
+    taps, lines, channels, step, all_ = (f.word("%args", i) for i in range(7, 12))
+    with f.loop("%begin", "%end") as task:
+        line, c = f.let(f"srem i64 {task}, {lines}"), f.mul(f.let(f"sdiv i64 {task}, {lines}"), block)
+        own = f.at(sums, f.mul(task, taps, block), "double")
+        lanes = _lanes(f, channels, c, count)
+        size = f.mul(taps, block, 8)
+        f.line(f"call void @llvm.memset.p0.i64(ptr {own}, i8 0, i64 {size}, i1 false)")
+        with f.loop(f.word(starts, line), f.word(starts, f.add(line, 1))) as r:
+            xs = f.at(x, f.add(f.word(rows, f.mul(r, 2)), c))
+            ys = f.at(y, f.add(f.word(rows, f.add(f.mul(r, 2), 1)), c))
+            with f.loop(0, taps) as t:
+                first, n, at = (f.word(spans, f.add(f.mul(t, 3), i)) for i in range(3))
+                xt, yt = f.at(xs, at), f.at(ys, f.mul(first, channels))
+                acc = [f.variable(v, "zeroinitializer") for _ in range(count)]
+                for a in acc:
+                    f.set(a, v, "zeroinitializer")
+                with f.loop(0, n) as p:
+                    xp, yp = f.at(xt, f.mul(p, step)), f.at(yt, f.mul(p, channels))
+                    for j, a in enumerate(acc):
+                        m, d = (_load(f, f.at(o, j * width), lanes[j]) for o in (xp, yp))
+                        f.set(a, v, f.let(f"call {v} @llvm.fma.v{width}f32({v} {m}, {v} {d}, {v} {f.get(a, v)})"))
+                for j, a in enumerate(acc):
+                    place = f.at(own, f.add(f.mul(t, block), j * width), "double")
+                    wide = f.let(f"fpext {v} {f.get(a, v)} to <{width} x double>")
+                    before = f.let(f"load <{width} x double>, ptr {place}, align 8")
+                    total = f.let(f"fadd <{width} x double> {before}, {wide}")
+                    f.line(f"store <{width} x double> {total}, ptr {place}, align 8")
+        left = f.let(f"sub i64 {channels}, {c}")
+        some = f.let(f"call i64 @llvm.smin.i64(i64 {left}, i64 {block})")
+        with f.loop(0, some) as j, f.loop(0, taps) as t:
+            value = f.word(own, f.add(f.mul(t, block), j), "double")
+            place = f.at(target, f.add(f.mul(f.add(c, j), all_), f.mul(line, taps), t))
+            single = f.let(f"fptrunc double {value} to float")
+            f.line(f"store float {single}, ptr {place}")
+    more = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\ndeclare i64 @llvm.smin.i64(i64, i64)\n"
+    return _declarations() + more + f.text()
