@@ -21,7 +21,7 @@ from recompute.types import TensorType
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable())
 
 #: the families whose operators this file checks; pooling and transposes have files of their own
-MINE = ("softmax", "norm", "loss", "copy", "index", "reduce", "random")
+MINE = ("softmax", "norm", "loss", "copy", "index", "reduce", "random", "recurrent")
 
 
 def applied(op: Op, inputs: Sequence[np.ndarray | None], want: int | None = None) -> Operator:
@@ -270,6 +270,29 @@ def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for g, e in zip(got, numpy_results(case.op, case.inputs, case.want), strict=True):
             eps = float(np.finfo(g.dtype).eps) if g.dtype.kind == "f" else 0.0
             np.testing.assert_allclose(g, e, rtol=100 * eps, atol=100 * eps, err_msg=str(case.op))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_sequences(name: str, direction: str) -> None:
+    """Whole sequences and their gradients in float32, with initial states: near NumPy's in float64."""
+    steps, batch, features, n = 7, 5, 9, 500
+    d, g, last = 1 + (direction == "bidirectional"), 4 if name == "LSTM" else 3, ((1,) if name == "GRU" else ())
+    state = [draw(d, batch, n)] * (2 if name == "LSTM" else 1)
+    weights = [draw(d, g * n, features) * 0.1, draw(d, g * n, n) * 0.03, draw(d, 2 * g * n) * 0.1]
+    inputs = [draw(steps, batch, features), *weights, None, *state]
+    op, exact = make(name, n, direction, *last), []
+    for want in (None, 1):
+        got, exact = native_results(op, inputs, want), numpy_results(op, doubled(inputs), want)
+        for a, e in zip(got, exact, strict=True):
+            np.testing.assert_allclose(a, e, rtol=0, atol=2e-6 * (1 + abs(e).max()))
+    outs = [a.astype(np.float32) for a in numpy_results(op, doubled(inputs))]
+    onnx = 3 if name == "LSTM" else 2
+    absent = [None] if name == "LSTM" else []
+    given = [*inputs, *absent, outs[0], *outs[onnx:], *(draw(*o.shape) for o in outs[:onnx])]
+    grad = make(f"{name}Grad", n, direction, *last)
+    for a, e in zip(native_results(grad, given, 5), numpy_results(grad, doubled(given), 5), strict=True):
+        np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * (1 + abs(e).max()))
 
 
 def test_what_is_out_of_range_is_an_error() -> None:

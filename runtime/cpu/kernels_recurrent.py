@@ -1,0 +1,429 @@
+"""LSTM and GRU, and their gradients: NumPy's BLAS for the products, one loop a row for the gates of a step.
+
+A whole sequence is one list of native calls.  Sequences of different lengths, peepholes and GRU's older form (the reset
+gate before the product) stay on NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...types import TensorType
+from . import blas
+from .families import ENOUGH, Family, family, parts
+from .jit import kernel
+from .kernels_copy import copying, filling, words
+from .kernels_reduce import _COLUMNS, add_column_parts, column_parts
+from .mathematics import sigmoid, tanh
+from .native import Call
+
+if TYPE_CHECKING:
+    from ...ir import Operator
+
+
+@kernel
+def add_biases(bias, total, count, begin, end):
+    """The two halves of `bias` added up where they may be: the first `count` elements; the rest of the first half."""
+    n = total.size
+    for j in range(n):
+        total[j] = bias[j] + bias[n + j] if j < count else bias[j]
+
+
+@kernel
+def lstm_cell(gates, before, after, y, has_before, begin, end):
+    """Gates [N, 4H] from their inputs, cells [N, H] after one step, and its output."""
+    n = y.shape[1]
+    for r in range(begin, end):
+        a, c, d, h = gates[r], before[r], after[r], y[r]
+        for j in range(3 * n):
+            a[j] = sigmoid(a[j])
+        for j in range(3 * n, 4 * n):
+            a[j] = tanh(a[j])
+        if has_before:
+            for j in range(n):
+                d[j] = a[2 * n + j] * c[j] + a[j] * a[3 * n + j]
+        else:
+            for j in range(n):
+                d[j] = a[j] * a[3 * n + j]
+        for j in range(n):
+            h[j] = a[n + j] * tanh(d[j])
+
+
+@kernel
+def lstm_cell_gradient(gates, before, after, dy, dh, dc, dg, has_before, has_dy, begin, end):
+    """The gradients dg [N, 4H] of one step's gates, and in dc that of the cells before; dh is read."""
+    n = dh.shape[1]
+    one = dh.dtype.type(1)
+    for r in range(begin, end):
+        a, c, g = gates[r], after[r], dg[r]
+        e, f = dh[r], dc[r]
+        if has_dy:
+            d = dy[r]
+            for j in range(n):
+                e[j] += d[j]
+        for j in range(n):
+            t, o = tanh(c[j]), a[n + j]
+            g[n + j] = e[j] * t * o * (one - o)
+            f[j] += (one - t * t) * o * e[j]
+        for j in range(n):
+            i, k = a[j], a[3 * n + j]
+            g[j] = f[j] * k * i * (one - i)
+        for j in range(n):
+            i, k = a[j], a[3 * n + j]
+            g[3 * n + j] = f[j] * i * (one - k * k)
+        if has_before:
+            b = before[r]
+            for j in range(n):
+                k = a[2 * n + j]
+                g[2 * n + j] = f[j] * b[j] * k * (one - k)
+        else:
+            for j in range(n):
+                g[2 * n + j] = 0
+        for j in range(n):
+            f[j] *= a[2 * n + j]
+
+
+@kernel
+def gru_cell(gates, product, bias, before, y, kept, has_before, begin, end):
+    """One step from the gates' inputs [N, 3H] (update, reset, new) and the state's products; `kept`: all of them."""
+    n = y.shape[1]
+    for r in range(begin, end):
+        a, p, h, b = gates[r], product[r], y[r], before[r]
+        if has_before:
+            for j in range(2 * n):
+                a[j] += p[j]
+            for j in range(n):
+                p[2 * n + j] += bias[j]
+        else:
+            for j in range(n):
+                p[2 * n + j] = bias[j]
+        for j in range(2 * n):
+            a[j] = sigmoid(a[j])
+        for j in range(n):
+            a[2 * n + j] = tanh(a[2 * n + j] + a[n + j] * p[2 * n + j])
+        if kept.shape[0]:
+            k = kept[r]
+            for j in range(3 * n):
+                k[j] = a[j]
+            for j in range(n):
+                k[3 * n + j] = p[2 * n + j]
+        if has_before:
+            for j in range(n):
+                h[j] = (b[j] - a[2 * n + j]) * a[j] + a[2 * n + j]
+        else:
+            for j in range(n):
+                h[j] = (-a[2 * n + j]) * a[j] + a[2 * n + j]
+
+
+@kernel
+def gru_cell_gradient(kept, before, dy, dh, dgx, dgh, has_before, has_dy, begin, end):
+    """Gradients of the gates as x and as the state feed them (both [N, 3H]); dh becomes its part past the products."""
+    n = dh.shape[1]
+    one = dh.dtype.type(1)
+    for r in range(begin, end):
+        a, e, g, q = kept[r], dh[r], dgx[r], dgh[r]
+        if has_dy:
+            d = dy[r]
+            for j in range(n):
+                e[j] += d[j]
+        if has_before:
+            b = before[r]
+            for j in range(n):
+                z = a[j]
+                g[j] = e[j] * (b[j] - a[2 * n + j]) * z * (one - z)
+        else:
+            for j in range(n):
+                z = a[j]
+                g[j] = e[j] * -a[2 * n + j] * z * (one - z)
+        for j in range(n):
+            v = a[2 * n + j]
+            g[2 * n + j] = e[j] * (one - a[j]) * (one - v * v)
+        for j in range(n):
+            k = a[n + j]
+            g[n + j] = g[2 * n + j] * a[3 * n + j] * k * (one - k)
+        for j in range(n):
+            q[2 * n + j] = g[2 * n + j] * a[n + j]
+        for j in range(2 * n):
+            q[j] = g[j]
+        for j in range(n):
+            e[j] *= a[j]
+
+
+class Products:
+    """A list of calls in which BLAS's own threads are switched off once."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.switch: list[Call] = []
+
+    def add(self, *calls: Call) -> None:
+        """More calls."""
+        self.calls += calls
+
+    def product(self, a: Any, b: Any, c: Any, *, ta: bool = False, tb: bool = False, bias: Any = None) -> None:
+        """c = A' B' (+ bias) for matrices."""
+        k, m = a.shape if ta else a.shape[::-1]
+        found = blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias)
+        if len(found) == 3:
+            self.switch = [found[0], found[2]]
+            found = found[1:2]
+        self.calls += found
+
+    def all(self) -> list[Call]:
+        """The calls, between those that switch."""
+        return [*self.switch[:1], *self.calls, *self.switch[1:]]
+
+
+def _copied(x: np.ndarray, y: np.ndarray) -> Call:
+    return copying(words(x), words(y), ((x.size,), (1,), (1,), 0, 0))
+
+
+def _zeros(y: np.ndarray) -> Call:
+    return filling(words(y), y.dtype.type(0))
+
+
+class Sequences(Family):
+    """What the four operators share."""
+
+    optional: tuple[int, ...] = ()
+
+    def accepts(self, op: Operator) -> bool:
+        """Where BLAS is, sequences of one length, and enough to do."""
+        rule: Any = op.op
+        x: Any = op.inputs[0]
+        absent = all(len(op.inputs) <= i or op.inputs[i] is None for i in self.optional)
+        newer = bool(getattr(rule, "linear_before_reset", 1))
+        large = x.shape[0] * x.shape[1] * rule.hidden_size >= ENOUGH and 0 not in x.shape
+        return absent and newer and large and x.dtype in ("f32", "f64") and not blas.unavailable()
+
+
+def _both(value: Any, d: int) -> Any:
+    """A state's part for one direction."""
+    return None if value is None else value[d]
+
+
+@family("LSTM")
+class LSTMs(Sequences):
+    """(x, w, r, bias?, -, initial_h?, initial_c?) → Y, Y_h?, Y_c?, gates?, cells?"""
+
+    optional = (4, 7)
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Gates and a cell state where they are not kept, and a bias."""
+        x: Any = op.inputs[0]
+        steps, batch, _ = x.shape
+        n = op.op.hidden_size  # type: ignore[attr-defined]
+        outs = (*op.outputs, *(None,) * 5)
+        gates = (0,) if outs[3] is not None else (steps, batch, 4 * n)
+        cells = (0,) if outs[4] is not None else (batch, n)
+        return tuple(x.type.with_shape(s) for s in (gates, cells, (4 * n,)))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One direction after the other."""
+        rule: Any = op.op
+        todo = Products()
+        for d in range(rule.directions):
+            self._direction(todo, rule, d, ins, outs, scratch)
+        return todo.all()
+
+    def _direction(self, todo: Products, rule: Any, d: int, ins: Any, outs: Any, scratch: Any) -> None:
+        x, w, r, bias, _, h0, c0 = ins[:7]
+        y, last_h, last_c, kept, cells = outs[:5]
+        steps, batch, width = x.shape[0], x.shape[1], w.shape[1]
+        gates = scratch[0] if kept is None else kept[d]
+        if bias is not None:
+            todo.add(add_biases.call(bias[d], scratch[2], width, work=1, parallel=False))
+        total = None if bias is None else scratch[2]
+        todo.product(x.reshape(steps * batch, -1), w[d], gates.reshape(-1, width), tb=True, bias=total)
+        h, c = _both(h0, d), _both(c0, d)
+        for t in rule.order(d, steps):
+            if h is not None:
+                todo.product(h, r[d], gates[t], tb=True, bias=gates[t])
+            h, after = y[t, d], scratch[1] if cells is None else cells[d, t]
+            before = after if c is None else c
+            todo.add(lstm_cell.call(gates[t], before, after, h, int(c is not None), work=batch))
+            c = after
+        for last, state in ((last_h, h), (last_c, c)):
+            if last is not None:
+                todo.add(_copied(state, last[d]))
+
+
+class SequenceGradients(Sequences):
+    """Products over all steps, from the gates' gradients."""
+
+    def rooms(self, op: Operator, width: int) -> list[tuple[int, ...]]:
+        """Shapes of the states before each step, and of the sums of `width` columns."""
+        x, r = op.inputs[0], op.inputs[2]
+        assert x is not None and r is not None
+        steps, batch, _ = x.shape
+        return [(steps, batch, r.shape[2]), (parts(steps * batch), width)]
+
+    def finish(
+        self, todo: Products, d: int, given: Any, gates: tuple[Any, Any], previous: Any, outs: Any, sums: Any
+    ) -> None:
+        """dx, dw, dr and the biases' gradients of direction `d`; gates' gradients as x feeds them, and as h does."""
+        x, w, y, h0, backwards = given
+        dx, dw, dr, db = outs[:4]
+        steps, batch = x.shape[:2]
+        by_x, by_h = (g.reshape(steps * batch, -1) for g in gates)
+        flat = x.reshape(steps * batch, -1)
+        if dx is not None:
+            target = dx.reshape(flat.shape)
+            todo.product(by_x, w[d], target, bias=target if d else None)
+        if dw is not None:
+            todo.product(by_x, flat, dw[d], ta=True)
+        if dr is not None:
+            first = previous[-1] if backwards else previous[0]
+            todo.add(_zeros(first) if h0 is None else _copied(h0[d], first))
+            if steps > 1:
+                part, rest = (previous[:-1], y[1:]) if backwards else (previous[1:], y[:-1])
+                each = y[0, d].size
+                grid = ((steps - 1, each), (y[0].size, 1), (each, 1), d * each, 0)
+                todo.add(copying(words(rest), words(part), grid))
+            todo.product(by_h, previous.reshape(steps * batch, -1), dr[d], ta=True)
+        if db is not None:
+            self._biases(todo, (by_x, by_h), db[d], sums)
+
+    def _biases(self, todo: Products, gates: tuple[Any, Any], db: Any, sums: Any) -> None:
+        total, block = sums
+        width = gates[0].shape[1]
+        work = total.shape[0] * -(-width // _COLUMNS)
+        for i, g in enumerate(gates):
+            part = db[i * width : (i + 1) * width]
+            if i and g is gates[0]:
+                todo.add(_copied(db[:width], part))
+                continue
+            todo.add(
+                column_parts.call(g[None], block[None], total[None], 0, work=work),
+                add_column_parts.call(total[None], part, 1, 0, work=width),
+            )
+
+
+@family("LSTMGrad")
+class LSTMGradients(SequenceGradients):
+    """(the operator's inputs, Y, gates, cells, dY?, dY_h?, dY_c?) → dx, dw, dr, dbias, dh0, dc0, each optional."""
+
+    optional = (4, 7)
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """The gates' gradients, two states, the states before, sums of columns."""
+        x: Any = op.inputs[0]
+        steps, batch, _ = x.shape
+        n = op.op.hidden_size  # type: ignore[attr-defined]
+        before, sums = self.rooms(op, 4 * n)
+        shapes = [(steps, batch, 4 * n), (batch, n), (batch, n), before, sums]
+        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One direction after the other: the steps from the last to the first, then products over all of them."""
+        rule: Any = op.op
+        (x, w, *_), (y, *_), _ = rule.parts(ins[: len(op.inputs)])
+        todo = Products()
+        for d in range(w.shape[0]):
+            dg, _, _, previous, block, sums = scratch
+            self._steps(todo, rule, d, ins[: len(op.inputs)], outs, scratch)
+            flat = dg.reshape(-1, dg.shape[2])
+            given = (x, w, y, ins[5], rule.forward().backwards(d))
+            self.finish(todo, d, given, (flat, flat), previous, outs, (sums, block))
+        return todo.all()
+
+    def _steps(self, todo: Products, rule: Any, d: int, ins: Any, outs: Any, scratch: Any) -> None:
+        (x, _, r, _, _, _, c0, _), (_, gates, cells), (dy, dh_last, dc_last) = rule.parts(ins)
+        dg, dh, dc = scratch[:3]
+        for state, last in ((dh, dh_last), (dc, dc_last)):
+            todo.add(_zeros(state) if last is None else _copied(last[d], state))
+        order = rule.forward().order(d, x.shape[0])
+        for k in range(len(order) - 1, -1, -1):
+            t = order[k]
+            before = cells[d, order[k - 1]] if k else _both(c0, d)
+            rows = (gates[d, t], cells[d, t] if before is None else before, cells[d, t], dh if dy is None else dy[t, d])
+            flags = (int(before is not None), int(dy is not None))
+            todo.add(lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
+            todo.product(dg[t], r[d], dh)
+        for first, state in ((outs[4], dh), (outs[5], dc)):
+            if first is not None:
+                todo.add(_copied(state, first[d]))
+
+
+@family("GRU")
+class GRUs(Sequences):
+    """(x, w, r, bias?, -, initial_h?) → Y, Y_h?, kept?"""
+
+    optional = (4,)
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Gates, products, biases."""
+        x: Any = op.inputs[0]
+        steps, batch, _ = x.shape
+        n = op.op.hidden_size  # type: ignore[attr-defined]
+        return tuple(x.type.with_shape(s) for s in ((steps, batch, 3 * n), (batch, 3 * n), (3 * n,), (n,)))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One direction after the other."""
+        rule: Any = op.op
+        x, w, r, bias, _, h0 = ins[:6]
+        y, last, kept = outs[:3]
+        gates, product, total, inner = scratch
+        steps, batch, n = x.shape[0], x.shape[1], rule.hidden_size
+        todo = Products()
+        for d in range(rule.directions):
+            if bias is None:
+                todo.add(_zeros(inner))
+            else:
+                todo.add(add_biases.call(bias[d], total, 2 * n, work=1, parallel=False))
+                todo.add(_copied(bias[d, 5 * n :], inner))
+            flat = gates.reshape(-1, 3 * n)
+            todo.product(x.reshape(steps * batch, -1), w[d], flat, tb=True, bias=None if bias is None else total)
+            h = _both(h0, d)
+            for t in rule.order(d, steps):
+                if h is not None:
+                    todo.product(h, r[d], product, tb=True)
+                room = np.empty((0, 4 * n), x.dtype) if kept is None else kept[d, t]
+                before = y[t, d] if h is None else h
+                rows = (gates[t], product, inner, before, y[t, d], room)
+                todo.add(gru_cell.call(*rows, int(h is not None), work=batch))
+                h = y[t, d]
+            if last is not None:
+                todo.add(_copied(h, last[d]))
+        return todo.all()
+
+
+@family("GRUGrad")
+class GRUGradients(SequenceGradients):
+    """(the operator's inputs, Y, kept, dY?, dY_h?) → dx, dw, dr, dbias, dh0, each optional."""
+
+    optional = (4,)
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """The gates' gradients twice, a state, the states before, sums of columns."""
+        x: Any = op.inputs[0]
+        steps, batch, _ = x.shape
+        n = op.op.hidden_size  # type: ignore[attr-defined]
+        before, sums = self.rooms(op, 3 * n)
+        shapes = [(steps, batch, 3 * n), (steps, batch, 3 * n), (batch, n), before, sums]
+        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One direction after the other: the steps from the last to the first, then products over all of them."""
+        rule: Any = op.op
+        (x, w, r, _, _, h0), (y, kept), (dy, dh_last) = rule.parts(ins[: len(op.inputs)])
+        dgx, dgh, dh, previous, block, sums = scratch
+        todo = Products()
+        for d in range(w.shape[0]):
+            todo.add(_zeros(dh) if dh_last is None else _copied(dh_last[d], dh))
+            order = rule.forward().order(d, x.shape[0])
+            for k in range(len(order) - 1, -1, -1):
+                t = order[k]
+                before = y[order[k - 1], d] if k else _both(h0, d)
+                rows = (kept[d, t], dh if before is None else before, dh if dy is None else dy[t, d], dh)
+                flags = (int(before is not None), int(dy is not None))
+                todo.add(gru_cell_gradient.call(*rows, dgx[t], dgh[t], *flags, work=x.shape[1]))
+                todo.product(dgh[t], r[d], dh, bias=dh)
+            if outs[4] is not None:
+                todo.add(_copied(dh, outs[4][d]))
+            given = (x, w, y, h0, rule.forward().backwards(d))
+            self.finish(todo, d, given, (dgx, dgh), previous, outs, (sums, block))
+        return todo.all()
