@@ -1,8 +1,8 @@
 """Channels-last convolutions in float32 without a library: register tiles over packed weights and padded blocks.
 
 A product runs as calls in a row: the weights are packed into panels; then, block after block, the rows of the source
-are copied with their padding and multiplied.  A 1x1 convolution is a matrix product.  What is summed in which order
-depends on the shapes only, not on the number of threads.
+are copied with their padding and multiplied.  What is summed in which order depends on the shapes and the number of
+threads.
 """
 
 from __future__ import annotations

@@ -162,88 +162,120 @@ def _declarations() -> str:
     )
 
 
+#: parts of the rows whose sums are kept apart until the end, whatever the number of threads is
+_PARTS = 8
+
+
 class DepthWeight:
-    """The weight's gradient: a task is some channels and the taps of one row of the window."""
+    """The weight's gradient: a task is some rows of the output; their sums are added up in order."""
 
     def __init__(self, c: Convolved) -> None:
         g, w = c.geometry, c.geometry.window
         self.c, self.channels, self.taps = c, g.group, w.taps
         self.vectors = vectors(self.channels)
-        self.width = w.kernel[-1]
-        self.lines = w.taps // self.width
-        self.blocks = -(-self.channels // (self.vectors * machine().width))
+        block = self.vectors * machine().width
+        self.pitch = -(-self.channels // block) * block
+        self.rows = g.batch * w.positions // w.out[-1]
+        self.parts = min(_PARTS, self.rows)
 
     def scratch(self) -> list[int]:
-        """Elements (float32) of the buffer of float64 sums, those of every task."""
-        return [2 * self.lines * self.blocks * self.width * self.vectors * machine().width]
+        """Elements (float32) of the buffer of float64 sums [parts, taps, channels]."""
+        return [2 * self.parts * self.taps * self.pitch]
 
     def calls(self, x: Any, y: Any, w: Any, sums: Any) -> list[Call]:
-        """One."""
+        """Sums of each part, then over the parts."""
         window = self.c.geometry.window
         *axes, last = _reads(self.c)
-        lists: list[list[tuple[int, int]]] = [[] for _ in range(self.lines)]
-        row = itertools.count()
+        width = window.kernel[-1]
+        lists = []
         for n in range(self.c.geometry.batch):
             for place in itertools.product(*axes):
-                target = next(row) * window.out[-1] * self.channels
+                row = []
                 for taps in itertools.product(*place):
                     number, at = 0, n
                     for (k, s), kernel, size in zip(taps, window.kernel, window.inp, strict=False):
                         number, at = number * kernel + k, at * size + s
-                    lists[number].append((at * window.inp[-1] * self.channels, target))
+                    row.append((at * window.inp[-1] * self.channels, number * width * self.pitch))
+                lists.append(row)
         spans = []
-        for k in range(self.width):
+        for k in range(width):
             inside = [(q, s) for q, at in enumerate(last) for tap, s in at if tap == k]
             first = inside[0] if inside else (0, 0)
-            spans.append((first[0], len(inside), first[1] * self.channels))
-        words = (x, y, w, sums, *_flat(lists), np.array(spans, np.int64))
-        step = window.strides[-1] * self.channels
-        words += (self.width, self.lines, self.channels, step, self.taps)
-        work = self.lines * self.blocks
-        return [Call(native.compile_ir(_products(self.vectors)), words, work, y.size * self.taps > 1 << 19)]
+            spans.append((first[0] * self.channels, len(inside), first[1] * self.channels))
+        parts = np.array([self.rows * i // self.parts for i in range(self.parts + 1)], np.int64)
+        words = (x, y, sums, parts, *_flat(lists), np.array(spans, np.int64), width, self.channels)
+        words += (window.strides[-1] * self.channels, window.out[-1] * self.channels, self.taps, self.pitch)
+        parallel = y.size * self.taps > 1 << 19
+        total = (sums, w, self.parts, self.taps, self.pitch)
+        return [
+            Call(native.compile_ir(_products(self.vectors)), words, self.parts, parallel),
+            Call(native.compile_ir(_totals()), total, self.channels, parallel),
+        ]
 
 
 @functools.cache
 def _products(count: int) -> str:
-    """IR over tasks: (x, y, w, sums, lines' starts and rows, spans of the row's taps, how many of these, lines,
-    channels, elements between an x and the next, taps)."""
-    width, v = machine().width, vector(machine().width)
-    block = count * width
+    """IR over parts: (x, y, sums, the parts' first rows, rows' starts and taps, spans of a row's taps, how many of
+    these, channels, elements from an x to the next, from a row of y to the next, taps, elements of a tap's sums)."""
+    v, block = vector(machine().width), count * machine().width
     f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
-    x, y, target, sums, starts, rows, spans = (f.word("%args", i, "ptr") for i in range(7))
-    taps, lines, channels, step, all_ = (f.word("%args", i) for i in range(7, 12))
-    with f.loop("%begin", "%end") as task:
-        line, c = f.let(f"srem i64 {task}, {lines}"), f.mul(f.let(f"sdiv i64 {task}, {lines}"), block)
-        own = f.at(sums, f.mul(task, taps, block), "double")
-        lanes = _lanes(f, channels, c, count)
-        size = f.mul(taps, block, 8)
-        f.line(f"call void @llvm.memset.p0.i64(ptr {own}, i8 0, i64 {size}, i1 false)")
-        with f.loop(f.word(starts, line), f.word(starts, f.add(line, 1))) as r:
+    x, y, sums, parts, starts, rows, spans = (f.word("%args", i, "ptr") for i in range(7))
+    width, channels, step, line, taps, pitch = (f.word("%args", i) for i in range(7, 13))
+    size = f.mul(taps, pitch)
+    with f.loop("%begin", "%end") as part:
+        own = f.at(sums, f.mul(part, size), "double")
+        f.line(f"call void @llvm.memset.p0.i64(ptr {own}, i8 0, i64 {f.mul(size, 8)}, i1 false)")
+        with (
+            f.loop(f.word(parts, part), f.word(parts, f.add(part, 1))) as row,
+            f.loop(f.word(starts, row), f.word(starts, f.add(row, 1))) as r,
+            f.loop(0, channels, block) as c,
+        ):
             xs = f.at(x, f.add(f.word(rows, f.mul(r, 2)), c))
-            ys = f.at(y, f.add(f.word(rows, f.add(f.mul(r, 2), 1)), c))
-            with f.loop(0, taps) as t:
+            ys = f.at(y, f.add(f.mul(row, line), c))
+            to = f.at(own, f.add(f.word(rows, f.add(f.mul(r, 2), 1)), c), "double")
+            lanes = _lanes(f, channels, c, count)
+            with f.loop(0, width) as t:
                 first, n, at = (f.word(spans, f.add(f.mul(t, 3), i)) for i in range(3))
-                xt, yt = f.at(xs, at), f.at(ys, f.mul(first, channels))
-                acc = [f.variable(v, "zeroinitializer") for _ in range(count)]
-                for a in acc:
-                    f.set(a, v, "zeroinitializer")
-                with f.loop(0, n) as p:
-                    xp, yp = f.at(xt, f.mul(p, step)), f.at(yt, f.mul(p, channels))
-                    for j, a in enumerate(acc):
-                        m, d = (_load(f, f.at(o, j * width), lanes[j]) for o in (xp, yp))
-                        f.set(a, v, f.let(f"call {v} @llvm.fma.v{width}f32({v} {m}, {v} {d}, {v} {f.get(a, v)})"))
+                acc = _row_sums(f, f.at(xs, at), f.at(ys, first), (n, step, channels), lanes)
+                place = f.at(to, f.mul(t, pitch), "double")
                 for j, a in enumerate(acc):
-                    place = f.at(own, f.add(f.mul(t, block), j * width), "double")
-                    wide = f.let(f"fpext {v} {f.get(a, v)} to <{width} x double>")
-                    before = f.let(f"load <{width} x double>, ptr {place}, align 8")
-                    total = f.let(f"fadd <{width} x double> {before}, {wide}")
-                    f.line(f"store <{width} x double> {total}, ptr {place}, align 8")
-        left = f.let(f"sub i64 {channels}, {c}")
-        some = f.let(f"call i64 @llvm.smin.i64(i64 {left}, i64 {block})")
-        with f.loop(0, some) as j, f.loop(0, taps) as t:
-            value = f.word(own, f.add(f.mul(t, block), j), "double")
-            place = f.at(target, f.add(f.mul(f.add(c, j), all_), f.mul(line, taps), t))
-            single = f.let(f"fptrunc double {value} to float")
-            f.line(f"store float {single}, ptr {place}")
-    more = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\ndeclare i64 @llvm.smin.i64(i64, i64)\n"
-    return _declarations() + more + f.text()
+                    _add_wide(f, f.at(place, j * machine().width, "double"), f.get(a, v))
+    return _declarations() + "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n" + f.text()
+
+
+def _row_sums(f: Code, x: str, y: str, steps: tuple[str, str, str], lanes: list[str]) -> list[str]:
+    """Variables that hold Σ x · y over (pixels, elements from an x and from a y to the next), for each vector."""
+    width, v = machine().width, vector(machine().width)
+    n, next_x, next_y = steps
+    acc = [f.variable(v, "zeroinitializer") for _ in lanes]
+    with f.loop(0, n) as p:
+        xp, yp = f.at(x, f.mul(p, next_x)), f.at(y, f.mul(p, next_y))
+        for j, a in enumerate(acc):
+            m, d = (_load(f, f.at(o, j * width), lanes[j]) for o in (xp, yp))
+            f.set(a, v, f.let(f"call {v} @llvm.fma.v{width}f32({v} {m}, {v} {d}, {v} {f.get(a, v)})"))
+    return acc
+
+
+def _add_wide(f: Code, place: str, value: str) -> None:
+    """Adds a vector of floats to doubles."""
+    width = machine().width
+    wide = f.let(f"fpext {vector(width)} {value} to <{width} x double>")
+    before = f.let(f"load <{width} x double>, ptr {place}, align 8")
+    total = f.let(f"fadd <{width} x double> {before}, {wide}")
+    f.line(f"store <{width} x double> {total}, ptr {place}, align 8")
+
+
+@functools.cache
+def _totals() -> str:
+    """IR over channels: (sums, w, parts, taps, elements of a tap's sums): w[channel, tap] is the sum over parts."""
+    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    sums, w = (f.word("%args", i, "ptr") for i in range(2))
+    parts, taps, pitch = (f.word("%args", i) for i in range(2, 5))
+    with f.loop("%begin", "%end") as c, f.loop(0, taps) as t:
+        total = f.variable("double", "0.0")
+        with f.loop(0, parts) as p:
+            value = f.word(sums, f.add(f.mul(f.add(f.mul(p, taps), t), pitch), c), "double")
+            f.set(total, "double", f.let(f"fadd double {f.get(total, 'double')}, {value}"))
+        single = f.let(f"fptrunc double {f.get(total, 'double')} to float")
+        f.line(f"store float {single}, ptr {f.at(w, f.add(f.mul(c, taps), t))}")
+    return f.text()
