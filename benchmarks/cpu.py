@@ -46,8 +46,10 @@ SEED = 0
 RATE = 1e-5
 #: freed memory stays with the process, and no block is mapped by itself
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
-#: variants that take few turns: no target is about their time
+#: variants that take one turn: no target is about their time
 MINOR = ("checkpoint", "numpy", "onnxruntime")
+#: rounds that are made however long they take (--most)
+LEAST_ROUNDS = 2
 #: variants of PyTorch whose best our step is compared with
 PYTORCH = ("pytorch", "channels_last", "malloc", "preload", "tuned", "compile")
 WIDTHS = (14, 9, 9, 9, 11, 8, 12, 9)
@@ -148,10 +150,12 @@ class Session:
         """Turns of all variants, round by round; who fails leaves."""
         workers = self.workers()
         pool = Pool(workers, int(self.args.memory * available_memory()))
-        left = list(workers)
+        left, begin = list(workers), time.perf_counter()
         try:
             for turn in range(self.args.rounds):
-                for name in [n for n in left if turn < 2 or n not in MINOR]:
+                if turn >= LEAST_ROUNDS and time.perf_counter() - begin > self.args.most:
+                    break
+                for name in [n for n in left if turn == 0 or n not in MINOR]:
                     row = self.rows.setdefault(name, Row(self.net.name, name))
                     self.say(f"round {turn + 1} of {self.args.rounds}: {name}")
                     try:
@@ -330,9 +334,10 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--quick", action="store_true", help="small batches and two rounds, without torch.compile")
     p.add_argument("--rounds", type=int, metavar="N", help="turns of each variant (default: 5)")
     p.add_argument("--seconds", type=float, default=1.0, metavar="S", help="length of a turn (default: 1)")
+    p.add_argument("--most", type=float, default=100, metavar="S", help="no third round of a network after this long")
     p.add_argument("--threads", type=int, default=2, metavar="N", help="threads of each process (default: 2)")
     p.add_argument("--limit", type=float, default=300, metavar="S", help="how long a process may warm up or compile")
-    p.add_argument("--memory", type=float, default=0.6, metavar="SHARE", help="of free memory, for waiting processes")
+    p.add_argument("--memory", type=float, default=0.75, metavar="SHARE", help="of free memory, for waiting processes")
     p.add_argument("--preload", metavar="LIB", help="PyTorch with another malloc, jemalloc say (LD_PRELOAD)")
     p.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     p.add_argument("--no-peaks", action="store_true", help="leave PyTorch's memory out")

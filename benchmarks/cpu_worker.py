@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 #: a process is warm after this many steps, and at least so many seconds
-WARM_STEPS, WARM_SECONDS = 3, 1.0
+WARM_STEPS, WARM_SECONDS = 2, 1.0
 #: the first step of a turn is not counted where steps are shorter than this: other processes have had the caches
 SHORT = 0.5
 
