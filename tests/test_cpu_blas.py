@@ -9,12 +9,13 @@ import pytest
 
 from recompute.ir import Operator, Value
 from recompute.ops.linear import Gemm, MatMul
-from recompute.runtime.cpu import blas, native
+from recompute.runtime.cpu import blas, native, onednn
 from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(blas.unavailable()), reason=blas.unavailable() or "there")
-
 PROVIDER = blas.BlasProvider()
+there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable() or "there")
+BOTH = [PROVIDER, pytest.param(onednn.OneDnnProvider(), marks=there)]
 
 
 def applied(op: Any, *arrays: np.ndarray) -> Operator:
@@ -23,17 +24,18 @@ def applied(op: Any, *arrays: np.ndarray) -> Operator:
     return Operator(op, ins, tuple(Value(f"o{i}", t) for i, t in enumerate(outs)))
 
 
-def run(op: Any, *arrays: np.ndarray) -> np.ndarray:
+def run(op: Any, *arrays: np.ndarray, provider: Any = PROVIDER) -> np.ndarray:
     bound = applied(op, *arrays)
-    assert PROVIDER.accepts(bound)
+    assert provider.accepts(bound)
     out = np.full(bound.outputs[0].shape, np.nan, arrays[0].dtype)  # type: ignore[union-attr]
-    native.Table(PROVIDER.bind(bound, arrays, [out], [])).run()
+    native.Table(provider.bind(bound, arrays, [out], [])).run()
+    native.check()
     return out
 
 
-def check(op: Any, *arrays: np.ndarray) -> None:
+def check(op: Any, *arrays: np.ndarray, provider: Any = PROVIDER) -> None:
     """A sum of k products in any order errs by at most (k + 3) ε times the sum of their absolute values."""
-    found = run(op, *arrays)
+    found = run(op, *arrays, provider=provider)
     bound = applied(op, *arrays)
     exact, size = (np.empty(found.shape) for _ in range(2))
     wide = [a.astype(np.float64) for a in arrays]
@@ -42,7 +44,7 @@ def check(op: Any, *arrays: np.ndarray) -> None:
         op.compute(np, values, [out], scratch)
     k = arrays[0].shape[-1] if not op.transA or arrays[0].ndim == 1 else arrays[0].shape[-2]
     assert np.all(abs(found - exact) <= (k + 3) * np.finfo(found.dtype).eps * abs(size))
-    assert np.array_equal(found, run(op, *arrays))
+    assert np.array_equal(found, run(op, *arrays, provider=provider))
 
 
 SHAPES = [
@@ -71,12 +73,21 @@ def test_products(flags: tuple[int, int], a: tuple[int, ...], b: tuple[int, ...]
     check(MatMul(*flags), rng.standard_normal(a).astype(dtype), rng.standard_normal(b).astype(dtype))
 
 
+@there
+@pytest.mark.parametrize(("flags", "a", "b"), SHAPES)
+def test_products_by_onednn(flags: tuple[int, int], a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    arrays = rng.standard_normal(a, np.float32), rng.standard_normal(b, np.float32)
+    check(MatMul(*flags), *arrays, provider=onednn.OneDnnProvider())
+
+
+@pytest.mark.parametrize("provider", BOTH)
 @pytest.mark.parametrize("c", [(130, 300), (300,), (130, 1), (1, 300), (1,), ()])
-def test_gemm_adds_what_broadcasts(c: tuple[int, ...]) -> None:
+def test_gemm_adds_what_broadcasts(c: tuple[int, ...], provider: Any) -> None:
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((130, 70), np.float32), rng.standard_normal((300, 70), np.float32)
-    check(Gemm(1.5, 0.5, 0, 1), a, b, np.array(rng.standard_normal(c), np.float32))
-    check(Gemm(alpha=-0.25, transB=1), a, b)
+    check(Gemm(1.5, 0.5, 0, 1), a, b, np.array(rng.standard_normal(c), np.float32), provider=provider)
+    check(Gemm(alpha=-0.25, transB=1), a, b, provider=provider)
 
 
 def test_beta_of_zero_takes_no_bias() -> None:

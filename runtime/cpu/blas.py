@@ -43,6 +43,16 @@ class Library:
     threads: tuple[int, int] | None
 
 
+@dataclass(frozen=True)
+class Routine:
+    """A matrix product in C: `cblas_?gemm`, or, where it gives a `status`, oneDNN's `dnnl_sgemm`."""
+
+    address: int
+    bits: int = 64
+    status: bool = False
+    threads: tuple[int, int] | None = None
+
+
 @functools.cache
 def library() -> Library | str:
     """NumPy's BLAS, or why its functions cannot be called.
@@ -191,42 +201,65 @@ class BlasProvider:
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call over all tiles; the library's own threads are off meanwhile."""
-        found = product(op)
-        assert found is not None
-        alpha, beta, bias = 1.0, 1.0, None
-        if isinstance(op.op, Gemm):
-            alpha, beta = op.op.alpha, op.op.beta
-            bias = ins[2] if len(ins) > 2 and beta != 0.0 else None
-        return calls(found, ins[0], ins[1], outs[0], alpha=alpha, beta=beta, bias=bias)
+        return product_calls(op, ins, outs)
 
 
-def calls(p: Product, a: Any, b: Any, c: Any, *, alpha: float = 1.0, beta: float = 1.0, bias: Any = None) -> list[Call]:
-    """c = alpha · A' B' (+ beta · bias, which broadcasts to [m, n]), as native calls over arrays."""
+def product_calls(op: Operator, ins: Sequence[Any], outs: Sequence[Any], by: Routine | None = None) -> list[Call]:
+    """The calls of a MatMul or Gemm."""
+    found = product(op)
+    assert found is not None
+    if not isinstance(op.op, Gemm):
+        return calls(found, ins[0], ins[1], outs[0], by=by)
+    bias = ins[2] if len(ins) > 2 and op.op.beta != 0.0 else None
+    return calls(found, ins[0], ins[1], outs[0], alpha=op.op.alpha, beta=op.op.beta, bias=bias, by=by)
+
+
+def routine(dtype: Any) -> Routine:
+    """The library's, for float32 or float64."""
     lib = library()
     assert isinstance(lib, Library)
+    return Routine(lib.sgemm if dtype == np.float32 else lib.dgemm, lib.bits, threads=lib.threads)
+
+
+def calls(
+    p: Product,
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Any = None,
+    by: Routine | None = None,
+) -> list[Call]:
+    """c = alpha · A' B' (+ beta · bias, which broadcasts to [m, n]), as native calls over arrays.
+
+    `by`: another Routine than the library's.
+    """
+    by = by or routine(c.dtype)
     tiles = p.tiles(native.threads())
     row = column = 0
     if bias is not None:
         shape = (1,) * (2 - bias.ndim) + bias.shape
         row, column = (0 if shape[0] == 1 else shape[1]), (0 if shape[1] == 1 else 1)
-    gemm = lib.sgemm if c.dtype == np.float32 else lib.dgemm
-    words = (gemm, a, b, c, tiles, p.k, p.n, p.m if p.ta else p.k, p.k if p.tb else p.n)
-    words += (111 + p.ta, 111 + p.tb, float(alpha), float(beta), 0 if bias is None else bias, row, column)
-    kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, lib.bits))
-    if not p.parallel() or len(tiles) == 1 or native.threads() == 1:
-        return _alone(lib, Call(kernel, words, len(tiles), parallel=False))
-    return _alone(lib, Call(kernel, words, len(tiles)))
+    plain, turned = (ord("N"), ord("T")) if by.status else (111, 112)
+    flags = tuple(turned if t else plain for t in (p.ta, p.tb))
+    words = (by.address, a, b, c, tiles, p.k, p.n, p.m if p.ta else p.k, p.k if p.tb else p.n, *flags)
+    words += (float(alpha), float(beta), 0 if bias is None else bias, row, column, native.STATUS)
+    kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
+    several = p.parallel() and len(tiles) > 1 and native.threads() > 1
+    return _alone(by, Call(kernel, words, len(tiles), parallel=several))
 
 
 #: how many threads the library had before a product
 _THREADS = np.zeros(1, np.int64)
 
 
-def _alone(lib: Library, call: Call) -> list[Call]:
+def _alone(by: Routine, call: Call) -> list[Call]:
     """The call while the library has one thread."""
-    if lib.threads is None:
+    if by.threads is None:
         return [call]
-    get, set_ = lib.threads
+    get, set_ = by.threads
     switch = native.compile_ir(_SWITCH)
     return [Call(switch, (get, set_, _THREADS, 1), parallel=False), call,
             Call(switch, (get, set_, _THREADS, 0), parallel=False)]  # fmt: skip
@@ -259,50 +292,47 @@ out:
 """
 
 
+_CBLAS = """call void %gemm(i32 101, i32 %ta.i, i32 %tb.i, INT %rows.i, INT %cols.i, INT %k.i,
+    REAL %alpha.r, ptr %ap, INT %lda.i, ptr %bp, INT %ldb.i, REAL %factor, ptr %cp, INT %n.i)"""
+_DNNL = """%status = call i32 %gemm(i8 signext %ta.c, i8 signext %tb.c, i64 %rows.i, i64 %cols.i, i64 %k.i,
+    float %alpha.r, ptr %ap, i64 %lda.i, ptr %bp, i64 %ldb.i, float %factor, ptr %cp, i64 %n.i)
+  %status.w = sext i32 %status to i64
+  %failed = icmp ne i32 %status, 0
+  %told = select i1 %failed, ptr %cell, ptr %spare
+  store i64 %status.w, ptr %told"""
+
+
 @functools.cache
-def _tiles_ir(single: bool, bits: int) -> str:
+def _tiles_ir(single: bool, bits: int, status: bool) -> str:
     """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into."""
-    names = [
-        "gemm",
-        "a",
-        "b",
-        "c",
-        "tiles",
-        "k",
-        "n",
-        "lda",
-        "ldb",
-        "ta",
-        "tb",
-        "alpha",
-        "beta",
-        "bias",
-        "row",
-        "column",
-    ]
-    kinds = {"alpha": "double", "beta": "double", **dict.fromkeys(("gemm", "a", "b", "c", "tiles", "bias"), "ptr")}
-    lines = []
-    for i, name in enumerate(names):
-        lines += [f"%{name}.at = getelementptr i64, ptr %args, i64 {i}",
-                  f"%{name} = load {kinds.get(name, 'i64')}, ptr %{name}.at"]  # fmt: skip
-    for name in ("n", "k", "lda", "ldb", "ta", "tb"):
-        width = 32 if name in ("ta", "tb") else bits
-        lines.append(
-            f"%{name}.i = {'trunc' if width == 32 else 'add'} i64 %{name}{' to i32' if width == 32 else ', 0'}"
-        )
+    words = ("gemm", "a", "b", "c", "tiles", "k", "n", "lda", "ldb", "ta", "tb", "alpha", "beta", "bias")
+    words += ("row", "column", "cell")
+    kinds = {"alpha": "double", "beta": "double"}
+    kinds |= dict.fromkeys(("gemm", "a", "b", "c", "tiles", "bias", "cell"), "ptr")
+    lines = ["%spare = alloca i64"]
+    for i, name in enumerate(words):
+        lines.append(f"%{name}.at = getelementptr i64, ptr %args, i64 {i}")
+        lines.append(f"%{name} = load {kinds.get(name, 'i64')}, ptr %{name}.at")
+    for name in ("n", "k", "lda", "ldb"):
+        lines.append(f"%{name}.i = NARROW %{name}TO")
+    for name in ("ta", "tb"):
+        lines += [f"%{name}.i = trunc i64 %{name} to i32", f"%{name}.c = trunc i64 %{name} to i8"]
     for name in ("alpha", "beta"):
-        lines.append(
-            f"%{name}.r = fptrunc double %{name} to float" if single else f"%{name}.r = fadd double %{name}, -0.0"
-        )
-    columns = ["a0", "b0", "c0", "rows", "cols", "r0", "q0"]
-    for i, name in enumerate(columns):
-        lines_tile = f"%{name}.at = getelementptr i64, ptr %tile, i64 {i}\n  %{name} = load i64, ptr %{name}.at"
-        columns[i] = lines_tile
+        lines.append(f"%{name}.r = " + (f"fptrunc double %{name} to float" if single else f"fadd double %{name}, -0.0"))
+    columns = []
+    for i, name in enumerate(("a0", "b0", "c0", "rows", "cols", "r0", "q0")):
+        columns.append(f"%{name}.at = getelementptr i64, ptr %tile, i64 {i}")
+        columns.append(f"%{name} = load i64, ptr %{name}.at")
     text = _TILES.replace("ARGUMENTS", "\n  ".join(lines)).replace("COLUMNS", "\n  ".join(columns))
-    text = text.replace("REAL", "float" if single else "double").replace("INT", f"i{bits}")
-    return text.replace("NARROW", "trunc i64" if bits == 32 else "add i64").replace(
-        "TO", " to i32" if bits == 32 else ", 0"
-    )
+    text = text.replace("MULTIPLY", _DNNL if status else _CBLAS)
+    for word, value in (
+        ("REAL", "float" if single else "double"),
+        ("INT", f"i{bits}"),
+        ("NARROW", "trunc i64" if bits == 32 else "add i64"),
+        ("TO", " to i32" if bits == 32 else ", 0"),
+    ):
+        text = text.replace(word, value)
+    return text
 
 
 _TILES = r"""
@@ -352,8 +382,7 @@ multiply:
   %bp = getelementptr REAL, ptr %b, i64 %b0
   %rows.i = NARROW %rowsTO
   %cols.i = NARROW %colsTO
-  call void %gemm(i32 101, i32 %ta.i, i32 %tb.i, INT %rows.i, INT %cols.i, INT %k.i,
-    REAL %alpha.r, ptr %ap, INT %lda.i, ptr %bp, INT %ldb.i, REAL %factor, ptr %cp, INT %n.i)
+  MULTIPLY
   %t1 = add i64 %t, 1
   br label %loop
 done:

@@ -1,4 +1,7 @@
-"""Convolutions by oneDNN, where its library is installed: activations as they are, weights in what layout it likes.
+"""Convolutions and matrix products by oneDNN, where its library is installed.
+
+A convolution's activations stay as they are, its weights get what layout the library likes.  A matrix product is cut
+into tiles as BLAS's are (runtime/cpu/blas.py), each of them one call in one thread.
 
 A plan holds the library's primitives for one product; it depends on the product and the number of threads only, and is
 made once.  Packed weights and scratchpads are the operator's workspace: nothing is allocated when a step runs.
@@ -12,8 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import register
+from ...ops.linear import Gemm, MatMul
 from ...types import TensorType
-from . import dnnl, native
+from . import blas, dnnl, native
+from .blas import product, product_calls
 from .convolved import Convolved, convolved, operands
 from .native import Call
 
@@ -127,12 +132,19 @@ class _Maker:
 
 
 class OneDnnProvider:
-    """Conv, its gradients and ConvTranspose in float32, in both layouts."""
+    """Conv, its gradients and ConvTranspose in both layouts, MatMul and Gemm; float32."""
 
     name = "onednn"
 
     def accepts(self, op: Operator) -> bool:
         """What the library has good code for: its reference implementations are slower than ours."""
+        if isinstance(op.op, (MatMul, Gemm)):
+            return (
+                op.outputs[0] is not None
+                and op.outputs[0].dtype == "f32"
+                and not unavailable()
+                and product(op) is not None
+            )
         c = convolved(op)
         found = None if c is None else plan(c)
         return isinstance(found, Plan) and not any(s.implementation.startswith("ref") for s in found.stages)
@@ -143,12 +155,17 @@ class OneDnnProvider:
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Packed weights and scratchpad."""
+        if isinstance(op.op, (MatMul, Gemm)):
+            return ()
         return tuple(TensorType("u8", (n,)) for _, n in _planned(op).buffers)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call for each primitive; the library's threads are those of the step."""
-        lib, found = dnnl.load(), _planned(op)
+        lib = dnnl.load()
         assert isinstance(lib, dnnl.Library)
+        if isinstance(op.op, (MatMul, Gemm)):
+            return product_calls(op, ins, outs, blas.Routine(lib.sgemm, status=True))
+        found = _planned(op)
         arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
         arrays |= {name: a for (name, _), a in zip(found.buffers, scratch, strict=True)}
         kernel = native.compile_ir(_EXECUTE)
