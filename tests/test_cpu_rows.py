@@ -20,8 +20,8 @@ from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable())
 
-#: the families whose operators this file checks; pooling and transposes have files of their own
-MINE = ("softmax", "norm", "loss", "copy", "index", "reduce", "random", "recurrent")
+#: the families whose operators this file checks; pooling has a file of its own
+MINE = ("softmax", "norm", "loss", "copy", "index", "reduce", "random", "recurrent", "transpose")
 
 
 def applied(op: Op, inputs: Sequence[np.ndarray | None], want: int | None = None) -> Operator:
@@ -200,6 +200,9 @@ BIG = [
     Big(make("Pad", (0, 1, 2, -1, 3, 0, 0, 1), value=1.5), (X4,)),
     Big(make("Expand", (4, 9, 33, 21)), (draw(9, 1, 21),)),
     Big(make("Tile", (2, 1, 3, 1)), (X4,)),
+    Big(make("Transpose", (1, 0)), (draw(203, 333),)),
+    Big(make("Transpose", (0, 2, 3, 1)), (X4,)),
+    Big(make("Transpose", (1, 3, 0, 2)), (X4,)),
     Big(make("Fill", "i64", (33, 1001), 7.0), ()),
     Big(make("Reshape", (21, 33, 36)), (X4,)),
     Big(make("Gather"), (draw(500, 70), G.integers(-500, 500, (7, 61)))),
