@@ -105,7 +105,7 @@ turn: Any = Intrinsic(_turn)
 
 
 @kernel
-def squares(x, y, p, begin, end):  # type: ignore[no-untyped-def]
+def squares(x, y, p, begin, end):
     """As `tiles`, for words of 32 bits: squares turned in registers, what is left at the edges one by one."""
     high, down, wide, across, blocks = p[3, 0], p[3, 1], p[3, 2], p[4, 0], p[4, 1]
     for piece in range(begin, end):
