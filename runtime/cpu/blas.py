@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -61,12 +62,10 @@ def library() -> Library | str:
     """
     if why := native.unavailable():
         return why
+    folder = "numpy._core" if int(np.__version__.partition(".")[0]) > 1 else "numpy.core"
+    core = importlib.import_module(f"{folder}._multiarray_umath")
     try:
-        from numpy._core import _multiarray_umath as core
-    except ImportError:  # NumPy 1
-        from numpy.core import _multiarray_umath as core  # type: ignore[no-redef,attr-defined]
-    try:
-        loaded = ctypes.CDLL(core.__file__)
+        loaded = ctypes.CDLL(str(core.__file__))
     except OSError as e:
         return f"NumPy's extension module cannot be searched for a BLAS: {e}"
 
@@ -305,8 +304,25 @@ _DNNL = """%status = call i32 %gemm(i8 signext %ta.c, i8 signext %tb.c, i64 %row
 @functools.cache
 def _tiles_ir(single: bool, bits: int, status: bool) -> str:
     """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into."""
-    words = ("gemm", "a", "b", "c", "tiles", "k", "n", "lda", "ldb", "ta", "tb", "alpha", "beta", "bias")
-    words += ("row", "column", "cell")
+    words = [
+        "gemm",
+        "a",
+        "b",
+        "c",
+        "tiles",
+        "k",
+        "n",
+        "lda",
+        "ldb",
+        "ta",
+        "tb",
+        "alpha",
+        "beta",
+        "bias",
+        "row",
+        "column",
+        "cell",
+    ]
     kinds = {"alpha": "double", "beta": "double"}
     kinds |= dict.fromkeys(("gemm", "a", "b", "c", "tiles", "bias", "cell"), "ptr")
     lines = ["%spare = alloca i64"]

@@ -203,8 +203,9 @@ class DepthWeight:
             first = inside[0] if inside else (0, 0)
             spans.append((first[0] * self.channels, len(inside), first[1] * self.channels))
         parts = np.array([self.rows * i // self.parts for i in range(self.parts + 1)], np.int64)
-        words = (x, y, sums, parts, *_flat(lists), np.array(spans, np.int64), width, self.channels)
-        words += (window.strides[-1] * self.channels, window.out[-1] * self.channels, self.taps, self.pitch)
+        steps = (window.strides[-1] * self.channels, window.out[-1] * self.channels)
+        arrays = (x, y, sums, parts, *_flat(lists), np.array(spans, np.int64))
+        words = (*arrays, width, self.channels, *steps, self.taps, self.pitch)
         parallel = y.size * self.taps > 1 << 19
         total = (sums, w, self.parts, self.taps, self.pitch)
         return [

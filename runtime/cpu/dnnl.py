@@ -175,10 +175,9 @@ class Library:
         )  # fmt: skip
         if kind == "output":
             return forward
-        if kind == "input":
-            function, given = "dnnl_convolution_backward_data_primitive_desc_create", (x, w, y)
-        else:
-            function, given = "dnnl_convolution_backward_weights_primitive_desc_create", (x, w, _p(0), y)
+        given: tuple[Any, ...] = (x, w, y) if kind == "input" else (x, w, _p(0), y)
+        what = "data" if kind == "input" else "weights"
+        function = f"dnnl_convolution_backward_{what}_primitive_desc_create"
         return self._made(function, engine, _DIRECT, *given, *shape, _p(forward), attributes)
 
     def arguments(self, given: Mapping[int, tuple[int, int]]) -> Arguments:
