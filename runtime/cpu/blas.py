@@ -406,4 +406,5 @@ done:
 }
 """
 
-register(BlasProvider())
+if not unavailable():
+    register(BlasProvider())

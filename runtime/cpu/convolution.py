@@ -424,4 +424,5 @@ def _planned(op: Operator) -> _Sums | _Weight | DepthSums | DepthWeight | None:
     return _plan(c)
 
 
-register(ConvolutionProvider())
+if not unavailable():
+    register(ConvolutionProvider())

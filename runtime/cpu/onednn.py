@@ -212,4 +212,5 @@ good:
 }
 """
 
-register(OneDnnProvider())
+if not unavailable():
+    register(OneDnnProvider())
