@@ -290,6 +290,9 @@ def verdicts(net: Network, rows: dict[str, Row]) -> list[Verdict]:
         (("recompute", "ours"), "recomputed / ours plain", ratio(seconds.get("recompute"), ours), RECOMPUTED),
     )
     found = [Verdict(net.name, *words) for needed, *words in asked if all(n in rows for n in needed)]
+    if all(n in rows and rows[n].peak for n in ("ours", "numpy")):
+        found.append(Verdict(net.name, "memory of ours / of the operators' own numerics",
+                             ratio(rows["ours"].peak, rows["numpy"].peak), 1.0))  # fmt: skip
     for name, row in rows.items():
         if "measured_peak_bytes" in row.facts:
             share = ratio(row.facts["measured_peak_bytes"], row.peak)
@@ -373,7 +376,7 @@ def main() -> int:
         rows += session.rows.values()
         judged += verdicts(net, session.rows)
         agreed &= agreement(session.rows)[0]
-    out("", *(v.line() for v in judged if "peak" not in v.what or not v.hit))
+    out("", *(v.line() for v in judged if "peak," not in v.what or not v.hit))
     missed = [v for v in judged if not v.hit]
     out(f"{len(judged) - len(missed)} of {len(judged)} targets hit, in {time.perf_counter() - begin:.0f} s; "
         f"versions: {versions(rows)}")  # fmt: skip
