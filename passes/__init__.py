@@ -6,6 +6,7 @@ from .channels_last import ChannelsLast
 from .choose_kernels import ChooseKernels
 from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
+from .fusion import Fusion
 from .liveness import Liveness
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .rebuild import Rebuild
@@ -23,6 +24,7 @@ __all__ = [
     "DeadCode",
     "EagerUpdates",
     "FuseNorms",
+    "Fusion",
     "Liveness",
     "MemoryPlan",
     "MemoryReport",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import sqrt
+from ..element import sqrt, through_expansion
 from ..op import Cost, Op
 from ..types import TensorType
 from .channels_last import channels_last
@@ -191,6 +191,10 @@ class RunningUpdate(Op):
     def gradient(self, b, ins, outs, grads):
         """None: statistics are not trained."""
         return [None, None]
+
+    def element(self, running, batch):
+        """The formula."""
+        return through_expansion(self, (running, batch))
 
     def expand(self, b, running, batch):
         """The formula."""

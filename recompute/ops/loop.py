@@ -82,7 +82,9 @@ def loops(op: Operator) -> bool:
     if isinstance(op.op, Reduce):
         x = types[0]
         return x is not None and x.size >= SMALLEST and x.dtype in ("f32", "f64") and is_column_sum(op.op, x)
-    if outs[0].size < SMALLEST or op.views() or any(t is None or t.shape != outs[0].shape for t in outs):
+    if op.views() or any(t is None or t.shape != outs[0].shape for t in outs):
+        return False
+    if outs[0].size < (1 if op.op.updates else SMALLEST):  # an update has the same code for parameters of any size
         return False
     found = formula(op.op, tuple(None if t is None else t.dtype for t in types))
     return found is not None and not any(x.fn in _LEFT for x in nodes([x for x in found if x is not None]))
