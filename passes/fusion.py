@@ -101,7 +101,7 @@ class _Walk:
         out = op.outputs[0] if len(op.outputs) == 1 else None
         if out is None or op.op.updates or isinstance(op.op, Loop) or op.kernel or not loops(op):
             return None
-        shape = iteration(op.op, [v and v.type for v in op.inputs], [out.type])
+        shape = iteration(op.op, [None if v is None else v.type for v in op.inputs], [out.type])
         role = Role.BACKWARD if op.role is Role.RECOMPUTE else op.role
         made, sums = {out.name: out}, {out.name} if isinstance(op.op, Reduce) else set()
         return _Group(shape, role, [i], {v.name: v for v in op.reads()}, made, sums)

@@ -273,10 +273,10 @@ class Loop(Op):
         known: dict[int, Any] = dict(enumerate(ins))
         wanted = self._buffers([None if a is None else TensorType.of(a) for a in ins])
         for m, types, held in zip(self.members, wanted, buffers, strict=True):
-            given = [None if i is None else known[i] for i in m.inputs]
+            given: list[Any] = [None if i is None else known[i] for i in m.inputs]
             if m.sums:
                 total, part = held
-                x = given[0]
+                x: Any = given[0]
                 xp.sum(x, axis=tuple(range(x.ndim - 1)), dtype=part.dtype, out=part.reshape(-1))
                 xp.add(total, part, out=total)
                 continue

@@ -124,7 +124,7 @@ class Code:
         """a · b + c in float32, rounded once."""
         return self.call("fma", "float", a, b, c)
 
-    def horner(self, x: str, coefficients: Sequence[float]) -> str:
+    def horner(self, x: str, coefficients: Sequence[Any]) -> str:
         """A polynomial in float32; the coefficients begin with the highest power's."""
         found = self.f32(coefficients[0])
         for c in coefficients[1:]:
@@ -251,7 +251,7 @@ class Code:
 
     # -- float32 functions ----------------------------------------------------------------------------------------
 
-    def clamp(self, x: str, low: float, high: float) -> str:
+    def clamp(self, x: str, low: Any, high: Any) -> str:
         """Within the bounds; NaN stays."""
         x = self.select(self.op("fcmp ogt", "float", x, self.f32(high)), "float", self.f32(high), x)
         return self.select(self.op("fcmp olt", "float", x, self.f32(low)), "float", self.f32(low), x)

@@ -96,7 +96,8 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     operands += [Operand(x.dtype, (False,) * outer, True) for x in hoisted]
     roots, reads = _compact(roots)
     nest = Nest(outer, tuple(operands[r] for r in reads), tuple(roots[: len(full)]), tuple(roots[len(full) :]))
-    first, first_reads = None, ()
+    first: Nest | None = None
+    first_reads: tuple[int, ...] = ()
     if hoisted:
         vectors, first_reads = _compact(hoisted)
         first = Nest(0, tuple(Operand(operands[r].dtype, (), operands[r].inner) for r in first_reads), tuple(vectors))
