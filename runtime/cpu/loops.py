@@ -95,13 +95,24 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     operands = [Operand(t.dtype if t else "f32", *_pattern(v, outer)) for t, v in zip(ins, varies, strict=True)]
     operands += [Operand(x.dtype, (False,) * outer, True) for x in hoisted]
     roots, reads = _compact(roots)
-    nest = Nest(outer, tuple(operands[r] for r in reads), tuple(roots[: len(full)]), tuple(roots[len(full) :]))
+    given = tuple(operands[r] for r in reads)
+    nest = Nest(outer, given, tuple(roots[: len(full)]), tuple(roots[len(full) :]), _lanes(roots))
     first: Nest | None = None
     first_reads: tuple[int, ...] = ()
     if hoisted:
         vectors, first_reads = _compact(hoisted)
         first = Nest(0, tuple(Operand(operands[r].dtype, (), operands[r].inner) for r in first_reads), tuple(vectors))
     return Plan(nest, sizes, len(ins), reads, full, tuple(sums), first, first_reads)
+
+
+#: functions of long chains of instructions: two registers' worth of elements hide each other's waiting
+_LONG = ("exp", "expm1", "log", "log1p", "tanh", "erf")
+
+
+def _lanes(roots: Sequence[Expr]) -> int:
+    """Elements worked on at a time; bits do not depend on it."""
+    wide = "+avx512f" in native.toolchain().features
+    return 32 if wide and any(x.fn in _LONG and x.dtype == "f32" for x in nodes(roots)) else 16
 
 
 def _there(x: Expr | None) -> Expr:
