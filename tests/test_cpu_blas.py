@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recompute.errors import JobError
 from recompute.ir import Operator, Value
 from recompute.ops.linear import Gemm, MatMul
 from recompute.runtime.cpu import blas, native, onednn
@@ -125,3 +126,14 @@ def test_what_is_left_to_numpy() -> None:
     half, empty = np.ones((2, 2), np.float16), np.ones((2, 0), np.float32)
     assert not PROVIDER.accepts(applied(MatMul(), half, half))
     assert not PROVIDER.accepts(applied(MatMul(), empty, empty.T))
+
+
+@there
+def test_a_failing_product_is_a_job_error() -> None:
+    a = np.ones((4, 4), np.float32)
+    found = onednn.OneDnnProvider().bind(applied(MatMul(), a, a), [a, a], [a.copy()], [])[0]
+    words = list(found.operands)
+    words[7] = 1  # rows of A closer together than they are long
+    native.Table([native.Call(found.address, tuple(words), found.work, found.parallel)]).run()
+    with pytest.raises(JobError, match="status"):
+        native.check()

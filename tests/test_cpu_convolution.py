@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from convolution_cases import CASES, KINDS, check
 
@@ -15,3 +17,15 @@ PROVIDER = convolution.ConvolutionProvider()
 @pytest.mark.parametrize("name", list(CASES))
 def test_convolutions(name: str, kind: str) -> None:
     check(PROVIDER, name, kind)
+
+
+@pytest.mark.parametrize("kind", ["output bias", "input", "weight"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_blocks_of_a_few_rows(name: str, kind: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(convolution, "_BLOCK", 4096)
+    monkeypatch.setattr(convolution, "_SPAN", 4096)
+    convolution._plan.cache_clear()
+    try:
+        check(PROVIDER, name, kind)
+    finally:
+        convolution._plan.cache_clear()
