@@ -15,6 +15,7 @@ from ..text import parse_applied, show_applied
 from ..types import TensorType
 from .common import normal_axes
 from .reduce import Reduce, ReduceMean, ReduceSum
+from .shape import Expand
 from .tiles import TILE
 
 if TYPE_CHECKING:
@@ -148,8 +149,13 @@ class Loop(Op):
         """What that may overwrite."""
         return self.overwrites(self.inplace_output)
 
-    def types(self, inputs: Sequence[TensorType | None]) -> dict[int, TensorType | None]:
-        """Position → type, for inputs and results.  TypeRuleError where a member does not belong here."""
+    def types(
+        self, inputs: Sequence[TensorType | None], tile: Sequence[int] | None = None
+    ) -> dict[int, TensorType | None]:
+        """Position → type, for inputs and results.  TypeRuleError where a member does not belong here.
+
+        `tile`: the shape of a part of the loop, whose inputs these are.
+        """
         found: dict[int, TensorType | None] = dict(enumerate(inputs))
         shape: tuple[int, ...] | None = None
         summed: set[int] = set()
@@ -159,7 +165,7 @@ class Loop(Op):
             if not summed.isdisjoint(m.inputs):
                 raise self.fail(f"%{m.result} reads a sum", *inputs)
             given = [None if i is None else found[i] for i in m.inputs]
-            made = m.op.infer(*given)
+            made = _within(m.op, tile).infer(*given)
             whole = given[0] if m.sums else made[0]
             assert whole is not None
             if m.sums and not is_column_sum(m.op, whole):
@@ -224,17 +230,15 @@ class Loop(Op):
 
     def scratch(self, ins, outs):
         """For a tile: each member's result and temporaries; for a sum the tile's and the total in float64."""
-        return tuple(itertools.chain.from_iterable(self._buffers(self._first(ins))))
-
-    def _first(self, ins: Sequence[TensorType | None]) -> list[TensorType | None]:
         shape = self.iteration(*ins)
-        first = next(tiles(shape), tuple(slice(0, d) for d in shape))
-        lengths = [len(range(*s.indices(d))) for s, d in zip(first, shape, strict=False)]
-        return [None if t is None else t.with_shape(_cut_shape(t.shape, lengths)) for t in ins]
+        return tuple(itertools.chain.from_iterable(self._buffers(ins, shape, _first(shape))))
 
-    def _buffers(self, ins: Sequence[TensorType | None]) -> list[list[TensorType]]:
-        """For each member, the buffers of a tile whose inputs have these types."""
-        found = self.types(ins)
+    def _buffers(
+        self, ins: Sequence[TensorType | None], shape: tuple[int, ...], tile: tuple[slice, ...]
+    ) -> list[list[TensorType]]:
+        """For each member, the buffers of a tile."""
+        lengths = [len(range(*s.indices(d))) for s, d in zip(tile, shape, strict=True)]
+        found = self.types([t and t.with_shape(_cut_shape(t.shape, lengths)) for t in ins], lengths)
         result: list[list[TensorType]] = []
         for m in self.members:
             made = found[m.result]
@@ -243,7 +247,7 @@ class Loop(Op):
                 result.append([TensorType("f64", made.shape)] * 2)
             else:
                 given = [None if i is None else found[i] for i in m.inputs]
-                result.append([made, *m.op.scratch(given, [made])])
+                result.append([made, *_within(m.op, lengths).scratch(given, [made])])
         return result
 
     def compute(self, xp, ins, outs, scratch):
@@ -251,13 +255,13 @@ class Loop(Op):
         types = [None if a is None else TensorType.of(a) for a in ins]
         shape = self.iteration(*types)
         spare = iter(scratch)
-        buffers = [[next(spare) for _ in some] for some in self._buffers(self._first(types))]
+        buffers = [[next(spare) for _ in some] for some in self._buffers(types, shape, _first(shape))]
         for m, (total, *_) in zip(self.members, buffers, strict=True):
             if m.sums:
                 total.fill(0)
         for tile in tiles(shape):
             given = [None if a is None else a[_cut(a.shape, tile)] for a in ins]
-            known = self._tile(xp, given, buffers)
+            known = self._tile(xp, given, buffers, self._buffers(types, shape, tile))
             for m, out in zip(self.makers, outs, strict=True):
                 if not m.sums:
                     out[tile] = known[m.result]
@@ -268,10 +272,11 @@ class Loop(Op):
                     xp.divide(total, math.prod(shape[:-1]), out=total)
                 out[...] = total.reshape(out.shape)
 
-    def _tile(self, xp: Any, ins: Sequence[Any], buffers: Sequence[Sequence[Any]]) -> dict[int, Any]:
-        """All members on one tile; position → array."""
+    def _tile(
+        self, xp: Any, ins: Sequence[Any], buffers: Sequence[Sequence[Any]], wanted: Sequence[Sequence[TensorType]]
+    ) -> dict[int, Any]:
+        """All members on one tile, in parts of the buffers of these types; position → array."""
         known: dict[int, Any] = dict(enumerate(ins))
-        wanted = self._buffers([None if a is None else TensorType.of(a) for a in ins])
         for m, types, held in zip(self.members, wanted, buffers, strict=True):
             given: list[Any] = [None if i is None else known[i] for i in m.inputs]
             if m.sums:
@@ -281,7 +286,7 @@ class Loop(Op):
                 xp.add(total, part, out=total)
                 continue
             made, *temporaries = (a.reshape(-1)[: t.size].reshape(t.shape) for a, t in zip(held, types, strict=True))
-            m.op.compute(xp, given, [made], temporaries)
+            _within(m.op, made.shape).compute(xp, given, [made], temporaries)
             known[m.result] = made
         return known
 
@@ -293,6 +298,8 @@ class Loop(Op):
         yield draw.case(chain, draw("f64[]"), draw("f64[2,3,1]"))
         yield draw.case(chain, draw("f64[0,3]"), draw("f64[3]"))
         yield draw.case(chain, draw("f32[70,1000]"), draw("f32[70,1]"))
+        wide = cls(body="%2 = Expand(%0) {shape=[70,1000]}; %3 = ReluGrad(%1, %2)", yields=(3,))
+        yield draw.case(wide, draw("f32[70,1]"), draw("f32[70,1000]"))
         two = cls(body="%3 = Mul(%0, %1); %4 = Sub(%3, %2); %5 = Exp(%4)", yields=(3, 5))
         yield draw.case(two, draw("f64[2,3,4]"), draw("f64[3,1]"), draw("f64[2,3,4]"))
         sums = cls(
@@ -304,6 +311,16 @@ class Loop(Op):
         yield draw.case(sums, draw("f32[9,50,100]"), draw("f32[9,50,100]"))
         only = cls(body="%1 = ReduceSum(%0) {axes=[0], keepdims=0}", yields=(1,))
         yield draw.case(only, draw("f64[5,3]"))
+
+
+def _first(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The first tile, empty where there is none."""
+    return next(tiles(shape), tuple(slice(0, d) for d in shape))
+
+
+def _within(op: Op, tile: Sequence[int] | None) -> Op:
+    """The operator as it is on a tile: one that names its shape names the tile's."""
+    return op if tile is None or not isinstance(op, Expand) else Expand(shape=tuple(tile))
 
 
 def _cut(shape: Sequence[int], tile: tuple[slice, ...]) -> tuple[slice, ...]:
