@@ -8,6 +8,7 @@ from ..errors import UsageError, nearest
 from ..ir import Block
 from ..kernels import PROVIDERS
 from ..passes import PASSES, ChannelsLast, ChooseKernels, OpenNorms, Pass
+from ..passes.fold_transposes import FoldTransposes
 from . import cpu
 
 #: the operators' own numerics, as a provider's name
@@ -35,7 +36,7 @@ def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
     if not wanted:
         return ()
     fusion = [OpenNorms(), PASSES["fusion"]()] if "fusion" in PASSES and "loops" in wanted else []
-    return (ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
+    return (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
 
 
 def foreign(block: Block) -> bool:
