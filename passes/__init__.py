@@ -6,8 +6,10 @@ from .channels_last import ChannelsLast
 from .choose_kernels import ChooseKernels
 from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
+from .fold_transposes import FoldTransposes
 from .fusion import Fusion
 from .liveness import Liveness
+from .lowering import Lowering
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
@@ -23,9 +25,11 @@ __all__ = [
     "ChooseKernels",
     "DeadCode",
     "EagerUpdates",
+    "FoldTransposes",
     "FuseNorms",
     "Fusion",
     "Liveness",
+    "Lowering",
     "MemoryPlan",
     "MemoryReport",
     "OpenNorms",

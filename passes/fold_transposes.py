@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any, cast
 
 from ..ir import Block, Operator, Value
 from ..ops.linear import Gemm, MatMul
@@ -54,8 +55,8 @@ def _operands(block: Block) -> list[Operator]:
 
 
 def _with_operands(op: Operator, made: dict[str, tuple[int, Value]], updated: dict[str, int]) -> Operator:
-    inputs = list(op.inputs)
-    flags = [op.op.transA, op.op.transB]  # type: ignore[attr-defined]
+    inputs, rule = list(op.inputs), cast(Any, op.op)
+    flags = [rule.transA, rule.transB]
     for k in range(2):
         v = inputs[k]
         at, source = made.get(v.name, (0, None)) if v is not None else (0, None)
@@ -63,8 +64,8 @@ def _with_operands(op: Operator, made: dict[str, tuple[int, Value]], updated: di
             inputs[k], flags[k] = source, 1 - flags[k]
     if tuple(inputs) == op.inputs:
         return op
-    rule = dataclasses.replace(op.op, transA=flags[0], transB=flags[1])  # type: ignore[type-var]
-    return dataclasses.replace(op, op=rule, inputs=tuple(inputs))
+    folded = dataclasses.replace(rule, transA=flags[0], transB=flags[1])
+    return dataclasses.replace(op, op=folded, inputs=tuple(inputs))
 
 
 def _results(block: Block, operators: list[Operator]) -> list[Operator]:
