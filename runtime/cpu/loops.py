@@ -33,7 +33,7 @@ PIECE = 4096
 #: chunks of rows that a column sum has at most
 CHUNKS = 32
 #: elements below which a second thread is not worth waking
-_ALONE = 1 << 13
+_ALONE = 1 << 15
 
 
 @dataclass(frozen=True)
