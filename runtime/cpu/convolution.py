@@ -230,7 +230,7 @@ class _Sums(_Common):
             depth // pieces,
         )
         kernel = _program(tile, cells, self.width % self.panel if self.panels > 1 else 0)
-        tasks = self._tasks(len(rows), a.nbytes, a.nbytes < b.nbytes)
+        tasks = self._tasks(len(rows), a.nbytes + len(rows) * cells * s.result_channels * 4, a.nbytes < b.nbytes)
         words = (result, a, b, tasks, rows, offsets[0], offsets[1], len(taps))
         return Call(kernel, (*words, max(1, TERMS // tile.depth), add), len(tasks), self.parallel)
 
@@ -372,7 +372,9 @@ def _plan(c: Convolved) -> _Sums | _Weight | DepthSums | DepthWeight | None:
     """The kernels of a product; None: a matrix product."""
     if suits(c):
         return DepthWeight(c) if c.kind == "weight" else DepthSums(c)
-    if c.kind == "weight" and c.geometry.pointwise and c.geometry.group == 1 and not blas.unavailable():
+    g = c.geometry
+    aliased = any(n % 128 == 0 for n in (g.cg, g.mg))  # pixels in the same sets of the cache: BLAS packs them
+    if c.kind == "weight" and g.pointwise and g.group == 1 and aliased and not blas.unavailable():
         return None
     return _Weight(c) if c.kind == "weight" else _Sums(c)
 
