@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
-from ..ir import Block, Operator
-from ..kernels import PROVIDERS, provider
-from ..passes import PASSES, ChannelsLast, ChooseKernels, Lowering, OpenNorms
-from ..passes.layouts import turned, turned_values
-from ..types import TensorType
+from ..ir import Block
+from ..kernels import PROVIDERS
+from ..passes import PASSES, ChannelsLast, ChooseKernels, OpenNorms, Pass
+from ..passes.fold_transposes import FoldTransposes
 from . import cpu
 
 #: the operators' own numerics, as a provider's name
@@ -23,8 +21,8 @@ def providers() -> tuple[str, ...]:
     return tuple(name for name in cpu.MODULES if name in PROVIDERS)
 
 
-def lowering(names: Sequence[str] | None = None) -> Lowering:
-    """The lowering for these providers (None: all there are; `("numpy",)` or none: no lowering).
+def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
+    """The passes of a lowering for these providers (None: all there are; `("numpy",)` or none: no lowering).
 
     UsageError for a provider that is not here.
     """
@@ -36,23 +34,9 @@ def lowering(names: Sequence[str] | None = None) -> Lowering:
         if name not in here:
             raise UsageError(f"no provider '{name}'{nearest(name, here)}; here are: {', '.join((*here, OWN))}")
     if not wanted:
-        return Lowering()
+        return ()
     fusion = [OpenNorms(), PASSES["fusion"]()] if "fusion" in PASSES and "loops" in wanted else []
-    passes = (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
-    return Lowering(passes, functools.partial(_workspace, wanted))
-
-
-def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
-    """What the kernel will need that runs an operator; its own numerics' where there is none."""
-    found = [provider(name) for name in names]
-    form = turned(op)
-    if form is not None and form.always:
-        last = Operator(form.op, *turned_values(op, form), op.role)
-        taken = next((p for p in found if p.accepts(last)), None)
-        if taken is not None:
-            return taken.scratch(last)
-    taken = next((p for p in found if p.accepts(op)), None)
-    return op.workspace() if taken is None else taken.scratch(op)
+    return (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
 
 
 def foreign(block: Block) -> bool:
