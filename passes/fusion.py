@@ -101,6 +101,8 @@ class _Walk:
         out = op.outputs[0] if len(op.outputs) == 1 else None
         if out is None or op.op.updates or isinstance(op.op, Loop) or op.kernel or not loops(op):
             return None
+        if out.name not in self.readers and out.name not in self.kept:
+            return None
         shape = iteration(op.op, [None if v is None else v.type for v in op.inputs], [out.type])
         role = Role.BACKWARD if op.role is Role.RECOMPUTE else op.role
         made, sums = {out.name: out}, {out.name} if isinstance(op.op, Reduce) else set()
