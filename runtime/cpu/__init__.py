@@ -2,7 +2,7 @@
 
 | provider | runs | needs |
 |---|---|---|
-| `onednn` | convolutions | the extra `onednn` |
+| `onednn` | convolutions, matrix products | the extra `onednn` |
 | `loops` | element-wise chains with sums over rows, generated | llvmlite (extra `cpu`) |
 | `numba` | softmax, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
 | `convolution` | convolutions without oneDNN | llvmlite |
