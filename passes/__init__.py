@@ -9,6 +9,7 @@ from .eager_updates import EagerUpdates
 from .fold_transposes import FoldTransposes
 from .fusion import Fusion
 from .liveness import Liveness
+from .lowering import Lowering
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
@@ -28,6 +29,7 @@ __all__ = [
     "FuseNorms",
     "Fusion",
     "Liveness",
+    "Lowering",
     "MemoryPlan",
     "MemoryReport",
     "OpenNorms",

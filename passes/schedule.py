@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
@@ -12,6 +12,7 @@ from ..ir import Block, Free
 from .base import Pass, run_passes
 from .dead_code import DeadCode
 from .liveness import Liveness
+from .lowering import Lowering
 from .memory_plan import MemoryPlan, memory_report
 from .rebuild import Rebuild
 from .schedule_graph import Graph, Walk, aligned, graph_of
@@ -94,12 +95,14 @@ def cleaned(block: Block, *, rebuild: bool = True) -> Block:
     return run_passes(bare, [DeadCode(), *([Rebuild()] if rebuild else [])]) if bare.outputs else bare
 
 
-def plan_memory(block: Block, *, schedule: bool = True, rebuild: bool = True, lowering: Sequence[Pass] = ()) -> Block:
+def plan_memory(
+    block: Block, *, schedule: bool = True, rebuild: bool = True, lowering: Lowering | None = None
+) -> Block:
     """The block as it will run: cleaned, lowered, in the best order found (`schedule`), with frees and addresses.
 
-    `lowering`: the passes of whatever will run it (see runtime/lowering.py).
+    `lowering`: for what will run it (see runtime/lowering.py); None: the operators' own numerics.
     """
-    block = run_passes(cleaned(block, rebuild=rebuild), lowering)
+    block = (lowering or Lowering()).run(cleaned(block, rebuild=rebuild))
     return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
 

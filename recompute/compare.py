@@ -60,7 +60,7 @@ def compare(
     plain = figures_of(fitting, fitting.plain, cost, strategy="plain", budget=budget)
     rows = [_row(plain, 0.0)]
     if checkpoints is not None:
-        kept = kept_for_backward(checkpoints.program.block)[1]
+        kept = kept_for_backward(checkpoints.program.logical)[1]
         peak = checkpoints.figures.peak_bytes
         overhead = checkpoints.figures.estimated_step_seconds / plain.plain_seconds - 1
         rows.append(Row("your checkpoints", peak, kept, overhead, None, peak <= budget))

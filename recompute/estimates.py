@@ -297,18 +297,18 @@ def checkpoint_worth(plain: CompiledStep, step: CompiledStep) -> tuple[Checkpoin
     """Each checkpoint of a recomputed step with the segment that ends at it."""
     if step.plan is None or not step.plan.checkpoints:
         return ()
-    forward = [op for op in plain.program.operators if op.role in (Role.FORWARD, Role.LOSS)]
+    forward = [op for op in plain.program.logical.operators if op.role in (Role.FORWARD, Role.LOSS)]
     made = {v.name: i for i, op in enumerate(forward) for v in op.writes()}
-    sizes = plain.program.block.values()
+    sizes = plain.program.logical.values()
     names = [n for n in step.plan.checkpoints if n in made]
     ends = [made[n] for n in names]
-    dropped = _kept(plain.program.block) - _kept(step.program.block)
+    dropped = _kept(plain.program.logical) - _kept(step.program.logical)
     saved = [0] * (len(names) + 1)
     for name in dropped:
         if name in made:
             saved[bisect.bisect_left(ends, made[name])] += sizes[name].nbytes
     again: list[list[Operator]] = [[] for _ in range(len(names) + 1)]
-    for op in step.program.operators:
+    for op in step.program.logical.operators:
         if op.role is Role.RECOMPUTE:
             base = next(op.writes()).name.rpartition("@")[0]
             again[bisect.bisect_left(ends, made.get(base, len(forward)))].append(op)

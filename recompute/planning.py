@@ -14,7 +14,7 @@ from .cost import CostModel, Device, kept_values, step_seconds, this_cpu
 from .errors import UsageError
 from .files import replacing
 from .ir import Block, Role
-from .passes import Pass, RecomputePlan, Rerun, cleaned
+from .passes import Lowering, RecomputePlan, Rerun, cleaned
 from .passes.planners import planner
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
@@ -167,7 +167,7 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 # -- carrying out -----------------------------------------------------------------------------------------------------
 
 
-def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> tuple[Pass, ...]:
+def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> Lowering:
     """The lowering for `providers` (None: this machine's, but none where times are those of another device)."""
     elsewhere = isinstance(cost, Device) and cost is not this_cpu()
     return lowering(() if providers is None and elsewhere else providers)

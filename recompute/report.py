@@ -191,8 +191,8 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
     for n, row in zip(names, rows, strict=True):
         first.setdefault(producers[n], row)
     segments = [first[b] for b in borders]
-    was, now = kept_values(plain.program.block), kept_values(step.program.block)
-    _add_optional(producers, plain.program.block, step.program.block)
+    was, now = kept_values(plain.program.logical), kept_values(step.program.logical)
+    _add_optional(producers, plain.program.logical, step.program.logical)
     for n in {**was, **now}:
         i = bisect_left(borders, producers.get(n, len(forward.operators)))
         if i < len(segments):
@@ -218,7 +218,7 @@ def _add_optional(producers: dict[str, int], *blocks: Block) -> None:
 def _count_reruns(
     step: CompiledStep, producers: dict[str, int], borders: list[int], rows: list[dict[str, Any]]
 ) -> None:
-    for op in step.program.block.operators:
+    for op in step.program.logical.operators:
         if op.role is not Role.RECOMPUTE:
             continue
         original = next(op.writes()).name.rpartition("@")[0]

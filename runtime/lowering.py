@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
-from ..ir import Block
-from ..kernels import PROVIDERS
-from ..passes import PASSES, ChannelsLast, ChooseKernels, OpenNorms, Pass
-from ..passes.fold_transposes import FoldTransposes
+from ..ir import Block, Operator
+from ..kernels import PROVIDERS, provider
+from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
+from ..passes.layouts import turned, turned_values
+from ..types import TensorType
 from . import cpu
 
 #: the operators' own numerics, as a provider's name
@@ -21,8 +23,8 @@ def providers() -> tuple[str, ...]:
     return tuple(name for name in cpu.MODULES if name in PROVIDERS)
 
 
-def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
-    """The passes of a lowering for these providers (None: all there are; `("numpy",)` or none: no lowering).
+def lowering(names: Sequence[str] | None = None) -> Lowering:
+    """The lowering for these providers (None: all there are; `("numpy",)` or none: no lowering).
 
     UsageError for a provider that is not here.
     """
@@ -34,9 +36,23 @@ def lowering(names: Sequence[str] | None = None) -> tuple[Pass, ...]:
         if name not in here:
             raise UsageError(f"no provider '{name}'{nearest(name, here)}; here are: {', '.join((*here, OWN))}")
     if not wanted:
-        return ()
-    fusion = [OpenNorms(), PASSES["fusion"]()] if "fusion" in PASSES and "loops" in wanted else []
-    return (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
+        return Lowering()
+    fusion: tuple[Pass, ...] = (OpenNorms(), Fusion()) if "loops" in wanted else ()
+    passes = (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
+    return Lowering(passes, functools.partial(_workspace, wanted))
+
+
+def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
+    """What the kernel will need that runs an operator; its own numerics' where there is none."""
+    found = [provider(name) for name in names]
+    form = turned(op)
+    if form is not None and form.always:
+        last = Operator(form.op, *turned_values(op, form), op.role)
+        taken = next((p for p in found if p.accepts(last)), None)
+        if taken is not None:
+            return taken.scratch(last)
+    taken = next((p for p in found if p.accepts(op)), None)
+    return op.workspace() if taken is None else taken.scratch(op)
 
 
 def foreign(block: Block) -> bool:

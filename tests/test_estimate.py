@@ -272,7 +272,7 @@ def test_a_fixed_batch_cannot_be_chosen() -> None:
         (["lenet", "--max-batch"], "--max-batch needs --memory-budget SIZE"),
         (["lenet", "--max-batch", "--memory-budget", "1GiB", "--run", "1"], "leave out --run"),
         (["lenet", "--estimate", "--batch", "0"], "--batch must be at least 1, not 0"),
-        (["lenet", "--memory-budget", "1MB", "--max-batch"], "cannot hold even batch 1 of lenet: it takes at least"),
+        (["lenet", "--memory-budget", "500kB", "--max-batch"], "cannot hold even batch 1 of lenet: it takes at least"),
         (["resnet51", "--estimate"], "did you mean resnet50"),
         (["lenet", "--seq", "8", "--estimate"], "has no option 'seq'"),
         (["lenet", "--estimate", "--checkpoints", "nothing"], "no value is called 'nothing'"),

@@ -131,7 +131,7 @@ def test_worth_of_checkpoints(case: tuple[rc.Program, CompiledStep, CompiledStep
     assert sum(r["flops"] for r in rows) == step.figures.repeated_flops
     assert sum(r["operators"] for r in rows) == step.figures.recomputed_operators
     for made in (plain, step):
-        assert sum(kept_values(made.program.block).values()) == made.figures.kept_bytes
+        assert sum(kept_values(made.program.logical).values()) == made.figures.kept_bytes
     assert sum(r["net"] for r in rows) == plain.figures.kept_bytes - step.figures.kept_bytes
     assert all(r["dropped"] >= 0 <= r["beside"] for r in rows)
 

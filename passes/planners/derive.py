@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...ir import Block, Free, Operator, Role, Value
+from ...types import TensorType
 from ..memory_plan import aligned
 from ..recompute import RecomputePlan, Rerun
 from ..storage import offsets_inside
@@ -38,8 +39,14 @@ class Derived:
         return RecomputePlan(tuple(_read_again(self.block, reruns)), plan.checkpoints, plan.notes)
 
 
-def derive(block: Block, seconds: Callable[[Operator], float]) -> Derived:
+def derive(
+    block: Block,
+    seconds: Callable[[Operator], float],
+    workspace: Callable[[Operator], tuple[TensorType, ...]] = Operator.workspace,
+) -> Derived:
     """The problem of a step without frees: costs by `seconds`, bytes as the memory plan will count them.
+
+    `workspace`: the temporary buffers of an operator.
 
     Views belong to the storage they look into, parameters and other persistent values are `fixed`.  Only forward
     operators may run again, and of those not the ones that change state, read what the forward pass changes, or make
@@ -47,12 +54,17 @@ def derive(block: Block, seconds: Callable[[Operator], float]) -> Derived:
     """
     if any(isinstance(op.op, Free) for op in block.operators):
         raise UsageError("planners take a step before 'liveness': frees follow from the plan")
-    return _Deriving(block, seconds).run()
+    return _Deriving(block, seconds, workspace).run()
 
 
 class _Deriving:
-    def __init__(self, block: Block, seconds: Callable[[Operator], float]) -> None:
-        self.block, self.seconds = block, seconds
+    def __init__(
+        self,
+        block: Block,
+        seconds: Callable[[Operator], float],
+        workspace: Callable[[Operator], tuple[TensorType, ...]],
+    ) -> None:
+        self.block, self.seconds, self.workspace = block, seconds, workspace
         self.persistent = {v.name for v in block.persistent()}
         self.number: dict[str, int] = {}  # value name → number of the value whose storage it lies in
         self.sizes: list[int] = []
@@ -126,7 +138,7 @@ class _Deriving:
                 cost=self.seconds(op),
                 reads=tuple(dict.fromkeys([v for v in reads if v is not None])),
                 writes=tuple(writes),
-                scratch=sum(aligned(t.nbytes) for t in op.workspace()),
+                scratch=sum(aligned(t.nbytes) for t in self.workspace(op)),
                 backward=self.backward,  # a loss may stand behind the first gradient: it belongs to that pass then
                 repeatable=not self.backward
                 and op.role in _FORWARD

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
 from ...ir import Block, Operator
-from ..base import Pass, run_passes
+from ..base import run_passes
 from ..dead_code import DeadCode
 from ..liveness import Liveness
+from ..lowering import Lowering
 from ..memory_plan import MemoryPlan, memory_report
 from ..rebuild import Rebuild
 from ..recompute import RecomputePlan, apply
@@ -57,7 +58,7 @@ class Fitting:
     The step is planned as it is and, with `schedule`, in the order that needs less memory.  `rebuild`: where no plan
     is asked for, normalised values are made again as in any plain step (passes/rebuild.py); plans choose for
     themselves which of them, so that `block`, whose operators they number, has normalisations in two parts.
-    `lowering`: the passes that a step goes through before its memory is planned.
+    `lowering`: what a step goes through before its memory is planned.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class Fitting:
         *,
         schedule: bool = True,
         rebuild: bool = True,
-        lowering: Sequence[Pass] = (),
+        lowering: Lowering | None = None,
     ) -> None:
-        self.once, self.schedule, self.rebuild, self.lowering = block, schedule, rebuild, tuple(lowering)
+        self.once, self.schedule, self.rebuild, self.lowering = block, schedule, rebuild, lowering or Lowering()
         self.block = SplitNorms().run(block) if rebuild else block
         self.seconds = as_parts(seconds)
         self._bounds: dict[int, float] = {}
@@ -91,7 +92,7 @@ class Fitting:
     @cached_property
     def derived(self) -> Derived:
         """The step's problem."""
-        return derive(self.block, self.seconds)
+        return derive(self.block, self.seconds, self.lowering.workspace)
 
     @cached_property
     def ordered(self) -> Block:
@@ -103,11 +104,11 @@ class Fitting:
 
     @cached_property
     def _ordered(self) -> Derived:
-        return derive(self.ordered, self.seconds)
+        return derive(self.ordered, self.seconds, self.lowering.workspace)
 
     def compiled(self, block: Block) -> Block:
         """A step lowered, with frees and addresses."""
-        block = run_passes(block, self.lowering)
+        block = self.lowering.run(block)
         return plan_best_order(block) if self.schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
     def bases(self) -> Iterator[tuple[Derived, bool]]:
