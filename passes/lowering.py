@@ -1,0 +1,25 @@
+"""A lowering: what a step goes through before its memory is planned, and what planners should know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ir import Block, Operator
+from ..types import TensorType
+from .base import Pass, run_passes
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """The passes that fit a step to a machine; none by default.
+
+    `workspace`: the temporary buffers that an operator of the step will need when it is lowered.
+    """
+
+    passes: tuple[Pass, ...] = ()
+    workspace: Callable[[Operator], tuple[TensorType, ...]] = Operator.workspace
+
+    def run(self, block: Block) -> Block:
+        """The block as the machine runs it, before `schedule`."""
+        return run_passes(block, self.passes)
