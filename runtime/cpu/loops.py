@@ -263,4 +263,5 @@ class LoopProvider:
         return calls
 
 
-register(LoopProvider())
+if not native.unavailable():
+    register(LoopProvider())
