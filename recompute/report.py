@@ -74,6 +74,7 @@ class _Tables:
         self.kinds: dict[str, int] = {}
         self.attributes: dict[str, int] = {}
         self.operator_roles: dict[str, int] = {}
+        self.kernels: dict[str, int] = {}
 
     @staticmethod
     def number(table: dict[str, int], key: str) -> int:
@@ -97,6 +98,7 @@ class _Tables:
             "kinds": list(self.kinds),
             "attributes": list(self.attributes),
             "operator_roles": list(self.operator_roles),
+            "kernels": list(self.kernels),
         }
 
 
@@ -117,6 +119,7 @@ def _program(
             "outputs": [[table.value(v) for v in op.outputs] for op in ops],
             "scratch": [[table.value(v) for v in op.scratch] for op in ops],
             "attributes": [table.number(table.attributes, _attributes(op)) for op in ops],
+            "kernel": [table.number(table.kernels, op.kernel) for op in ops],
             "nanoseconds": [round(s * 1e9) for s in line.seconds],
             "flops": [operator_cost(op).flops for op in ops],
             "measured": None if measured is None else [None if s is None else round(s * 1e9) for s in measured],
