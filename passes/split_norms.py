@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from ..builder import Names
 from ..ir import Block, Operator, Role, Value
-from ..ops.batch_norm_parts import BatchNormFactor, CentreScale
+from ..ops.batch_norm_parts import BatchNormFactor, BatchNormSlope, CentredProduct, CentreScale
 from ..ops.batch_norm_train import BatchNormApply, BatchNormStatistics, BatchNormTrain
 from ..ops.channels_last import channels_last_form
+from ..ops.loop import SMALLEST
+from ..ops.reduce import ReduceSum
 from .base import Pass
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
@@ -72,7 +74,8 @@ class OpenNorms(Pass):
         factor = BatchNormFactor(scale, var); y = CentreScale(x, mean, factor, bias)
 
     and ChannelsLastBatchNormApply the second line.  CentreScale is element-wise, so that `fusion` makes one loop of it
-    and of what follows.
+    and of what follows.  The gradient becomes two column sums, which belong to the loop that makes dy, and an
+    element-wise operator; other bits than its own, but the same for an operator and its types.
     """
 
     def run(self, block: Block) -> Block:
@@ -114,7 +117,37 @@ def _open_rest(op: Operator, names: Names) -> list[Operator] | None:
     ]
 
 
-_OPEN = {"ChannelsLastBatchNormTrain": _open_training, "ChannelsLastBatchNormApply": _open_rest}
+def _open_gradient(op: Operator, names: Names) -> list[Operator] | None:
+    """Sums, and an element-wise operator with them; None where types differ, or loops would not run them."""
+    x, scale, mean, var, dy = op.inputs
+    assert x is not None and scale is not None and dy is not None
+    if x.size < SMALLEST or x.ndim < 2 or any(v is None or v.dtype != x.dtype for v in op.inputs):
+        return None
+    epsilon, role = op.op.epsilon, op.role  # type: ignore[attr-defined]
+    dx, dscale, dbias = (*op.outputs, None, None)[:3]
+    base = (dx or dscale or dbias or x).name
+    product = Value(names.take(f"{base}.product"), x.type)
+    total = dbias or Value(names.take(f"{base}.total"), scale.type)
+    against = Value(names.take(f"{base}.against"), scale.type)
+    sums = ReduceSum(axes=tuple(range(x.ndim - 1)), keepdims=0)
+    found = [
+        Operator(sums, (dy,), (total,), role),
+        Operator(CentredProduct(), (x, mean, dy), (product,), role),
+        Operator(sums, (product,), (against,), role),
+    ]
+    if dscale is not None:
+        found.append(Operator(BatchNormFactor(epsilon=epsilon), (against, var), (dscale,), role))
+    if dx is not None:
+        slope = BatchNormSlope(count=x.size // scale.size, epsilon=epsilon)
+        found.append(Operator(slope, (x, mean, scale, var, total, against, dy), (dx,), role))
+    return found
+
+
+_OPEN = {
+    "ChannelsLastBatchNormTrain": _open_training,
+    "ChannelsLastBatchNormApply": _open_rest,
+    "ChannelsLastBatchNormGrad": _open_gradient,
+}
 
 
 def _belong_together(first: Operator, op: Operator) -> bool:

@@ -11,9 +11,9 @@ from random_blocks import blocks, feeds
 
 from recompute import parse, show, verify
 from recompute.builder import Builder
-from recompute.ir import Block, Operator, Value
+from recompute.ir import Block, Operator, Role, Value
 from recompute.ops import loop
-from recompute.passes import Autodiff, Fusion, Liveness, MemoryPlan, run_passes
+from recompute.passes import Autodiff, Fusion, Liveness, MemoryPlan, OpenNorms, run_passes
 from recompute.passes.schedule import live_peak
 from recompute.program import Program
 from recompute.runtime.cpu import native
@@ -157,3 +157,25 @@ def test_ten_thousand_operators() -> None:
     assert len(fused.operators) < 5000
     assert all(isinstance(op, Operator) for op in fused.operators)
     assert live_peak(fused) > 0
+
+
+def test_the_gradient_of_a_normalisation_becomes_sums_and_a_loop() -> None:
+    block = program("""
+      input %x: f32[8,16,16,8]
+      input %y: f32[8,16,16,8]
+      input %dy: f32[8,16,16,8]
+      input %v: f32[8]
+      input %w: f32[8]
+      %var: f32[8] = Mul(%w, %w)
+      %mean: f32[8] = Relu(%v)
+      backward %g: f32[8,16,16,8] = ReluGrad(%y, %dy)
+      backward %dx: f32[8,16,16,8], %dscale: f32[8], %dbias: f32[8] = ChannelsLastBatchNormGrad(%x, %v, %mean, %var, %g)
+      output %dx, %dscale, %dbias""")
+    opened = verify(OpenNorms().run(block))
+    fused = verify(Fusion().run(opened))
+    names = [op.op.name for op in fused.operators if op.role is Role.BACKWARD]
+    assert names == ["Loop", "BatchNormFactor", "BatchNormSlope"]
+    wanted = values_of(block, ())
+    for other in (values_of(opened, ()), values_of(fused, ())):
+        for a, b in zip(wanted, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
