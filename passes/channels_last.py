@@ -11,7 +11,7 @@ import numpy as np
 from ..builder import Names
 from ..errors import UsageError
 from ..ir import Block, Constant, Free, Operator, Role, Value
-from ..kernels import Provider, provider
+from ..kernels import accepting
 from ..ops.channels_last import ChannelsLast as Form
 from ..ops.channels_last import moves, to_first, to_last
 from ..ops.conv import Convolution
@@ -43,8 +43,7 @@ class ChannelsLast(Pass):
         """The same values under the same names wherever they keep their layout; NAME.last where they do not."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'channels-last' comes before 'liveness': it adds operators, and frees must follow")
-        found = [provider(name) for name in self.providers]
-        forms = [_served(o, turned(o), found) for o in block.operators]
+        forms = [_served(o, turned(o), self.providers) for o in block.operators]
         if not any(f is not None and isinstance(f.op, Form) for f in forms) or _convolutions_stay(block, forms):
             return block
         chosen = _choose(block, forms)
@@ -57,13 +56,13 @@ def _convolutions_stay(block: Block, forms: list[Turned | None]) -> bool:
     return bool(found) and all(f is None for f in found)
 
 
-def _served(o: Operator, form: Turned | None, providers: list[Provider]) -> Turned | None:
+def _served(o: Operator, form: Turned | None, providers: tuple[str, ...]) -> Turned | None:
     """The form, unless an operator is turned for its kernel alone and none of `providers` has that."""
     if form is None or not isinstance(form.op, Form) or not providers:
         return form
     ins, outs = turned_values(o, form)
     candidate = Operator(form.op, ins, outs, o.role)
-    return form if any(p.accepts(candidate) for p in providers) else None
+    return form if accepting(providers, candidate) else None
 
 
 def _weight(v: Value) -> int:

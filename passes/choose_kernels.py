@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ..ir import Block, Free, Operator
-from ..kernels import provider
+from ..kernels import accepting
 from .base import Pass
 
 
@@ -22,10 +22,9 @@ class ChooseKernels(Pass):
 
     def run(self, block: Block) -> Block:
         """The same operators with their kernels; scratch buffers and addresses come later."""
-        found = [provider(name) for name in self.providers]
 
         def chosen(op: Operator) -> Operator:
-            name = "" if isinstance(op.op, Free) else next((p.name for p in found if p.accepts(op)), "")
+            name = "" if isinstance(op.op, Free) else accepting(self.providers, op)
             return op if name == op.kernel else dataclasses.replace(op, kernel=name, scratch=())
 
         return block.with_operators(map(chosen, block.operators))

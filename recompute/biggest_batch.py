@@ -26,7 +26,7 @@ from .steps import Loss, Model, Steps
 #: where the search begins
 _FIRST_GUESS = 8
 #: a curve has at least about this many batches
-_CURVE = 7
+_CURVE = 6
 #: local search looks for plans at this share of the lowest peak that cuts and blocks find; its moves
 _LOWER, _MOVES = 0.93, 3000
 #: no batch larger than this is looked at
@@ -230,7 +230,7 @@ def largest_fitting(peak: Callable[[int], int], budget: int, guess: int = _FIRST
         if low + 1 not in over:
             trial = _next_trial(fits, over, budget)
             continue
-        beyond = {low + 2, low + max(3, low // 8), low + max(4, low // 2)}
+        beyond = {low + 2, low + max(3, low // 8)}
         trial = next((b for b in sorted(beyond) if low < b <= LARGEST_BATCH and b not in over), 0)
         if not trial:
             return low

@@ -39,9 +39,29 @@ class Provider(Protocol):
 PROVIDERS: dict[str, Provider] = {}
 
 
+#: how many answers of `accepting` are remembered
+_ANSWERS = 1 << 16
+_answers: dict[Any, str] = {}
+
+
+def accepting(names: tuple[str, ...], op: Operator) -> str:
+    """The first of these providers that accepts an operator; "" where none does.
+
+    A provider's answer depends on the operator and its types, so that it is asked once for all that are alike.
+    """
+    key = (names, op.op, *(v and v.type for v in op.inputs), None, *(v and v.type for v in op.outputs))
+    found = _answers.get(key)
+    if found is None:
+        if len(_answers) >= _ANSWERS:
+            _answers.clear()
+        found = _answers[key] = next((n for n in names if provider(n).accepts(op)), "")
+    return found
+
+
 def register(provider: Provider) -> None:
     """Makes a provider known by its name."""
     PROVIDERS[provider.name] = provider
+    _answers.clear()
 
 
 def provider(name: str) -> Provider:

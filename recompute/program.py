@@ -77,6 +77,7 @@ class Program:
         #: figures of that plan, where a planner made it (`recompute.planning.PlanFigures`)
         self.planned: Any = None
         self._lowered: tuple[Block, Block] | None = None
+        self._names: tuple[Block, dict[str, Value]] | None = None
 
     @property
     def logical(self) -> Block:
@@ -154,15 +155,24 @@ class Program:
         One that is there already, with the same type, is taken over as it is.
         """
         value = Value(name, TensorType.of(array))
-        known = next((v for v in self.block.declared() if v.name == name), None)
+        known = self._declared().get(name)
         if known is not None:
             if known != value:
                 raise UsageError(f"'{name}' is declared already, as {known.type}")
             return value
+        names = self._declared()
         declared: dict[str, Any] = {kind: (*getattr(self.block, kind), value)}
         self.block = self.block.with_operators(self.block.operators, **declared)
+        names[name] = value
+        self._names = (self.block, names)
         self.data[name] = array
         return value
+
+    def _declared(self) -> dict[str, Value]:
+        """Declared values by name; kept from one declaration to the next, since an optimizer makes hundreds."""
+        if self._names is None or self._names[0] is not self.block:
+            self._names = (self.block, {v.name: v for v in self.block.declared()})
+        return self._names[1]
 
     def state_name(self, wish: str, t: TensorType) -> str:
         """`wish`, or `wish_1`, `wish_2`, ... where the model has another value of that name already."""

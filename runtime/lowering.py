@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
 from ..ir import Block, Operator
-from ..kernels import PROVIDERS, provider
+from ..kernels import PROVIDERS, accepting, provider
 from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
 from ..passes.layouts import turned, turned_values
 from ..types import TensorType
@@ -44,15 +44,13 @@ def lowering(names: Sequence[str] | None = None) -> Lowering:
 
 def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
     """What the kernel will need that runs an operator; its own numerics' where there is none."""
-    found = [provider(name) for name in names]
     form = turned(op)
     if form is not None and form.always:
         last = Operator(form.op, *turned_values(op, form), op.role)
-        taken = next((p for p in found if p.accepts(last)), None)
-        if taken is not None:
-            return taken.scratch(last)
-    taken = next((p for p in found if p.accepts(op)), None)
-    return op.workspace() if taken is None else taken.scratch(op)
+        if taken := accepting(names, last):
+            return provider(taken).scratch(last)
+    taken = accepting(names, op)
+    return provider(taken).scratch(op) if taken else op.workspace()
 
 
 def foreign(block: Block) -> bool:
