@@ -22,7 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from zoo_steps import MIB, headline, machine, row_text, write_json, zoo_batch, zoo_step
 
 import recompute as rc
@@ -52,15 +51,20 @@ def measure(name: str, batch: int, *, recompute: bool, run: bool, limit: int, st
     row["step_live_bytes"] = live
     row["fragmentation"] = step.figures.arena_bytes / live - 1
     if run and step.figures.peak_bytes <= limit:
+        warm_up(name, max(1, batch // 16), recompute)
         row |= run_steps(step, loss, name, steps)
     return row
+
+
+def warm_up(name: str, batch: int, recompute: bool) -> None:
+    """A small step: libraries are loaded, kernels compiled and BLAS has its own buffers before anything is measured."""
+    step, loss = zoo_step(name, batch, recompute=recompute, optimizer=rc.Adam(learning_rate=1e-3), weights=False)
+    rc.Executor().run(step.program, zoo_batch(step, name), [loss])
 
 
 def run_steps(step: Any, loss: str, name: str, steps: int) -> dict[str, Any]:
     """Runs, and what the process grew by.  The high-water mark is set back first: building a model takes memory too."""
     feed = zoo_batch(step, name)
-    a = np.ones((512, 512), np.float32)
-    a @ a  # BLAS allocates its own buffers at the first product
     new = 0
     for array in step.program.data.values():
         if array.flags.writeable:
