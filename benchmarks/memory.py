@@ -14,6 +14,8 @@ predicted differ, fragmentation above 1 %, or the resident set off by more than 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -60,6 +62,9 @@ def warm_up(name: str, batch: int, recompute: bool) -> None:
     """A small step: libraries are loaded, kernels compiled and BLAS has its own buffers before anything is measured."""
     step, loss = zoo_step(name, batch, recompute=recompute, optimizer=rc.Adam(learning_rate=1e-3), weights=False)
     rc.Executor().run(step.program, zoo_batch(step, name), [loss])
+    del step
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system, and counts when it is taken again
 
 
 def run_steps(step: Any, loss: str, name: str, steps: int) -> dict[str, Any]:

@@ -75,6 +75,46 @@ class Table:
         self._run(*self._arguments)
 
 
+def together(calls: Sequence[Call]) -> Call:
+    """One call of several over the same work: a part of it goes through all of them before it meets another thread's.
+
+    Only for calls in which a piece of work reads of the others' results what the same piece has made.
+    """
+    work = {c.work for c in calls}
+    if len(work) != 1:
+        raise ValueError(f"calls over different work, {sorted(work)}, do not go together")
+    words = [c.words() for c in calls]
+    rows = np.array([(c.address, w.ctypes.data) for c, w in zip(calls, words, strict=True)], np.int64)
+    kept = {id(x): x for c in calls for x in c.operands if isinstance(x, np.ndarray)}
+    return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop())
+
+
+_TOGETHER = r"""
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+entry:
+  %rows = load ptr, ptr %args
+  %count.at = getelementptr i64, ptr %args, i64 1
+  %count = load i64, ptr %count.at
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %step]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %step, label %done
+step:
+  %twice = mul i64 %i, 2
+  %row = getelementptr i64, ptr %rows, i64 %twice
+  %function = load ptr, ptr %row
+  %given.at = getelementptr i64, ptr %row, i64 1
+  %given = load ptr, ptr %given.at
+  call void %function(ptr %given, i64 %begin, i64 %end)
+  %i1 = add i64 %i, 1
+  br label %loop
+done:
+  ret void
+}
+"""
+
+
 #: a kernel that fails writes a number other than zero here (see `check`)
 STATUS = np.zeros(1, np.int64)
 

@@ -88,18 +88,18 @@ def emit_tile(name: str, t: Tile) -> str:
         with f.loop(0, t.depth, unroll) as k:
             ak, bk = f.at(a, f.mul(k, t.ak)), f.at(b, f.mul(k, t.bk))
             for u in range(unroll):
-                _multiply(f, t, sums, ak, bk, u)
+                multiply(f, t, sums, ak, bk, u)
     with f.when("%more"):
         for m, row in enumerate(sums):
             for j, s in enumerate(row):
-                f.set(s, v, f.let(f"fadd {v} {_read(f, t, m, j)}, {f.get(s, v)}"))
+                f.set(s, v, f.let(f"fadd {v} {read(f, t, m, j)}, {f.get(s, v)}"))
     for m, row in enumerate(sums):
         for j, s in enumerate(row):
-            _write(f, t, m, j, f.get(s, v))
+            write(f, t, m, j, f.get(s, v))
     return f.text()
 
 
-def _multiply(f: Code, t: Tile, sums: list[list[str]], a: str, b: str, u: int) -> None:
+def multiply(f: Code, t: Tile, sums: list[list[str]], a: str, b: str, u: int) -> None:
     """One term of every sum."""
     width = machine().width
     v = vector(width)
@@ -125,11 +125,13 @@ def _vector(f: Code, at: str, t: Tile, j: int) -> str:
     return f.let(f"call {v} @llvm.masked.load(ptr {at}, i32 4, {lanes}, {v} zeroinitializer)")
 
 
-def _read(f: Code, t: Tile, m: int, j: int) -> str:
+def read(f: Code, t: Tile, m: int, j: int) -> str:
+    """Vector j of row m of C."""
     return _vector(f, f.at("%c", m * t.c + j * machine().width), t, j)
 
 
-def _write(f: Code, t: Tile, m: int, j: int, value: str) -> None:
+def write(f: Code, t: Tile, m: int, j: int, value: str) -> None:
+    """Stores vector j of row m of C."""
     width, v = machine().width, vector(machine().width)
     at = f.at("%c", m * t.c + j * width)
     if _lanes(t, j) == width:
