@@ -1,7 +1,8 @@
-"""LSTM and GRU, and their gradients: NumPy's BLAS for the products, one loop a row for the gates of a step.
+"""LSTM and GRU, and their gradients: one loop a row for the gates of a step, BLAS for products over all steps.
 
-A whole sequence is one list of native calls.  Sequences of different lengths, peepholes and GRU's older form (the reset
-gate before the product) stay on NumPy.
+The steps of a sequence are one native call in float32, in which each thread takes its rows through all of them (see
+runtime/cpu/row_products.py); in float64 a list of calls, with NumPy's BLAS.  Sequences of different lengths, peepholes
+and GRU's older form (the reset gate before the product) stay on NumPy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from .kernels_copy import copying, filling, words
 from .kernels_reduce import _COLUMNS, add_column_parts, column_parts
 from .mathematics import sigmoid, tanh
 from .native import Call
+from .recurrent_steps import Products, Steps, times
+from .row_products import room
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -152,31 +155,6 @@ def gru_cell_gradient(kept, before, dy, dh, dgx, dgh, has_before, has_dy, begin,
             e[j] *= a[j]
 
 
-class Products:
-    """A list of calls in which BLAS's own threads are switched off once."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.switch: list[Call] = []
-
-    def add(self, *calls: Call) -> None:
-        """More calls."""
-        self.calls += calls
-
-    def product(self, a: Any, b: Any, c: Any, *, ta: bool = False, tb: bool = False, bias: Any = None) -> None:
-        """c = A' B' (+ bias) for matrices."""
-        k, m = a.shape if ta else a.shape[::-1]
-        found = blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias)
-        if len(found) == 3:
-            self.switch = [found[0], found[2]]
-            found = found[1:2]
-        self.calls += found
-
-    def all(self) -> list[Call]:
-        """The calls, between those that switch."""
-        return [*self.switch[:1], *self.calls, *self.switch[1:]]
-
-
 def _copied(x: np.ndarray, y: np.ndarray) -> Call:
     return copying(words(x), words(y), ((x.size,), (1,), (1,), 0, 0))
 
@@ -212,14 +190,15 @@ class LSTMs(Sequences):
     optional = (4, 7)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Gates and a cell state where they are not kept, and a bias."""
+        """Gates and a cell state where they are not kept, a bias, and r packed."""
         x: Any = op.inputs[0]
         steps, batch, _ = x.shape
         n = op.op.hidden_size  # type: ignore[attr-defined]
         outs = (*op.outputs, *(None,) * 5)
         gates = (0,) if outs[3] is not None else (steps, batch, 4 * n)
         cells = (0,) if outs[4] is not None else (batch, n)
-        return tuple(x.type.with_shape(s) for s in (gates, cells, (4 * n,)))
+        packed = room(x.type, (n, 4 * n, batch), (x.shape[2], 4 * n, steps * batch))
+        return (*(x.type.with_shape(s) for s in (gates, cells, (4 * n,))), packed)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One direction after the other."""
@@ -237,15 +216,18 @@ class LSTMs(Sequences):
         if bias is not None:
             todo.add(add_biases.call(bias[d], scratch[2], width, work=1, parallel=False))
         total = None if bias is None else scratch[2]
-        todo.product(x.reshape(steps * batch, -1), w[d], gates.reshape(-1, width), tb=True, bias=total)
+        flat = x.reshape(steps * batch, -1)
+        times(todo, flat, w[d], gates.reshape(-1, width), scratch[3], turned=True, more=total)
+        each = Steps(todo, r[d], scratch[3], batch, turned=True)
         h, c = _both(h0, d), _both(c0, d)
         for t in rule.order(d, steps):
             if h is not None:
-                todo.product(h, r[d], gates[t], tb=True, bias=gates[t])
+                each.product(h, gates[t], more=True)
             h, after = y[t, d], scratch[1] if cells is None else cells[d, t]
             before = after if c is None else c
-            todo.add(lstm_cell.call(gates[t], before, after, h, int(c is not None), work=batch))
+            each.add(lstm_cell.call(gates[t], before, after, h, int(c is not None), work=batch))
             c = after
+        each.finish()
         for last, state in ((last_h, h), (last_c, c)):
             if last is not None:
                 todo.add(_copied(state, last[d]))
@@ -255,37 +237,50 @@ class SequenceGradients(Sequences):
     """Products over all steps, from the gates' gradients."""
 
     def rooms(self, op: Operator, width: int) -> list[tuple[int, ...]]:
-        """Shapes of the states before each step, and of the sums of `width` columns."""
+        """Shapes of the states before each step, where there are two directions, and of the sums of `width` columns."""
         x, r = op.inputs[0], op.inputs[2]
         assert x is not None and r is not None
         steps, batch, _ = x.shape
-        return [(steps, batch, r.shape[2]), (parts(steps * batch), width)]
+        return [(steps, batch, r.shape[2]) if r.shape[0] > 1 else (0, 0, 0), (parts(steps * batch), width)]
 
     def finish(
-        self, todo: Products, d: int, given: Any, gates: tuple[Any, Any], previous: Any, outs: Any, sums: Any
+        self, todo: Products, d: int, given: Any, gates: tuple[Any, Any], rooms: Any, outs: Any, sums: Any
     ) -> None:
         """dx, dw, dr and the biases' gradients of direction `d`; gates' gradients as x feeds them, and as h does."""
         x, w, y, h0, backwards = given
+        previous, panels = rooms
         dx, dw, dr, db = outs[:4]
         steps, batch = x.shape[:2]
         by_x, by_h = (g.reshape(steps * batch, -1) for g in gates)
         flat = x.reshape(steps * batch, -1)
         if dx is not None:
             target = dx.reshape(flat.shape)
-            todo.product(by_x, w[d], target, bias=target if d else None)
+            times(todo, by_x, w[d], target, panels, more=target if d else None)
         if dw is not None:
             todo.product(by_x, flat, dw[d], ta=True)
         if dr is not None:
-            first = previous[-1] if backwards else previous[0]
-            todo.add(_zeros(first) if h0 is None else _copied(h0[d], first))
-            if steps > 1:
-                part, rest = (previous[:-1], y[1:]) if backwards else (previous[1:], y[:-1])
-                each = y[0, d].size
-                grid = ((steps - 1, each), (y[0].size, 1), (each, 1), d * each, 0)
-                todo.add(copying(words(rest), words(part), grid))
-            todo.product(by_h, previous.reshape(steps * batch, -1), dr[d], ta=True)
+            self._recurrent(todo, d, (by_h, y, h0, backwards), previous, dr[d])
         if db is not None:
             self._biases(todo, (by_x, by_h), db[d], sums)
+
+    def _recurrent(self, todo: Products, d: int, given: Any, previous: Any, dr: Any) -> None:
+        """The gradient of r: each step's gates by the state before it, which is another step's output, or `h0`."""
+        by_h, y, h0, backwards = given
+        steps, _, batch, n = y.shape
+        first = by_h[-batch:] if backwards else by_h[:batch]
+        others = by_h[:-batch] if backwards else by_h[batch:]
+        rest = y[1:] if backwards else y[:-1]
+        if h0 is not None:
+            todo.product(first, h0[d], dr, ta=True)
+        elif steps == 1:
+            todo.add(_zeros(dr))
+        if steps > 1:
+            if y.shape[1] > 1:  # two directions' outputs stand side by side
+                each = batch * n
+                grid = ((steps - 1, each), (y[0].size, 1), (each, 1), d * each, 0)
+                todo.add(copying(words(rest), words(previous), grid))
+                rest = previous[: steps - 1]
+            todo.product(others, rest.reshape(-1, n), dr, ta=True, bias=None if h0 is None else dr)
 
     def _biases(self, todo: Products, gates: tuple[Any, Any], db: Any, sums: Any) -> None:
         total, block = sums
@@ -309,13 +304,14 @@ class LSTMGradients(SequenceGradients):
     optional = (4, 7)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The gates' gradients, two states, the states before, sums of columns."""
+        """The gates' gradients, two states, the states before, sums of columns, and r packed."""
         x: Any = op.inputs[0]
         steps, batch, _ = x.shape
         n = op.op.hidden_size  # type: ignore[attr-defined]
         before, sums = self.rooms(op, 4 * n)
         shapes = [(steps, batch, 4 * n), (batch, n), (batch, n), before, sums]
-        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums))
+        packed = room(x.type, (4 * n, n, batch), (4 * n, x.shape[2], steps * batch))
+        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums), packed)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One direction after the other: the steps from the last to the first, then products over all of them."""
@@ -323,11 +319,11 @@ class LSTMGradients(SequenceGradients):
         (x, w, *_), (y, *_), _ = rule.parts(ins[: len(op.inputs)])
         todo = Products()
         for d in range(w.shape[0]):
-            dg, _, _, previous, block, sums = scratch
+            dg, _, _, previous, block, sums, packed = scratch
             self._steps(todo, rule, d, ins[: len(op.inputs)], outs, scratch)
             flat = dg.reshape(-1, dg.shape[2])
             given = (x, w, y, ins[5], rule.forward().backwards(d))
-            self.finish(todo, d, given, (flat, flat), previous, outs, (sums, block))
+            self.finish(todo, d, given, (flat, flat), (previous, packed), outs, (sums, block))
         return todo.all()
 
     def _steps(self, todo: Products, rule: Any, d: int, ins: Any, outs: Any, scratch: Any) -> None:
@@ -336,13 +332,16 @@ class LSTMGradients(SequenceGradients):
         for state, last in ((dh, dh_last), (dc, dc_last)):
             todo.add(_zeros(state) if last is None else _copied(last[d], state))
         order = rule.forward().order(d, x.shape[0])
+        each = Steps(todo, r[d], scratch[6], x.shape[1], turned=False)
         for k in range(len(order) - 1, -1, -1):
             t = order[k]
             before = cells[d, order[k - 1]] if k else _both(c0, d)
             rows = (gates[d, t], cells[d, t] if before is None else before, cells[d, t], dh if dy is None else dy[t, d])
             flags = (int(before is not None), int(dy is not None))
-            todo.add(lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
-            todo.product(dg[t], r[d], dh)
+            each.add(lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
+            if k or outs[4] is not None:
+                each.product(dg[t], dh)
+        each.finish()
         for first, state in ((outs[4], dh), (outs[5], dc)):
             if first is not None:
                 todo.add(_copied(state, first[d]))
@@ -355,18 +354,19 @@ class GRUs(Sequences):
     optional = (4,)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """Gates, products, biases."""
+        """Gates, products, biases, and r packed."""
         x: Any = op.inputs[0]
         steps, batch, _ = x.shape
         n = op.op.hidden_size  # type: ignore[attr-defined]
-        return tuple(x.type.with_shape(s) for s in ((steps, batch, 3 * n), (batch, 3 * n), (3 * n,), (n,)))
+        packed = room(x.type, (n, 3 * n, batch), (x.shape[2], 3 * n, steps * batch))
+        return (*(x.type.with_shape(s) for s in ((steps, batch, 3 * n), (batch, 3 * n), (3 * n,), (n,))), packed)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One direction after the other."""
         rule: Any = op.op
         x, w, r, bias, _, h0 = ins[:6]
         y, last, kept = outs[:3]
-        gates, product, total, inner = scratch
+        gates, product, total, inner, packed = scratch
         steps, batch, n = x.shape[0], x.shape[1], rule.hidden_size
         todo = Products()
         for d in range(rule.directions):
@@ -375,17 +375,19 @@ class GRUs(Sequences):
             else:
                 todo.add(add_biases.call(bias[d], total, 2 * n, work=1, parallel=False))
                 todo.add(_copied(bias[d, 5 * n :], inner))
-            flat = gates.reshape(-1, 3 * n)
-            todo.product(x.reshape(steps * batch, -1), w[d], flat, tb=True, bias=None if bias is None else total)
+            flat, more = x.reshape(steps * batch, -1), None if bias is None else total
+            times(todo, flat, w[d], gates.reshape(-1, 3 * n), packed, turned=True, more=more)
             h = _both(h0, d)
+            each = Steps(todo, r[d], packed, batch, turned=True)
             for t in rule.order(d, steps):
                 if h is not None:
-                    todo.product(h, r[d], product, tb=True)
+                    each.product(h, product)
                 room = np.empty((0, 4 * n), x.dtype) if kept is None else kept[d, t]
                 before = y[t, d] if h is None else h
                 rows = (gates[t], product, inner, before, y[t, d], room)
-                todo.add(gru_cell.call(*rows, int(h is not None), work=batch))
+                each.add(gru_cell.call(*rows, int(h is not None), work=batch))
                 h = y[t, d]
+            each.finish()
             if last is not None:
                 todo.add(_copied(h, last[d]))
         return todo.all()
@@ -398,32 +400,36 @@ class GRUGradients(SequenceGradients):
     optional = (4,)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The gates' gradients twice, a state, the states before, sums of columns."""
+        """The gates' gradients twice, a state, the states before, sums of columns, and r packed."""
         x: Any = op.inputs[0]
         steps, batch, _ = x.shape
         n = op.op.hidden_size  # type: ignore[attr-defined]
         before, sums = self.rooms(op, 3 * n)
         shapes = [(steps, batch, 3 * n), (steps, batch, 3 * n), (batch, n), before, sums]
-        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums))
+        packed = room(x.type, (3 * n, n, batch), (3 * n, x.shape[2], steps * batch))
+        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums), packed)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One direction after the other: the steps from the last to the first, then products over all of them."""
         rule: Any = op.op
         (x, w, r, _, _, h0), (y, kept), (dy, dh_last) = rule.parts(ins[: len(op.inputs)])
-        dgx, dgh, dh, previous, block, sums = scratch
+        dgx, dgh, dh, previous, block, sums, packed = scratch
         todo = Products()
         for d in range(w.shape[0]):
             todo.add(_zeros(dh) if dh_last is None else _copied(dh_last[d], dh))
             order = rule.forward().order(d, x.shape[0])
+            each = Steps(todo, r[d], packed, x.shape[1], turned=False)
             for k in range(len(order) - 1, -1, -1):
                 t = order[k]
                 before = y[order[k - 1], d] if k else _both(h0, d)
                 rows = (kept[d, t], dh if before is None else before, dh if dy is None else dy[t, d], dh)
                 flags = (int(before is not None), int(dy is not None))
-                todo.add(gru_cell_gradient.call(*rows, dgx[t], dgh[t], *flags, work=x.shape[1]))
-                todo.product(dgh[t], r[d], dh, bias=dh)
+                each.add(gru_cell_gradient.call(*rows, dgx[t], dgh[t], *flags, work=x.shape[1]))
+                if k or outs[4] is not None:
+                    each.product(dgh[t], dh, more=True)
+            each.finish()
             if outs[4] is not None:
                 todo.add(_copied(dh, outs[4][d]))
             given = (x, w, y, h0, rule.forward().backwards(d))
-            self.finish(todo, d, given, (dgx, dgh), previous, outs, (sums, block))
+            self.finish(todo, d, given, (dgx, dgh), (previous, packed), outs, (sums, block))
         return todo.all()

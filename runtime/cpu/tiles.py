@@ -92,7 +92,7 @@ def emit_tile(name: str, t: Tile) -> str:
     with f.when("%more"):
         for m, row in enumerate(sums):
             for j, s in enumerate(row):
-                f.set(s, v, f.let(f"fadd {v} {read(f, t, m, j)}, {f.get(s, v)}"))
+                f.set(s, v, f.let(f"fadd {v} {_read(f, t, m, j)}, {f.get(s, v)}"))
     for m, row in enumerate(sums):
         for j, s in enumerate(row):
             write(f, t, m, j, f.get(s, v))
@@ -103,7 +103,7 @@ def multiply(f: Code, t: Tile, sums: list[list[str]], a: str, b: str, u: int) ->
     """One term of every sum."""
     width = machine().width
     v = vector(width)
-    bs = [_vector(f, f.at(b, u * t.bk + j * width), t, j) for j in range(t.vectors)]
+    bs = [load(f, f.at(b, u * t.bk + j * width), t, j) for j in range(t.vectors)]
     for m, row in enumerate(sums):
         one = f.word(a, m * t.am + u * t.ak, "float")
         first = f.let(f"insertelement {v} poison, float {one}, i64 0")
@@ -116,7 +116,7 @@ def _lanes(t: Tile, j: int) -> int:
     return min(machine().width, t.columns - j * machine().width)
 
 
-def _vector(f: Code, at: str, t: Tile, j: int) -> str:
+def load(f: Code, at: str, t: Tile, j: int) -> str:
     """Vector j of a row of B or C, zeros behind its last column."""
     width, v = machine().width, vector(machine().width)
     if _lanes(t, j) == width:
@@ -125,9 +125,8 @@ def _vector(f: Code, at: str, t: Tile, j: int) -> str:
     return f.let(f"call {v} @llvm.masked.load(ptr {at}, i32 4, {lanes}, {v} zeroinitializer)")
 
 
-def read(f: Code, t: Tile, m: int, j: int) -> str:
-    """Vector j of row m of C."""
-    return _vector(f, f.at("%c", m * t.c + j * machine().width), t, j)
+def _read(f: Code, t: Tile, m: int, j: int) -> str:
+    return load(f, f.at("%c", m * t.c + j * machine().width), t, j)
 
 
 def write(f: Code, t: Tile, m: int, j: int, value: str) -> None:
