@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,7 +76,8 @@ class OpenNorms(Pass):
 
     and ChannelsLastBatchNormApply the second line.  CentreScale is element-wise, so that `fusion` makes one loop of it
     and of what follows.  The gradient becomes two column sums, which belong to the loop that makes dy, and an
-    element-wise operator; other bits than its own, but the same for an operator and its types.
+    element-wise operator; other bits than its own, but the same for an operator and its types.  Where dy comes through
+    a Relu behind the normalisation, its gradient makes y again from x, which the sums read anyway: one operand less.
     """
 
     def run(self, block: Block) -> Block:
@@ -85,7 +87,51 @@ class OpenNorms(Pass):
         for op in block.operators:
             opened = _OPEN[op.op.name](op, names) if op.op.name in _OPEN else None
             result += opened or (op,)
-        return block.with_operators(result) if len(result) > len(block.operators) else block
+        return block.with_operators(_masks_again(result, names)) if len(result) > len(block.operators) else block
+
+
+def _masks_again(operators: list[Operator], names: Names) -> list[Operator]:
+    """Gradients of Relu that read y = Relu(CentreScale(x, ...)) last make it again, where a CentredProduct reads x."""
+    maker = {v.name: i for i, op in enumerate(operators) for v in op.writes()}
+    last = {v.name: i for i, op in enumerate(operators) for v in op.reads()}
+    before: dict[int, list[Operator]] = {}
+
+    def made_by(v: Value | None, *kinds: str) -> tuple[int, Operator] | None:
+        at = -1 if v is None else maker.get(v.name, -1)
+        return (at, operators[at]) if at >= 0 and operators[at].op.name in kinds else None
+
+    for product in operators:
+        gradient = made_by(product.inputs[2], *_MASKED) if isinstance(product.op, CentredProduct) else None
+        if gradient is None:
+            continue
+        at, grad = gradient
+        y = grad.inputs[0]
+        relu = made_by(y, _MASKED[grad.op.name])
+        scaled = relu and made_by(relu[1].inputs[0], "CentreScale")
+        factor = scaled and made_by(scaled[1].inputs[2], "BatchNormFactor")
+        if not relu or not scaled or not factor or scaled[1].inputs[:2] != product.inputs[:2]:
+            continue
+        assert y is not None
+        if last[y.name] == at and at not in before:
+            before[at] = _again([factor[1], scaled[1], relu[1]], grad.role, names)
+            operators[at] = dataclasses.replace(grad, inputs=(before[at][-1].outputs[0], *grad.inputs[1:]))
+    return [o for i, op in enumerate(operators) for o in (*before.get(i, ()), op)]
+
+
+#: a gradient that reads its operator's result → that operator
+_MASKED = {"ReluGrad": "Relu", "Relu6Grad": "Relu6"}
+
+
+def _again(chain: list[Operator], role: Role, names: Names) -> list[Operator]:
+    """Clones of operators, of which some read others' results."""
+    new: dict[str, Value] = {}
+    found = []
+    for op in chain:
+        ins = tuple(v and new.get(v.name, v) for v in op.inputs)
+        outs = tuple(v and Value(names.take(f"{v.name}.again"), v.type) for v in op.outputs)
+        new.update((v.name, w) for v, w in zip(op.outputs, outs, strict=True) if v and w)
+        found.append(dataclasses.replace(op, inputs=ins, outputs=outs, role=role, scratch=()))
+    return found
 
 
 def _open_training(op: Operator, names: Names) -> list[Operator] | None:

@@ -179,3 +179,30 @@ def test_the_gradient_of_a_normalisation_becomes_sums_and_a_loop() -> None:
     for other in (values_of(opened, ()), values_of(fused, ())):
         for a, b in zip(wanted, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
+
+
+@pytest.mark.parametrize("name", ["Relu", "Relu6"])
+def test_a_mask_is_made_again_from_what_the_sums_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass does not read y, unless somebody reads it later; the bits are those of reading it."""
+    text = f"""
+      input %x: f32[8,16,16,8]
+      input %dy: f32[8,16,16,8]
+      input %v: f32[8]
+      input %w: f32[8]
+      %z: f32[8,16,16,8], %mean: f32[8], %var: f32[8] = ChannelsLastBatchNormTrain(%x, %v, %w)
+      %y: f32[8,16,16,8] = {name}(%z)
+      backward %g: f32[8,16,16,8] = {name}Grad(%y, %dy)
+      backward %dx: f32[8,16,16,8], %dscale: f32[8], %dbias: f32[8] = ChannelsLastBatchNormGrad(%x, %v, %mean, %var, %g)
+      """
+    alone, later = program(text + "output %dx, %dscale, %dbias"), program(text + "output %y, %dx, %dscale, %dbias")
+    assert "%z.again" in show(verify(OpenNorms().run(alone)))
+    read = program(text + "backward %q: f32[8,16,16,8] = Mul(%y, %dx)\n output %q")
+    assert "%z.again" not in show(verify(OpenNorms().run(read)))
+    for block in (alone, later):
+        fused = verify(Fusion().run(OpenNorms().run(block)))
+        assert all("y" not in [v.name for v in op.reads()] for op in fused.operators if op.role is Role.BACKWARD)
+        again = values_of(fused, ())
+        with monkeypatch.context() as m:
+            m.setattr("recompute.passes.split_norms._masks_again", lambda operators, names: operators)
+            for a, b in zip(again, values_of(Fusion().run(OpenNorms().run(block)), ()), strict=True):
+                assert a.tobytes() == b.tobytes()
