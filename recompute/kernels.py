@@ -67,10 +67,23 @@ def register(provider: Provider) -> None:
 def provider(name: str) -> Provider:
     """The provider of that name.  UsageError where this machine has none."""
     if name not in PROVIDERS:
-        importlib.import_module(f"{__package__}.runtime")
+        importlib.import_module(f"{__package__}.runtime.cpu").register_all()
     if name not in PROVIDERS:
         raise UsageError(
             f"the program was lowered for kernels of '{name}'{nearest(name, PROVIDERS)}, which are not here: install "
             "the extra that brings them, or compile the program again on this machine"
         )
     return PROVIDERS[name]
+
+
+def fits(op: Operator) -> bool:
+    """Whether the kernel that an operator names can run it here, in the workspace that it has.
+
+    A program in a file may come from another machine, or from a run with another number of threads.
+    """
+    try:
+        chosen = provider(op.kernel)
+        there = tuple(v.type for v in op.scratch)
+        return accepting((op.kernel,), op) == op.kernel and tuple(chosen.scratch(op)) == there
+    except UsageError:
+        return False

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import JobError, MissingExtraError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
-from ..kernels import provider
+from ..kernels import fits, provider
 from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
@@ -90,9 +90,11 @@ class NativeSteps:
     table: native.Table
 
     def run(self, xp: Any) -> None:
-        """JobError where a kernel reports a failure."""
-        self.table.run()
-        native.check()
+        """JobError with the operator whose kernel reports a failure."""
+        failed = self.table.run()
+        if failed is not None:
+            of = [step for step in self.steps for _ in step.calls]
+            native.check(show_operator(of[failed].op))
 
 
 def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
@@ -138,6 +140,11 @@ class Session:
         self._segments = segments(self.steps)
 
     def _step(self, op: Operator) -> Step:
+        if op.kernel and not fits(op):  # it would write beyond its buffers
+            raise UsageError(
+                f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
+                f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
+            )
         ins, outs, scratch = (tuple(map(self._array, vs)) for vs in (op.inputs, op.outputs, op.scratch))
         calls = provider(op.kernel).bind(op, ins, outs, scratch) if op.kernel else ()
         return Step(op, ins, outs, scratch, tuple(calls))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
 from ..ir import Block, Operator
-from ..kernels import PROVIDERS, accepting, provider
+from ..kernels import PROVIDERS, accepting, fits, provider
 from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
 from ..passes.layouts import turned, turned_values
 from ..types import TensorType
@@ -54,5 +54,5 @@ def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
 
 
 def foreign(block: Block) -> bool:
-    """Whether a block was lowered for kernels that this machine does not have."""
-    return any(op.kernel and op.kernel not in PROVIDERS for op in block.operators)
+    """Whether a block was lowered for kernels that are not here, or need other workspaces here."""
+    return any(op.kernel and not fits(op) for op in block.operators)

@@ -74,6 +74,44 @@ def test_a_failure_is_reported_once() -> None:
     native.check()
 
 
+def test_the_call_that_fails_is_the_last_one() -> None:
+    counts = np.zeros(2, np.int64)
+    count = native.compile_ir(COUNT)
+    fails = Call(count, (native.STATUS,), 1)  # its count becomes the status
+    table = Table([Call(count, (counts,), 2), fails, Call(count, (counts,), 2)])
+    assert table.run() == 1
+    with pytest.raises(JobError, match="status 1 in\n    y = Foo"):
+        native.check("y = Foo")
+    assert counts.tolist() == [1, 1]
+
+
+FORK = """
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        table.run()
+        os._exit(0 if counts.sum() == 2000 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("setting", ["OMP_THREAD_LIMIT=1", "OMP_DYNAMIC=true", "OMP_NUM_THREADS=2"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_teams_of_any_size_do_all_of_the_work_and_so_do_forks(setting: str) -> None:
+    code = f"""if 1:
+    import os, signal, sys
+    import numpy as np
+    from recompute.runtime.cpu import native
+    counts = np.zeros(1000, np.int64)
+    table = native.Table([native.Call(native.compile_ir(sys.stdin.read()), (counts,), 1000)])
+    table.run()
+    assert counts.sum() == 1000
+    {FORK}"""
+    name, _, value = setting.partition("=")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", name: value}
+    subprocess.run([sys.executable, "-c", code], input=COUNT, env=environment, text=True, check=True, timeout=60)
+
+
 def run_worker(home: Path) -> subprocess.Popen:
     environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
     found = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, env=environment, text=True)

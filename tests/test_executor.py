@@ -10,6 +10,7 @@ import pytest
 
 import recompute as rc
 from recompute.compiler import compile_step
+from recompute.runtime import Session
 
 MLP = Path(__file__).parent.parent / "models/mlp.onnx"
 FEED = {"x": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32), "label": np.zeros(4, np.int64)}
@@ -115,3 +116,40 @@ def test_contents_that_were_taken_away_are_missed(name: str) -> None:
         executor.run(program, FEED, [loss])
     program.data[name] = array
     executor.run(program, FEED, [loss])
+
+
+GATHER = """
+program p {
+  param %table: f32[64,512]
+  input %at: i64[64]
+  %y: f32[64,512] = Gather(%table, %at)
+  output %y
+}"""
+
+
+def test_kernels_name_the_operator_that_fails() -> None:
+    program = rc.Program(rc.parse(GATHER), {"table": np.ones((64, 512), np.float32)})
+    for providers in (None, ("numpy",)):
+        executor = rc.Executor(providers=providers)
+        with pytest.raises(rc.JobError, match=r"Gather\(%table, %at\)"):
+            executor.run(program, {"at": np.full(64, 64)}, ["y"])
+        executor.run(program, {"at": np.full(64, 63)}, ["y"])
+
+
+def test_kernels_that_need_another_workspace_are_chosen_again() -> None:
+    """A program's text may come from a machine, or a run, with another number of threads."""
+    table, feed = np.arange(64 * 512, dtype=np.float32).reshape(64, 512), {"at": np.arange(64)[::-1].copy()}
+    executor = rc.Executor()
+    planned = rc.show(executor.session(rc.Program(rc.parse(GATHER), {"table": table}), ["y"]).block)
+    kernel = next((k for k in (" using numba", " using loops") if k in planned), None)
+    if kernel is None:
+        pytest.skip("no kernels here")
+    larger = ' scratch(%"y#0": f32[1]) @'
+    for wrong in (planned.replace(kernel, " using nowhere"), planned.replace(f"{kernel} @", f"{kernel}{larger}4096,")):
+        block = rc.verify(rc.parse(wrong))
+        assert wrong != planned
+        with pytest.raises(rc.UsageError, match="cannot run here"):
+            Session(block, {"table": table})
+        for chosen in (executor, rc.Executor(providers=("numpy",))):
+            (found,) = chosen.run(rc.Program(block, {"table": table}), feed, ["y"])
+            np.testing.assert_array_equal(found, table[::-1])

@@ -16,6 +16,7 @@ import os
 import platform
 import struct
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,36 @@ class Table:
             np.int64,
         ).reshape(len(calls), 4)
         self._run = _driver()
-        self._arguments = (self._rows.ctypes.data, len(calls), threads())
+        self._arguments = (self._rows.ctypes.data, len(calls), threads(), STATUS.ctypes.data)
 
-    def run(self) -> None:
-        """All calls, in order."""
-        self._run(*self._arguments)
+    def run(self) -> int | None:
+        """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
+        if _forked:
+            failed = _worker().submit(self._run, *self._arguments).result()
+        else:
+            failed = self._run(*self._arguments)
+        return None if failed < 0 else failed
+
+
+#: whether this process is a fork of another, whose OpenMP threads it does not have
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    _worker.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.cache
+def _worker() -> ThreadPoolExecutor:
+    """What runs tables in a fork: libgomp would wait for ever for threads that the process lacks, but a new thread
+    gets new ones."""
+    return ThreadPoolExecutor(1)
 
 
 def together(calls: Sequence[Call]) -> Call:
@@ -119,11 +145,11 @@ done:
 STATUS = np.zeros(1, np.int64)
 
 
-def check() -> None:
-    """JobError where a kernel has failed since the last check."""
+def check(where: str = "") -> None:
+    """JobError where a kernel has failed since the last check.  `where`: the operator that it ran."""
     if STATUS[0]:
         status, STATUS[0] = int(STATUS[0]), 0
-        raise JobError(f"a native kernel failed with status {status}")
+        raise JobError(f"a native kernel failed with status {status}" + (f" in\n    {where}" if where else ""))
 
 
 @functools.cache
@@ -140,11 +166,23 @@ def unavailable() -> str:
 
 @functools.cache
 def threads() -> int:
-    """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less."""
+    """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.
+
+    OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC).
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(ValueError):
         cores = min(cores, max(1, int(os.environ.get("OMP_NUM_THREADS", cores))))
-    return cores if _libgomp() else 1
+    gomp = _libgomp()
+    if gomp is None or gomp.omp_get_dynamic():
+        return 1
+    return min(cores, max(1, gomp.omp_get_thread_limit()))
+
+
+def announce_threads() -> None:
+    """Tells libraries that use OpenMP, in this thread, how many threads a step has."""
+    if (gomp := _libgomp()) is not None:
+        gomp.omp_set_num_threads(threads())
 
 
 @functools.cache
@@ -262,13 +300,13 @@ def compile_ir(ir: str) -> int:
 
 @functools.cache
 def _driver() -> Any:
-    """`run(rows, count, threads)`: makes the calls of a table."""
+    """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
     gomp = _libgomp()
     if gomp is not None:
         llvm = toolchain().llvm
-        for name in ("GOMP_parallel", "omp_get_thread_num"):
+        for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
             llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(
         compile_ir(
             _DRIVER.replace("PARALLEL", "true" if gomp is not None else "false").replace(
                 "FLUSH", _FLUSH_X86 if platform.machine() in ("x86_64", "AMD64") else _FLUSH_NONE
@@ -281,16 +319,16 @@ _DRIVER = r"""
 %call = type { ptr, ptr, i64, i64 }
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
 FLUSH
 
-; one thread's part of a call: the context holds the call and the number of threads
-define internal void @part(ptr %context) {
+; one thread's part of a call: there may be fewer threads than were asked for
+define internal void @part(ptr %call) {
   %mode = call i32 @flush()
   %t32 = call i32 @omp_get_thread_num()
   %t = sext i32 %t32 to i64
-  %call = load ptr, ptr %context
-  %count.at = getelementptr i64, ptr %context, i64 1
-  %count = load i64, ptr %count.at
+  %count32 = call i32 @omp_get_num_threads()
+  %count = sext i32 %count32 to i64
   %work.at = getelementptr %call, ptr %call, i32 0, i32 2
   %work = load i64, ptr %work.at
   %begin.n = mul i64 %work, %t
@@ -311,12 +349,9 @@ done:
   ret void
 }
 
-define void @kernel(ptr %calls, i64 %count, i64 %threads) {
+define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
 entry:
   %mode = call i32 @flush()
-  %context = alloca [2 x i64]
-  %count.at = getelementptr i64, ptr %context, i64 1
-  store i64 %threads, ptr %count.at
   %t32 = trunc i64 %threads to i32
   %several = icmp sgt i64 %threads, 1
   %threaded = and i1 %several, PARALLEL
@@ -333,8 +368,7 @@ step:
   %split = and i1 %wanted, %threaded
   br i1 %split, label %many, label %one
 many:
-  store ptr %call, ptr %context
-  call void @GOMP_parallel(ptr @part, ptr %context, i32 %t32, i32 0)
+  call void @GOMP_parallel(ptr @part, ptr %call, i32 %t32, i32 0)
   br label %next
 one:
   %function = load ptr, ptr %call
@@ -346,10 +380,13 @@ one:
   br label %next
 next:
   %i1 = add i64 %i, 1
-  br label %loop
+  %failure = load volatile i64, ptr %status
+  %failed = icmp ne i64 %failure, 0
+  br i1 %failed, label %end, label %loop
 end:
+  %at = phi i64 [-1, %loop], [%i, %next]
   call void @restore(i32 %mode)
-  ret void
+  ret i64 %at
 }
 """
 

@@ -75,6 +75,7 @@ def plan(c: Convolved) -> Plan | str:
         return why
     lib = dnnl.load()
     assert isinstance(lib, dnnl.Library)
+    native.announce_threads()
     try:
         return _Maker(lib, c).plan()
     except dnnl.DnnlError as e:
