@@ -192,7 +192,7 @@ def _libgomp() -> Any:
     Its threads spin a while when they have nothing to do.  Where NumPy's BLAS has threads of its own, spinning for long
     takes their processors away, so that it is cut short before the library is loaded.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     for name in ("libgomp.so.1", "libgomp.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
