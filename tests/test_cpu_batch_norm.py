@@ -36,7 +36,7 @@ def run(name: str, *arrays: np.ndarray, threads: int | None = None, inplace: boo
     scratch = [np.full(t.shape, 77, t.numpy) for t in PROVIDER.scratch(o)]
     table = native.Table(PROVIDER.bind(o, ins, outs, scratch))
     if threads is not None:
-        table._arguments = (*table._arguments[:2], threads)
+        table._arguments = (*table._arguments[:2], threads, *table._arguments[3:])
     table.run()
     return outs
 
