@@ -193,7 +193,7 @@ def test_the_biggest_batch_by_a_plan() -> None:
     found = rc.max_batch("resnet18", "300MiB", options=NARROW)
     auto, steps = found["auto"], Steps("resnet18", options=NARROW)
     assert auto.peak_bytes <= found.budget < auto.next_peak_bytes and auto.overhead > 0
-    assert auto.batch > max(s.batch for s in found.strategies if s is not auto)
+    assert auto.batch >= max(s.batch for s in found.strategies if s is not auto)
     plan = lowest_plan(steps, auto.batch)
     assert plan is not None and steps.peak(auto.batch, plan.kept) <= 1.05 * auto.peak_bytes
     # a budget on the command line finds a plan for that batch
