@@ -214,7 +214,7 @@ def largest_fitting(peak: Callable[[int], int], budget: int, guess: int = _FIRST
     """A batch that fits while one more does not; 0 where 1 does not fit.
 
     Secant steps from `guess`, as memory is nearly affine in the batch.  It is not always monotone (tiles of scratch
-    change in steps), so a few batches further on are tried before the answer is given.
+    change in steps), so one further on is tried before the answer is given.
     """
     if peak(1) > budget:
         return 0
@@ -230,7 +230,7 @@ def largest_fitting(peak: Callable[[int], int], budget: int, guess: int = _FIRST
         if low + 1 not in over:
             trial = _next_trial(fits, over, budget)
             continue
-        beyond = {low + 2, low + max(3, low // 8)}
+        beyond = {low + max(2, low // 8)}
         trial = next((b for b in sorted(beyond) if low < b <= LARGEST_BATCH and b not in over), 0)
         if not trial:
             return low
