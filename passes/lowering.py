@@ -14,11 +14,13 @@ from .base import Pass, run_passes
 class Lowering:
     """The passes that fit a step to a machine; none by default.
 
-    `workspace`: the temporary buffers that an operator of the step will need when it is lowered.
+    `workspace`: the temporary buffers that an operator of the step will need when it is lowered.  `providers`: whose
+    kernels run it, the most preferred first.
     """
 
     passes: tuple[Pass, ...] = ()
     workspace: Callable[[Operator], tuple[TensorType, ...]] = Operator.workspace
+    providers: tuple[str, ...] = ()
 
     def run(self, block: Block) -> Block:
         """The block as the machine runs it, before `schedule`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -50,6 +50,56 @@ class Variable:
         return hash((id(self.program), self.value))
 
 
+class Holder(Protocol):
+    """Who has the newest contents of a program's arrays."""
+
+    def claim(self, name: str) -> None:
+        """Brings the host's array up to date; it may be written until the next step begins."""
+
+
+class Arrays(dict[str, np.ndarray]):
+    """Contents by name, on the host.
+
+    While a device trains, its memory has the newest ones: an array is brought up to date when it is asked for, and
+    what is written into it is given back before the next step.  Ask again after a step.
+    """
+
+    _holder: Holder | None = None
+
+    def held_by(self, holder: Holder | None) -> None:
+        """From now on `holder` has the newest contents."""
+        if self._holder is not None and holder is not self._holder:
+            for name in dict.keys(self):
+                self._holder.claim(name)
+        self._holder = holder
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if self._holder is not None:
+            self._holder.claim(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The array, or `default`."""
+        if name not in self:
+            return default
+        return self[name]  # not super().get: see __getitem__
+
+    def __iter__(self) -> Iterator[str]:  # also keeps dict(arrays) from reading past __getitem__
+        return super().__iter__()
+
+    def values(self) -> Any:
+        """All arrays."""
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        """All names with their arrays."""
+        return [(name, self[name]) for name in self]
+
+    def copy(self) -> Arrays:
+        """The same arrays; nobody holds them."""
+        return Arrays(self.items())
+
+
 class Program:
     """A static program: its block, and the contents of what lives across steps.
 
@@ -65,7 +115,7 @@ class Program:
         source_path: str | None = None,
     ) -> None:
         self.block = block or Block()
-        self.data = data or {}
+        self.data = data if isinstance(data, Arrays) else Arrays(data or {})
         self.source = source
         self.source_path = source_path
         #: (parameter, gradient) pairs of the last backward pass, by name

@@ -1,5 +1,6 @@
 """Runs planned programs."""
 
-from .executor import CPUPlace, CUDAPlace, Executor, Session
+from .executor import Executor, Session
+from .places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
 
-__all__ = ["CPUPlace", "CUDAPlace", "Executor", "Session"]
+__all__ = ["CPUPlace", "CUDAPlace", "EmulatedCUDAPlace", "Executor", "Session"]

@@ -11,26 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import JobError, MissingExtraError, OutOfMemoryError, UsageError, nearest
+from ..errors import JobError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
 from ..kernels import fits, provider
 from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
+from .binding import already_there, contents
 from .cpu import native
 from .lowering import foreign, lowering
-
-
-@dataclass(frozen=True)
-class CPUPlace:
-    """The processor of this machine, through NumPy."""
-
-
-@dataclass(frozen=True)
-class CUDAPlace:
-    """CUDA device number `device`, through CuPy."""
-
-    device: int = 0
+from .places import CPUPlace, EmulatedCUDAPlace, Place
 
 
 class Arena:
@@ -39,18 +29,17 @@ class Arena:
     OutOfMemoryError where the machine cannot allocate it.
     """
 
-    def __init__(self, xp: Any, nbytes: int) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         try:
-            self._raw = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
+            self._raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
         except (MemoryError, OverflowError, ValueError):  # NumPy's answer depends on how much too large it is
             raise OutOfMemoryError(
                 f"this machine cannot allocate the arena of {nbytes:,} bytes: a smaller batch takes less, so do "
                 "checkpoints (what is not kept is recomputed); --memory-budget, or rc.max_batch, says what fits"
             ) from None
         self._raw[::4096] = 0  # pages come with their first write: now, not in the first step
-        address = self._raw.ctypes.data if hasattr(self._raw, "ctypes") else self._raw.data.ptr
-        self._start = -address % ALIGNMENT
+        self._start = -self._raw.ctypes.data % ALIGNMENT
 
     def bytes(self) -> Any:
         """All of it, as unsigned bytes."""
@@ -74,10 +63,10 @@ class Step:
     scratch: tuple[Any, ...]
     calls: tuple[Any, ...] = ()
 
-    def run(self, xp: Any) -> None:
+    def run(self) -> None:
         """The operator's own numerics.  JobError with the operator where they fail."""
         try:
-            self.op.op.compute(xp, self.ins, self.outs, self.scratch)
+            self.op.op.compute(np, self.ins, self.outs, self.scratch)
         except Exception as e:
             raise JobError(f"{type(e).__name__} in\n    {show_operator(self.op)}\n{e}") from e
 
@@ -89,7 +78,7 @@ class NativeSteps:
     steps: tuple[Step, ...]
     table: native.Table
 
-    def run(self, xp: Any) -> None:
+    def run(self) -> None:
         """JobError with the operator whose kernel reports a failure."""
         failed = self.table.run()
         if failed is not None:
@@ -120,19 +109,17 @@ class Session:
         self,
         block: Block,
         arrays: Mapping[str, np.ndarray],
-        xp: Any = np,
         progress: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
         self.block = block
-        self.xp = xp
         self.report = memory_report(block)
-        self.arena = Arena(xp, self.report.arena)
+        self.arena = Arena(self.report.arena)
         self.arrays: dict[str, Any] = {}
         self._bind_persistent(arrays)
         for name, value in block.values().items():
             if name in block.addresses:
                 self.arrays[name] = self.arena.at(block.addresses[name], value)
-        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not self._is_there(op)]
+        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
         self.steps = []
         for op in wanted:
             self.steps.append(self._step(op))
@@ -151,31 +138,9 @@ class Session:
 
     def _bind_persistent(self, arrays: Mapping[str, np.ndarray]) -> None:
         for v in (*self.block.parameters, *self.block.buffers, *self.block.state):
-            array = arrays.get(v.name)
-            if array is None:
-                raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
-            if tuple(array.shape) != v.shape or array.dtype != v.type.numpy:
-                raise UsageError(f"'{v.name}' holds {array.dtype}{list(array.shape)}, the program says {v.type}")
-            self.arrays[v.name] = array
+            self.arrays[v.name] = contents(v, arrays)
         for c in self.block.constants:
-            self.arrays[c.value.name] = self.xp.asarray(c.numpy())
-
-    def _is_there(self, op: Operator) -> bool:
-        """Whether the plan has put an operator's results where they already are: views, and parts joined in place."""
-        at, views, joins = self.block.addresses, op.views(), op.joins()
-        if joins and op.outputs[0] is not None and op.outputs[0].name in at:
-            whole = at[op.outputs[0].name]
-            return all(
-                v is not None and o is not None and at.get(v.name) == whole + o
-                for v, o in zip(op.inputs, joins, strict=True)
-            )
-        if not views or op.inputs[0] is None or op.inputs[0].name not in at:
-            return False
-        base = at[op.inputs[0].name]
-        placed = [(v, o) for v, o in zip(op.outputs, views, strict=False) if v is not None]
-        return len(placed) == len(list(op.writes())) and all(
-            o is not None and at.get(v.name) == base + o for v, o in placed
-        )
+            self.arrays[c.value.name] = c.numpy()
 
     def _array(self, v: Value | None) -> Any:
         return None if v is None else self.arrays[v.name]
@@ -186,11 +151,27 @@ class Session:
         names = {v.name for v in self.block.persistent()}
         return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
 
+    def holds(self, program: Program) -> bool:
+        """Whether a program's arrays are those that are bound here."""
+        persistent = (*self.block.parameters, *self.block.buffers, *self.block.state)
+        return all(program.data.get(v.name) is self.arrays[v.name] for v in persistent)
+
+    def release(self) -> None:
+        """Nothing to give back: the program's own arrays are updated."""
+
+    def feed(self, name: str, array: Any) -> None:
+        """An input's contents for the next run."""
+        self.arrays[name][...] = array
+
+    def fetch(self, name: str) -> np.ndarray:
+        """A copy of a value after a run."""
+        return np.array(self.arrays[name])
+
     def run(self) -> None:
         """Executes the instructions once.  JobError with the operator where its numerics fail."""
         with np.errstate(all="ignore"):
             for segment in self._segments:
-                segment.run(self.xp)
+                segment.run()
 
     def run_timed(self) -> list[tuple[Operator, float]]:
         """Executes the instructions once, one by one: each operator with its seconds."""
@@ -199,7 +180,7 @@ class Session:
             for step in self.steps:
                 segment = segments([step])[0] if step.calls else step
                 start = time.perf_counter()
-                segment.run(self.xp)
+                segment.run()
                 found.append((step.op, time.perf_counter() - start))
         return found
 
@@ -210,14 +191,11 @@ class _Bound:
 
     block: Block
     fetch: tuple[str, ...]
-    session: Session
+    session: Any
 
     def serves(self, program: Program, fetch: tuple[str, ...]) -> bool:
         """Whether the program, its arrays and the fetch list are still the same."""
-        if program.block is not self.block or fetch != self.fetch:
-            return False
-        persistent = (*self.block.parameters, *self.block.buffers, *self.block.state)
-        return all(program.data.get(v.name) is self.session.arrays[v.name] for v in persistent)
+        return program.block is self.block and fetch == self.fetch and self.session.holds(program)
 
 
 class Executor:
@@ -232,7 +210,7 @@ class Executor:
 
     def __init__(
         self,
-        place: CPUPlace | CUDAPlace | None = None,
+        place: Place | None = None,
         *,
         schedule: bool = True,
         rebuild: bool = True,
@@ -240,8 +218,8 @@ class Executor:
     ) -> None:
         self.place = place or CPUPlace()
         self.schedule, self.rebuild = schedule, rebuild
-        self.lowering = lowering(providers)
-        self.xp = _array_module(self.place)
+        self.lowering = lowering(providers, self.place)
+        self._open = _opener(self.place)
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
     def run(
@@ -259,14 +237,14 @@ class Executor:
         session = self.session(program, names)
         self._feed(session, feed or {})
         session.run()
-        return [_fetch(session.arrays[n]) for n in names]
+        return [session.fetch(n) for n in names]
 
     def session(
         self,
         program: Program,
         fetch: Sequence[str] = (),
         progress: Callable[[int, int], None] = lambda done, count: None,
-    ) -> Session:
+    ) -> Any:
         """The bound session of a program for a fetch list; made at the first call, and again when either changes.
 
         `progress`: see `Session`.
@@ -274,6 +252,8 @@ class Executor:
         wanted = tuple(sorted(set(fetch)))
         bound = self._sessions.get(program)
         if bound is None or not bound.serves(program, wanted):
+            if bound is not None:
+                bound.session.release()
             self._sessions.pop(program, None)  # its arena goes before the next one comes: one arena a program
             bound = None
             for name, array in program.data.items():
@@ -281,7 +261,7 @@ class Executor:
                     program.data[name] = np.array(array, order="C")
             rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
             block = self._planned(program, wanted, rebuild=rebuild)
-            bound = _Bound(program.block, wanted, Session(block, program.data, self.xp, progress))
+            bound = _Bound(program.block, wanted, self._open(block, program.data, progress))
             self._sessions[program] = bound
         return bound.session
 
@@ -289,7 +269,7 @@ class Executor:
         """The block with kernels, frees and addresses; fetched values survive.  One that suits is taken as it is."""
         block = program.block
         outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-        if block.addresses and outputs == block.outputs and not foreign(block):
+        if block.addresses and outputs == block.outputs and not foreign(block, self.lowering):
             return block
         block = program.logical  # where a lowering has not merged values that are to be fetched
         values = block.values()
@@ -299,7 +279,7 @@ class Executor:
         block = block.with_operators(block.operators, outputs=outputs)
         return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
 
-    def _feed(self, session: Session, feed: Mapping[str, Any]) -> None:
+    def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}
         if not isinstance(feed, Mapping):
             raise UsageError(f"feed must be a dictionary of arrays by input, not {type(feed).__name__}")
@@ -323,7 +303,7 @@ class Executor:
                     f"input '{name}' has element type {array.dtype}, the program wants {v.type.numpy}: "
                     f"feed x.astype('{v.type.numpy}')"
                 )
-            session.arrays[name][...] = array
+            session.feed(name, array)
 
 
 def _names(program: Program, fetch_list: Any) -> list[str]:
@@ -340,15 +320,22 @@ def _names(program: Program, fetch_list: Any) -> list[str]:
     return names
 
 
-def _fetch(array: Any) -> np.ndarray:
-    return array.get() if hasattr(array, "get") else np.array(array)
-
-
 def _list(values: Mapping[str, Value]) -> str:
     return ", ".join(f"{n}: {v.type}" for n, v in values.items()) or "none"
 
 
-def _array_module(place: CPUPlace | CUDAPlace) -> Any:
+def _opener(place: Place) -> Callable[..., Any]:
+    """What binds a planned block on a place.  MissingExtraError where the place is not to be had."""
     if isinstance(place, CPUPlace):
-        return np
-    raise MissingExtraError("CUDAPlace: the CUDA executor is not part of this version; use CPUPlace()")
+        return Session
+    from .cuda.session import CudaSession
+
+    if isinstance(place, EmulatedCUDAPlace):
+        from .cuda.emulator import EmulatedDevice
+
+        device: Any = EmulatedDevice(backwards=place.backwards)
+    else:
+        from .cuda.device import open_device
+
+        device = open_device(place.device)
+    return lambda block, data, progress: CudaSession(block, data, device, progress)

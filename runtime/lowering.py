@@ -6,40 +6,43 @@ import functools
 from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
-from ..ir import Block, Operator
+from ..ir import Block, Free, Operator
 from ..kernels import PROVIDERS, accepting, fits, provider
 from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
 from ..passes.layouts import turned, turned_values
 from ..types import TensorType
-from . import cpu
+from . import cpu, cuda
+from .places import CUDAPlace, Place
 
 #: the operators' own numerics, as a provider's name
 OWN = "numpy"
 
 
-def providers() -> tuple[str, ...]:
-    """The providers that this machine has, the most preferred first."""
-    cpu.register_all()
-    return tuple(name for name in cpu.MODULES if name in PROVIDERS)
+def providers(place: Place | None = None) -> tuple[str, ...]:
+    """The providers that there are for a place (None: this machine's processor), the most preferred first."""
+    kinds = cuda if isinstance(place, CUDAPlace) else cpu
+    kinds.register_all()
+    return tuple(name for name in kinds.MODULES if name in PROVIDERS)
 
 
-def lowering(names: Sequence[str] | None = None) -> Lowering:
-    """The lowering for these providers (None: all there are; `("numpy",)` or none: no lowering).
+def lowering(names: Sequence[str] | None = None, place: Place | None = None) -> Lowering:
+    """The lowering for these providers of a place (None: all there are; `("numpy",)` or none: no lowering).
 
     UsageError for a provider that is not here.
     """
     if isinstance(names, str):
         names = names.split(",")
-    here = providers()
+    here = providers(place)
     wanted = here if names is None else tuple(n for n in names if n != OWN)
     for name in wanted:
         if name not in here:
             raise UsageError(f"no provider '{name}'{nearest(name, here)}; here are: {', '.join((*here, OWN))}")
     if not wanted:
         return Lowering()
-    fusion: tuple[Pass, ...] = (OpenNorms(), Fusion()) if "loops" in wanted else ()
-    passes = (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
-    return Lowering(passes, functools.partial(_workspace, wanted))
+    fusion: tuple[Pass, ...] = (OpenNorms(), Fusion()) if {"loops", "cuda"} & set(wanted) else ()
+    layout = () if isinstance(place, CUDAPlace) else (ChannelsLast(wanted),)
+    passes = (FoldTransposes(), *layout, *fusion, ChooseKernels(wanted))
+    return Lowering(passes, functools.partial(_workspace, wanted), wanted)
 
 
 def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
@@ -53,6 +56,12 @@ def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
     return provider(taken).scratch(op) if taken else op.workspace()
 
 
-def foreign(block: Block) -> bool:
-    """Whether a block was lowered for kernels that are not here, or need other workspaces here."""
-    return any(op.kernel and not fits(op) for op in block.operators)
+def foreign(block: Block, to: Lowering) -> bool:
+    """Whether a block was lowered for kernels that are not those of a lowering, or need other workspaces here."""
+    named = {op.kernel for op in block.operators if op.kernel}
+    if not named <= set(to.providers) or any(op.kernel and not fits(op) for op in block.operators):
+        return True
+    on_device = "cuda" in to.providers  # where an operator without a kernel is slow
+    return on_device and any(
+        not op.kernel and not isinstance(op.op, Free) and accepting(to.providers, op) for op in block.operators
+    )

@@ -1,0 +1,243 @@
+"""A CUDA device through CuPy: memory, compiled kernels, streams, graphs, cuBLAS.
+
+Of CuPy only the thin parts are used: its driver, runtime, NVRTC and cuBLAS bindings.  Arrays are addresses in one
+allocation, and a launch's arguments are prepared once.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ...errors import JobError, MissingExtraError, OutOfMemoryError, UsageError
+from .emulator import on_host
+from .kernel import Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product
+
+#: how NVRTC is asked; the architecture is added by CuPy
+OPTIONS = ("--std=c++17", "--fmad=false")
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
+#: cudaDataType and cublasComputeType_t of cuBLAS
+_DATA = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}
+_COMPUTE_F32, _COMPUTE_TF32, _COMPUTE_F64 = 68, 77, 70
+#: bytes that cuBLAS may work in; its own choice would allocate within a captured graph
+CUBLAS_WORKSPACE = 32 << 20
+
+
+def unavailable(device: int = 0) -> str:
+    """Why that device cannot be used; "" where it can.  Nothing is started on the device."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed: pip install 'onnx-recompute[cuda12]' (CUDA 12) or '[cuda13]' (CUDA 13)"
+    try:
+        import cupy
+        from cupy_backends.cuda.api import runtime
+    except ImportError as e:
+        return f"CuPy cannot be imported: {e}"
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as e:
+        return f"CuPy {cupy.__version__} finds no CUDA device: {e}"
+    if device >= count:
+        return f"there is no CUDA device {device}: {count} found"
+    return ""
+
+
+class CupyDevice:
+    """CUDA device number `number`.  MissingExtraError where CuPy or the device is missing."""
+
+    graphs = True
+
+    def __init__(self, number: int = 0) -> None:
+        if why := unavailable(number):
+            raise MissingExtraError(
+                f"CUDAPlace({number}): {why}; rc.CPUPlace() runs the same programs on the processor"
+            )
+        import cupy
+        from cupy_backends.cuda.api import driver, runtime
+
+        self.cupy, self.driver, self.runtime = cupy, driver, runtime
+        self.number = number
+        self.device = cupy.cuda.Device(number)
+        self.device.use()
+        properties = runtime.getDeviceProperties(number)
+        self.name = properties["name"].decode()
+        self.processors: int = properties["multiProcessorCount"]
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._functions: dict[str, Any] = {}
+        self._cublas: Any = None
+        self._staging: dict[int, list[Any]] = {}
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        """The address of fresh memory, and what keeps it.  OutOfMemoryError where the device has not so much."""
+        try:
+            memory = self.cupy.cuda.Memory(max(nbytes, 1))  # a cudaMalloc of its own: no pool rounds it up
+        except self.runtime.CUDARuntimeError as e:
+            free, total = self.runtime.memGetInfo()
+            raise OutOfMemoryError(
+                f"{self.name} cannot allocate {nbytes:,} bytes: {free:,} of {total:,} are free ({e}); a smaller batch "
+                "takes less, so do checkpoints; --memory-budget, or rc.max_batch, says what fits"
+            ) from None
+        return memory.ptr, memory
+
+    def upload(self, target: Buffer, array: np.ndarray) -> None:
+        """An array's contents into the device's memory, in order with what was launched: the copy is staged in pinned
+        memory, so that the caller's array may change at once."""
+        array = np.ascontiguousarray(array)
+        if not array.nbytes:
+            return
+        pinned, event = self._pinned(array.nbytes)
+        ctypes.memmove(pinned.ptr, array.ctypes.data, array.nbytes)
+        self.runtime.memcpyAsync(target.address, pinned.ptr, array.nbytes, _TO_DEVICE, self.stream.ptr)
+        event.record(self.stream)
+
+    def _pinned(self, nbytes: int) -> tuple[Any, Any]:
+        """Pinned memory that no copy is reading, and the event to record behind the next copy: two of each size."""
+        pair = self._staging.setdefault(nbytes, [])
+        if len(pair) < 2:
+            pair.append((self.cupy.cuda.alloc_pinned_memory(nbytes), self.cupy.cuda.Event(disable_timing=True)))
+        else:
+            pair.reverse()
+            pair[-1][1].synchronize()
+        return pair[-1]
+
+    def download(self, source: Buffer) -> np.ndarray:
+        """A copy on the host, when all that was launched before is done."""
+        found = np.empty(source.shape, source.type.numpy)
+        if source.nbytes:
+            self.runtime.memcpyAsync(found.ctypes.data, source.address, source.nbytes, _TO_HOST, self.stream.ptr)
+        self.synchronize()
+        return found
+
+    def synchronize(self) -> None:
+        """Waits for all that was launched."""
+        self.stream.synchronize()
+
+    # -- kernels --------------------------------------------------------------------------------------------------
+
+    def compile(
+        self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = lambda done, count: None
+    ) -> None:
+        """Compiles what was not compiled before, several at a time; CuPy's cache on disk knows the rest."""
+        missing = list({k.digest: k for k in kernels if k.digest not in self._functions}.values())
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for i, (digest, made) in enumerate(pool.map(self._compiled, missing)):
+                self._functions[digest] = made
+                progress(i + 1, len(missing))
+
+    def _compiled(self, k: Kernel) -> tuple[str, Any]:
+        self.device.use()  # the current device is a thread's
+        try:
+            return k.digest, self.cupy.RawModule(code=k.source, options=OPTIONS).get_function(k.name).kernel
+        except self.cupy.cuda.compiler.CompileException as e:
+            raise JobError(f"NVRTC does not take the kernel {k.name}: {str(e)[:3000]}") from None
+
+    def prepare(self, call: Call) -> Callable[[], None]:
+        """What runs a call on the device's stream, as often as it is wanted."""
+        r, stream = self.runtime, self.stream.ptr
+        if isinstance(call, Launch):
+            return self._launch(call)
+        if isinstance(call, Product):
+            return self._product(call)
+        if isinstance(call, Copy):
+            target, source, n = call.target.address, call.source.address, call.source.nbytes
+            return lambda: r.memcpyAsync(target, source, n, _ON_DEVICE, stream) if n else None
+        if isinstance(call, Fill):
+            target, n, byte = call.target.address, call.target.nbytes, call.byte
+            return lambda: r.memsetAsync(target, byte, n, stream) if n else None
+        if isinstance(call, OnHost):
+            return functools.partial(on_host, self, call)
+        assert isinstance(call, Library)
+        return functools.partial(call.run, stream)
+
+    def _launch(self, call: Launch) -> Callable[[], None]:
+        self.compile([call.kernel])
+        function = self._functions[call.kernel.digest]
+        array, held = call.parameters()
+        words = (function.ptr, *call.grid, *call.block, 0, self.stream.ptr, ctypes.addressof(array), 0)
+        launch = self.driver.launchKernel
+
+        def run() -> None:
+            launch(*words)
+
+        run.held = (array, held, function)  # type: ignore[attr-defined]
+        return run if all(call.grid) else lambda: None
+
+    # -- cuBLAS ---------------------------------------------------------------------------------------------------
+
+    def cublas(self) -> tuple[Any, int]:
+        """cuBLAS's binding, and a handle on the stream with a workspace of its own."""
+        if self._cublas is None:
+            from cupy_backends.cuda.libs import cublas
+
+            handle = cublas.create()
+            cublas.setStream(handle, self.stream.ptr)
+            memory = self.cupy.cuda.Memory(CUBLAS_WORKSPACE)
+            if hasattr(cublas, "setWorkspace"):
+                cublas.setWorkspace(handle, memory.ptr, CUBLAS_WORKSPACE)
+            self._cublas = (cublas, handle, memory)
+        return self._cublas[:2]
+
+    def _product(self, p: Product) -> Callable[[], None]:
+        if not p.m or not p.n or not p.batch:
+            return lambda: None
+        cublas, handle = self.cublas()
+        kind = _DATA[p.a.dtype]
+        wide = ctypes.c_double if p.a.dtype == "f64" else ctypes.c_float
+        compute = _COMPUTE_F64 if p.a.dtype == "f64" else _COMPUTE_TF32 if p.tf32 else _COMPUTE_F32
+        alpha, beta = wide(p.alpha), wide(p.beta)
+        # row-major c = a·b is column-major c' = b'·a'
+        operands = (p.b.address, kind, p.ldb, p.strides[1]), (p.a.address, kind, p.lda, p.strides[0])
+        target = (p.c.address, _DATA[p.c.dtype], p.ldc, p.strides[2])
+        head = (handle, int(p.tb), int(p.ta), p.n, p.m, p.k, ctypes.addressof(alpha))
+        if p.batch == 1:
+            (b, a), c = [o[:3] for o in operands], target[:3]
+            words = (*head, *b, *a, ctypes.addressof(beta), *c, compute, -1)
+            run = functools.partial(cublas.gemmEx, *words)
+        else:
+            words = (*head, *operands[0], *operands[1], ctypes.addressof(beta), *target, p.batch, compute, -1)
+            run = functools.partial(cublas.gemmStridedBatchedEx, *words)
+        run.held = (alpha, beta)  # type: ignore[attr-defined]
+        return run
+
+    # -- graphs and time ------------------------------------------------------------------------------------------
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What `run` launches, as one CUDA graph; calling it replays the graph."""
+        with self.stream:
+            self.stream.begin_capture()
+            try:
+                run()
+            finally:
+                graph = self.stream.end_capture()
+        return functools.partial(graph.launch, self.stream)
+
+    def event(self) -> Any:
+        """A point in the stream, recorded now; `seconds_between` reads two of them."""
+        found = self.cupy.cuda.Event()
+        found.record(self.stream)
+        return found
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """When both have been reached."""
+        end.synchronize()
+        return self.cupy.cuda.get_elapsed_time(start, end) * 1e-3
+
+
+def open_device(number: int) -> CupyDevice:
+    """The device, once a process.  Errors: see `CupyDevice`; UsageError for a negative number."""
+    if number < 0:
+        raise UsageError(f"CUDAPlace({number}): devices are numbered from 0")
+    return _opened(number)
+
+
+@functools.cache
+def _opened(number: int) -> CupyDevice:
+    return CupyDevice(number)

@@ -1,0 +1,217 @@
+"""A planned block on a CUDA device: one arena at the plan's addresses, the step as one graph.
+
+The first run launches everything one by one; the second one captures the launches, and from then on they are replayed.
+Whatever changes from step to step (learning rate, step counter, random keys, loss scale) lies in the device's memory.
+Operators that run on the host cut the step into several graphs; `on_host` names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import JobError, UsageError
+from ...ir import Block, Free, Operator, Value
+from ...kernels import fits, provider
+from ...passes import ALIGNMENT, memory_report
+from ...program import Arrays
+from ...text import show_operator
+from ..binding import already_there, contents
+from .kernel import Buffer, Call, Launch, OnHost
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator with its calls, and what runs them."""
+
+    op: Operator
+    calls: tuple[Call, ...]
+    runs: tuple[Callable[[], None], ...]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether any of it cannot be captured."""
+        return any(isinstance(c, OnHost) for c in self.calls)
+
+    def run(self) -> None:
+        """Launches everything.  JobError with the operator where a launch fails."""
+        try:
+            for run in self.runs:
+                run()
+        except Exception as e:
+            raise JobError(f"{type(e).__name__} in\n    {show_operator(self.op)}\n{e}") from e
+
+
+class CudaSession:
+    """A planned block bound to a device, ready to run many times.
+
+    `data` gives the persistent values, which move to the device: the program's arrays are brought up to date when
+    they are asked for (`Arrays.holder`), and given back before the next run, since they may have been written.
+    `progress`: told how many kernels are compiled, of how many.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        data: Mapping[str, np.ndarray],
+        device: Any,
+        progress: Callable[[int, int], None] = lambda done, count: None,
+    ) -> None:
+        self.block, self.device = block, device
+        self.report = memory_report(block)
+        #: host arrays of the persistent values; those that the host has seen since the last run
+        self.hosts: dict[str, np.ndarray] = {v.name: contents(v, data) for v in _kept(block)}
+        self._claimed: set[str] = set(self.hosts)
+        self._newer: set[str] = set()
+        self.arrays: dict[str, Buffer] = {}
+        self._memory: list[Any] = []
+        self._place(device)
+        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
+        calls = [(op, self._calls(op)) for op in wanted]
+        device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
+        self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
+        self._segments: list[Callable[[], None]] | None = None
+        self._ran = False
+        if isinstance(data, Arrays):
+            data.held_by(self)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def _place(self, device: Any) -> None:
+        start, memory = device.allocate(self.report.arena)
+        self._memory.append(memory)
+        for name, value in self.block.values().items():
+            if name in self.block.addresses:
+                if self.block.addresses[name] + value.nbytes > self.report.arena:
+                    raise JobError(f"'{name}' does not fit the arena of {self.report.arena} bytes")
+                self.arrays[name] = Buffer(start + self.block.addresses[name], value.type)
+        persistent = list(self.block.persistent())
+        self.persistent_bytes = sum(-(-v.nbytes // ALIGNMENT) * ALIGNMENT for v in persistent)
+        at, memory = device.allocate(self.persistent_bytes)
+        self._memory.append(memory)
+        for v in persistent:
+            self.arrays[v.name] = Buffer(at, v.type)
+            at += -(-v.nbytes // ALIGNMENT) * ALIGNMENT
+        for c in self.block.constants:
+            device.upload(self.arrays[c.value.name], c.numpy())
+
+    @property
+    def measured_peak_bytes(self) -> int:
+        """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
+        return self.report.arena + sum(self.arrays[v.name].nbytes for v in self.block.persistent())
+
+    def holds(self, program: Any) -> bool:
+        """Whether a program's arrays are those that this session was made with."""
+        return all(dict.get(program.data, name) is array for name, array in self.hosts.items())
+
+    def claim(self, name: str) -> None:
+        """The host looks at a persistent value, and may write it: its array is brought up to date."""
+        if name in self.hosts and name not in self._claimed:
+            if name in self._newer:
+                self.hosts[name][...] = self.device.download(self.arrays[name])
+            self._claimed.add(name)
+
+    def release(self) -> None:
+        """Gives everything back to the host; the device's memory goes with the session."""
+        for name in list(self._newer):
+            self.claim(name)
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _calls(self, op: Operator) -> tuple[Call, ...]:
+        if op.kernel and not fits(op):  # it would write beyond its buffers
+            raise UsageError(
+                f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
+                f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
+            )
+        ins, outs, scratch = ([self._buffer(v) for v in vs] for vs in (op.inputs, op.outputs, op.scratch))
+        if op.kernel:
+            return tuple(provider(op.kernel).bind(op, ins, outs, scratch))
+        return (OnHost(op.op, tuple(ins), tuple(outs), tuple(v.type for v in op.scratch)),)
+
+    def _buffer(self, v: Value | None) -> Any:
+        return None if v is None else self.arrays[v.name]
+
+    def feed(self, name: str, array: Any) -> None:
+        """An input's contents for the next run."""
+        self.device.upload(self.arrays[name], np.asarray(array))
+
+    def fetch(self, name: str) -> np.ndarray:
+        """A copy of a value after a run."""
+        return self.device.download(self.arrays[name])
+
+    @property
+    def on_host(self) -> list[Operator]:
+        """Operators that no kernel runs: they are computed on the host, outside of the graph."""
+        return [s.op for s in self.steps if s.on_host]
+
+    def run(self) -> None:
+        """Executes the instructions once; from the second time on by replaying graphs, where the device has them."""
+        self._give()
+        with _current(self.device):
+            if self.device.graphs and self._ran:
+                if self._segments is None:
+                    self._segments = self._captured()
+                for segment in self._segments:
+                    segment()
+            else:
+                for step in self.steps:
+                    step.run()
+        self._ran = True
+        self._newer = set(self.hosts)
+
+    def _give(self) -> None:
+        """What the host may have written goes to the device."""
+        for name in self._claimed:
+            self.device.upload(self.arrays[name], self.hosts[name])
+        self._claimed.clear()
+
+    def _captured(self) -> list[Callable[[], None]]:
+        found: list[Callable[[], None]] = []
+        for host, group in itertools.groupby(self.steps, key=lambda s: s.on_host):
+            steps = list(group)
+            if host:
+                found += [s.run for s in steps]
+            else:
+                found.append(self.device.capture(lambda steps=steps: [s.run() for s in steps]))
+        return found
+
+    def run_timed(self) -> list[tuple[Operator, float]]:
+        """Executes the instructions once, one by one: each operator with its seconds on the device."""
+        self._give()
+        with _current(self.device):
+            found = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
+        self._ran, self._newer = True, set(self.hosts)
+        return found
+
+
+def _kept(block: Block) -> list[Value]:
+    return [*block.parameters, *block.buffers, *block.state]
+
+
+def _current(device: Any) -> Any:
+    """cuBLAS's binding launches on the current stream."""
+    return device.stream if hasattr(device, "stream") else contextlib.nullcontext()
+
+
+def _clocked(steps: Sequence[Step]) -> list[tuple[Operator, float]]:
+    found = []
+    for step in steps:
+        start = time.perf_counter()
+        step.run()
+        found.append((step.op, time.perf_counter() - start))
+    return found
+
+
+def _events(device: Any, steps: Sequence[Step]) -> list[tuple[Operator, float]]:
+    marks = [device.event()]
+    for step in steps:
+        step.run()
+        marks.append(device.event())
+    return [(s.op, device.seconds_between(a, b)) for s, a, b in zip(steps, marks, marks[1:], strict=False)]
