@@ -21,6 +21,8 @@ from .passes import RecomputePlan, cleaned, memory_report, plan_memory
 from .passes.planners.fit import Fitting
 from .planning import PlanFigures, SavedPlan, carry, fitting_of, lowering_for, request, saved_plan
 from .program import Program
+from .runtime.lowering import providers as providers_of
+from .runtime.places import Place
 from .text import show
 
 
@@ -83,6 +85,7 @@ def compile_step(
     schedule: bool = True,
     rebuild: bool = True,
     providers: Sequence[str] | None = None,
+    place: Place | None = None,
     cost: CostModel | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
@@ -92,10 +95,14 @@ def compile_step(
     "auto"), or what a `plan` says.  `dump`: a folder for the text after each stage.  `schedule`: whether independent
     operators may change places to need less memory.  `rebuild`: whether normalised values that gradients read are made
     again from what is kept anyway (see passes/rebuild.py).  `providers`: whose kernels run it, in order of preference
-    (None: all that this machine has; `("numpy",)`: the operators' own numerics).  `cost`: what times are estimated by
-    (this CPU's roofline).
+    (None: all that there are for `place`; `("numpy",)`: the operators' own numerics).  `place`: where it will run
+    (None: this machine's processor); a device need not be there to compile for it.  `cost`: what times are estimated
+    by (this CPU's roofline).
     """
     from .optimizers import RecomputeOptimizer
+
+    if providers is None and place is not None:
+        providers = providers_of(place)
 
     wanted = request(budget, strategy, strategy_options, plan)
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:

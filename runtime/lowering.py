@@ -26,21 +26,25 @@ def providers(place: Place | None = None) -> tuple[str, ...]:
 
 
 def lowering(names: Sequence[str] | None = None, place: Place | None = None) -> Lowering:
-    """The lowering for these providers of a place (None: all there are; `("numpy",)` or none: no lowering).
+    """The lowering for these providers, of the processor or of CUDA (None: all that there are for `place`;
+    `("numpy",)` or none: no lowering).
 
-    UsageError for a provider that is not here.
+    UsageError for a provider that is not here, and for providers of both.
     """
     if isinstance(names, str):
         names = names.split(",")
-    here = providers(place)
-    wanted = here if names is None else tuple(n for n in names if n != OWN)
+    wanted = providers(place) if names is None else tuple(n for n in names if n != OWN)
+    on_cuda = isinstance(place, CUDAPlace) or any(n in cuda.MODULES for n in wanted)
+    here = providers(CUDAPlace() if on_cuda else None)
     for name in wanted:
         if name not in here:
-            raise UsageError(f"no provider '{name}'{nearest(name, here)}; here are: {', '.join((*here, OWN))}")
+            kind = "CUDA" if on_cuda else "the processor"
+            known = ", ".join((*here, OWN))
+            raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; here are: {known}")
     if not wanted:
         return Lowering()
     fusion: tuple[Pass, ...] = (OpenNorms(), Fusion()) if {"loops", "cuda"} & set(wanted) else ()
-    layout = () if isinstance(place, CUDAPlace) else (ChannelsLast(wanted),)
+    layout = () if on_cuda else (ChannelsLast(wanted),)
     passes = (FoldTransposes(), *layout, *fusion, ChooseKernels(wanted))
     return Lowering(passes, functools.partial(_workspace, wanted), wanted)
 

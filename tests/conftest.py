@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Any:
+    """A place for CUDA kernels: this processor in a device's stead, and the device itself with `-m gpu`."""
+    from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
+    from recompute.runtime.cuda.emulator import compiler
+
+    if request.param == "cuda":
+        return CUDAPlace(0)
+    if not compiler():
+        pytest.skip("the emulated device needs a C++ compiler (g++ or clang++, or $CXX)")
+    return EmulatedCUDAPlace()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,104 @@
+"""Training steps on a CUDA place (the emulated one here, the device with -m gpu): the processor's numbers, the same
+bits with and without recomputation, the predicted peak, and arrays that the host may look at and change."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from test_zoo_training import network
+
+import recompute as rc
+from recompute.compiler import CompiledStep, compile_step
+from recompute.runtime import EmulatedCUDAPlace
+
+#: networks that are small enough for the emulated device
+SMALL = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18", "mobilenet_v2")
+
+
+def step_of(name: str, place: Any, checkpoints: list[str] | None = None) -> tuple[CompiledStep, str, dict[str, Any]]:
+    program, loss, feed = network(name)
+    made = compile_step(program, loss, rc.Momentum(learning_rate=0.01), checkpoints=checkpoints, place=place)
+    return made, loss, feed
+
+
+@cache
+def expected(name: str) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses and arrays after two steps of the operators' own numerics."""
+    program, loss, feed = network(name)
+    step = compile_step(program, loss, rc.Momentum(learning_rate=0.01), providers=("numpy",)).program
+    executor = rc.Executor(providers=("numpy",))
+    losses = [float(executor.run(step, feed, [loss])[0]) for _ in range(2)]
+    return losses, dict(step.data)
+
+
+def two_steps(step: CompiledStep, loss: str, feed: dict[str, Any], place: Any) -> tuple[list[Any], rc.Program]:
+    program, executor = step.program.clone(), rc.Executor(place)
+    losses = [executor.run(program, feed, [loss])[0] for _ in range(2)]
+    assert executor.session(program, [loss]).measured_peak_bytes == step.figures.peak_bytes
+    assert executor.session(program, [loss]).on_host == []
+    return losses, program
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_has_the_processors_numbers_and_recomputation_changes_no_bit(name: str, cuda: Any) -> None:
+    step, loss, feed = step_of(name, cuda)
+    losses, after = two_steps(step, loss, feed, cuda)
+    wanted, arrays = expected(name)
+    np.testing.assert_allclose([float(x) for x in losses], wanted, rtol=2e-5)
+    for key, array in after.data.items():
+        scale = max(float(np.abs(arrays[key]).max(initial=0)), 1e-3) if array.dtype.kind == "f" else 1
+        np.testing.assert_allclose(array, arrays[key], rtol=1e-4, atol=2e-4 * scale, err_msg=key)
+    proposed = [c for c in rc.models.info(name).checkpoints if c in network(name)[0]]
+    again, loss, feed = step_of(name, cuda, proposed)
+    losses_again, after_again = two_steps(again, loss, feed, cuda)
+    assert [x.tobytes() for x in losses_again] == [x.tobytes() for x in losses]
+    for key, array in after.data.items():
+        assert after_again.data[key].tobytes() == array.tobytes(), key
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "bert-tiny"])
+def test_the_order_of_threads_changes_no_bit(name: str) -> None:
+    pytest.importorskip("recompute.runtime.cuda.emulator")
+    from recompute.runtime.cuda.emulator import compiler
+
+    if not compiler():
+        pytest.skip("the emulated device needs a C++ compiler")
+    found = []
+    for place in (EmulatedCUDAPlace(), EmulatedCUDAPlace(backwards=True)):
+        step, loss, feed = step_of(name, place)
+        losses, after = two_steps(step, loss, feed, place)
+        found.append([x.tobytes() for x in losses] + [a.tobytes() for a in after.data.values()])
+    assert found[0] == found[1]
+
+
+def test_the_host_sees_and_changes_what_the_device_holds(cuda: Any) -> None:
+    step, loss, feed = step_of("mlp", cuda)
+    program, executor = step.program, rc.Executor(cuda)
+    name = program.parameters[0].name
+    before = program.data[name].copy()
+    executor.run(program, feed, [loss])
+    moved = program.data[name].copy()
+    assert (moved != before).any()
+    first = executor.run(program, feed, [loss])[0]
+    program.data[name][...] = moved  # back to where the second step began, for one parameter
+    for other in program.data:
+        program.data[other][...] = program.data[other]
+    second = executor.run(program, feed, [loss])[0]
+    assert first.tobytes() != second.tobytes()
+    executor.run(program, feed, [loss])
+    on_processor = rc.Executor().run(program, feed, [loss])[0]  # the newest arrays come back to the host
+    assert np.isfinite(on_processor).all()
+    step_again = executor.run(program, feed, [loss])[0]  # and what the processor wrote goes to the device again
+    assert float(step_again) != float(on_processor)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    from recompute.runtime.cuda.device import unavailable
+
+    if not unavailable():
+        pytest.skip("there is a device")
+    with pytest.raises(rc.RecomputeError, match=r"CUDAPlace\(0\): .*CuPy|CUDAPlace\(0\): .*device"):
+        rc.Executor(rc.CUDAPlace(0))
