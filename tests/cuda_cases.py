@@ -1,0 +1,162 @@
+"""One operator on a CUDA device (or the emulated one) as its family binds it, beside NumPy's own numerics.
+
+No planner stands between: every buffer has guard bytes around it, and outputs and workspace hold rubbish before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from recompute.ir import Operator, Value
+from recompute.kernels import accepting, provider
+from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime.cuda.kernel import Buffer, Kernel, Launch
+from recompute.runtime.lowering import providers
+from recompute.testing import Case, case_block
+from recompute.types import FLOATS, TensorType
+
+#: bytes before and behind each buffer, and what is in them
+_GUARD, _GUARDED = 64, 0xA5
+
+
+def operator(case: Case) -> Operator:
+    """The case's operator with the provider that runs it on a device ("": the host)."""
+    op = case_block(case)[0].operators[0]
+    return Operator(op.op, op.inputs, op.outputs, op.role, kernel=kernels_of(op))
+
+
+def kernels_of(op: Operator) -> str:
+    """The provider that runs an operator on a device."""
+    return accepting(providers(EmulatedCUDAPlace()), op)
+
+
+@dataclass
+class Bound:
+    """A case in a device's memory.  `shared`: output → the input whose buffer it takes."""
+
+    case: Case
+    op: Operator
+    device: Any
+    shared: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        op, end = self.op, _GUARD
+        self.places: list[tuple[int, TensorType]] = []
+
+        def place(v: Value | TensorType | None) -> int | None:
+            nonlocal end
+            if v is None:
+                return None
+            t = v.type if isinstance(v, Value) else v
+            self.places.append((end, t))
+            end += -(-t.nbytes // 64) * 64 + _GUARD
+            return len(self.places) - 1
+
+        ins = [place(v) for v in op.inputs]
+        self.copies = {j: place(op.inputs[j]) for j in self.shared.values()}
+        outs = [ins[op.op.updates[i]] if i < len(op.op.updates) else
+                self.copies[self.shared[i]] if i in self.shared else place(v)
+                for i, v in enumerate(op.outputs)]  # fmt: skip
+        scratch = [place(t) for t in provider(op.kernel).scratch(op)]
+        start, self.memory = self.device.allocate(end)
+        self.whole = Buffer(start, TensorType("u8", (end,)))
+        self.ins = [self.copies.get(i, p) if i in self.copies else p for i, p in enumerate(ins)]
+        self.outs = outs
+        handed = [[self._buffer(p) for p in part] for part in (self.ins, outs, scratch)]
+        self.calls = tuple(provider(op.kernel).bind(op, *handed))
+
+    def _buffer(self, place: int | None) -> Any:
+        return None if place is None else Buffer(self.whole.address + self.places[place][0], self.places[place][1])
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """Texts."""
+        return [c.kernel for c in self.calls if isinstance(c, Launch)]
+
+    def run(self, poison: int) -> list[np.ndarray]:
+        """The outputs.  AssertionError where something is written that is none."""
+        raw = np.full(self.whole.nbytes, _GUARDED, np.uint8)
+        for at, t in self.places:
+            raw[at : at + t.nbytes] = poison & 1 if t.dtype == "bool" else poison
+        for p, a in zip(self.ins, self.case.inputs, strict=True):
+            if p is not None and a is not None:
+                self._in(raw, p)[...] = a
+        before = raw.copy()
+        self.device.upload(self.whole, raw)
+        for c in self.calls:
+            self.device.prepare(c)()
+        after = np.array(self.device.download(self.whole))
+        written = np.zeros(raw.shape, bool)
+        used = {p for p in (*self.ins,) if p is not None} - {p for p in self.outs if p is not None}
+        for i, (at, t) in enumerate(self.places):
+            written[at : at + t.nbytes] = i not in used
+        wrong = np.flatnonzero((before != after) & ~written)
+        assert not wrong.size, f"{self.op.op.name}: byte {wrong[0]} is written; buffers: {self.places}"
+        return [np.array(self._in(after, p)) for p in self.outs if p is not None]
+
+    def _in(self, raw: np.ndarray, place: int) -> np.ndarray:
+        at, t = self.places[place]
+        return raw[at : at + t.nbytes].view(t.numpy).reshape(t.shape)
+
+
+def bound(case: Case, device: Any) -> list[Bound]:
+    """The case alone, and once for each output that may take an input's buffer; none where the host runs it."""
+    op = operator(case)
+    if not op.kernel:
+        return []
+    found = [Bound(case, op, device)]
+    for i, v in enumerate(op.outputs):
+        for j in op.op.overwrites(i) if v is not None and not op.op.updates else ():
+            x = op.inputs[j] if j < len(op.inputs) else None
+            if x is not None and x.type == v.type:  # type: ignore[union-attr]
+                found.append(Bound(case, op, device, {i: j}))
+    return found
+
+
+def reference(case: Case) -> list[np.ndarray]:
+    """NumPy's numerics."""
+    op = case_block(case)[0].operators[0]
+    ins: list[Any] = [None if a is None else np.array(a) for a in case.inputs]
+    outs: list[Any] = [None if v is None else np.zeros(v.shape, v.type.numpy) for v in op.outputs]
+    for i, j in enumerate(op.op.updates[: len(outs)]):
+        outs[i] = ins[j]
+    with np.errstate(all="ignore"):
+        op.op.compute(np, ins, outs, [np.zeros(t.shape, t.numpy) for t in op.workspace()])
+    return [a for a in outs if a is not None]
+
+
+def check(case: Case, runs: Sequence[Bound], *, units: float = 64) -> None:
+    """Every binding gives NumPy's numbers, to within `units` in the last place, and the same bits both ways round."""
+    wanted = reference(case)
+    first = None
+    for b in runs:
+        results = []
+        for poison, backwards in ((0xFF, False), (0x55, True)):
+            if hasattr(b.device, "backwards"):
+                b.device.backwards = backwards
+            results.append(b.run(poison))
+        for i, (one, two) in enumerate(zip(*results, strict=True)):
+            where = f"{b.op.op.name}, output {i}" + (f" in place {b.shared}" if b.shared else "")
+            assert one.tobytes() == two.tobytes(), f"{where}: not the same bits backwards, or not all written"
+        first = first or results[0]
+        for i, (got, alone, want) in enumerate(zip(results[0], first, wanted, strict=True)):
+            where = f"{b.op.op.name}, output {i}" + (f" in place {b.shared}" if b.shared else "")
+            assert got.tobytes() == alone.tobytes(), f"{where}: other bits than in a buffer of its own"
+            compare(got, want, 0 if b.op.op.moves_data else units, where)
+
+
+def compare(got: np.ndarray, want: np.ndarray, units: float, where: str) -> None:
+    """Integers and booleans exactly, floats within `units` of their precision at the scale of the largest."""
+    name = TensorType.of(want).dtype
+    if name not in FLOATS or not units:
+        assert got.tobytes() == want.tobytes(), f"{where}: {got!r} instead of {want!r}"
+        return
+    eps = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}[name]
+    units = min(units, 8) if name in ("f16", "bf16") else units
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    scale = np.abs(w[np.isfinite(w)]).max(initial=0)
+    np.testing.assert_allclose(g, w, rtol=units * eps, atol=units * eps * min(scale, 1e300), err_msg=where)
