@@ -17,17 +17,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import JobError, MissingExtraError, OutOfMemoryError, UsageError
+from .cublas import WORKSPACE, Cublas
 from .emulator import on_host
-from .kernel import Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product
+from .kernel import STATUS, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product
 
 #: how NVRTC is asked; the architecture is added by CuPy
 OPTIONS = ("--std=c++17", "--fmad=false")
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
-#: cudaDataType and cublasComputeType_t of cuBLAS
-_DATA = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}
-_COMPUTE_F32, _COMPUTE_TF32, _COMPUTE_F64 = 68, 77, 70
-#: bytes that cuBLAS may work in; its own choice would allocate within a captured graph
-CUBLAS_WORKSPACE = 32 << 20
 
 
 def unavailable(device: int = 0) -> str:
@@ -69,9 +65,12 @@ class CupyDevice:
         self.name = properties["name"].decode()
         self.processors: int = properties["multiProcessorCount"]
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._staging: dict[int, list[Any]] = {}
+        address, self._memory = self.allocate(STATUS.nbytes)
+        self.status = Buffer(address, STATUS.type)
+        self.upload(self.status, np.zeros((), np.int32))
         self._functions: dict[str, Any] = {}
         self._cublas: Any = None
-        self._staging: dict[int, list[Any]] = {}
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +144,7 @@ class CupyDevice:
         if isinstance(call, Launch):
             return self._launch(call)
         if isinstance(call, Product):
-            return self._product(call)
+            return self.cublas().prepare(call)
         if isinstance(call, Copy):
             target, source, n = call.target.address, call.source.address, call.source.nbytes
             return lambda: r.memcpyAsync(target, source, n, _ON_DEVICE, stream) if n else None
@@ -160,7 +159,7 @@ class CupyDevice:
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
         function = self._functions[call.kernel.digest]
-        array, held = call.parameters()
+        array, held = call.parameters(self.status)
         words = (function.ptr, *call.grid, *call.block, 0, self.stream.ptr, ctypes.addressof(array), 0)
         launch = self.driver.launchKernel
 
@@ -172,40 +171,12 @@ class CupyDevice:
 
     # -- cuBLAS ---------------------------------------------------------------------------------------------------
 
-    def cublas(self) -> tuple[Any, int]:
-        """cuBLAS's binding, and a handle on the stream with a workspace of its own."""
+    def cublas(self) -> Cublas:
+        """cuBLAS on the stream, with a workspace of its own: its own choice would allocate within a captured graph."""
         if self._cublas is None:
-            from cupy_backends.cuda.libs import cublas
-
-            handle = cublas.create()
-            cublas.setStream(handle, self.stream.ptr)
-            memory = self.cupy.cuda.Memory(CUBLAS_WORKSPACE)
-            if hasattr(cublas, "setWorkspace"):
-                cublas.setWorkspace(handle, memory.ptr, CUBLAS_WORKSPACE)
-            self._cublas = (cublas, handle, memory)
-        return self._cublas[:2]
-
-    def _product(self, p: Product) -> Callable[[], None]:
-        if not p.m or not p.n or not p.batch:
-            return lambda: None
-        cublas, handle = self.cublas()
-        kind = _DATA[p.a.dtype]
-        wide = ctypes.c_double if p.a.dtype == "f64" else ctypes.c_float
-        compute = _COMPUTE_F64 if p.a.dtype == "f64" else _COMPUTE_TF32 if p.tf32 else _COMPUTE_F32
-        alpha, beta = wide(p.alpha), wide(p.beta)
-        # row-major c = a·b is column-major c' = b'·a'
-        operands = (p.b.address, kind, p.ldb, p.strides[1]), (p.a.address, kind, p.lda, p.strides[0])
-        target = (p.c.address, _DATA[p.c.dtype], p.ldc, p.strides[2])
-        head = (handle, int(p.tb), int(p.ta), p.n, p.m, p.k, ctypes.addressof(alpha))
-        if p.batch == 1:
-            (b, a), c = [o[:3] for o in operands], target[:3]
-            words = (*head, *b, *a, ctypes.addressof(beta), *c, compute, -1)
-            run = functools.partial(cublas.gemmEx, *words)
-        else:
-            words = (*head, *operands[0], *operands[1], ctypes.addressof(beta), *target, p.batch, compute, -1)
-            run = functools.partial(cublas.gemmStridedBatchedEx, *words)
-        run.held = (alpha, beta)  # type: ignore[attr-defined]
-        return run
+            memory = self.cupy.cuda.Memory(WORKSPACE)
+            self._cublas = Cublas(self.stream.ptr, memory.ptr), memory
+        return self._cublas[0]
 
     # -- graphs and time ------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import numpy as np
 from ...errors import JobError, MissingExtraError, OutOfMemoryError
 from ...files import cache_folder
 from ...types import TensorType
-from .kernel import Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, prelude
+from .kernel import STATUS, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, prelude
 
 _FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w",
           "-U_FORTIFY_SOURCE")  # fmt: skip
@@ -49,7 +49,8 @@ class EmulatedDevice:
         if not compiler():
             raise MissingExtraError("the emulated CUDA device needs a C++ compiler: set CXX, or install g++")
         self.backwards = backwards
-        self._held: list[Any] = []
+        address, self._memory = self.allocate(STATUS.nbytes)
+        self.status = Buffer(address, STATUS.type)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class EmulatedDevice:
         self.compile([call.kernel])
         found = _known(call.kernel.digest)
         assert found is not None
-        array, held = call.parameters()
+        array, held = call.parameters(self.status)
         grid, block = (ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block)
         where = f"{call.kernel.name}, grid {call.grid}, block {call.block}"
         assert 0 < call.block[0] * call.block[1] * call.block[2] <= call.kernel.threads, where

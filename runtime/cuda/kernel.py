@@ -138,6 +138,13 @@ class Buffer:
         return Buffer(self.address + element * self.type.numpy.itemsize, part)
 
 
+#: stands for the address of the device's status, an int that kernels set when they meet what cannot be computed
+STATUS = Buffer(0, TensorType("i32", ()))
+LABEL_OUTSIDE = 1
+#: status → what it means
+TROUBLE = {LABEL_OUTSIDE: "a label is outside of the classes (and is not ignore_index)"}
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel with its grid, block (x, y, z) and arguments: buffers (None: no address), numbers, C structures."""
@@ -147,11 +154,14 @@ class Launch:
     block: tuple[int, int, int]
     args: tuple[Any, ...]
 
-    def parameters(self) -> tuple[Any, Any]:
-        """The arguments as C wants them: an array of addresses, and what must live as long as it does."""
+    def parameters(self, status: Buffer) -> tuple[Any, Any]:
+        """The arguments as C wants them: an array of addresses, and what must live as long as it does.
+
+        `status`: what takes the place of STATUS.
+        """
         types = self.kernel.types
         assert len(types) == len(self.args), f"{self.kernel.name} takes {self.kernel.parameters}"
-        held = [self._c(t, a) for t, a in zip(types, self.args, strict=True)]
+        held = [self._c(t, status if a is STATUS else a) for t, a in zip(types, self.args, strict=True)]
         array = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
         return array, held
 

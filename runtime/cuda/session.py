@@ -23,7 +23,7 @@ from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
 from ..binding import already_there, contents
-from .kernel import Buffer, Call, Launch, OnHost
+from .kernel import TROUBLE, Buffer, Call, Launch, OnHost
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,13 @@ class CudaSession:
         self.device.upload(self.arrays[name], np.asarray(array))
 
     def fetch(self, name: str) -> np.ndarray:
-        """A copy of a value after a run."""
-        return self.device.download(self.arrays[name])
+        """A copy of a value after a run.  JobError where a kernel met what cannot be computed."""
+        found = self.device.download(self.arrays[name])
+        status = int(self.device.download(self.device.status))
+        if status:
+            self.device.upload(self.device.status, np.zeros((), np.int32))
+            raise JobError(TROUBLE.get(status, f"a kernel reports status {status}"))
+        return found
 
     @property
     def on_host(self) -> list[Operator]:
