@@ -26,16 +26,17 @@ class Fusion(Pass):
     what they make: all of them then run where the last one stood.  Values that nobody else reads are gone.  `distance`:
     operators that may lie between two neighbours of a loop.  Where a loop would make more bytes live at once than
     ever before, it is not made.  Which operators can be in a loop depends on them and their types only
-    (`ops.loop.loops`), so that their numbers do not depend on their neighbours.
+    (`ops.loop.loops`), so that their numbers do not depend on their neighbours.  `device`: the loops are a GPU's.
     """
 
     distance: int = 64
+    device: bool = False
 
     def run(self, block: Block) -> Block:
         """The block with loops."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'fusion' must come before 'liveness'")
-        walk = _Walk(block, self.distance)
+        walk = _Walk(block, self.distance, device=self.device)
         groups = [g for g in walk.run() if len(g.members) > 1 and walk.yielded(g)]
         most = _peak(block, range(len(block.operators)))[0] if groups else 0
         while groups:
@@ -64,8 +65,8 @@ class _Group:
 class _Walk:
     """Walks over a block once; groups are open as long as nobody outside reads what they make."""
 
-    def __init__(self, block: Block, distance: int) -> None:
-        self.block, self.distance = block, distance
+    def __init__(self, block: Block, distance: int, *, device: bool = False) -> None:
+        self.block, self.distance, self.device = block, distance, device
         self.readers = block.consumers()
         self.kept = set(block.outputs)
         self.persistent = {v.name for v in block.persistent()}
@@ -99,7 +100,9 @@ class _Walk:
     def alone(self, i: int, op: Operator) -> _Group | None:
         """The operator as a group; None where it cannot be in one."""
         out = op.outputs[0] if len(op.outputs) == 1 else None
-        if out is None or op.op.updates or isinstance(op.op, Loop) or op.kernel or not loops(op):
+        if out is None or op.op.updates or isinstance(op.op, Loop) or op.kernel:
+            return None
+        if not loops(op, device=self.device):
             return None
         if out.name not in self.readers and out.name not in self.kept:
             return None

@@ -22,8 +22,10 @@ from .types import DTYPES, FLOATS, TensorType
 if TYPE_CHECKING:
     from .op import Op
 
-#: element types that expressions are made of; halves are computed by operators' own numerics
+#: element types that are computed with
 TYPES = ("f32", "f64", "bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+#: those that an operator computes in f32, rounding its results
+HALVES = ("f16", "bf16")
 
 
 class Expr:
@@ -106,7 +108,9 @@ def argument(position: int, dtype: str) -> Expr:
 
 def constant(value: Any, dtype: str) -> Expr:
     """A number, rounded to the element type."""
-    return Expr("constant", (), dtype, DTYPES[dtype].type(value).item())
+    with np.errstate(over="ignore"):
+        number = DTYPES[dtype].type(value)
+    return Expr("constant", (), dtype, float(number) if dtype in HALVES else number.item())
 
 
 def _like(x: Any, like: Expr) -> Expr:
@@ -238,15 +242,31 @@ def through_expansion(op: Op, inputs: Sequence[Expr | None]) -> Any:
 def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
     """The expressions of all outputs for inputs of these element types (None: an absent one).
 
-    None where the operator is not element-wise, or has no expression for these types.
+    Halves are widened to f32 where they are read, and made where results are: an operator rounds once.  None where the
+    operator is not element-wise, or has no expression for these types.
     """
-    if any(t is not None and t not in TYPES for t in dtypes):
+    if any(t is not None and t not in (*TYPES, *HALVES) for t in dtypes):
         return None
+    found = _element(op, dtypes)
+    if found is None or not any(x.dtype in HALVES and x.fn not in ("input", "cast") for x in _all(found)):
+        return found
+    wide = _element(op, tuple("f32" if t in HALVES else t for t in dtypes))
+    assert wide is not None, f"{op.name} has an element for halves only"
+    inputs = [t and cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
+    made = iter(substitute([x for x in wide if x is not None], inputs))
+    return tuple(None if x is None else cast(next(made), x.dtype) for x in found)
+
+
+def _element(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
     found = op.element(*(None if t is None else argument(i, t) for i, t in enumerate(dtypes)))
     if found is None:
         return None
     outs = found if isinstance(found, tuple) else (found,)
-    return outs if all(n.dtype in TYPES for x in outs if x is not None for n in nodes([x])) else None
+    return outs if all(x.dtype in TYPES or x.dtype in HALVES for x in _all(outs)) else None
+
+
+def _all(outs: Sequence[Expr | None]) -> Iterator[Expr]:
+    return nodes([x for x in outs if x is not None])
 
 
 def nodes(roots: Sequence[Expr]) -> Iterator[Expr]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .builder import Builder
@@ -198,8 +199,10 @@ def check_element(case: Case, block: Block, feed: dict[str, np.ndarray]) -> None
         assert got is not None, f"{case.op.name} has no expression for an output"
         wanted = next(expected)
         assert got.dtype == wanted.dtype, f"{case.op.name}: its expression is {got.dtype}"
-        eps = float(np.finfo(wanted.dtype).eps) if wanted.dtype.kind == "f" else 0.0
+        eps = float(ml_dtypes.finfo(wanted.dtype).eps) if v.type.is_float else 0.0
         got = np.broadcast_to(got, wanted.shape)
+        if v.type.is_float:
+            got, wanted = got.astype(np.float64), wanted.astype(np.float64)
         np.testing.assert_allclose(got, wanted, rtol=16 * eps, atol=4 * eps, err_msg=f"{case.op.name}: its element")
 
 

@@ -43,7 +43,7 @@ def lowering(names: Sequence[str] | None = None, place: Place | None = None) -> 
             raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; here are: {known}")
     if not wanted:
         return Lowering()
-    fusion: tuple[Pass, ...] = (OpenNorms(), Fusion()) if {"loops", "cuda"} & set(wanted) else ()
+    fusion: tuple[Pass, ...] = (OpenNorms(), Fusion(device=on_cuda)) if {"loops", "cuda"} & set(wanted) else ()
     layout = () if on_cuda else (ChannelsLast(wanted),)
     passes = (FoldTransposes(), *layout, *fusion, ChooseKernels(wanted))
     return Lowering(passes, functools.partial(_workspace, wanted), wanted)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..element import Expr, argument, formula, nodes, substitute
+from ..element import HALVES, Expr, argument, formula, nodes, substitute
 from ..op import Cost, Op
 from ..text import parse_applied, show_applied
 from ..types import TensorType
@@ -21,9 +21,9 @@ from .tiles import TILE
 if TYPE_CHECKING:
     from ..ir import Operator
 
-#: elements from which on an operator is worth a generated loop; smaller ones are left to their own numerics
+#: elements from which on an operator is worth a loop on the processor; smaller ones are left to their own numerics
 SMALLEST = 1 << 14
-#: functions that NumPy has in vector code, and generated loops have not
+#: functions that NumPy has in vector code, and loops for the processor have not
 _LEFT = ("sin", "cos")
 
 
@@ -74,21 +74,31 @@ def iteration(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorTyp
     return t.shape
 
 
-def loops(op: Operator) -> bool:
-    """Whether an operator is run by a generated loop, alone or in a Loop; depends on it and its types only."""
+def loops(op: Operator, *, device: bool = False) -> bool:
+    """Whether an operator is run by a generated loop, alone or in a Loop; depends on it and its types only.
+
+    `device`: by one for a GPU, which takes halves, every function, and any size.
+    """
     types = [None if v is None else v.type for v in op.inputs]
     outs = [None if v is None else v.type for v in op.outputs]
-    if not outs or outs[0] is None or isinstance(op.op, Loop) or op.op.random:
-        return isinstance(op.op, Loop)
+    if not outs or outs[0] is None or op.op.random:
+        return False
+    if isinstance(op.op, Loop):
+        return device or not any(x.dtype in HALVES for x in nodes(op.op.expressions([t and t.dtype for t in types])))
+    least = 0 if device else SMALLEST
     if isinstance(op.op, Reduce):
         x = types[0]
-        return x is not None and x.size >= SMALLEST and x.dtype in ("f32", "f64") and is_column_sum(op.op, x)
+        floats = ("f32", "f64", *HALVES) if device else ("f32", "f64")
+        return x is not None and x.size >= least and x.dtype in floats and is_column_sum(op.op, x)
     if op.views() or any(t is None or t.shape != outs[0].shape for t in outs):
         return False
-    if outs[0].size < (1 if op.op.updates else SMALLEST):  # an update has the same code for parameters of any size
+    if outs[0].size < (min(least, 1) if op.op.updates else least):  # updates: the same code for all parameters
         return False
-    found = formula(op.op, tuple(None if t is None else t.dtype for t in types))
-    return found is not None and not any(x.fn in _LEFT for x in nodes([x for x in found if x is not None]))
+    found = formula(op.op, tuple(t and t.dtype for t in types))
+    if found is None:
+        return False
+    left = [x for x in nodes([x for x in found if x is not None]) if x.fn in _LEFT or x.dtype in HALVES]
+    return device or not left
 
 
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
@@ -309,6 +319,9 @@ class Loop(Op):
         )
         yield draw.case(sums, draw("f64[2,3,4]"), draw("f64[2,3,4]"))
         yield draw.case(sums, draw("f32[9,50,100]"), draw("f32[9,50,100]"))
+        yield draw.case(sums, draw("f16[2,3,4]"), draw("f16[2,3,4]"))
+        mixed = cls(body='%2 = Cast(%0) {to="f16"}; %3 = Mul(%2, %1); %4 = Cast(%3) {to="f32"}', yields=(2, 4))
+        yield draw.case(mixed, draw("f32[3,40]"), draw("f16[40]"))
         only = cls(body="%1 = ReduceSum(%0) {axes=[0], keepdims=0}", yields=(1,))
         yield draw.case(only, draw("f64[5,3]"))
 

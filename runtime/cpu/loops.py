@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...element import Expr, argument, formula, nodes
+from ...element import Expr, argument, nodes
 from ...kernels import register
-from ...ops.loop import Loop, iteration, loops
-from ...ops.reduce import Reduce, ReduceMean
+from ...ops.loop import iteration, loops
 from ...types import TensorType
+from ..loop_plan import Sum, Types, compact, merged, outputs
 from . import native
 from .loop_code import level
 from .loop_kernel import PANEL, ROWS, Nest, Operand, combine
@@ -34,14 +34,6 @@ PIECE = 4096
 CHUNKS = 32
 #: elements below which a second thread is not worth waking
 _ALONE = 1 << 15
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A column sum: which output it is, and its factor (of a mean)."""
-
-    output: int
-    factor: float
 
 
 @dataclass(frozen=True)
@@ -78,14 +70,11 @@ class Plan:
         return tuple(found)
 
 
-Types = tuple[TensorType | None, ...]
-
-
 @functools.lru_cache(maxsize=1 << 13)
 def plan(op: Op, ins: Types, outs: Types) -> Plan:
     """The plan for an operator that `loops` accepts."""
     shape = iteration(op, ins, outs)
-    exprs, sums = _outputs(op, ins, outs)
+    exprs, sums = outputs(op, ins, outs)
     sizes, patterns = merged(shape, [None if t is None else t.shape for t in ins], last=bool(sums))
     outer = len(sizes) - 1
     varies = [frozenset(d - len(sizes) if d == outer else d for d in p) for p in patterns]
@@ -94,13 +83,13 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     roots, hoisted = _hoist_columns(roots, varies, len(ins)) if outer else (roots, [])
     operands = [Operand(t.dtype if t else "f32", *_pattern(v, outer)) for t, v in zip(ins, varies, strict=True)]
     operands += [Operand(x.dtype, (False,) * outer, True) for x in hoisted]
-    roots, reads = _compact(roots)
+    roots, reads = compact(roots)
     given = tuple(operands[r] for r in reads)
     nest = Nest(outer, given, tuple(roots[: len(full)]), tuple(roots[len(full) :]), _lanes(roots))
     first: Nest | None = None
     first_reads: tuple[int, ...] = ()
     if hoisted:
-        vectors, first_reads = _compact(hoisted)
+        vectors, first_reads = compact(hoisted)
         first = Nest(0, tuple(Operand(operands[r].dtype, (), operands[r].inner) for r in first_reads), tuple(vectors))
     return Plan(nest, sizes, len(ins), reads, full, tuple(sums), first, first_reads)
 
@@ -118,47 +107,6 @@ def _lanes(roots: Sequence[Expr]) -> int:
 def _there(x: Expr | None) -> Expr:
     assert x is not None
     return x
-
-
-def _outputs(op: Op, ins: Types, outs: Types) -> tuple[list[Expr | None], list[Sum]]:
-    """The expression of each output (None: absent), and which are sums."""
-    dtypes = tuple(None if t is None else t.dtype for t in ins)
-    shape = iteration(op, ins, outs)
-    mean = 1.0 / max(math.prod(shape[:-1]), 1)
-    if isinstance(op, Loop):
-        sums = [Sum(i, mean if isinstance(m.op, ReduceMean) else 1.0) for i, m in enumerate(op.makers) if m.sums]
-        return list(op.expressions(dtypes)), sums
-    if isinstance(op, Reduce):
-        return [argument(0, dtypes[0] or "f32")], [Sum(0, mean if isinstance(op, ReduceMean) else 1.0)]
-    found = formula(op, dtypes)
-    assert found is not None
-    return [x if i < len(outs) and outs[i] is not None else None for i, x in enumerate(found)], []
-
-
-def merged(
-    shape: Sequence[int], operands: Sequence[Sequence[int] | None], *, last: bool
-) -> tuple[tuple[int, ...], list[frozenset[int]]]:
-    """Sizes after neighbouring dimensions that all operands treat alike are one, and along which each operand varies.
-
-    `last`: the last dimension stays alone.  There is at least one.
-    """
-    groups: list[tuple[int, frozenset[int]]] = []
-    for d, size in enumerate(shape):
-        own = d == len(shape) - 1 and last
-        mask = frozenset(
-            i for i, s in enumerate(operands) if s is not None and (at := d - len(shape) + len(s)) >= 0 and s[at] != 1
-        )
-        if size == 1 and not own:
-            continue
-        if groups and groups[-1][1] == mask and not own:
-            groups[-1] = (groups[-1][0] * size, mask)
-        else:
-            groups.append((size, mask))
-    groups = groups or [(1, frozenset())]
-    if last and len(groups) == 1:
-        groups.insert(0, (1, frozenset()))
-    patterns = [frozenset(d for d, (_, mask) in enumerate(groups) if i in mask) for i in range(len(operands))]
-    return tuple(size for size, _ in groups), patterns
 
 
 def _pattern(varies: frozenset[int], outer: int) -> tuple[tuple[bool, ...], bool]:
@@ -183,20 +131,6 @@ def _hoist_columns(
         return new[id(x)]
 
     return [replaced(r) for r in roots], hoisted
-
-
-def _compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
-    """The expressions with their inputs renumbered without gaps, one node for each; the old numbers."""
-    order: dict[int, Expr] = {}
-    new: dict[int, Expr] = {}
-    for x in nodes(roots):
-        if x.fn == "input":
-            if x.value not in order:
-                order[x.value] = argument(len(order), x.dtype)
-            new[id(x)] = order[x.value]
-        else:
-            new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value)
-    return [new[id(r)] for r in roots], tuple(order)
 
 
 @functools.lru_cache(maxsize=1 << 12)
