@@ -81,3 +81,32 @@ def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
         else:
             new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value)
     return [new[id(r)] for r in roots], tuple(order)
+
+
+def level(roots: Sequence[Expr], inputs: Sequence[frozenset[int]]) -> dict[int, frozenset[int]]:
+    """What each node depends on: the union of its inputs' sets, by id."""
+    found: dict[int, frozenset[int]] = {}
+    for x in nodes(roots):
+        own: frozenset[int] = inputs[x.value] if x.fn == "input" else frozenset()
+        found[id(x)] = frozenset().union(own, *(found[id(a)] for a in x.args))
+    return found
+
+
+def hoisted(
+    roots: Sequence[Expr], varies: Sequence[frozenset[int]], inputs: int, along: frozenset[int]
+) -> tuple[list[Expr], list[Expr]]:
+    """The expressions with what varies along these dimensions exactly as further inputs, from `inputs` on; those."""
+    levels = level(roots, varies)
+    found: list[Expr] = []
+    new: dict[int, Expr] = {}
+
+    def replaced(x: Expr) -> Expr:
+        if id(x) not in new:
+            if x.args and levels[id(x)] == along:
+                new[id(x)] = argument(inputs + len(found), x.dtype)
+                found.append(x)
+            else:
+                new[id(x)] = Expr(x.fn, tuple(map(replaced, x.args)), x.dtype, x.value) if x.args else x
+        return new[id(x)]
+
+    return [replaced(r) for r in roots], found

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...element import Expr, nodes
+from ...element import Expr
 from . import mathematics as m
 
 _KINDS = {"f32": "float", "f64": "double", "bool": "i1"}
@@ -357,12 +357,3 @@ def _lanes(fn: str, name: str, t: str, lanes: int, count: int) -> str:
         "}",
     ]
     return "\n".join(lines)
-
-
-def level(roots: Sequence[Expr], inputs: Sequence[Any]) -> dict[int, Any]:
-    """What each node depends on: the union of its inputs' sets, by id."""
-    found: dict[int, Any] = {}
-    for x in nodes(roots):
-        own = inputs[x.value] if x.fn == "input" else frozenset()
-        found[id(x)] = frozenset().union(own, *(found[id(a)] for a in x.args))
-    return found

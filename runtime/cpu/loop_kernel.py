@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...element import Expr, nodes
-from .loop_code import Code, kind, level, stored, width
+from ..loop_plan import level
+from .loop_code import Code, kind, stored, width
 
 #: rows whose column sums are added up in the element type before they go into a double
 ROWS = 64

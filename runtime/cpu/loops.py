@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...element import Expr, argument, nodes
+from ...element import Expr, nodes
 from ...kernels import register
 from ...ops.loop import iteration, loops
 from ...types import TensorType
-from ..loop_plan import Sum, Types, compact, merged, outputs
+from ..loop_plan import Sum, Types, compact, hoisted, merged, outputs
 from . import native
-from .loop_code import level
 from .loop_kernel import PANEL, ROWS, Nest, Operand, combine
 from .native import Call
 
@@ -80,16 +79,16 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     varies = [frozenset(d - len(sizes) if d == outer else d for d in p) for p in patterns]
     full = tuple(i for i, x in enumerate(exprs) if x is not None and all(s.output != i for s in sums))
     roots = [*(_there(exprs[i]) for i in full), *(_there(exprs[s.output]) for s in sums)]
-    roots, hoisted = _hoist_columns(roots, varies, len(ins)) if outer else (roots, [])
+    roots, vectors = hoisted(roots, varies, len(ins), frozenset([-1])) if outer else (roots, [])
     operands = [Operand(t.dtype if t else "f32", *_pattern(v, outer)) for t, v in zip(ins, varies, strict=True)]
-    operands += [Operand(x.dtype, (False,) * outer, True) for x in hoisted]
+    operands += [Operand(x.dtype, (False,) * outer, True) for x in vectors]
     roots, reads = compact(roots)
     given = tuple(operands[r] for r in reads)
     nest = Nest(outer, given, tuple(roots[: len(full)]), tuple(roots[len(full) :]), _lanes(roots))
     first: Nest | None = None
     first_reads: tuple[int, ...] = ()
-    if hoisted:
-        vectors, first_reads = compact(hoisted)
+    if vectors:
+        vectors, first_reads = compact(vectors)
         first = Nest(0, tuple(Operand(operands[r].dtype, (), operands[r].inner) for r in first_reads), tuple(vectors))
     return Plan(nest, sizes, len(ins), reads, full, tuple(sums), first, first_reads)
 
@@ -111,26 +110,6 @@ def _there(x: Expr | None) -> Expr:
 
 def _pattern(varies: frozenset[int], outer: int) -> tuple[tuple[bool, ...], bool]:
     return tuple(d in varies for d in range(outer)), -1 in varies
-
-
-def _hoist_columns(
-    roots: Sequence[Expr], varies: Sequence[frozenset[int]], inputs: int
-) -> tuple[list[Expr], list[Expr]]:
-    """The expressions with what varies along columns only read from vectors, and those vectors' expressions."""
-    levels, columns = level(roots, varies), frozenset([-1])
-    hoisted: list[Expr] = []
-    new: dict[int, Expr] = {}
-
-    def replaced(x: Expr) -> Expr:
-        if id(x) not in new:
-            if x.args and levels[id(x)] == columns:
-                new[id(x)] = argument(inputs + len(hoisted), x.dtype)
-                hoisted.append(x)
-            else:
-                new[id(x)] = Expr(x.fn, tuple(map(replaced, x.args)), x.dtype, x.value) if x.args else x
-        return new[id(x)]
-
-    return [replaced(r) for r in roots], hoisted
 
 
 @functools.lru_cache(maxsize=1 << 12)
