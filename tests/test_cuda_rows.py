@@ -1,0 +1,96 @@
+"""Row and channel kernels for CUDA on shapes that take every path: rows of warps and of blocks, several chunks of a
+channel, vectors of another type; beside NumPy, in both orders of the threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda_cases
+import numpy as np
+import pytest
+
+from recompute.op import op_class
+from recompute.runtime.cuda import emulator
+from recompute.testing import Case, Draw
+
+pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+
+
+def norms(draw: Draw) -> Any:
+    def op(name: str, **attributes: Any) -> Any:
+        return op_class(name)(**attributes)
+
+    for t in ("f32", "f16"):
+        for rows, n in ((37, 300), (3, 2500)):
+            x, w = draw(f"{t}[{rows},{n}]"), draw(f"f32[{n}]")
+            yield Case(op("LayerNormalization"), (x, w, draw(f"f32[{n}]")))
+            yield Case(op("RMSNormalization"), (x, w))
+            given = draw(f"f32[{rows},1]"), draw(f"f32[{rows},1]", 0.5, 1.5), draw(f"{t}[{rows},{n}]")
+            yield Case(op("NormGrad", view=(rows, 1, n, 1)), (x, w, *given))
+    yield Case(op("NormGrad", view=(3, 4, 2, 1000)), (
+        draw("f32[3,8,1000]"), draw("f32[8]"), draw("f32[3,4]"), draw("f32[3,4]", 0.5, 1.5), draw("f32[3,8,1000]"),
+    ))  # fmt: skip
+    for shape, c in (("2,3,70,90", 3), ("700,40", 40), ("3,5,7", 5)):
+        for t in ("f32", "f16"):
+            v = [draw(f"f32[{c}]") for _ in range(3)]
+            x, var = draw(f"{t}[{shape}]") + np.float16(2).astype(t.replace("f", "float")), draw(f"f32[{c}]", 0.5, 2)
+            yield Case(op("BatchNormTrain"), (x, *v[:2]))
+            yield Case(op("BatchNormStatistics"), (x,))
+            yield Case(op("BatchNormApply"), (x, *v, var))
+            yield Case(op("BatchNormGrad"), (x, v[0], v[1], var, draw(f"{t}[{shape}]")))
+    for shape in ("30,20,40", "1030,3"):
+        c = int(shape.split(",")[-1])
+        v = [draw(f"f32[{c}]"), draw(f"f32[{c}]"), draw(f"f32[{c}]", 0.5, 2)]
+        yield Case(op("ChannelsLastBatchNormStatistics"), (draw(f"f32[{shape}]"),))
+        yield Case(op("ChannelsLastBatchNormGrad"), (draw(f"f32[{shape}]"), *v, draw(f"f32[{shape}]")))
+
+
+def rows(draw: Draw) -> Any:
+    for shape, axis in (("37,300", -1), ("3,2500", -1), ("4,30,50", 1), ("2,1500,3", 1)):
+        x = draw(f"f32[{shape}]")
+        for name in ("Softmax", "LogSoftmax"):
+            yield Case(op_class(name)(axis=axis), (x,))
+            yield Case(op_class(f"{name}Grad")(axis=axis), (x, draw(f"f32[{shape}]")))
+    for shape, labels, classes in (("37,300", "37", 300), ("5,2000", "5", 2000), ("3,7,40", "3,40", 7)):
+        for reduction in ("mean", "none"):
+            op = op_class("SoftmaxCrossEntropyLoss")(reduction=reduction, ignore_index=2)
+            y = draw.ints(f"i64[{labels}]", 0, classes)
+            x = draw(f"f32[{shape}]", -3, 3)
+            yield Case(op, (x, y, draw(f"f32[{classes}]", 0.5, 1.5)))
+            yield Case(op, (x, y, None), want=1)
+            down = draw(f"f32[{labels}]" if reduction == "none" else "f32[]")
+            yield Case(op_class("SoftmaxCrossEntropyGrad")(reduction=reduction, ignore_index=2), (
+                x - 8, y, None, down,
+            ))  # fmt: skip
+
+
+CASES = [*norms(Draw("norms")), *rows(Draw("rows"))]
+
+
+@pytest.fixture(scope="module")
+def bindings() -> list[Any]:
+    device = emulator.EmulatedDevice()
+    found = [cuda_cases.bound(c, device) for c in CASES]
+    device.compile(k for runs in found for b in runs for k in b.kernels)
+    return found
+
+
+def _name(case: Case) -> str:
+    return f"{case.op.name}-{'x'.join(str(d) for d in np.shape(case.inputs[0]))}-{case.inputs[0].dtype}"
+
+
+@pytest.mark.parametrize("i", range(len(CASES)), ids=[_name(c) for c in CASES])
+def test_case(i: int, bindings: list[Any]) -> None:
+    assert bindings[i], "the host runs it"
+    cuda_cases.check(CASES[i], bindings[i])
+
+
+def test_a_label_outside_of_the_classes_is_reported() -> None:
+    import recompute as rc
+    from recompute.runtime import EmulatedCUDAPlace
+
+    program = rc.load(rc.models.build("mlp", batch=2))
+    loss = rc.losses.cross_entropy(program).name
+    feed = {"x": np.zeros(program["x"].shape, np.float32), "label": np.array([0, 99])}
+    with pytest.raises(rc.errors.JobError, match="label"):
+        rc.Executor(EmulatedCUDAPlace()).run(program, feed, [loss])
