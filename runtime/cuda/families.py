@@ -7,8 +7,9 @@ A family stands in a module of this folder whose name begins with `kernels_`, an
 
 Nothing else has to be told.  Every kernel may be handed an output that is the same memory as the input which the
 operator's `overwrites` names, writes all of its outputs, and gives bits that depend on the operator and its types only:
-no atomic additions, sums in a fixed order.  Where several families of a name exist, the first that accepts runs it;
-what no family takes, `traced` does (its own numerics, recorded), and what that cannot, the host.
+no atomic additions, sums in a fixed order.  Where several families of a name exist, the first that accepts runs it, one
+of "*" before all others (element-wise operators have the same bits alone and in a Loop); what no family takes, `traced`
+does (its own numerics, recorded), and what that cannot, the host.
 """
 
 from __future__ import annotations
@@ -74,7 +75,13 @@ def families() -> dict[str, list[Family]]:
 
 def family_of(op: Operator) -> Family | None:
     """Who runs an operator; None: nobody."""
-    return next((f for f in families().get(op.op.name, ()) if f.accepts(op)), None)
+    table = families()
+    found = next((f for name in ("*", op.op.name) for f in table.get(name, ()) if f.accepts(op)), None)
+    if found is not None:
+        return found
+    from .traced import TRACED
+
+    return TRACED if TRACED.accepts(op) else None
 
 
 class Cuda:
