@@ -85,11 +85,20 @@ def _read(taps, tap, zero, x):
 
 
 @inline
-def _reader(taps, tap, axis, at, windows):
-    """The window along an axis whose tap reads position `at`; -1 where there is none."""
-    first = at - taps[tap, axis]
-    window = first // taps[0, axis]
-    return window if first >= 0 and window * taps[0, axis] == first and window < windows else -1
+def _readers(taps, tap, d, h, dy):
+    """Plane and row of the windows whose tap reads plane d and row h, and whether dy has them."""
+    from_d, from_h = d - taps[tap, 0], h - taps[tap, 1]
+    od, oh = from_d // taps[0, 0], from_h // taps[0, 1]
+    exact = od * taps[0, 0] == from_d and oh * taps[0, 1] == from_h
+    return od, oh, exact and 0 <= od < dy.shape[1] and 0 <= oh < dy.shape[2]
+
+
+@inline
+def _clear(a):
+    """Zeros in [w, c]."""
+    for w in range(a.shape[0]):
+        for c in range(a.shape[1]):
+            a[w, c] = 0
 
 
 @kernel
@@ -150,13 +159,10 @@ def max_grad(number, dy, dx, taps, begin, end):
     for row in range(begin, end):
         n, d, h = _place(row, dx)
         whole = dx[n, d, h]
-        for w in range(dx.shape[3]):
-            for c in range(dx.shape[4]):
-                whole[w, c] = 0
+        _clear(whole)
         for tap in range(1, taps.shape[0]):
-            od = _reader(taps, tap, 0, d, dy.shape[1])
-            oh = _reader(taps, tap, 1, h, dy.shape[2])
-            if od < 0 or oh < 0:
+            od, oh, some = _readers(taps, tap, d, h, dy)
+            if not some:
                 continue
             k = number.dtype.type(tap - 1)
             for ow in range(dy.shape[3]):
@@ -195,13 +201,10 @@ def mean_grad(dy, dx, cd, ch, cw, taps, begin, end):
     for row in range(begin, end):
         n, d, h = _place(row, dx)
         whole = dx[n, d, h]
-        for w in range(dx.shape[3]):
-            for c in range(dx.shape[4]):
-                whole[w, c] = 0
+        _clear(whole)
         for tap in range(1, taps.shape[0]):
-            od = _reader(taps, tap, 0, d, dy.shape[1])
-            oh = _reader(taps, tap, 1, h, dy.shape[2])
-            if od < 0 or oh < 0:
+            od, oh, some = _readers(taps, tap, d, h, dy)
+            if not some:
                 continue
             for ow in range(dy.shape[3]):
                 w = ow * taps[0, 2] + taps[tap, 2]
