@@ -78,6 +78,14 @@ class Code:
         """a - b."""
         return self.let(f"sub i64 {a}, {b}")
 
+    def div(self, a: int | str, b: int | str) -> str:
+        """The whole part of a / b."""
+        return self.let(f"sdiv i64 {a}, {b}")
+
+    def rem(self, a: int | str, b: int | str) -> str:
+        """What `div` leaves."""
+        return self.let(f"srem i64 {a}, {b}")
+
     def smaller(self, a: int | str, b: int | str) -> str:
         """The smaller number."""
         return self.intrinsic("smin.i64", "i64", ("i64", a), ("i64", b))

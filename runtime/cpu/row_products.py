@@ -91,7 +91,7 @@ def _program(k: int, n: int, high: int, width: int) -> int:
         """A panel's columns of some rows."""
         panel = f.at(panels, f.mul(first, k))
         for h in heights:
-            stop = f.add(start, f.mul(f.let(f"sdiv i64 {f.sub(end, start)}, {h}"), h))
+            stop = f.add(start, f.mul(f.div(f.sub(end, start), h), h))
             with f.loop(start, stop, h) as r:
                 to, rows = f.at(c, f.add(f.mul(r, n), first)), f.at(a, f.mul(r, k))
                 begin = f.at(given, f.add(f.mul(r, step), first))

@@ -91,8 +91,8 @@ def turn(*, unpack: bool) -> str:
     offsets = f.word("%args", 5, "ptr")
     apart = f.word("%args", 6)
     with f.loop("%begin", "%end") as item:
-        p = f.mul(f.let(f"sdiv i64 {item}, {count}"), 3)
-        c = f.mul(f.let(f"srem i64 {item}, {count}"), 3)
+        p = f.mul(f.div(item, count), 3)
+        c = f.mul(f.rem(item, count), 3)
         from_rows = f.at(rows, f.add(f.word(panels, p), f.word(table, c)))
         to = f.at(columns, f.word(panels, f.add(p, 1)))
         there, length, first = f.word(panels, f.add(p, 2)), f.word(table, f.add(c, 1)), f.word(table, f.add(c, 2))
