@@ -174,14 +174,7 @@ def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> Lowering:
     return lowering(() if providers is None and elsewhere else providers)
 
 
-def lower(
-    program: Program,
-    cost: CostModel,
-    *,
-    schedule: bool = True,
-    rebuild: bool = True,
-    providers: Sequence[str] | None = None,
-) -> None:
+def lower(program: Program, cost: CostModel, *, schedule: bool, rebuild: bool, providers: Sequence[str] | None) -> None:
     """Lowers a step for `providers`, and plans its memory; `program.logical` is what it was before."""
     logical, passes = cleaned(program.block, rebuild=rebuild), lowering_for(cost, providers)
     program.lower_to(plan_memory(logical, schedule=schedule, rebuild=False, lowering=passes), logical)

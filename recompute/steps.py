@@ -129,7 +129,7 @@ class Steps:
             whole = self._source.at(self.batch(batch), None)
             if not whole.block.addresses:
                 providers = self._compile_options.get("providers")
-                lower(whole, self.cost, rebuild=whole.planned is None, providers=providers)
+                lower(whole, self.cost, schedule=True, rebuild=whole.planned is None, providers=providers)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
             program, loss = self.program(batch)
