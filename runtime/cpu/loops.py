@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...element import Expr, argument, formula, nodes
+from ...element import Expr, argument, formula, nodes, substitute
 from ...kernels import register
 from ...ops.loop import Loop, iteration, loops
 from ...ops.reduce import Reduce, ReduceMean
@@ -85,7 +85,7 @@ Types = tuple[TensorType | None, ...]
 def plan(op: Op, ins: Types, outs: Types) -> Plan:
     """The plan for an operator that `loops` accepts."""
     shape = iteration(op, ins, outs)
-    exprs, sums = _outputs(op, ins, outs)
+    exprs, sums = _outputs(op, ins, outs, shape)
     sizes, patterns = merged(shape, [None if t is None else t.shape for t in ins], last=bool(sums))
     outer = len(sizes) - 1
     varies = [frozenset(d - len(sizes) if d == outer else d for d in p) for p in patterns]
@@ -120,10 +120,9 @@ def _there(x: Expr | None) -> Expr:
     return x
 
 
-def _outputs(op: Op, ins: Types, outs: Types) -> tuple[list[Expr | None], list[Sum]]:
-    """The expression of each output (None: absent), and which are sums."""
+def _outputs(op: Op, ins: Types, outs: Types, shape: Sequence[int]) -> tuple[list[Expr | None], list[Sum]]:
+    """The expression of each output (None: absent), and which are sums, of an operator that iterates over a shape."""
     dtypes = tuple(None if t is None else t.dtype for t in ins)
-    shape = iteration(op, ins, outs)
     mean = 1.0 / max(math.prod(shape[:-1]), 1)
     if isinstance(op, Loop):
         sums = [Sum(i, mean if isinstance(m.op, ReduceMean) else 1.0) for i, m in enumerate(op.makers) if m.sums]
@@ -188,15 +187,10 @@ def _hoist_columns(
 def _compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
     """The expressions with their inputs renumbered without gaps, one node for each; the old numbers."""
     order: dict[int, Expr] = {}
-    new: dict[int, Expr] = {}
     for x in nodes(roots):
         if x.fn == "input":
-            if x.value not in order:
-                order[x.value] = argument(len(order), x.dtype)
-            new[id(x)] = order[x.value]
-        else:
-            new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value)
-    return [new[id(r)] for r in roots], tuple(order)
+            order.setdefault(x.value, argument(len(order), x.dtype))
+    return substitute(roots, order), tuple(order)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -231,10 +225,6 @@ class LoopProvider:
     def accepts(self, op: Operator) -> bool:
         """Depends on the operator and its types only."""
         return not native.unavailable() and loops(op)
-
-    def reason(self) -> str:
-        """Why it accepts nothing; "" where it does."""
-        return native.unavailable()
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Vectors of what depends on columns only, and the sums of chunks."""
