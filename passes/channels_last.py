@@ -17,7 +17,7 @@ from ..ops.channels_last import moves, to_first, to_last
 from ..ops.conv import Convolution
 from ..ops.shape import Identity, Reshape, Transpose
 from .base import Pass
-from .layouts import Turned, turned, turned_type, turned_values
+from .layouts import Turned, turned, turned_operator, turned_type
 
 #: sweeps over the operators that may go either way
 _SWEEPS = 6
@@ -60,9 +60,7 @@ def _served(o: Operator, form: Turned | None, providers: tuple[str, ...]) -> Tur
     """The form, unless an operator is turned for its kernel alone and none of `providers` has that."""
     if form is None or not isinstance(form.op, Form) or not providers:
         return form
-    ins, outs = turned_values(o, form)
-    candidate = Operator(form.op, ins, outs, o.role)
-    return form if accepting(providers, candidate) else None
+    return form if accepting(providers, turned_operator(o, form)) else None
 
 
 def _weight(v: Value) -> int:

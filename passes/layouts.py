@@ -86,6 +86,11 @@ def turned_values(o: Operator, t: Turned) -> tuple[tuple[Value | None, ...], tup
     return tuple(ins), tuple(outs)
 
 
+def turned_operator(o: Operator, t: Turned) -> Operator:
+    """The operator applied in its channels-last form."""
+    return Operator(t.op, *turned_values(o, t), o.role)
+
+
 def _types_fit(o: Operator, t: Turned) -> bool:
     """Whether the turned operator gives the turned types."""
     ins, outs = turned_values(o, t)
@@ -110,17 +115,12 @@ def _spread(o: Operator, op: Op) -> Turned | None:
     return Turned(op, ins, (True,) * len(o.outputs))
 
 
-def _with(op: Any, **changes: Any) -> Op:
-    """The operator with other attributes."""
-    return type(op)(**{**{f.name: getattr(op, f.name) for f in dataclasses.fields(op)}, **changes})
-
-
-def _same(o: Operator, op: Op, rank: int, **changes: Any) -> Turned:
+def _same(o: Operator, op: Any, rank: int, **changes: Any) -> Turned:
     """Everything of one rank is turned; `changes`: other attributes."""
-    return Turned(_with(op, **changes) if changes else op, (rank,) * len(o.inputs), (True,) * len(o.outputs))
+    return Turned(dataclasses.replace(op, **changes), (rank,) * len(o.inputs), (True,) * len(o.outputs))
 
 
-def _reduction(o: Operator, op: Reduce, rank: int) -> Turned | None:
+def _reduction(o: Operator, op: Any, rank: int) -> Turned | None:
     """Over all axes but the channels', and over images' positions."""
     if op.axes is None or o.outputs[0] is None:
         return None
@@ -128,7 +128,7 @@ def _reduction(o: Operator, op: Reduce, rank: int) -> Turned | None:
     positions = set(range(2, rank))
     if axes != {0, *positions} and (axes != positions or rank < 4):
         return None
-    new = _with(op, axes=tuple(sorted(turned_axis(a, rank) for a in axes)))
+    new = dataclasses.replace(op, axes=tuple(sorted(turned_axis(a, rank) for a in axes)))
     return Turned(new, (rank,), (o.outputs[0].ndim == rank,), always=True)
 
 

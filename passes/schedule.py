@@ -102,7 +102,12 @@ def plan_memory(
 
     `lowering`: for what will run it (see runtime/lowering.py); None: the operators' own numerics.
     """
-    block = (lowering or Lowering()).run(cleaned(block, rebuild=rebuild))
+    return plan_lowered(cleaned(block, rebuild=rebuild), lowering or Lowering(), schedule=schedule)
+
+
+def plan_lowered(block: Block, lowering: Lowering, *, schedule: bool) -> Block:
+    """A cleaned block lowered, in the best order found (`schedule`), with frees and addresses."""
+    block = lowering.run(block)
     return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
 
 

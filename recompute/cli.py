@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .cli_values import finite, input_shapes, split, zoo_option
+from .cli_values import compile_options, finite, input_shapes, split, zoo_option
 from .errors import JobError, RecomputeError, UsageError, nearest
 from .files import replacing
 
@@ -44,6 +44,26 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("model", help="an .onnx file, or a network of the zoo (--list-models)", nargs="?")
     p.add_argument("--list-models", action="store_true", help="print the networks of the zoo and stop")
+    _add_what(p)
+    out = p.add_argument_group("what to write")
+    out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
+    out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
+    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
+    cli_memory.add_arguments(p)
+    cli_plan.add_arguments(p)
+    pictures.add_arguments(p)
+    run = p.add_argument_group("what to run")
+    run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
+    run.add_argument("--data", type=Path, metavar="FILE.npz", help="one array an input (default: one synthetic batch)")
+    run.add_argument("--check", action="store_true", help="compare with ONNX Runtime, and recomputed with plain steps")
+    noise = p.add_mutually_exclusive_group()
+    noise.add_argument("-v", "--verbose", action="store_true", help="say more, and show tracebacks")
+    noise.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    return p
+
+
+def _add_what(p: argparse.ArgumentParser) -> None:
+    """The arguments that say what is compiled."""
     what = p.add_argument_group("what to compile")
     what.add_argument("--checkpoints", metavar="A,B,...", help="values to keep: names, globs, or @file with one a line")
     what.add_argument("--list-checkpoints", action="store_true", help="print values that cut the graph, and stop")
@@ -69,21 +89,6 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--unroll", metavar="A,B,...", nargs="?", const=True, help="write recurrent nodes step by step (default: all)"
     )
-    out = p.add_argument_group("what to write")
-    out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
-    out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
-    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
-    cli_memory.add_arguments(p)
-    cli_plan.add_arguments(p)
-    pictures.add_arguments(p)
-    run = p.add_argument_group("what to run")
-    run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
-    run.add_argument("--data", type=Path, metavar="FILE.npz", help="one array an input (default: one synthetic batch)")
-    run.add_argument("--check", action="store_true", help="compare with ONNX Runtime, and recomputed with plain steps")
-    noise = p.add_mutually_exclusive_group()
-    noise.add_argument("-v", "--verbose", action="store_true", help="say more, and show tracebacks")
-    noise.add_argument("-q", "--quiet", action="store_true", help="print errors only")
-    return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -263,10 +268,9 @@ class _Job:
         from . import cli_costs
         from .compiler import compile_step
 
-        schedule, cost = not self.args.no_schedule, self.args.cost
-        options |= {"rebuild": not self.args.no_rebuild, "providers": self.args.providers}
+        options |= compile_options(self.args)
         with cli_costs.progress(self.args):
-            return compile_step(program, loss, self.optimizer(), schedule=schedule, cost=cost, **options)
+            return compile_step(program, loss, self.optimizer(), cost=self.args.cost, **options)
 
     # -- the model ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import cli_costs
 from .budgets import parse_budget
+from .cli_values import compile_options
 from .errors import UsageError
 from .files import replacing
 from .planning import Request, request
@@ -157,10 +158,9 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
         return False
     from .compiler import plain_fitting
 
-    options = {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers}
     with cli_costs.progress(args) as progress:
         progress("compiling the plain step")
-        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **options)
+        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **compile_options(args))
         if args.save_problem is not None:
             fitting.derived.problem.save(args.save_problem)
         text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,11 @@ def finite(x: Any) -> Any:
     if isinstance(x, dict):
         return {k: finite(v) for k, v in x.items()}
     return [finite(v) for v in x] if isinstance(x, (list, tuple)) else x
+
+
+def compile_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What of the command line every compilation of the step is told."""
+    return {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers}
 
 
 def split(text: str) -> list[str]:

@@ -17,9 +17,9 @@ from .budgets import Budget
 from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, cleaned, memory_report, plan_memory
+from .passes import RecomputePlan, memory_report
 from .passes.planners.fit import Fitting
-from .planning import PlanFigures, SavedPlan, carry, fitting_of, lowering_for, request, saved_plan
+from .planning import PlanFigures, Request, SavedPlan, carry, fitting_of, lower, request, saved_plan
 from .program import Program
 from .runtime.lowering import providers as providers_of
 from .runtime.places import Place
@@ -99,20 +99,9 @@ def compile_step(
     (None: this machine's processor); a device need not be there to compile for it.  `cost`: what times are estimated
     by (this CPU's roofline).
     """
-    from .optimizers import RecomputeOptimizer
-
     if providers is None and place is not None:
         providers = providers_of(place)
-
-    wanted = request(budget, strategy, strategy_options, plan)
-    if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
-        if wanted is not None or checkpoints is not None:
-            raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
-        wanted, optimizer = own, optimizer.inner
-    if checkpoints is not None:
-        if wanted is not None:
-            raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
-        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
+    optimizer, wanted = _asked(optimizer, request(budget, strategy, strategy_options, plan), checkpoints)
     cost = cost or this_cpu()
     with without_gc():
         step, stages = _made(program, loss, optimizer, fetch)
@@ -125,12 +114,26 @@ def compile_step(
             saved = saved_plan(fitted, planned, program.block.name, batch_of(program))
             stages[-1] = ("step", fitted.block)
         else:
-            logical, passes = cleaned(step.block, rebuild=rebuild), lowering_for(cost, providers)
-            step.lower_to(plan_memory(logical, schedule=schedule, rebuild=False, lowering=passes), logical)
+            lower(step, cost, schedule=schedule, rebuild=rebuild, providers=providers)
         stages.append(("planned", step.block))
         if dump is not None:
             _dump(Path(dump), stages)
         return CompiledStep(step, step.plan, figures(step.block, cost, step.logical), cost, planned, saved)
+
+
+def _asked(optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | None) -> tuple[Any, Request | None]:
+    """The optimizer, which knows the checkpoints, and the request, which may be the optimizer's."""
+    from .optimizers import RecomputeOptimizer
+
+    if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
+        if wanted is not None or checkpoints is not None:
+            raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
+        wanted, optimizer = own, optimizer.inner
+    if checkpoints is not None:
+        if wanted is not None:
+            raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
+        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
+    return optimizer, wanted
 
 
 def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> tuple[Program, list[tuple[str, Block]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,10 +232,9 @@ class Elements:
 def through_expansion(op: Op, inputs: Sequence[Expr | None]) -> Any:
     """What an operator's expansion does to one element; None where it has none or one of its operators has none."""
     try:
-        found = op.expand(Elements(), *inputs)  # type: ignore[arg-type]
+        return op.expand(Elements(), *inputs)  # type: ignore[arg-type]
     except NotElementwise:
         return None
-    return found
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -283,8 +282,8 @@ def nodes(roots: Sequence[Expr]) -> Iterator[Expr]:
             stack += [(a, False) for a in reversed(x.args)]
 
 
-def substitute(roots: Sequence[Expr], inputs: Sequence[Expr | None]) -> list[Expr]:
-    """The expressions with other expressions in place of their inputs."""
+def substitute(roots: Sequence[Expr], inputs: Sequence[Expr | None] | Mapping[int, Expr]) -> list[Expr]:
+    """The expressions with other expressions in place of their inputs (by position)."""
     new: dict[int, Expr] = {}
     for x in nodes(roots):
         if x.fn == "input":

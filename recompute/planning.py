@@ -14,10 +14,11 @@ from .cost import CostModel, Device, kept_values, step_seconds, this_cpu
 from .errors import UsageError
 from .files import replacing
 from .ir import Block, Role
-from .passes import Lowering, RecomputePlan, Rerun, cleaned
+from .passes import Lowering, RecomputePlan, Rerun, cleaned, plan_memory
 from .passes.planners import planner
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
+from .program import Program
 from .runtime.lowering import lowering
 
 #: the first field of a plan's file
@@ -171,6 +172,12 @@ def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> Lowering:
     """The lowering for `providers` (None: this machine's, but none where times are those of another device)."""
     elsewhere = isinstance(cost, Device) and cost is not this_cpu()
     return lowering(() if providers is None and elsewhere else providers)
+
+
+def lower(program: Program, cost: CostModel, *, schedule: bool, rebuild: bool, providers: Sequence[str] | None) -> None:
+    """Lowers a step for `providers`, and plans its memory; `program.logical` is what it was before."""
+    logical, passes = cleaned(program.block, rebuild=rebuild), lowering_for(cost, providers)
+    program.lower_to(plan_memory(logical, schedule=schedule, rebuild=False, lowering=passes), logical)
 
 
 def fitting_of(

@@ -22,9 +22,9 @@ from .ir import Block, Role
 from .models.common import parameters
 from .onnx_model import open_dimensions, prepare, read_model
 from .optimizers import Adam, RecomputeOptimizer
-from .passes import RecomputePlan, cleaned, plan_memory
+from .passes import RecomputePlan
 from .passes.planners.fit import Fitting
-from .planning import lowering_for
+from .planning import lower
 from .program import Program, Variable
 from .verify import trusted
 
@@ -128,9 +128,8 @@ class Steps:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             if not whole.block.addresses:
-                passes = lowering_for(self.cost, self._compile_options.get("providers"))
-                logical = cleaned(whole.block, rebuild=whole.planned is None)
-                whole.lower_to(plan_memory(logical, rebuild=False, lowering=passes), logical)
+                providers = self._compile_options.get("providers")
+                lower(whole, self.cost, schedule=True, rebuild=whole.planned is None, providers=providers)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
             program, loss = self.program(batch)

@@ -45,7 +45,8 @@ def _run_one(session: Session, op: Operator, step: Step) -> None:
             array.reshape(-1).view(np.uint8)[...] = POISON
     raw = session.arena.bytes()
     before = raw.copy()
-    segments([step])[0].run()
+    (segment,) = segments([step])
+    segment.run()
     allowed = np.zeros(raw.size, np.bool_)
     for v in (*op.writes(), *op.scratch):
         at = _range(session, v)

@@ -178,7 +178,7 @@ class Session:
         found = []
         with np.errstate(all="ignore"):
             for step in self.steps:
-                segment = segments([step])[0] if step.calls else step
+                (segment,) = segments([step])
                 start = time.perf_counter()
                 segment.run()
                 found.append((step.op, time.perf_counter() - start))

@@ -9,7 +9,7 @@ from ..errors import UsageError, nearest
 from ..ir import Block, Free, Operator
 from ..kernels import PROVIDERS, accepting, fits, provider
 from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
-from ..passes.layouts import turned, turned_values
+from ..passes.layouts import turned, turned_operator
 from ..types import TensorType
 from . import cpu, cuda
 from .places import CUDAPlace, Place
@@ -53,7 +53,7 @@ def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
     """What the kernel will need that runs an operator; its own numerics' where there is none."""
     form = turned(op)
     if form is not None and form.always:
-        last = Operator(form.op, *turned_values(op, form), op.role)
+        last = turned_operator(op, form)
         if taken := accepting(names, last):
             return provider(taken).scratch(last)
     taken = accepting(names, op)

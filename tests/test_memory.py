@@ -68,7 +68,7 @@ def test_a_step_allocates_nothing(name: str) -> None:
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
             with np.errstate(all="ignore"):
-                segment.run(np)
+                segment.run()
             taken = tracemalloc.get_traced_memory()[1] - before
             if taken > 128 * 1024:
                 found.append(f"{taken:,} bytes by {show_operator(step.op)}")

@@ -20,6 +20,7 @@ from ...kernels import register
 from ...ops.linear import Gemm, MatMul
 from ...types import TensorType
 from . import native
+from .emit import Code, module
 from .native import Call
 
 if TYPE_CHECKING:
@@ -160,8 +161,10 @@ def _cut(size: int, parts: int) -> list[tuple[int, int]]:
 
 def product(op: Operator) -> Product | None:
     """The batch of products that a MatMul or Gemm is; None where it is none of this provider's."""
+    if not isinstance(op.op, (MatMul, Gemm)):
+        return None
     a, b, out = (v.type for v in (op.inputs[0], op.inputs[1], op.outputs[0]) if v is not None)
-    if not isinstance(op.op, (MatMul, Gemm)) or out.dtype not in ("f32", "f64") or not a.size or not b.size:
+    if out.dtype not in ("f32", "f64") or not a.size or not b.size:
         return None
     ta, tb = bool(op.op.transA) and a.ndim > 1, bool(op.op.transB) and b.ndim > 1
     left = (1, *a.shape) if a.ndim == 1 else a.shape
@@ -188,11 +191,7 @@ class BlasProvider:
 
     def accepts(self, op: Operator) -> bool:
         """Non-empty products, where the library is there."""
-        return isinstance(op.op, (MatMul, Gemm)) and not unavailable() and product(op) is not None
-
-    def reason(self) -> str:
-        """Why it accepts nothing; "" where it does."""
-        return unavailable()
+        return not unavailable() and product(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """None: the library packs into memory of its own."""
@@ -259,152 +258,79 @@ def _alone(by: Routine, call: Call) -> list[Call]:
     if by.threads is None:
         return [call]
     get, set_ = by.threads
-    switch = native.compile_ir(_SWITCH)
+    switch = native.compile_ir(_switch())
     return [Call(switch, (get, set_, _THREADS, 1), parallel=False), call,
             Call(switch, (get, set_, _THREADS, 0), parallel=False)]  # fmt: skip
 
 
-#: (get, set, kept, enter): enter: keeps the number of threads and sets one; otherwise sets what was kept
-_SWITCH = r"""
-define void @kernel(ptr %args, i64 %begin, i64 %end) {
-  %get = load ptr, ptr %args
-  %set.at = getelementptr i64, ptr %args, i64 1
-  %set = load ptr, ptr %set.at
-  %kept.at = getelementptr i64, ptr %args, i64 2
-  %kept = load ptr, ptr %kept.at
-  %enter.at = getelementptr i64, ptr %args, i64 3
-  %enter = load i64, ptr %enter.at
-  %entering = icmp ne i64 %enter, 0
-  br i1 %entering, label %in, label %out
-in:
-  %now = call i32 %get()
-  %now64 = sext i32 %now to i64
-  store i64 %now64, ptr %kept
-  call void %set(i32 1)
-  ret void
-out:
-  %before64 = load i64, ptr %kept
-  %before = trunc i64 %before64 to i32
-  call void %set(i32 %before)
-  ret void
-}
-"""
-
-
-_CBLAS = """call void %gemm(i32 101, i32 %ta.i, i32 %tb.i, INT %rows.i, INT %cols.i, INT %k.i,
-    REAL %alpha.r, ptr %ap, INT %lda.i, ptr %bp, INT %ldb.i, REAL %factor, ptr %cp, INT %n.i)"""
-_DNNL = """%status = call i32 %gemm(i8 signext %ta.c, i8 signext %tb.c, i64 %rows.i, i64 %cols.i, i64 %k.i,
-    float %alpha.r, ptr %ap, i64 %lda.i, ptr %bp, i64 %ldb.i, float %factor, ptr %cp, i64 %n.i)
-  %status.w = sext i32 %status to i64
-  %failed = icmp ne i32 %status, 0
-  %told = select i1 %failed, ptr %cell, ptr %spare
-  store i64 %status.w, ptr %told"""
+@functools.cache
+def _switch() -> str:
+    """IR: (get, set, kept, enter): enter: keeps the number of threads and sets one; otherwise sets what was kept."""
+    f = Code()
+    get, set_, kept = (f.word("%args", i, "ptr") for i in range(3))
+    enter = f.let(f"icmp ne i64 {f.word('%args', 3)}, 0")
+    with f.when(enter):
+        now = f.let(f"call i32 {get}()")
+        f.set(kept, "i64", f.let(f"sext i32 {now} to i64"))
+        f.line(f"call void {set_}(i32 1)")
+    with f.unless(enter):
+        before = f.let(f"trunc i64 {f.get(kept)} to i32")
+        f.line(f"call void {set_}(i32 {before})")
+    return module(f)
 
 
 @functools.cache
 def _tiles_ir(single: bool, bits: int, status: bool) -> str:
-    """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into."""
-    words = [
-        "gemm",
-        "a",
-        "b",
-        "c",
-        "tiles",
-        "k",
-        "n",
-        "lda",
-        "ldb",
-        "ta",
-        "tb",
-        "alpha",
-        "beta",
-        "bias",
-        "row",
-        "column",
-        "cell",
-    ]
-    kinds = {"alpha": "double", "beta": "double"}
-    kinds |= dict.fromkeys(("gemm", "a", "b", "c", "tiles", "bias", "cell"), "ptr")
-    lines = ["%spare = alloca i64"]
-    for i, name in enumerate(words):
-        lines.append(f"%{name}.at = getelementptr i64, ptr %args, i64 {i}")
-        lines.append(f"%{name} = load {kinds.get(name, 'i64')}, ptr %{name}.at")
-    for name in ("n", "k", "lda", "ldb"):
-        lines.append(f"%{name}.i = NARROW %{name}TO")
-    for name in ("ta", "tb"):
-        lines += [f"%{name}.i = trunc i64 %{name} to i32", f"%{name}.c = trunc i64 %{name} to i8"]
-    for name in ("alpha", "beta"):
-        lines.append(f"%{name}.r = " + (f"fptrunc double %{name} to float" if single else f"fadd double %{name}, -0.0"))
-    columns = []
-    for i, name in enumerate(("a0", "b0", "c0", "rows", "cols", "r0", "q0")):
-        columns.append(f"%{name}.at = getelementptr i64, ptr %tile, i64 {i}")
-        columns.append(f"%{name} = load i64, ptr %{name}.at")
-    text = _TILES.replace("ARGUMENTS", "\n  ".join(lines)).replace("COLUMNS", "\n  ".join(columns))
-    text = text.replace("MULTIPLY", _DNNL if status else _CBLAS)
-    for word, value in (
-        ("REAL", "float" if single else "double"),
-        ("INT", f"i{bits}"),
-        ("NARROW", "trunc i64" if bits == 32 else "add i64"),
-        ("TO", " to i32" if bits == 32 else ", 0"),
-    ):
-        text = text.replace(word, value)
-    return text
+    """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into.
+
+    (gemm, A, B, C, tiles, k, n, rows of A and of B in memory, flags of A and B, alpha, beta, bias, steps of its rows
+    and columns, cell for a status); `single`: float32; `bits` and `status`: see Routine.
+    """
+    f, real = Code(), "float" if single else "double"
+    gemm, a, b, c, tiles = (f.word("%args", i, "ptr") for i in range(5))
+    k, n, lda, ldb, ta, tb = (f.word("%args", i) for i in range(5, 11))
+    alpha, beta = (f.word("%args", i, "double") for i in (11, 12))
+    if single:
+        alpha, beta = (f.let(f"fptrunc double {x} to float") for x in (alpha, beta))
+    bias = f.word("%args", 13, "ptr")
+    steps = f.word("%args", 14), f.word("%args", 15)
+    cell = f.word("%args", 16, "ptr")
+    biased = f.let(f"icmp ne ptr {bias}, null")
+    factor = f.let(f"select i1 {biased}, {real} {beta}, {real} 0.0")
+
+    def integer(x: str, kind: str) -> str:
+        """A word as `kind`, with its type."""
+        return f"{kind} {x}" if kind == "i64" else f"{kind} {f.let(f'trunc i64 {x} to {kind.split()[0]}')}"
+
+    with f.loop("%begin", "%end") as t:
+        a0, b0, c0, rows, columns, r0, q0 = (f.word(tiles, f.add(f.mul(t, 7), i)) for i in range(7))
+        to = f.at(c, c0, real)
+        with f.when(biased):
+            _fill(f, real, (to, n, rows, columns), (bias, r0, q0, *steps))
+        m_, n_, k_, lda_, ldb_, ldc = (integer(x, f"i{bits}") for x in (rows, columns, k, lda, ldb, n))
+        flags = [integer(x, "i8 signext" if status else "i32") for x in (ta, tb)]
+        matrices = f"{real} {alpha}, ptr {f.at(a, a0, real)}, {lda_}, ptr {f.at(b, b0, real)}, {ldb_}"
+        operands = f"{', '.join(flags)}, {m_}, {n_}, {k_}, {matrices}, {real} {factor}, ptr {to}, {ldc}"
+        if status:
+            found = f.let(f"call i32 {gemm}({operands})")
+            with f.when(f.let(f"icmp ne i32 {found}, 0")):
+                f.set(cell, "i64", f.let(f"sext i32 {found} to i64"))
+        else:
+            f.line(f"call void {gemm}(i32 101, {operands})")
+    return module(f)
 
 
-_TILES = r"""
-define void @kernel(ptr %args, i64 %begin, i64 %end) {
-entry:
-  ARGUMENTS
-  %biased = icmp ne ptr %bias, null
-  %factor = select i1 %biased, REAL %beta.r, REAL 0.0
-  br label %loop
-loop:
-  %t = phi i64 [%begin, %entry], [%t1, %multiply]
-  %more = icmp slt i64 %t, %end
-  br i1 %more, label %work, label %done
-work:
-  %skip = mul i64 %t, 7
-  %tile = getelementptr i64, ptr %tiles, i64 %skip
-  COLUMNS
-  %cp = getelementptr REAL, ptr %c, i64 %c0
-  br i1 %biased, label %fill, label %multiply
-fill:
-  %i = phi i64 [0, %work], [%i1, %filled]
-  %whole = icmp slt i64 %i, %rows
-  br i1 %whole, label %line, label %multiply
-line:
-  %ri = add i64 %r0, %i
-  %from.r = mul i64 %ri, %row
-  %to.r = mul i64 %i, %n
-  br label %element
-element:
-  %j = phi i64 [0, %line], [%j1, %element]
-  %cj = add i64 %q0, %j
-  %from.c = mul i64 %cj, %column
-  %from.i = add i64 %from.r, %from.c
-  %from = getelementptr REAL, ptr %bias, i64 %from.i
-  %value = load REAL, ptr %from
-  %to.i = add i64 %to.r, %j
-  %to = getelementptr REAL, ptr %cp, i64 %to.i
-  store REAL %value, ptr %to
-  %j1 = add i64 %j, 1
-  %others = icmp slt i64 %j1, %cols
-  br i1 %others, label %element, label %filled
-filled:
-  %i1 = add i64 %i, 1
-  br label %fill
-multiply:
-  %ap = getelementptr REAL, ptr %a, i64 %a0
-  %bp = getelementptr REAL, ptr %b, i64 %b0
-  %rows.i = NARROW %rowsTO
-  %cols.i = NARROW %colsTO
-  MULTIPLY
-  %t1 = add i64 %t, 1
-  br label %loop
-done:
-  ret void
-}
-"""
+def _fill(f: Code, real: str, tile: tuple[str, ...], bias: tuple[str, ...]) -> None:
+    """Fills a tile (where, step of its rows, rows, columns) with a bias (where, the tile's first row and column, steps
+    of rows and columns)."""
+    to, n, rows, columns = tile
+    source, r0, q0, row, column = bias
+    with f.loop(0, rows) as i:
+        line = f.mul(f.add(r0, i), row)
+        with f.loop(0, columns) as j:
+            value = f.word(source, f.add(line, f.mul(f.add(q0, j), column)), real)
+            f.set(f.at(to, f.add(f.mul(i, n), j), real), real, value)
+
 
 if not unavailable():
     register(BlasProvider())

@@ -7,6 +7,7 @@ threads.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -21,10 +22,10 @@ from . import blas, native, transposed
 from .blas import Product
 from .convolved import Convolved, convolved, operands
 from .depthwise import DepthSums, DepthWeight, suits
-from .emit import Code
+from .emit import Code, module
 from .native import Call
 from .sweep import Block, Phase, Sweep, spread
-from .tiles import TERMS, Tile, declarations, emit_tile, machine, named, sizes
+from .tiles import TERMS, Tile, emit_tile, machine, sizes
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -45,20 +46,19 @@ def _program(tile: Tile, cells: int, narrow: int) -> int:
     A task is (offset in C, in A, in B, first pair, pair after, whether its panel is the last); a pair (offset in C,
     offset in A) is a row of pixels, or, for a weight's gradient, a tap.
     """
-    text, names = [], {}
     rest = cells % tile.rows
+    tiles = {}
     for columns in {tile.columns, narrow} - {0}:
         for rows in {tile.rows, rest} - {0}:
-            names[rows, columns] = f"tile_{rows}_{columns}"
-            one = Tile(rows, columns, tile.am, tile.ak, tile.bk, tile.c, tile.depth)
-            text.append(emit_tile(names[rows, columns], one))
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+            one = dataclasses.replace(tile, rows=rows, columns=columns)
+            tiles[rows, columns] = emit_tile(f"tile_{rows}_{columns}", one)
+    f = Code()
     c, a, b, tasks, pairs, oa, ob = (f.word("%args", i, "ptr") for i in range(7))
     count, chunk, more = (f.word("%args", i) for i in range(7, 10))
 
     def sweep(columns: int, task: list[str], r: str) -> None:
-        left = f.let(f"sub i64 {count}, {r}")
-        n = f.let(f"call i64 @llvm.smin.i64(i64 {left}, i64 {chunk})")
+        """A panel's columns of all of a task's pairs, for the terms from `r` on."""
+        n = f.smaller(f.sub(count, r), chunk)
         again = f.let(f"or i1 {f.let(f'icmp ne i64 {more}, 0')}, {f.let(f'icmp sgt i64 {r}, 0')}")
         bs, ra, rb = f.at(b, task[2]), f.at(oa, r, "i64"), f.at(ob, r, "i64")
         with f.loop(task[3], task[4]) as i:
@@ -67,8 +67,8 @@ def _program(tile: Tile, cells: int, narrow: int) -> int:
 
             def call(rows: int, t: str) -> None:
                 at_c, at_a = f.at(cs, f.mul(t, tile.c)), f.at(as_, f.mul(t, tile.am))
-                name = names[rows, columns]
-                f.line(f"call void @{name}(ptr {at_c}, ptr {at_a}, ptr {bs}, ptr {ra}, ptr {rb}, i64 {n}, i1 {again})")
+                operands = f"ptr {at_c}, ptr {at_a}, ptr {bs}, ptr {ra}, ptr {rb}, i64 {n}, i1 {again}"
+                f.line(f"call void @tile_{rows}_{columns}({operands})")
 
             with f.loop(0, cells - rest, tile.rows) as t:
                 call(tile.rows, t)
@@ -78,23 +78,13 @@ def _program(tile: Tile, cells: int, narrow: int) -> int:
     with f.loop("%begin", "%end") as item:
         task = [f.word(tasks, f.add(f.mul(item, 6), i)) for i in range(6)]
         last = f.let(f"icmp ne i64 {task[5]}, 0")
-        step = f.variable("i64", "0")
-        name = f.fresh("chunks")
-        f.line(f"br label %{name}.test")
-        f.line(f"{name}.test:")
-        r = f.get(step)
-        f.line(f"br i1 {f.let(f'icmp slt i64 {r}, {count}')}, label %{name}.body, label %{name}.end")
-        f.line(f"{name}.body:")
-        if narrow:
-            with f.when(last):
-                sweep(narrow, task, r)
-        with f.when(f.let(f"xor i1 {last}, true")):
-            sweep(tile.columns, task, r)
-        f.set(step, "i64", f.add(r, chunk))
-        f.line(f"br label %{name}.test")
-        f.line(f"{name}.end:")
-    text.append(f.text())
-    return native.compile_ir(named(declarations() + "declare i64 @llvm.smin.i64(i64, i64)\n" + "\n".join(text)))
+        with f.loop(0, count, chunk) as r:
+            if narrow:
+                with f.when(last):
+                    sweep(narrow, task, r)
+            with f.unless(last):
+                sweep(tile.columns, task, r)
+    return native.compile_ir(module(*tiles.values(), f))
 
 
 def _pieces(length: int) -> int:
@@ -108,7 +98,12 @@ def _spans(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 class _Common:
-    """What the products share: the sweep, panels of the result's channels, and taps that are one run in memory."""
+    """What the products share: the sweep, panels of the result's channels, and taps that are one run in memory.
+
+    `vectors`: those of a panel's row; each product chooses its own.
+    """
+
+    vectors: int
 
     def __init__(self, c: Convolved) -> None:
         g, w = c.geometry, c.geometry.window
@@ -119,6 +114,21 @@ class _Common:
         self.depth, self.width = (g.mg, g.cg) if c.kind == "input" else (g.cg, g.mg)
         #: a window's row is one run in memory: few channels become more
         self.run = w.kernel[-1] if c.kind != "input" and g.group == 1 and g.cg < 16 and w.dilations[-1] == 1 else 1
+
+    @functools.cached_property
+    def panel(self) -> int:
+        """Columns of a panel."""
+        return self.vectors * machine().width
+
+    @functools.cached_property
+    def panels(self) -> int:
+        """Panels of a group."""
+        return -(-self.width // self.panel)
+
+    @functools.cached_property
+    def narrow(self) -> int:
+        """Columns of the last panel where those before it have more, else 0."""
+        return self.width % self.panel if self.panels > 1 else 0
 
     @functools.cached_property
     def parallel(self) -> bool:
@@ -139,6 +149,20 @@ class _Common:
         kernel = native.compile_ir(transposed.copy_rows())
         return [Call(kernel, (source, target, block.copies, *words), len(block.copies), self.parallel)]
 
+    def turned(self, w: Any, packed: Any, table: Any, offsets: Any, apart: int, *, unpack: bool) -> Call:
+        """The call that packs the weights into panels, or unpacks their gradient: see `transposed.turn`."""
+        g, t = self.g, self.taps
+        panels = [
+            (
+                i * g.mg * g.cg * t + p * self.panel * apart,
+                (i * self.panels + p) * t * self.depth * self.panel,
+                min(self.panel, self.width - p * self.panel),
+            )
+            for i in range(g.group)
+            for p in range(self.panels)
+        ]
+        return transposed.turned(w, packed, panels, table, offsets, apart, unpack=unpack, parallel=self.parallel)
+
     @functools.cached_property
     def block_elements(self) -> int:
         """Of the largest padded block; 0: the source is read as it is."""
@@ -155,8 +179,6 @@ class _Sums(_Common):
         super().__init__(c)
         cells = max(p[-1].count for p in self.sweep.phases)
         self.vectors = sizes(cells, self.width)[1]
-        self.panel = self.vectors * machine().width
-        self.panels = -(-self.width // self.panel)
         #: the weights of a 1x1 window's input gradient are rows of panels already
         self.packed = not (c.kind == "input" and self.taps == 1)
         self.covered = all(all(p.taps for p in phase) for phase in self.sweep.phases)
@@ -168,7 +190,7 @@ class _Sums(_Common):
 
     def calls(self, source: Any, w: Any, result: Any, bias: Any, packed: Any, block: Any) -> list[Call]:
         """All of them, in order."""
-        found = self._pack(w, packed) if self.packed else []
+        found = [self._pack(w, packed)] if self.packed else []
         fill = bias is not None or not self.covered
         if fill:
             rows = result.size // result.shape[-1]
@@ -184,29 +206,14 @@ class _Sums(_Common):
                     found.append(self._product(phase, rows, a, packed if self.packed else w, result, add=fill))
         return found
 
-    def _pack(self, w: Any, packed: Any) -> list[Call]:
+    def _pack(self, w: Any, packed: Any) -> Call:
         g, t = self.g, self.taps
         backward = self.c.kind == "input"
         runs, length, step = (self.depth, t, g.cg * t) if backward else (1, self.depth * t, 0)
-        apart = t if backward else g.cg * t
         table = transposed.chunks(runs, length, step)
         k, tap = np.divmod(np.arange(self.depth * t, dtype=np.int64), t)
         offsets = (tap * self.depth + k) * self.panel
-        panels = np.array(
-            [
-                (
-                    i * g.mg * g.cg * t + p * self.panel * apart,
-                    (i * self.panels + p) * t * self.depth * self.panel,
-                    min(self.panel, self.width - p * self.panel),
-                )
-                for i in range(g.group)
-                for p in range(self.panels)
-            ],
-            np.int64,
-        )
-        kernel = native.compile_ir(transposed.turn(unpack=False))
-        words = (w, packed, panels, table, len(table), offsets, apart)
-        return [Call(kernel, words, len(panels) * len(table), self.parallel)]
+        return self.turned(w, packed, table, offsets, t if backward else g.cg * t, unpack=False)
 
     def _product(self, phase: Any, rows: Any, a: Any, b: Any, result: Any, *, add: bool) -> Call:
         s, g = self.sweep, self.g
@@ -229,7 +236,7 @@ class _Sums(_Common):
             phase[-1].step * s.result_channels,
             depth // pieces,
         )
-        kernel = _program(tile, cells, self.width % self.panel if self.panels > 1 else 0)
+        kernel = _program(tile, cells, self.narrow)
         tasks = self._tasks(len(rows), a.nbytes + len(rows) * cells * s.result_channels * 4, a.nbytes < b.nbytes)
         words = (result, a, b, tasks, rows, offsets[0], offsets[1], len(taps))
         return Call(kernel, (*words, max(1, TERMS // tile.depth), add), len(tasks), self.parallel)
@@ -248,7 +255,7 @@ class _Sums(_Common):
                 i * self.depth,
                 (i * self.panels + p) * size if self.packed else i * g.mg * g.cg + p * self.panel,
                 *span,
-                int(self.panels > 1 and p == self.panels - 1 and self.width % self.panel > 0),
+                int(self.narrow > 0 and p == self.panels - 1),
                 j,
             )
             for j, span in enumerate(spans)
@@ -267,8 +274,6 @@ class _Weight(_Common):
         super().__init__(c)
         self.cells = self.g.cg * self.run
         self.high, self.vectors = sizes(self.cells, self.width)
-        self.panel = self.vectors * machine().width
-        self.panels = -(-self.width // self.panel)
         #: elements from pixel to pixel of y, in a copy where that differs from its channels
         self.pitch = spread(self.sweep.result_channels) if self.sweep.padded else self.sweep.result_channels
 
@@ -300,7 +305,7 @@ class _Weight(_Common):
                 rows[:, 0] = np.arange(len(rows)) * s.result[-1] * self.pitch
             if len(rows):
                 found.append(self._product(rows, block if s.padded else x, b, sums, add=i > 0))
-        return found + self._unpack(sums, w)
+        return [*found, self._unpack(sums, w)]
 
     def _product(self, rows: Any, x: Any, y: Any, sums: Any, *, add: bool) -> Call:
         s, g = self.sweep, self.g
@@ -315,7 +320,7 @@ class _Weight(_Common):
         taps = np.array([(self._at(0, k), o) for k, o in self.tap_offsets(phase)], np.int64)
         row = self.panel * (self.taps if self.run == 1 else 1)
         tile = Tile(self.high, min(self.panel, g.mg), 1, step, m, row, depth)
-        kernel = _program(tile, self.cells, g.mg % self.panel if self.panels > 1 else 0)
+        kernel = _program(tile, self.cells, self.narrow)
         tasks = self._tasks(len(taps))
         words = (sums, x, y, tasks, taps, oa, ob, len(oa), max(1, TERMS // depth), add)
         return Call(kernel, words, len(tasks), self.parallel)
@@ -331,7 +336,7 @@ class _Weight(_Common):
                 i * g.cg,
                 i * g.mg + p * self.panel,
                 *span,
-                int(self.panels > 1 and p == self.panels - 1 and g.mg % self.panel > 0),
+                int(self.narrow > 0 and p == self.panels - 1),
             )
             for i in range(g.group)
             for p in range(self.panels)
@@ -339,26 +344,10 @@ class _Weight(_Common):
         ]
         return np.array(found, np.int64)
 
-    def _unpack(self, sums: Any, w: Any) -> list[Call]:
-        g, t = self.g, self.taps
-        size = g.cg * t
-        table = transposed.chunks(1, size, 0)
-        k, tap = np.divmod(np.arange(size, dtype=np.int64), t)
-        panels = np.array(
-            [
-                (
-                    (i * g.mg + p * self.panel) * size,
-                    (i * self.panels + p) * size * self.panel,
-                    min(self.panel, g.mg - p * self.panel),
-                )
-                for i in range(g.group)
-                for p in range(self.panels)
-            ],
-            np.int64,
-        )
-        words = (w, sums, panels, table, len(table), self._at(k, tap), size)
-        kernel = native.compile_ir(transposed.turn(unpack=True))
-        return [Call(kernel, words, len(panels) * len(table), self.parallel)]
+    def _unpack(self, sums: Any, w: Any) -> Call:
+        size = self.g.cg * self.taps
+        k, tap = np.divmod(np.arange(size, dtype=np.int64), self.taps)
+        return self.turned(w, sums, transposed.chunks(1, size, 0), self._at(k, tap), size, unpack=True)
 
 
 def _matrices(c: Convolved, x: Any, w: Any, y: Any) -> list[Call]:
@@ -396,19 +385,14 @@ class ConvolutionProvider:
         c = convolved(op)
         return c is not None and c.last
 
-    def reason(self) -> str:
-        """Why it accepts nothing; "" where it does."""
-        return unavailable()
-
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Packed weights and a padded block, where they are needed."""
-        found = _planned(op)
+        found = _planned(op)[1]
         return tuple(TensorType("f32", (n,)) for n in found.scratch() if n) if found else ()
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """The calls of a product."""
-        c, found = convolved(op), _planned(op)
-        assert c is not None
+        c, found = _planned(op)
         x, w, y, bias = operands(op, ins, outs)
         if found is None:
             return _matrices(c, x, w, y)
@@ -420,10 +404,11 @@ class ConvolutionProvider:
         return found.calls(source, w, result, bias, *buffers)
 
 
-def _planned(op: Operator) -> _Sums | _Weight | DepthSums | DepthWeight | None:
+def _planned(op: Operator) -> tuple[Convolved, _Sums | _Weight | DepthSums | DepthWeight | None]:
+    """What an operator that the provider accepts computes, and its kernels."""
     c = convolved(op)
     assert c is not None
-    return _plan(c)
+    return c, _plan(c)
 
 
 if not unavailable():

@@ -13,10 +13,13 @@ import numpy as np
 
 from . import native, transposed
 from .convolved import Convolved
-from .emit import Code, vector
+from .emit import Code, module
 from .native import Call
 from .sweep import axis_phases
-from .tiles import machine
+from .tiles import fma, load_lanes, machine, store_lanes
+
+#: products of floats below which one thread does all
+_ALONE = 1 << 19
 
 
 def suits(c: Convolved) -> bool:
@@ -52,16 +55,38 @@ def _flat(lists: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.array([p for x in lists for p in x], np.int64).reshape(-1, 2)
 
 
-class DepthSums:
-    """The output, or the input's gradient: each pixel from the taps that reach it."""
+class _Depth:
+    """What both products share."""
 
     def __init__(self, c: Convolved) -> None:
-        g, w = c.geometry, c.geometry.window
-        self.c, self.channels, self.taps = c, g.group, w.taps
+        w = c.geometry.window
+        self.c, self.channels, self.taps = c, c.geometry.group, w.taps
         self.vectors = vectors(self.channels)
-        self.pitch = -(-self.channels // (self.vectors * machine().width)) * self.vectors * machine().width
+        block = self.vectors * machine().width
+        #: elements from one tap's weights, or sums, to the next
+        self.pitch = -(-self.channels // block) * block
         self.source = w.out if c.kind == "input" else w.inp
         self.result = w.inp if c.kind == "input" else w.out
+
+    def row_taps(self, axes: list[list[list[tuple[int, int]]]]) -> list[list[tuple[int, int]]]:
+        """For each row of the result the rows of the window that reach it: (offset in the source, in the weights)."""
+        kernel = self.c.geometry.window.kernel
+        width, step = kernel[-1] * self.pitch, self.source[-1] * self.channels
+        lists = []
+        for n in range(self.c.geometry.batch):
+            for place in itertools.product(*axes):
+                row = []
+                for taps in itertools.product(*place):
+                    number, at = 0, n
+                    for (k, s), count, size in zip(taps, kernel, self.source, strict=False):
+                        number, at = number * count + k, at * size + s
+                    row.append((at * step, number * width))
+                lists.append(row)
+        return lists
+
+
+class DepthSums(_Depth):
+    """The output, or the input's gradient: each pixel from the taps that reach it."""
 
     def scratch(self) -> list[int]:
         """Elements of the buffers: weights [taps, channels], and the bias behind them."""
@@ -71,43 +96,30 @@ class DepthSums:
         """Weights turned, then all rows."""
         t, width = self.taps, machine().width
         table = transposed.chunks(1, t, 0)
-        panels = np.array([(i * t, i, min(width, self.channels - i)) for i in range(0, self.channels, width)], np.int64)
+        panels = [(i * t, i, min(width, self.channels - i)) for i in range(0, self.channels, width)]
         offsets = np.arange(t, dtype=np.int64) * self.pitch
-        turn = native.compile_ir(transposed.turn(unpack=False))
-        words = (w, packed, panels, table, len(table), offsets, t)
         fill = native.compile_ir(transposed.fill_rows())
         operands = (packed[t * self.pitch :], 0 if bias is None else bias, self.channels)
         return [
-            Call(turn, words, len(panels) * len(table), parallel=False),
+            transposed.turned(w, packed, panels, table, offsets, t, parallel=False),
             Call(fill, operands, 1, parallel=False),
             self._rows(source, packed, result),
         ]
 
     def _rows(self, source: Any, packed: Any, result: Any) -> Call:
         *axes, last = _reads(self.c)
-        width, step = self.c.geometry.window.kernel[-1] * self.pitch, self.source[-1] * self.channels
-        lists = []
-        for n in range(self.c.geometry.batch):
-            for place in itertools.product(*axes):
-                row = []
-                for taps in itertools.product(*place):
-                    number, at = 0, n
-                    for (k, s), kernel, size in zip(taps, self.c.geometry.window.kernel, self.source, strict=False):
-                        number, at = number * kernel + k, at * size + s
-                    row.append((at * step, number * width))
-                lists.append(row)
-        rows = _flat(lists)
+        lists = self.row_taps(axes)
         columns = _flat([[(s * self.channels, k * self.pitch) for k, s in at] for at in last])
-        words = (source, packed, result, *rows, *columns, self.result[-1], self.channels, self.pitch, self.taps)
-        return Call(native.compile_ir(_sums(self.vectors)), words, len(lists), result.size * self.taps > 1 << 19)
+        words = (source, packed, result, *_flat(lists), *columns, self.result[-1], self.channels, self.pitch, self.taps)
+        return Call(native.compile_ir(_sums(self.vectors)), words, len(lists), result.size * self.taps > _ALONE)
 
 
 @functools.cache
 def _sums(count: int) -> str:
     """IR over rows: (source, weights, result, rows' starts and taps, columns' starts and taps, pixels, channels,
     elements from one tap's weights to the next, taps)."""
-    width, v = machine().width, vector(machine().width)
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    width, v = machine().width, machine().vector
+    f = Code()
     source, weights, result, rstart, rows, cstart, columns = (f.word("%args", i, "ptr") for i in range(7))
     pixels, channels, pitch, taps = (f.word("%args", i) for i in range(7, 11))
     bias = f.at(weights, f.mul(taps, pitch))
@@ -126,56 +138,31 @@ def _sums(count: int) -> str:
                 with f.loop(q0, q1) as q:
                     x, w = f.at(xs, f.word(columns, f.mul(q, 2))), f.at(ws, f.word(columns, f.add(f.mul(q, 2), 1)))
                     for j, s in enumerate(sums):
-                        a = _load(f, f.at(x, j * width), lanes[j])
+                        a = load_lanes(f, f.at(x, j * width), lanes[j])
                         b = f.let(f"load {v}, ptr {f.at(w, j * width)}, align 4")
-                        f.set(s, v, f.let(f"call {v} @llvm.fma.v{width}f32({v} {a}, {v} {b}, {v} {f.get(s, v)})"))
+                        f.set(s, v, fma(f, a, b, f.get(s, v)))
             for j, s in enumerate(sums):
                 at = f.at(out, f.add(c, j * width))
-                f.line(_store(f"{v} {f.get(s, v)}", at, lanes[j]))
-    return _declarations() + f.text()
+                store_lanes(f, f.get(s, v), at, lanes[j])
+    return module(f)
 
 
 def _lanes(f: Code, channels: str, first: str, count: int) -> list[str]:
     """For each vector of channels behind `first`: which lanes are channels."""
-    width = machine().width
-    numbers = "<" + ", ".join(f"i64 {i}" for i in range(width)) + ">"
-    left = f.let(f"sub i64 {channels}, {first}")
-    return [transposed.lanes_below(f, numbers, f.add(left, -j * width)) for j in range(count)]
-
-
-def _load(f: Code, at: str, lanes: str) -> str:
-    w, v = machine().width, vector(machine().width)
-    return f.let(f"call {v} @llvm.masked.load.v{w}f32.p0(ptr {at}, i32 4, <{w} x i1> {lanes}, {v} zeroinitializer)")
-
-
-def _store(value: str, at: str, lanes: str) -> str:
-    w = machine().width
-    return f"call void @llvm.masked.store.v{w}f32.p0({value}, ptr {at}, i32 4, <{w} x i1> {lanes})"
-
-
-def _declarations() -> str:
-    w, v = machine().width, vector(machine().width)
-    return (
-        f"declare {v} @llvm.fma.v{w}f32({v}, {v}, {v})\n"
-        f"declare {v} @llvm.masked.load.v{w}f32.p0(ptr, i32, <{w} x i1>, {v})\n"
-        f"declare void @llvm.masked.store.v{w}f32.p0({v}, ptr, i32, <{w} x i1>)\n"
-    )
+    left = f.sub(channels, first)
+    return [transposed.lanes_below(f, f.add(left, -j * machine().width)) for j in range(count)]
 
 
 #: parts of the rows whose sums are kept apart until the end, whatever the number of threads is
 _PARTS = 8
 
 
-class DepthWeight:
+class DepthWeight(_Depth):
     """The weight's gradient: a task is some rows of the output; their sums are added up in order."""
 
     def __init__(self, c: Convolved) -> None:
-        g, w = c.geometry, c.geometry.window
-        self.c, self.channels, self.taps = c, g.group, w.taps
-        self.vectors = vectors(self.channels)
-        block = self.vectors * machine().width
-        self.pitch = -(-self.channels // block) * block
-        self.rows = g.batch * w.positions // w.out[-1]
+        super().__init__(c)
+        self.rows = c.geometry.batch * c.geometry.window.positions // self.result[-1]
         self.parts = min(_PARTS, self.rows)
 
     def scratch(self) -> list[int]:
@@ -187,16 +174,6 @@ class DepthWeight:
         window = self.c.geometry.window
         *axes, last = _reads(self.c)
         width = window.kernel[-1]
-        lists = []
-        for n in range(self.c.geometry.batch):
-            for place in itertools.product(*axes):
-                row = []
-                for taps in itertools.product(*place):
-                    number, at = 0, n
-                    for (k, s), kernel, size in zip(taps, window.kernel, window.inp, strict=False):
-                        number, at = number * kernel + k, at * size + s
-                    row.append((at * window.inp[-1] * self.channels, number * width * self.pitch))
-                lists.append(row)
         spans = []
         for k in range(width):
             inside = [(q, s) for q, at in enumerate(last) for tap, s in at if tap == k]
@@ -204,9 +181,9 @@ class DepthWeight:
             spans.append((first[0] * self.channels, len(inside), first[1] * self.channels))
         parts = np.array([self.rows * i // self.parts for i in range(self.parts + 1)], np.int64)
         steps = (window.strides[-1] * self.channels, window.out[-1] * self.channels)
-        arrays = (x, y, sums, parts, *_flat(lists), np.array(spans, np.int64))
+        arrays = (x, y, sums, parts, *_flat(self.row_taps(axes)), np.array(spans, np.int64))
         words = (*arrays, width, self.channels, *steps, self.taps, self.pitch)
-        parallel = y.size * self.taps > 1 << 19
+        parallel = y.size * self.taps > _ALONE
         total = (sums, w, self.parts, self.taps, self.pitch)
         return [
             Call(native.compile_ir(_products(self.vectors)), words, self.parts, parallel),
@@ -218,14 +195,14 @@ class DepthWeight:
 def _products(count: int) -> str:
     """IR over parts: (x, y, sums, the parts' first rows, rows' starts and taps, spans of a row's taps, how many of
     these, channels, elements from an x to the next, from a row of y to the next, taps, elements of a tap's sums)."""
-    v, block = vector(machine().width), count * machine().width
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    v, block = machine().vector, count * machine().width
+    f = Code()
     x, y, sums, parts, starts, rows, spans = (f.word("%args", i, "ptr") for i in range(7))
     width, channels, step, line, taps, pitch = (f.word("%args", i) for i in range(7, 13))
     size = f.mul(taps, pitch)
     with f.loop("%begin", "%end") as part:
         own = f.at(sums, f.mul(part, size), "double")
-        f.line(f"call void @llvm.memset.p0.i64(ptr {own}, i8 0, i64 {f.mul(size, 8)}, i1 false)")
+        f.zero(own, f.mul(size, 8))
         with (
             f.loop(f.word(parts, part), f.word(parts, f.add(part, 1))) as row,
             f.loop(f.word(starts, row), f.word(starts, f.add(row, 1))) as r,
@@ -241,26 +218,26 @@ def _products(count: int) -> str:
                 place = f.at(to, f.mul(t, pitch), "double")
                 for j, a in enumerate(acc):
                     _add_wide(f, f.at(place, j * machine().width, "double"), f.get(a, v))
-    return _declarations() + "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n" + f.text()
+    return module(f)
 
 
 def _row_sums(f: Code, x: str, y: str, steps: tuple[str, str, str], lanes: list[str]) -> list[str]:
     """Variables that hold Σ x · y over (pixels, elements from an x and from a y to the next), for each vector."""
-    width, v = machine().width, vector(machine().width)
+    width, v = machine().width, machine().vector
     n, next_x, next_y = steps
     acc = [f.variable(v, "zeroinitializer") for _ in lanes]
     with f.loop(0, n) as p:
         xp, yp = f.at(x, f.mul(p, next_x)), f.at(y, f.mul(p, next_y))
         for j, a in enumerate(acc):
-            m, d = (_load(f, f.at(o, j * width), lanes[j]) for o in (xp, yp))
-            f.set(a, v, f.let(f"call {v} @llvm.fma.v{width}f32({v} {m}, {v} {d}, {v} {f.get(a, v)})"))
+            m, d = (load_lanes(f, f.at(o, j * width), lanes[j]) for o in (xp, yp))
+            f.set(a, v, fma(f, m, d, f.get(a, v)))
     return acc
 
 
 def _add_wide(f: Code, place: str, value: str) -> None:
     """Adds a vector of floats to doubles."""
     width = machine().width
-    wide = f.let(f"fpext {vector(width)} {value} to <{width} x double>")
+    wide = f.let(f"fpext {machine().vector} {value} to <{width} x double>")
     before = f.let(f"load <{width} x double>, ptr {place}, align 8")
     total = f.let(f"fadd <{width} x double> {before}, {wide}")
     f.line(f"store <{width} x double> {total}, ptr {place}, align 8")
@@ -269,7 +246,7 @@ def _add_wide(f: Code, place: str, value: str) -> None:
 @functools.cache
 def _totals() -> str:
     """IR over channels: (sums, w, parts, taps, elements of a tap's sums): w[channel, tap] is the sum over parts."""
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    f = Code()
     sums, w = (f.word("%args", i, "ptr") for i in range(2))
     parts, taps, pitch = (f.word("%args", i) for i in range(2, 5))
     with f.loop("%begin", "%end") as c, f.loop(0, taps) as t:
@@ -279,4 +256,4 @@ def _totals() -> str:
             f.set(total, "double", f.let(f"fadd double {f.get(total, 'double')}, {value}"))
         single = f.let(f"fptrunc double {f.get(total, 'double')} to float")
         f.line(f"store float {single}, ptr {f.at(w, f.add(f.mul(c, taps), t))}")
-    return f.text()
+    return module(f)

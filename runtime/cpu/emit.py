@@ -1,4 +1,4 @@
-"""LLVM IR as text, loop by loop: what kernels with fixed register tiles are written with.
+"""LLVM IR as text, loop by loop: what kernels are written with.
 
 Variables live in allocas, which LLVM turns into registers.
 """
@@ -8,14 +8,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+#: the arguments of every kernel (see native.py)
+_ARGUMENTS = "ptr %args, i64 %begin, i64 %end"
+
 
 class Code:
     """A function under construction.  Values are strings: names or constants; `i64` unless said otherwise."""
 
-    def __init__(self, name: str, arguments: str, *, internal: bool = False) -> None:
+    def __init__(self, name: str = "kernel", arguments: str = _ARGUMENTS, *, internal: bool = False) -> None:
         """`arguments`: as in IR ("ptr %a, i64 %n")."""
         self.head = f"define {'internal ' if internal else ''}void @{name}({arguments})"
         self.tail = " noinline" if internal else ""
+        #: what the function calls, by name: declarations, or definitions
+        self.declared: dict[str, str] = {}
         self._entry: list[str] = []
         self._lines: list[str] = []
         self._count = 0
@@ -25,6 +30,8 @@ class Code:
         body = "\n  ".join([*self._entry, "br label %start"])
         rest = "\n  ".join(["start:", *self._lines, "ret void"])
         return f"{self.head}{self.tail} {{\nentry:\n  {body}\n{rest}\n}}\n"
+
+    # -- instructions ---------------------------------------------------------------------------------------------
 
     def fresh(self, hint: str = "v") -> str:
         """A name nothing has."""
@@ -40,6 +47,10 @@ class Code:
         name = f"%{self.fresh()}"
         self._lines.append(f"{name} = {text}")
         return name
+
+    def label(self, name: str) -> None:
+        """Begins a block."""
+        self._lines.append(f"{name}:")
 
     def word(self, pointer: str, index: int | str, kind: str = "i64") -> str:
         """`pointer[index]`."""
@@ -63,10 +74,60 @@ class Code:
             found = self.let(f"{what} i64 {found}, {v}")
         return found
 
+    def sub(self, a: int | str, b: int | str) -> str:
+        """a - b."""
+        return self.let(f"sub i64 {a}, {b}")
+
+    def div(self, a: int | str, b: int | str) -> str:
+        """The whole part of a / b."""
+        return self.let(f"sdiv i64 {a}, {b}")
+
+    def rem(self, a: int | str, b: int | str) -> str:
+        """What `div` leaves."""
+        return self.let(f"srem i64 {a}, {b}")
+
+    def smaller(self, a: int | str, b: int | str) -> str:
+        """The smaller number."""
+        return self.intrinsic("smin.i64", "i64", ("i64", a), ("i64", b))
+
+    def spread(self, value: str, kind: str, width: int) -> str:
+        """A vector that holds `value` in all lanes."""
+        v = f"<{width} x {kind}>"
+        first = self.let(f"insertelement {v} poison, {kind} {value}, i64 0")
+        return self.let(f"shufflevector {v} {first}, {v} poison, <{width} x i32> zeroinitializer")
+
+    # -- functions ------------------------------------------------------------------------------------------------
+
+    def intrinsic(self, name: str, result: str, *given: tuple[str, int | str]) -> str:
+        """A call of LLVM's function of that full name on (type, value); its result's name, "" where it has none."""
+        function, types = f"@llvm.{name}", ", ".join(t for t, _ in given)
+        self.declared[function] = f"declare {result} {function}({types})"
+        call = f"call {result} {function}({', '.join(f'{t} {v}' for t, v in given)})"
+        if result != "void":
+            return self.let(call)
+        self.line(call)
+        return ""
+
+    def zero(self, to: str, nbytes: int | str) -> None:
+        """Zeros from an address on."""
+        self.intrinsic("memset.p0.i64", "void", ("ptr", to), ("i8", 0), ("i64", nbytes), ("i1", "false"))
+
+    def copy(self, to: str, source: str, nbytes: int | str) -> None:
+        """Bytes from one address to another."""
+        given = (("ptr", to), ("ptr", source), ("i64", nbytes), ("i1", "false"))
+        self.intrinsic("memcpy.p0.p0.i64", "void", *given)
+
+    # -- variables and blocks -------------------------------------------------------------------------------------
+
+    def room(self, kind: str, align: int = 0) -> str:
+        """A place on the stack; nothing is there yet."""
+        name = f"%{self.fresh('x')}"
+        self._entry.append(f"{name} = alloca {kind}" + (f", align {align}" if align else ""))
+        return name
+
     def variable(self, kind: str, value: str) -> str:
         """A place that holds `value`; for `get` and `set`."""
-        name = f"%{self.fresh('x')}"
-        self._entry.append(f"{name} = alloca {kind}")
+        name = self.room(kind)
         self.set(name, kind, value)
         return name
 
@@ -79,37 +140,39 @@ class Code:
         self.line(f"store {kind} {value}, ptr {variable}")
 
     @contextlib.contextmanager
-    def loop(self, begin: int | str, end: int | str, step: int = 1) -> Iterator[str]:
+    def loop(self, begin: int | str, end: int | str, step: int | str = 1) -> Iterator[str]:
         """The counter, from `begin` while it is less than `end`."""
         i = self.variable("i64", str(begin))
         name = self.fresh("loop")
         self.line(f"br label %{name}.test")
-        self.line(f"{name}.test:")
+        self.label(f"{name}.test")
         now = self.get(i)
         more = self.let(f"icmp slt i64 {now}, {end}")
         self.line(f"br i1 {more}, label %{name}.body, label %{name}.end")
-        self.line(f"{name}.body:")
+        self.label(f"{name}.body")
         yield now
         self.set(i, "i64", self.add(now, step))
         self.line(f"br label %{name}.test")
-        self.line(f"{name}.end:")
+        self.label(f"{name}.end")
 
     @contextlib.contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """Only where an i1 is true."""
         name = self.fresh("when")
         self.line(f"br i1 {condition}, label %{name}.then, label %{name}.end")
-        self.line(f"{name}.then:")
+        self.label(f"{name}.then")
         yield
         self.line(f"br label %{name}.end")
-        self.line(f"{name}.end:")
+        self.label(f"{name}.end")
+
+    @contextlib.contextmanager
+    def unless(self, condition: str) -> Iterator[None]:
+        """Only where an i1 is false."""
+        with self.when(self.let(f"xor i1 {condition}, true")):
+            yield
 
 
-def vector(width: int) -> str:
-    """The type of `width` floats."""
-    return f"<{width} x float>"
-
-
-def mask(width: int, count: int) -> str:
-    """A constant that is true in the first `count` of `width` lanes."""
-    return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"
+def module(*functions: Code) -> str:
+    """Functions, and what they call."""
+    declared = {name: text for f in functions for name, text in f.declared.items()}
+    return "\n".join([*declared.values(), *(f.text() for f in functions)])

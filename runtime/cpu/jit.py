@@ -156,16 +156,16 @@ class Kernel:
         for i, x in enumerate(operands):
             if not isinstance(x, np.ndarray):
                 words.append(x)
-                kinds.append(_kind(x))
+                kinds.append(("float",) if isinstance(x, (float, np.floating)) else ("int",))
                 continue
             if not x.flags.c_contiguous:
                 raise JobError(f"{self.function.__name__}: an operand of shape {x.shape} is not contiguous")
             first = seen.setdefault((x.ctypes.data, x.shape, x.dtype), i)
             if first == i or not x.size:
                 words += [x, *x.shape]
-                kinds.append(_kind(x))
+                kinds.append((x.dtype.name, x.ndim))
             else:
-                kinds.append(("same", first, None))
+                kinds.append(("same", first))
         return Call(self.address(tuple(kinds)), tuple(words), work, parallel)
 
     def address(self, kinds: tuple) -> int:
@@ -173,10 +173,7 @@ class Kernel:
         found = self._addresses.get(kinds)
         if found is None:
             key = native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
-            found = native.cached(key)
-            if found is None:
-                found = native.keep(key, self._module(kinds))
-            self._addresses[kinds] = found
+            found = self._addresses[kinds] = native.loaded(key, lambda: self._module(kinds))
         return found
 
     def _module(self, kinds: tuple) -> Any:
@@ -195,12 +192,9 @@ class Kernel:
         module = llvm.parse_assembly(compiled.inspect_llvm().replace("noinline", "inlinehint"))
         inner = compiled.native_name.removeprefix("cfunc.")
         module.link_in(llvm.parse_assembly(_ENTRY.replace("INNER", inner)))
-        for f in module.functions:
-            if not f.is_declaration and f.name != "kernel":
-                f.linkage = "internal"
-        for g in module.global_variables:
-            if not g.is_declaration:
-                g.linkage = "internal"
+        for value in (*module.functions, *module.global_variables):
+            if not value.is_declaration and value.name != "kernel":
+                value.linkage = "internal"
         return module
 
 
@@ -241,27 +235,24 @@ def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False
     return Kernel(function, fastmath)
 
 
-def _kind(x: Any) -> tuple:
-    if isinstance(x, np.ndarray):
-        return (x.dtype.name, x.ndim)
-    return ("float",) if isinstance(x, (float, np.floating)) else ("int",)
-
-
 def _unpacking(kinds: tuple) -> str:
-    """Python source that reads the operands from the argument words and calls the body."""
+    """Python source that reads the operands from the argument words and calls the body.
+
+    Kinds: (element type, rank), ("same", the operand that is the same memory), ("float",), ("int",).
+    """
     lines, names, at = ["def unpack(args, begin, end):"], [], 0
     for i, kind in enumerate(kinds):
-        if len(kind) == 2:
-            dtype, ndim = kind
-            dims = "".join(f"word(args, {at + 1 + d}), " for d in range(ndim))
-            dtype = "np.bool_" if dtype == "bool" else f"np.{dtype}"
-            lines.append(f"    a{i} = carray(pointer(word(args, {at})), ({dims}), {dtype})")
-            at += 1 + ndim
-        elif kind[0] == "same":
-            lines.append(f"    a{i} = a{kind[1]}")
-        else:
-            lines.append(f"    a{i} = {'real' if kind[0] == 'float' else 'word'}(args, {at})")
-            at += 1
+        match kind:
+            case ("same", first):
+                lines.append(f"    a{i} = a{first}")
+            case ("float",) | ("int",):
+                lines.append(f"    a{i} = {'real' if kind == ('float',) else 'word'}(args, {at})")
+                at += 1
+            case (dtype, ndim):
+                dims = "".join(f"word(args, {at + 1 + d}), " for d in range(ndim))
+                dtype = "np.bool_" if dtype == "bool" else f"np.{dtype}"
+                lines.append(f"    a{i} = carray(pointer(word(args, {at})), ({dims}), {dtype})")
+                at += 1 + ndim
         names.append(f"a{i}")
     lines.append(f"    body({', '.join([*names, 'begin', 'end'])})")
     return "\n".join(lines)

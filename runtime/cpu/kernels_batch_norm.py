@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...types import TensorType
 from .families import Family, family, floats, parts
 from .jit import kernel
+from .native import Call
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -188,7 +189,7 @@ def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
     return TensorType("f64", shape), TensorType(x.dtype, shape)
 
 
-def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Any]:
+def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Call]:
     """Calls that give mean and variance of the columns of x."""
     pieces = -(-x.shape[1] // _CHANNELS)
     return [
@@ -219,7 +220,7 @@ class Statistics(Normalisation):
         """Sums of parts."""
         return _in_parts(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Over the parts, then over the channels."""
         return _statistics(_rows(ins[0]), outs[0], outs[1], *scratch)
 
@@ -232,7 +233,7 @@ class Train(Normalisation):
         """Sums of parts; factor, mean and variance."""
         return (*_in_parts(op), *(self.vector(op),) * 3)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Four calls."""
         mean, var = (s if o is None else o for s, o in zip(scratch[3:], outs[1:3], strict=True))
         return [
@@ -241,7 +242,7 @@ class Train(Normalisation):
         ]
 
 
-def _apply(op: Operator, x: Any, scale: Any, bias: Any, mean: Any, var: Any, y: Any, factor: Any) -> list[Any]:
+def _apply(op: Operator, x: Any, scale: Any, bias: Any, mean: Any, var: Any, y: Any, factor: Any) -> list[Call]:
     epsilon = op.op.epsilon  # type: ignore[attr-defined]
     return [
         factors.call(scale, var, factor, epsilon, work=len(scale), parallel=False),
@@ -257,7 +258,7 @@ class Apply(Normalisation):
         """A factor a channel."""
         return (self.vector(op),)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Two calls."""
         x, scale, bias, mean, var = ins[:5]
         return _apply(op, x, scale, bias, mean, var, outs[0], scratch[0])
@@ -272,7 +273,7 @@ class Factor(Family):
         types = {v.type for v in op.reads()}
         return len(types) == 1 and all(t.dtype in ("f32", "f64") and t.ndim == 1 and t.size for t in types)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
@@ -286,7 +287,7 @@ class Inference(Normalisation):
         """A factor and a summand a channel."""
         return (self.vector(op),) * 2
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Two calls."""
         epsilon = op.op.epsilon  # type: ignore[attr-defined]
         x = _rows(ins[0])
@@ -304,7 +305,7 @@ class Gradient(Normalisation):
         """Sums of parts, and three coefficients a channel."""
         return (*_in_parts(op), self.vector(op).with_shape((3, *self.vector(op).shape)))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Three calls."""
         x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
         scale, mean, var = ins[1:4]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ops.pad import inner
+from ...ops.scatter import strides
 from .families import ENOUGH, Family, family
 from .jit import kernel
 from .native import Call
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from ...ir import Operator
 
 #: axes of a grid apart from that of the runs
-_AXES = 3
+AXES = 3
 #: elements of a run that one thread takes at a time
 _RUN = 1 << 13
 #: bytes of an element → what is moved in its place
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @kernel
@@ -82,15 +83,15 @@ def grid(box: Box) -> list[tuple[int, int, int]]:
     return found or [(1, 1, 1)]
 
 
-def strides(shape: Sequence[int]) -> list[int]:
-    """In elements, row-major."""
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+def padded(values: Sequence[int], fill: int) -> list[int]:
+    """Numbers of the axes of a grid, with `fill` for those that it lacks."""
+    return [fill] * (AXES - len(values)) + list(values)
 
 
 def copying(x: np.ndarray, y: np.ndarray, box: Box) -> Call:
     """The call that copies a box from x to y, vectors of words."""
     *outer, (run, sx, sy) = grid(box)
-    sizes, in_x, in_y = ([fill] * (_AXES - len(outer)) + [a[i] for a in outer] for i, fill in enumerate((1, 0, 0)))
+    sizes, in_x, in_y = (padded([a[i] for a in outer], n) for i, n in enumerate((1, 0, 0)))
     pieces = -(-run // _RUN)
     group = max(1, _RUN // run)
     groups = -(-sizes[2] // group)
@@ -101,12 +102,13 @@ def copying(x: np.ndarray, y: np.ndarray, box: Box) -> Call:
 
 def words(a: np.ndarray) -> np.ndarray:
     """An array's elements as words."""
-    return a.reshape(-1).view(_WORDS[a.dtype.itemsize])
+    return a.reshape(-1).view(WORDS[a.dtype.itemsize])
 
 
 def filling(y: np.ndarray, value: Any) -> Call:
-    """The call that fills y, a vector of words, with an element's bits."""
-    return fill.call(y, np.array([value]).view(y.dtype), work=-(-y.size // _RUN))
+    """The call that fills y with one value."""
+    to = words(y)
+    return fill.call(to, words(np.array([y.dtype.type(value)])), work=-(-to.size // _RUN))
 
 
 def _sliced(taken: Sequence[range], shape: Sequence[int]) -> tuple[list[int], list[int], int]:
@@ -167,11 +169,11 @@ class Copies(Family):
     def accepts(self, op: Operator) -> bool:
         """Large ones of few axes that move by themselves; where they are views, nothing runs anyway."""
         values = [*op.reads(), *op.writes()]
-        if max(v.size for v in values) < ENOUGH or any(v.type.numpy.itemsize not in _WORDS for v in values):
+        if max(v.size for v in values) < ENOUGH or any(v.type.numpy.itemsize not in WORDS for v in values):
             return False
         if op.op.name == "Pad" and op.op.mode != "constant":  # type: ignore[attr-defined]
             return False
-        return all(len(grid(box)) <= _AXES + 1 for _, _, box in _boxes(op))
+        return all(len(grid(box)) <= AXES + 1 for _, _, box in _boxes(op))
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call for each box; before it, one that fills what no box covers."""
@@ -179,7 +181,7 @@ class Copies(Family):
         calls = []
         if rule.name in ("SliceGrad", "Pad", "Fill"):
             value = 0 if rule.name == "SliceGrad" else rule.value
-            calls.append(filling(words(outs[0]), outs[0].dtype.type(value)))
+            calls.append(filling(outs[0], value))
         for i, o, box in _boxes(op):
             if math.prod(box[0]):
                 calls.append(copying(words(ins[i]), words(outs[o]), box))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import native
 from .families import ENOUGH, Family, family, floats
 from .jit import inline, kernel
-from .kernels_copy import _WORDS, filling, words
+from .kernels_copy import WORDS, filling, words
 from .native import Call
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Gathers(Family):
         """Many elements, in rows of some length (NumPy takes single ones as fast)."""
         x, y = op.inputs[0], op.outputs[0]
         assert x is not None and y is not None
-        return y.size >= ENOUGH and x.type.numpy.itemsize in _WORDS and _split(x.shape, _axis(op))[2] >= 16
+        return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Row by row."""
@@ -118,7 +118,7 @@ class GatherGradients(Family):
         indices, dy, dx = ins[0].reshape(-1), ins[1], outs[0]
         outer, n, inner = _split(dx.shape, _axis(op))
         given = (indices, dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
-        calls = [filling(words(dx), dx.dtype.type(0))]
+        calls = [filling(dx, 0)]
         return [*calls, gather_gradient.call(*given, work=outer * inner)] if dy.size else calls
 
 
@@ -132,7 +132,7 @@ class ElementGathers(Family):
         data: Any = op.inputs[0] if forward else op.outputs[0]
         indices: Any = op.inputs[1 if forward else 0]
         outer, _, inner = _split(data.shape, _axis(op))
-        if indices.size < ENOUGH or data.type.numpy.itemsize not in _WORDS:
+        if indices.size < ENOUGH or data.type.numpy.itemsize not in WORDS:
             return False
         alike = _split(indices.shape, _axis(op))[::2] == (outer, inner)
         return alike and (forward or floats(op))
@@ -148,4 +148,4 @@ class ElementGathers(Family):
         indices, dy, dx = ins[0], ins[1], outs[0]
         form = _split(indices.shape, _axis(op))
         given = (indices.reshape(form), dy.reshape(form), dx.reshape(_split(dx.shape, _axis(op))), native.STATUS)
-        return [filling(words(dx), dx.dtype.type(0)), gather_elements_gradient.call(*given, work=form[0])]
+        return [filling(dx, 0), gather_elements_gradient.call(*given, work=form[0])]

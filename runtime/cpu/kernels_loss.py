@@ -155,9 +155,13 @@ class LabelLosses(Family):
             return self.scores(op).size // max(classes, 1), classes, 1
         return n, classes, math.prod(inner)
 
+    def soft(self, op: Operator) -> bool:
+        """Whether it is cross entropy."""
+        return "Softmax" in op.op.name
+
     def accepts(self, op: Operator) -> bool:
-        """Floats of one type."""
-        return floats(op)
+        """Floats of one type; for cross entropy, where the classes lie together."""
+        return floats(op) and (not self.soft(op) or self.form(op)[2] == 1)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Two numbers a label."""
@@ -173,10 +177,6 @@ def _flat(weights: Any, like: np.ndarray) -> np.ndarray:
 class Losses(LabelLosses):
     """(scores, labels, weights?) → the loss, log-probabilities."""
 
-    def accepts(self, op: Operator) -> bool:
-        """Cross entropy: where the classes lie together."""
-        return floats(op) and ("Softmax" not in op.op.name or self.form(op)[2] == 1)
-
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """The labels' losses, then their sum."""
         n, classes, inner = self.form(op)
@@ -185,7 +185,7 @@ class Losses(LabelLosses):
         labels, weights = labels.reshape(-1), _flat(weights, x)
         losses, label_weights = scratch[0]
         rest = (losses, label_weights, *ignore, native.STATUS)
-        if "Softmax" in op.op.name:
+        if self.soft(op):
             lp = np.empty((0, classes), x.dtype) if outs[1] is None else outs[1].reshape(n, classes)
             first = cross_entropy.call(x.reshape(n, classes), labels, weights, lp, *rest, work=n)
         else:
@@ -197,15 +197,11 @@ class Losses(LabelLosses):
 class LossGradients(LabelLosses):
     """(log_prob, labels, weights?, dloss), and the same without log_prob, → the gradient of the scores."""
 
-    def accepts(self, op: Operator) -> bool:
-        """Cross entropy: where the classes lie together."""
-        return floats(op) and ("Softmax" not in op.op.name or self.form(op)[2] == 1)
-
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """The labels' scales, then their rows."""
         n, classes, inner = self.form(op)
         reduction, *ignore = self.options(op)
-        soft = "Softmax" in op.op.name
+        soft = self.soft(op)
         labels, weights, dloss = ins[1:4] if soft else ins[:3]
         labels, dx, scales = labels.reshape(-1), outs[0], scratch[0][0]
         given = (labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, reduction, *ignore, native.STATUS)

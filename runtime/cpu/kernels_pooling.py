@@ -14,7 +14,8 @@ import numpy as np
 
 from ...types import TensorType
 from .families import Family, family, floats
-from .jit import kernel
+from .jit import inline, kernel
+from .native import Call
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -27,12 +28,13 @@ _CHANNELS = 64
 _ROWS = 64
 
 
-def _window(op: Operator, small: Any, large: Any) -> np.ndarray:
-    """Kernel, strides, dilations, pads before: three of each, for [n, positions..., c] pooled from [n, sizes..., c]."""
+def _taps(op: Operator, small: Any, large: Any) -> np.ndarray:
+    """Strides, then where each tap of the window at 0 reads, for [n, positions..., c] pooled from [n, sizes..., c]."""
     w = op.op.plain.window(large.shape[1:-1], small.shape[1:-1])  # type: ignore[attr-defined]
     more = _AXES - len(w.kernel)
-    rows = ((1, w.kernel), (1, w.strides), (1, w.dilations), (0, w.begin))
-    return np.array([[fill] * more + list(values) for fill, values in rows], np.int64)
+    axes = [np.arange(k) * d - b for k, d, b in zip(w.kernel, w.dilations, w.begin, strict=True)]
+    places = np.meshgrid(*[np.zeros(1, np.int64)] * more, *axes, indexing="ij")
+    return np.array([[1] * more + list(w.strides), *np.stack(places, -1).reshape(-1, _AXES)], np.int64)
 
 
 def _five(a: Any) -> Any:
@@ -62,48 +64,74 @@ def _fits(op: Operator) -> bool:
     return floats(op) and all(v.ndim <= _AXES + 2 and v.size for v in (*op.reads(), *op.writes()))
 
 
+@inline
+def _place(row, a):
+    """Image, plane and row of a row of positions of [n, d, h, w, c]."""
+    return row // a.shape[2] // a.shape[1], row // a.shape[2] % a.shape[1], row % a.shape[2]
+
+
+@inline
+def _zero(taps, od, oh, ow):
+    """The position from which the taps of a window count."""
+    return od * taps[0, 0], oh * taps[0, 1], ow * taps[0, 2]
+
+
+@inline
+def _read(taps, tap, zero, x):
+    """The position that a tap reads, and whether it is one of x."""
+    d, h, w = zero[0] + taps[tap, 0], zero[1] + taps[tap, 1], zero[2] + taps[tap, 2]
+    inside = (d >= 0) & (d < x.shape[1]) & (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
+    return d, h, w, inside
+
+
+@inline
+def _readers(taps, tap, d, h, dy):
+    """Plane and row of the windows whose tap reads plane d and row h, and whether dy has them."""
+    from_d, from_h = d - taps[tap, 0], h - taps[tap, 1]
+    od, oh = from_d // taps[0, 0], from_h // taps[0, 1]
+    exact = od * taps[0, 0] == from_d and oh * taps[0, 1] == from_h
+    return od, oh, exact and 0 <= od < dy.shape[1] and 0 <= oh < dy.shape[2]
+
+
+@inline
+def _clear(a):
+    """Zeros in [w, c]."""
+    for w in range(a.shape[0]):
+        for c in range(a.shape[1]):
+            a[w, c] = 0
+
+
 @kernel
-def max_values(x, y, p, begin, end):
+def max_values(x, y, taps, begin, end):
     """The largest of each window; rows of y."""
     for row in range(begin, end):
-        oh = row % y.shape[2]
-        od = row // y.shape[2] % y.shape[1]
-        n = row // y.shape[2] // y.shape[1]
+        n, od, oh = _place(row, y)
         for ow in range(y.shape[3]):
             to = y[n, od, oh, ow]
             found = False
-            for kd in range(p[0, 0]):
-                d = od * p[1, 0] + kd * p[2, 0] - p[3, 0]
-                if d < 0 or d >= x.shape[1]:
+            zero = _zero(taps, od, oh, ow)
+            for tap in range(1, taps.shape[0]):
+                d, h, w, inside = _read(taps, tap, zero, x)
+                if not inside:
                     continue
-                for kh in range(p[0, 1]):
-                    h = oh * p[1, 1] + kh * p[2, 1] - p[3, 1]
-                    if h < 0 or h >= x.shape[2]:
-                        continue
-                    for kw in range(p[0, 2]):
-                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
-                        if w < 0 or w >= x.shape[3]:
-                            continue
-                        at = x[n, d, h, w]
-                        if found:
-                            for c in range(x.shape[4]):
-                                to[c] = to[c] if to[c] >= at[c] or to[c] != to[c] else at[c]
-                        else:
-                            for c in range(x.shape[4]):
-                                to[c] = at[c]
-                        found = True
+                at = x[n, d, h, w]
+                if found:
+                    for c in range(x.shape[4]):
+                        to[c] = to[c] if to[c] >= at[c] or to[c] != to[c] else at[c]
+                else:
+                    for c in range(x.shape[4]):
+                        to[c] = at[c]
+                found = True
             if not found:
                 for c in range(x.shape[4]):
                     to[c] = -np.inf
 
 
 @kernel
-def max_numbers(x, y, number, p, begin, end):
+def max_numbers(x, y, number, taps, begin, end):
     """The largest of each window, and the number of its first place there; rows of y."""
     for row in range(begin, end):
-        oh = row % y.shape[2]
-        od = row // y.shape[2] % y.shape[1]
-        n = row // y.shape[2] // y.shape[1]
+        n, od, oh = _place(row, y)
         for ow in range(y.shape[3]):
             to = y[n, od, oh, ow]
             which = number[n, od, oh, ow]
@@ -111,120 +139,81 @@ def max_numbers(x, y, number, p, begin, end):
                 to[c] = -np.inf
             for c in range(x.shape[4]):
                 which[c] = 0
-            for kd in range(p[0, 0]):
-                d = od * p[1, 0] + kd * p[2, 0] - p[3, 0]
-                if d < 0 or d >= x.shape[1]:
+            zero = _zero(taps, od, oh, ow)
+            for tap in range(1, taps.shape[0]):
+                d, h, w, inside = _read(taps, tap, zero, x)
+                if not inside:
                     continue
-                for kh in range(p[0, 1]):
-                    h = oh * p[1, 1] + kh * p[2, 1] - p[3, 1]
-                    if h < 0 or h >= x.shape[2]:
-                        continue
-                    for kw in range(p[0, 2]):
-                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
-                        if w < 0 or w >= x.shape[3]:
-                            continue
-                        at = x[n, d, h, w]
-                        k = number.dtype.type((kd * p[0, 1] + kh) * p[0, 2] + kw)
-                        for c in range(x.shape[4]):
-                            v = at[c]
-                            most = to[c]
-                            which[c] = k if v > most else which[c]
-                            to[c] = most if most >= v or most != most else v
+                at = x[n, d, h, w]
+                k = number.dtype.type(tap - 1)
+                for c in range(x.shape[4]):
+                    v = at[c]
+                    most = to[c]
+                    which[c] = k if v > most else which[c]
+                    to[c] = most if most >= v or most != most else v
 
 
 @kernel
-def max_grad(number, dy, dx, p, begin, end):
+def max_grad(number, dy, dx, taps, begin, end):
     """Each element's dy from the windows whose largest it was; rows of dx."""
     for row in range(begin, end):
-        h = row % dx.shape[2]
-        d = row // dx.shape[2] % dx.shape[1]
-        n = row // dx.shape[2] // dx.shape[1]
+        n, d, h = _place(row, dx)
         whole = dx[n, d, h]
-        for w in range(dx.shape[3]):
-            for c in range(dx.shape[4]):
-                whole[w, c] = 0
-        for kd in range(p[0, 0]):
-            td = d + p[3, 0] - kd * p[2, 0]
-            od = td // p[1, 0]
-            if td < 0 or od * p[1, 0] != td or od >= dy.shape[1]:
+        _clear(whole)
+        for tap in range(1, taps.shape[0]):
+            od, oh, some = _readers(taps, tap, d, h, dy)
+            if not some:
                 continue
-            for kh in range(p[0, 1]):
-                th = h + p[3, 1] - kh * p[2, 1]
-                oh = th // p[1, 1]
-                if th < 0 or oh * p[1, 1] != th or oh >= dy.shape[2]:
+            k = number.dtype.type(tap - 1)
+            for ow in range(dy.shape[3]):
+                w = ow * taps[0, 2] + taps[tap, 2]
+                if w < 0 or w >= dx.shape[3]:
                     continue
-                for kw in range(p[0, 2]):
-                    k = number.dtype.type((kd * p[0, 1] + kh) * p[0, 2] + kw)
-                    for ow in range(dy.shape[3]):
-                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
-                        if w < 0 or w >= dx.shape[3]:
-                            continue
-                        to, at, which = whole[w], dy[n, od, oh, ow], number[n, od, oh, ow]
-                        for c in range(dx.shape[4]):
-                            to[c] += at[c] if which[c] == k else dy.dtype.type(0)
+                to, at, which = whole[w], dy[n, od, oh, ow], number[n, od, oh, ow]
+                for c in range(dx.shape[4]):
+                    to[c] += at[c] if which[c] == k else dy.dtype.type(0)
 
 
 @kernel
-def mean_values(x, y, cd, ch, cw, p, begin, end):
+def mean_values(x, y, cd, ch, cw, taps, begin, end):
     """The mean of each window; rows of y."""
     for row in range(begin, end):
-        oh = row % y.shape[2]
-        od = row // y.shape[2] % y.shape[1]
-        n = row // y.shape[2] // y.shape[1]
+        n, od, oh = _place(row, y)
         for ow in range(y.shape[3]):
             to = y[n, od, oh, ow]
             for c in range(x.shape[4]):
                 to[c] = 0
-            for kd in range(p[0, 0]):
-                d = od * p[1, 0] + kd * p[2, 0] - p[3, 0]
-                if d < 0 or d >= x.shape[1]:
-                    continue
-                for kh in range(p[0, 1]):
-                    h = oh * p[1, 1] + kh * p[2, 1] - p[3, 1]
-                    if h < 0 or h >= x.shape[2]:
-                        continue
-                    for kw in range(p[0, 2]):
-                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
-                        if w < 0 or w >= x.shape[3]:
-                            continue
-                        at = x[n, d, h, w]
-                        for c in range(x.shape[4]):
-                            to[c] += at[c]
+            zero = _zero(taps, od, oh, ow)
+            for tap in range(1, taps.shape[0]):
+                d, h, w, inside = _read(taps, tap, zero, x)
+                if inside:
+                    at = x[n, d, h, w]
+                    for c in range(x.shape[4]):
+                        to[c] += at[c]
             a, b, e = cd[od], ch[oh], cw[ow]
             for c in range(x.shape[4]):
                 to[c] = to[c] / a / b / e
 
 
 @kernel
-def mean_grad(dy, dx, cd, ch, cw, p, begin, end):
+def mean_grad(dy, dx, cd, ch, cw, taps, begin, end):
     """Each element's share of dy from all windows it is in; rows of dx."""
     for row in range(begin, end):
-        h = row % dx.shape[2]
-        d = row // dx.shape[2] % dx.shape[1]
-        n = row // dx.shape[2] // dx.shape[1]
+        n, d, h = _place(row, dx)
         whole = dx[n, d, h]
-        for w in range(dx.shape[3]):
-            for c in range(dx.shape[4]):
-                whole[w, c] = 0
-        for kd in range(p[0, 0]):
-            td = d + p[3, 0] - kd * p[2, 0]
-            od = td // p[1, 0]
-            if td < 0 or od * p[1, 0] != td or od >= dy.shape[1]:
+        _clear(whole)
+        for tap in range(1, taps.shape[0]):
+            od, oh, some = _readers(taps, tap, d, h, dy)
+            if not some:
                 continue
-            for kh in range(p[0, 1]):
-                th = h + p[3, 1] - kh * p[2, 1]
-                oh = th // p[1, 1]
-                if th < 0 or oh * p[1, 1] != th or oh >= dy.shape[2]:
+            for ow in range(dy.shape[3]):
+                w = ow * taps[0, 2] + taps[tap, 2]
+                if w < 0 or w >= dx.shape[3]:
                     continue
-                for kw in range(p[0, 2]):
-                    for ow in range(dy.shape[3]):
-                        w = ow * p[1, 2] + kw * p[2, 2] - p[3, 2]
-                        if w < 0 or w >= dx.shape[3]:
-                            continue
-                        to, at = whole[w], dy[n, od, oh, ow]
-                        share = dy.dtype.type(1) / (cd[od] * ch[oh] * cw[ow])
-                        for c in range(dx.shape[4]):
-                            to[c] += at[c] * share
+                to, at = whole[w], dy[n, od, oh, ow]
+                share = dy.dtype.type(1) / (cd[od] * ch[oh] * cw[ow])
+                for c in range(dx.shape[4]):
+                    to[c] += at[c] * share
 
 
 @kernel
@@ -256,12 +245,12 @@ class MaxPool(Family):
         """Floats, without indices."""
         return _fits(op) and not (len(op.outputs) > 1 and op.outputs[1] is not None)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
-        x, y, p = _five(ins[0]), _five(outs[0]), _window(op, outs[0], ins[0])
+        x, y, taps = _five(ins[0]), _five(outs[0]), _taps(op, outs[0], ins[0])
         if outs[2] is None:
-            return [max_values.call(x, y, p, work=_rows(y))]
-        return [max_numbers.call(x, y, _five(outs[2]), p, work=_rows(y))]
+            return [max_values.call(x, y, taps, work=_rows(y))]
+        return [max_numbers.call(x, y, _five(outs[2]), taps, work=_rows(y))]
 
 
 @family("ChannelsLastMaxPoolGrad")
@@ -272,10 +261,10 @@ class MaxPoolGrad(Family):
         """Floats."""
         return _fits(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
-        p, dx = _window(op, ins[1], outs[0]), _five(outs[0])
-        return [max_grad.call(_five(ins[0]), _five(ins[1]), dx, p, work=_rows(dx))]
+        taps, dx = _taps(op, ins[1], outs[0]), _five(outs[0])
+        return [max_grad.call(_five(ins[0]), _five(ins[1]), dx, taps, work=_rows(dx))]
 
 
 @family("ChannelsLastAveragePool", "ChannelsLastAveragePoolGrad")
@@ -286,13 +275,13 @@ class AveragePool(Family):
         """Floats."""
         return _fits(op)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
         back = op.op.name.endswith("Grad")
         small, large = (ins[0], outs[0]) if back else (outs[0], ins[0])
         run = mean_grad if back else mean_values
         to = _five(outs[0])
-        operands = (_five(ins[0]), to, *_counts(op, small, large), _window(op, small, large))
+        operands = (_five(ins[0]), to, *_counts(op, small, large), _taps(op, small, large))
         return [run.call(*operands, work=_rows(to))]
 
 
@@ -311,7 +300,7 @@ class GlobalAveragePool(Family):
         shape = (y.shape[0], y.shape[-1])
         return (TensorType("f64", shape), TensorType(y.dtype, shape))
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
         n, c = ins[0].shape[0], ins[0].shape[-1]
         x, y = ins[0].reshape(n, -1, c), outs[0].reshape(n, c)

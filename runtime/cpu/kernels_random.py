@@ -59,6 +59,16 @@ def half(found, i):
     return np.int64(part >> _EIGHT)
 
 
+@inline
+def _drop(x, y, mask, found, first, count, threshold, factor):
+    """What `dropout` does to the first `count` elements of a block, whose words are `found`."""
+    for i in range(count):
+        keep = half(found, i) >= threshold
+        y[first + i] = x[first + i] * factor * x.dtype.type(keep)
+        if mask.size:
+            mask[first + i] = keep
+
+
 @kernel
 def dropout(x, step, y, mask, seed, threshold, scale, begin, end):
     """y = x · scale where the number is at least the threshold (of 2²⁴), else 0 · x; blocks of eight elements."""
@@ -67,17 +77,9 @@ def dropout(x, step, y, mask, seed, threshold, scale, begin, end):
         found = words(block, seed, step[0])
         first = block * 8
         if first + 8 <= x.size:
-            for i in range(8):
-                keep = half(found, i) >= threshold
-                y[first + i] = x[first + i] * factor * x.dtype.type(keep)
-                if mask.size:
-                    mask[first + i] = keep
+            _drop(x, y, mask, found, first, 8, threshold, factor)
         else:
-            for i in range(x.size - first):
-                keep = half(found, i) >= threshold
-                y[first + i] = x[first + i] * factor * x.dtype.type(keep)
-                if mask.size:
-                    mask[first + i] = keep
+            _drop(x, y, mask, found, first, x.size - first, threshold, factor)
 
 
 @kernel

@@ -7,7 +7,7 @@ and GRU's older form (the reset gate before the product) stay on NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from . import blas
 from .families import ENOUGH, Family, family, parts
 from .jit import kernel
 from .kernels_copy import copying, filling, words
-from .kernels_reduce import _COLUMNS, add_column_parts, column_parts
+from .kernels_reduce import add_column_parts, column_parts, pieces
 from .mathematics import sigmoid, tanh
 from .native import Call
 from .recurrent_steps import Products, Steps, times
@@ -159,8 +159,17 @@ def _copied(x: np.ndarray, y: np.ndarray) -> Call:
     return copying(words(x), words(y), ((x.size,), (1,), (1,), 0, 0))
 
 
-def _zeros(y: np.ndarray) -> Call:
-    return filling(words(y), y.dtype.type(0))
+def _both(value: Any, d: int) -> Any:
+    """A state's part for one direction."""
+    return None if value is None else value[d]
+
+
+def _sizes(op: Operator) -> tuple[TensorType, int, int, int, int, int]:
+    """The type of x, steps, batch, features, elements of a row of gates and of a state."""
+    x, w, r = op.inputs[:3]
+    assert x is not None and w is not None and r is not None
+    steps, batch, features = x.shape
+    return x.type, steps, batch, features, w.shape[1], r.shape[2]
 
 
 class Sequences(Family):
@@ -177,10 +186,16 @@ class Sequences(Family):
         large = x.shape[0] * x.shape[1] * rule.hidden_size >= ENOUGH and 0 not in x.shape
         return absent and newer and large and x.dtype in ("f32", "f64") and not blas.unavailable()
 
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One direction after the other."""
+        todo = Products()
+        for d in range(ins[1].shape[0]):
+            self.direction(todo, op, d, ins, outs, scratch)
+        return todo.all()
 
-def _both(value: Any, d: int) -> Any:
-    """A state's part for one direction."""
-    return None if value is None else value[d]
+    def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
+        """The calls of direction number `d`."""
+        raise NotImplementedError
 
 
 @family("LSTM")
@@ -191,24 +206,16 @@ class LSTMs(Sequences):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Gates and a cell state where they are not kept, a bias, and r packed."""
-        x: Any = op.inputs[0]
-        steps, batch, _ = x.shape
-        n = op.op.hidden_size  # type: ignore[attr-defined]
+        x, steps, batch, features, wide, n = _sizes(op)
         outs = (*op.outputs, *(None,) * 5)
-        gates = (0,) if outs[3] is not None else (steps, batch, 4 * n)
+        gates = (0,) if outs[3] is not None else (steps, batch, wide)
         cells = (0,) if outs[4] is not None else (batch, n)
-        packed = room(x.type, (n, 4 * n, batch), (x.shape[2], 4 * n, steps * batch))
-        return (*(x.type.with_shape(s) for s in (gates, cells, (4 * n,))), packed)
+        packed = room(x, (n, wide, batch), (features, wide, steps * batch))
+        return (*map(x.with_shape, (gates, cells, (wide,))), packed)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
-        """One direction after the other."""
+    def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
+        """The gates from all inputs, then the steps."""
         rule: Any = op.op
-        todo = Products()
-        for d in range(rule.directions):
-            self._direction(todo, rule, d, ins, outs, scratch)
-        return todo.all()
-
-    def _direction(self, todo: Products, rule: Any, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         x, w, r, bias, _, h0, c0 = ins[:7]
         y, last_h, last_c, kept, cells = outs[:5]
         steps, batch, width = x.shape[0], x.shape[1], w.shape[1]
@@ -233,120 +240,6 @@ class LSTMs(Sequences):
                 todo.add(_copied(state, last[d]))
 
 
-class SequenceGradients(Sequences):
-    """Products over all steps, from the gates' gradients."""
-
-    def rooms(self, op: Operator, width: int) -> list[tuple[int, ...]]:
-        """Shapes of the states before each step, where there are two directions, and of the sums of `width` columns."""
-        x, r = op.inputs[0], op.inputs[2]
-        assert x is not None and r is not None
-        steps, batch, _ = x.shape
-        return [(steps, batch, r.shape[2]) if r.shape[0] > 1 else (0, 0, 0), (parts(steps * batch), width)]
-
-    def finish(
-        self, todo: Products, d: int, given: Any, gates: tuple[Any, Any], rooms: Any, outs: Any, sums: Any
-    ) -> None:
-        """dx, dw, dr and the biases' gradients of direction `d`; gates' gradients as x feeds them, and as h does."""
-        x, w, y, h0, backwards = given
-        previous, panels = rooms
-        dx, dw, dr, db = outs[:4]
-        steps, batch = x.shape[:2]
-        by_x, by_h = (g.reshape(steps * batch, -1) for g in gates)
-        flat = x.reshape(steps * batch, -1)
-        if dx is not None:
-            target = dx.reshape(flat.shape)
-            times(todo, by_x, w[d], target, panels, more=target if d else None)
-        if dw is not None:
-            todo.product(by_x, flat, dw[d], ta=True)
-        if dr is not None:
-            self._recurrent(todo, d, (by_h, y, h0, backwards), previous, dr[d])
-        if db is not None:
-            self._biases(todo, (by_x, by_h), db[d], sums)
-
-    def _recurrent(self, todo: Products, d: int, given: Any, previous: Any, dr: Any) -> None:
-        """The gradient of r: each step's gates by the state before it, which is another step's output, or `h0`."""
-        by_h, y, h0, backwards = given
-        steps, _, batch, n = y.shape
-        first = by_h[-batch:] if backwards else by_h[:batch]
-        others = by_h[:-batch] if backwards else by_h[batch:]
-        rest = y[1:] if backwards else y[:-1]
-        if h0 is not None:
-            todo.product(first, h0[d], dr, ta=True)
-        elif steps == 1:
-            todo.add(_zeros(dr))
-        if steps > 1:
-            if y.shape[1] > 1:  # two directions' outputs stand side by side
-                each = batch * n
-                grid = ((steps - 1, each), (y[0].size, 1), (each, 1), d * each, 0)
-                todo.add(copying(words(rest), words(previous), grid))
-                rest = previous[: steps - 1]
-            todo.product(others, rest.reshape(-1, n), dr, ta=True, bias=None if h0 is None else dr)
-
-    def _biases(self, todo: Products, gates: tuple[Any, Any], db: Any, sums: Any) -> None:
-        total, block = sums
-        width = gates[0].shape[1]
-        work = total.shape[0] * -(-width // _COLUMNS)
-        for i, g in enumerate(gates):
-            part = db[i * width : (i + 1) * width]
-            if i and g is gates[0]:
-                todo.add(_copied(db[:width], part))
-                continue
-            todo.add(
-                column_parts.call(g[None], block[None], total[None], 0, work=work),
-                add_column_parts.call(total[None], part, 1, 0, work=width),
-            )
-
-
-@family("LSTMGrad")
-class LSTMGradients(SequenceGradients):
-    """(the operator's inputs, Y, gates, cells, dY?, dY_h?, dY_c?) → dx, dw, dr, dbias, dh0, dc0, each optional."""
-
-    optional = (4, 7)
-
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The gates' gradients, two states, the states before, sums of columns, and r packed."""
-        x: Any = op.inputs[0]
-        steps, batch, _ = x.shape
-        n = op.op.hidden_size  # type: ignore[attr-defined]
-        before, sums = self.rooms(op, 4 * n)
-        shapes = [(steps, batch, 4 * n), (batch, n), (batch, n), before, sums]
-        packed = room(x.type, (4 * n, n, batch), (4 * n, x.shape[2], steps * batch))
-        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums), packed)
-
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
-        """One direction after the other: the steps from the last to the first, then products over all of them."""
-        rule: Any = op.op
-        (x, w, *_), (y, *_), _ = rule.parts(ins[: len(op.inputs)])
-        todo = Products()
-        for d in range(w.shape[0]):
-            dg, _, _, previous, block, sums, packed = scratch
-            self._steps(todo, rule, d, ins[: len(op.inputs)], outs, scratch)
-            flat = dg.reshape(-1, dg.shape[2])
-            given = (x, w, y, ins[5], rule.forward().backwards(d))
-            self.finish(todo, d, given, (flat, flat), (previous, packed), outs, (sums, block))
-        return todo.all()
-
-    def _steps(self, todo: Products, rule: Any, d: int, ins: Any, outs: Any, scratch: Any) -> None:
-        (x, _, r, _, _, _, c0, _), (_, gates, cells), (dy, dh_last, dc_last) = rule.parts(ins)
-        dg, dh, dc = scratch[:3]
-        for state, last in ((dh, dh_last), (dc, dc_last)):
-            todo.add(_zeros(state) if last is None else _copied(last[d], state))
-        order = rule.forward().order(d, x.shape[0])
-        each = Steps(todo, r[d], scratch[6], x.shape[1], turned=False)
-        for k in range(len(order) - 1, -1, -1):
-            t = order[k]
-            before = cells[d, order[k - 1]] if k else _both(c0, d)
-            rows = (gates[d, t], cells[d, t] if before is None else before, cells[d, t], dh if dy is None else dy[t, d])
-            flags = (int(before is not None), int(dy is not None))
-            each.add(lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
-            if k or outs[4] is not None:
-                each.product(dg[t], dh)
-        each.finish()
-        for first, state in ((outs[4], dh), (outs[5], dc)):
-            if first is not None:
-                todo.add(_copied(state, first[d]))
-
-
 @family("GRU")
 class GRUs(Sequences):
     """(x, w, r, bias?, -, initial_h?) → Y, Y_h?, kept?"""
@@ -355,42 +248,148 @@ class GRUs(Sequences):
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Gates, products, biases, and r packed."""
-        x: Any = op.inputs[0]
-        steps, batch, _ = x.shape
-        n = op.op.hidden_size  # type: ignore[attr-defined]
-        packed = room(x.type, (n, 3 * n, batch), (x.shape[2], 3 * n, steps * batch))
-        return (*(x.type.with_shape(s) for s in ((steps, batch, 3 * n), (batch, 3 * n), (3 * n,), (n,))), packed)
+        x, steps, batch, features, wide, n = _sizes(op)
+        packed = room(x, (n, wide, batch), (features, wide, steps * batch))
+        return (*map(x.with_shape, ((steps, batch, wide), (batch, wide), (wide,), (n,))), packed)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
-        """One direction after the other."""
+    def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
+        """The gates from all inputs, then the steps."""
         rule: Any = op.op
         x, w, r, bias, _, h0 = ins[:6]
         y, last, kept = outs[:3]
         gates, product, total, inner, packed = scratch
-        steps, batch, n = x.shape[0], x.shape[1], rule.hidden_size
-        todo = Products()
-        for d in range(rule.directions):
-            if bias is None:
-                todo.add(_zeros(inner))
+        steps, batch, n = x.shape[0], x.shape[1], r.shape[2]
+        if bias is None:
+            total = None
+            todo.add(filling(inner, 0))
+        else:
+            todo.add(add_biases.call(bias[d], total, 2 * n, work=1, parallel=False))
+            todo.add(_copied(bias[d, 5 * n :], inner))
+        flat = x.reshape(steps * batch, -1)
+        times(todo, flat, w[d], gates.reshape(-1, 3 * n), packed, turned=True, more=total)
+        each = Steps(todo, r[d], packed, batch, turned=True)
+        h = _both(h0, d)
+        for t in rule.order(d, steps):
+            if h is not None:
+                each.product(h, product)
+            keep = np.empty((0, 4 * n), x.dtype) if kept is None else kept[d, t]
+            before = y[t, d] if h is None else h
+            rows = (gates[t], product, inner, before, y[t, d], keep)
+            each.add(gru_cell.call(*rows, int(h is not None), work=batch))
+            h = y[t, d]
+        each.finish()
+        if last is not None:
+            todo.add(_copied(h, last[d]))
+
+
+class SequenceGradients(Sequences):
+    """The steps from the last to the first, then products over all of them, from the gates' gradients."""
+
+    def own(self, gates: tuple[int, ...], state: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the workspace of the steps: gates' gradients as x feeds them (and as h does), states."""
+        raise NotImplementedError
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """The steps' own, the states before where there are two directions, sums of columns, and r packed."""
+        x, steps, batch, features, wide, n = _sizes(op)
+        before = (steps, batch, n) if op.inputs[2].shape[0] > 1 else (0, 0, 0)  # type: ignore[union-attr]
+        sums = (parts(steps * batch), wide)
+        own = self.own((steps, batch, wide), (batch, n))
+        packed = room(x, (wide, n, batch), (wide, features, steps * batch))
+        return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed)
+
+    def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
+        """dx, dw, dr and the biases' gradients, and those of the initial states."""
+        rule: Any = op.op
+        given = rule.parts(ins[: len(op.inputs)])
+        previous, block, sums, packed = scratch[3:]
+        gates = self.steps(todo, rule, d, given, outs, scratch)
+        (x, w, _, _, _, h0, *_), (y, *_), _ = given
+        dx, dw, dr, db = outs[:4]
+        flat = x.reshape(-1, x.shape[2])
+        # where x and h feed the gates alike there is one gradient of both
+        by_x, by_h = (g.reshape(-1, g.shape[2]) for g in (gates[0], gates[-1]))
+        if dx is not None:
+            target = dx.reshape(flat.shape)
+            times(todo, by_x, w[d], target, packed, more=target if d else None)
+        if dw is not None:
+            todo.product(by_x, flat, dw[d], ta=True)
+        if dr is not None:
+            self._recurrent(todo, d, (by_h, y, h0, rule.forward().backwards(d)), previous, dr[d])
+        if db is not None:
+            halves = db[d].reshape(2, -1)
+            self._column_sums(todo, by_x, halves[0], sums, block)
+            if len(gates) > 1:
+                self._column_sums(todo, by_h, halves[1], sums, block)
             else:
-                todo.add(add_biases.call(bias[d], total, 2 * n, work=1, parallel=False))
-                todo.add(_copied(bias[d, 5 * n :], inner))
-            flat, more = x.reshape(steps * batch, -1), None if bias is None else total
-            times(todo, flat, w[d], gates.reshape(-1, 3 * n), packed, turned=True, more=more)
-            h = _both(h0, d)
-            each = Steps(todo, r[d], packed, batch, turned=True)
-            for t in rule.order(d, steps):
-                if h is not None:
-                    each.product(h, product)
-                room = np.empty((0, 4 * n), x.dtype) if kept is None else kept[d, t]
-                before = y[t, d] if h is None else h
-                rows = (gates[t], product, inner, before, y[t, d], room)
-                each.add(gru_cell.call(*rows, int(h is not None), work=batch))
-                h = y[t, d]
-            each.finish()
-            if last is not None:
-                todo.add(_copied(h, last[d]))
-        return todo.all()
+                todo.add(_copied(halves[0], halves[1]))
+
+    def steps(self, todo: Products, rule: Any, d: int, given: Any, outs: Any, scratch: Any) -> Sequence[Any]:
+        """Adds the steps; the gates' gradients that they give, as x feeds them and, if others, as h does."""
+        raise NotImplementedError
+
+    def _recurrent(self, todo: Products, d: int, given: Any, previous: Any, dr: Any) -> None:
+        """The gradient of r: each step's gates by the state before it, which is another step's output, or `h0`."""
+        by_h, y, h0, backwards = given
+        steps, directions, batch, n = y.shape
+        first = by_h[-batch:] if backwards else by_h[:batch]
+        others = by_h[:-batch] if backwards else by_h[batch:]
+        rest = y[1:] if backwards else y[:-1]
+        if h0 is not None:
+            todo.product(first, h0[d], dr, ta=True)
+        elif steps == 1:
+            todo.add(filling(dr, 0))
+        if steps > 1:
+            if directions > 1:  # the outputs of both stand side by side
+                each = batch * n
+                grid = ((steps - 1, each), (y[0].size, 1), (each, 1), d * each, 0)
+                todo.add(copying(words(rest), words(previous), grid))
+                rest = previous[: steps - 1]
+            todo.product(others, rest.reshape(-1, n), dr, ta=True, bias=None if h0 is None else dr)
+
+    def _column_sums(self, todo: Products, x: Any, y: Any, sums: Any, block: Any) -> None:
+        """Sums over the rows of x [rows, width]."""
+        width = x.shape[1]
+        todo.add(
+            column_parts.call(x[None], block[None], sums[None], 0, work=sums.shape[0] * pieces(width)),
+            add_column_parts.call(sums[None], y, 1, 0, work=width),
+        )
+
+
+def _from_the_last(order: list[int]) -> Iterator[tuple[int, int | None]]:
+    """(step, the one before it) from the last to the first, which has none before it."""
+    return zip(order[::-1], [*order[-2::-1], None], strict=True)
+
+
+@family("LSTMGrad")
+class LSTMGradients(SequenceGradients):
+    """(the operator's inputs, Y, gates, cells, dY?, dY_h?, dY_c?) → dx, dw, dr, dbias, dh0, dc0, each optional."""
+
+    optional = (4, 7)
+
+    def own(self, gates: tuple[int, ...], state: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The gates' gradients, two states."""
+        return gates, state, state
+
+    def steps(self, todo: Products, rule: Any, d: int, given: Any, outs: Any, scratch: Any) -> Sequence[Any]:
+        """dg, dh and dc, and the initial states' gradients from the last two."""
+        (x, _, r, _, _, _, c0, _), (_, gates, cells), (dy, dh_last, dc_last) = given
+        dg, dh, dc = scratch[:3]
+        for state, last in ((dh, dh_last), (dc, dc_last)):
+            todo.add(filling(state, 0) if last is None else _copied(last[d], state))
+        each = Steps(todo, r[d], scratch[6], x.shape[1], turned=False)
+        for t, earlier in _from_the_last(rule.forward().order(d, x.shape[0])):
+            before = _both(c0, d) if earlier is None else cells[d, earlier]
+            rows = (gates[d, t], cells[d, t] if before is None else before, cells[d, t], dh if dy is None else dy[t, d])
+            flags = (int(before is not None), int(dy is not None))
+            each.add(lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
+            if earlier is not None or outs[4] is not None:
+                each.product(dg[t], dh)
+        each.finish()
+        for first, state in ((outs[4], dh), (outs[5], dc)):
+            if first is not None:
+                todo.add(_copied(state, first[d]))
+        return (dg,)
 
 
 @family("GRUGrad")
@@ -399,37 +398,24 @@ class GRUGradients(SequenceGradients):
 
     optional = (4,)
 
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The gates' gradients twice, a state, the states before, sums of columns, and r packed."""
-        x: Any = op.inputs[0]
-        steps, batch, _ = x.shape
-        n = op.op.hidden_size  # type: ignore[attr-defined]
-        before, sums = self.rooms(op, 3 * n)
-        shapes = [(steps, batch, 3 * n), (steps, batch, 3 * n), (batch, n), before, sums]
-        packed = room(x.type, (3 * n, n, batch), (3 * n, x.shape[2], steps * batch))
-        return (*(x.type.with_shape(s) for s in shapes), TensorType("f64", sums), packed)
+    def own(self, gates: tuple[int, ...], state: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The gates' gradients twice, a state."""
+        return gates, gates, state
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
-        """One direction after the other: the steps from the last to the first, then products over all of them."""
-        rule: Any = op.op
-        (x, w, r, _, _, h0), (y, kept), (dy, dh_last) = rule.parts(ins[: len(op.inputs)])
-        dgx, dgh, dh, previous, block, sums, packed = scratch
-        todo = Products()
-        for d in range(w.shape[0]):
-            todo.add(_zeros(dh) if dh_last is None else _copied(dh_last[d], dh))
-            order = rule.forward().order(d, x.shape[0])
-            each = Steps(todo, r[d], packed, x.shape[1], turned=False)
-            for k in range(len(order) - 1, -1, -1):
-                t = order[k]
-                before = y[order[k - 1], d] if k else _both(h0, d)
-                rows = (kept[d, t], dh if before is None else before, dh if dy is None else dy[t, d], dh)
-                flags = (int(before is not None), int(dy is not None))
-                each.add(gru_cell_gradient.call(*rows, dgx[t], dgh[t], *flags, work=x.shape[1]))
-                if k or outs[4] is not None:
-                    each.product(dgh[t], dh, more=True)
-            each.finish()
-            if outs[4] is not None:
-                todo.add(_copied(dh, outs[4][d]))
-            given = (x, w, y, h0, rule.forward().backwards(d))
-            self.finish(todo, d, given, (dgx, dgh), (previous, packed), outs, (sums, block))
-        return todo.all()
+    def steps(self, todo: Products, rule: Any, d: int, given: Any, outs: Any, scratch: Any) -> Sequence[Any]:
+        """dgx, dgh and dh, and the initial state's gradient from the last."""
+        (x, _, r, _, _, h0), (y, kept), (dy, dh_last) = given
+        dgx, dgh, dh = scratch[:3]
+        todo.add(filling(dh, 0) if dh_last is None else _copied(dh_last[d], dh))
+        each = Steps(todo, r[d], scratch[6], x.shape[1], turned=False)
+        for t, earlier in _from_the_last(rule.forward().order(d, x.shape[0])):
+            before = _both(h0, d) if earlier is None else y[earlier, d]
+            rows = (kept[d, t], dh if before is None else before, dh if dy is None else dy[t, d], dh)
+            flags = (int(before is not None), int(dy is not None))
+            each.add(gru_cell_gradient.call(*rows, dgx[t], dgh[t], *flags, work=x.shape[1]))
+            if earlier is not None or outs[4] is not None:
+                each.product(dgh[t], dh, more=True)
+        each.finish()
+        if outs[4] is not None:
+            todo.add(_copied(dh, outs[4][d]))
+        return dgx, dgh

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...ops.common import normal_axes
 from ...types import TensorType
 from .families import PARTS, Family, family, floats, parts
-from .jit import kernel
+from .jit import inline, kernel
 from .mathematics import larger
 from .native import Call
 from .row_sums import dot, largest, total
@@ -27,8 +27,40 @@ _BLOCK = 64
 _COLUMNS = 1 << 11
 #: elements of a part of one long sum
 _PART = 1 << 14
+#: as many sums of parts are not worth waking a thread
+_ALONE = 1 << 12
 _SUM, _MEAN, _SQUARES, _NORM = 0, 1, 2, 3
 _KINDS = {"ReduceSum": _SUM, "ReduceMean": _MEAN, "ReduceSumSquare": _SQUARES, "ReduceL2": _NORM}
+
+
+@inline
+def _result(s, count, kind):
+    """What the operator makes of a sum over `count` elements."""
+    return s / count if kind == _MEAN else (math.sqrt(s) if kind == _NORM else s)
+
+
+@inline
+def _piece(item, width):
+    """Row and columns [first, last) that are one item of the work on rows of `width` columns."""
+    count = (width + _COLUMNS - 1) // _COLUMNS
+    first = item % count * _COLUMNS
+    return item // count, first, min(first + _COLUMNS, width)
+
+
+def pieces(width: int) -> int:
+    """Items of work that a row of `width` columns is cut into."""
+    return -(-width // _COLUMNS)
+
+
+@inline
+def _add(v, to, first, last, kind):
+    """Adds columns of a row to those of another: the elements, or their squares."""
+    if kind >= _SQUARES:
+        for j in range(first, last):
+            to[j] += v[j] * v[j]
+    else:
+        for j in range(first, last):
+            to[j] += v[j]
 
 
 @kernel
@@ -51,18 +83,16 @@ def add_row_parts(sums, y, count, kind, begin, end):
         s = 0.0
         for part in range(sums.shape[1]):
             s += sums[r, part]
-        y[r] = s / count if kind == _MEAN else (math.sqrt(s) if kind == _NORM else s)
+        y[r] = _result(s, count, kind)
 
 
 @kernel
 def column_parts(x, block, sums, kind, begin, end):
     """Sums over parts of the rows of x [a, k, b] → sums [a, parts, b], some columns at a time."""
-    n, count, width = x.shape[1], sums.shape[1], x.shape[2]
-    pieces = (width + _COLUMNS - 1) // _COLUMNS
+    n, count = x.shape[1], sums.shape[1]
     for item in range(begin, end):
-        first = item % pieces * _COLUMNS
-        last = min(first + _COLUMNS, width)
-        i, part = item // pieces // count, item // pieces % count
+        row, first, last = _piece(item, x.shape[2])
+        i, part = row // count, row % count
         p, q = block[i, part], sums[i, part]
         for j in range(first, last):
             q[j] = 0
@@ -71,13 +101,7 @@ def column_parts(x, block, sums, kind, begin, end):
             for j in range(first, last):
                 p[j] = 0
             for r in range(start, min(start + _BLOCK, high)):
-                v = x[i, r]
-                if kind >= _SQUARES:
-                    for j in range(first, last):
-                        p[j] += v[j] * v[j]
-                else:
-                    for j in range(first, last):
-                        p[j] += v[j]
+                _add(x[i, r], p, first, last, kind)
             for j in range(first, last):
                 q[j] += p[j]
 
@@ -91,28 +115,19 @@ def add_column_parts(sums, y, count, kind, begin, end):
         s = 0.0
         for part in range(sums.shape[1]):
             s += sums[i, part, j]
-        y[item] = s / count if kind == _MEAN else (math.sqrt(s) if kind == _NORM else s)
+        y[item] = _result(s, count, kind)
 
 
 @kernel
 def short_columns(x, y, kind, begin, end):
     """Sums over the middle axis of x [a, k, b], k at most `_BLOCK`, → y [a, b], some columns at a time."""
-    pieces = (x.shape[2] + _COLUMNS - 1) // _COLUMNS
     for item in range(begin, end):
-        first = item % pieces * _COLUMNS
-        last = min(first + _COLUMNS, x.shape[2])
-        i = item // pieces
+        i, first, last = _piece(item, x.shape[2])
         out = y[i]
         for j in range(first, last):
             out[j] = 0
         for r in range(x.shape[1]):
-            v = x[i, r]
-            if kind >= _SQUARES:
-                for j in range(first, last):
-                    out[j] += v[j] * v[j]
-            else:
-                for j in range(first, last):
-                    out[j] += v[j]
+            _add(x[i, r], out, first, last, kind)
         if kind == _MEAN:
             count = x.dtype.type(x.shape[1])
             for j in range(first, last):
@@ -142,11 +157,8 @@ def row_extremes(x, y, smallest, begin, end):
 @kernel
 def column_extremes(x, y, smallest, begin, end):
     """Over the middle axis of x [a, k, b] → y [a, b], some columns at a time."""
-    pieces = (x.shape[2] + _COLUMNS - 1) // _COLUMNS
     for item in range(begin, end):
-        i = item // pieces
-        first = item % pieces * _COLUMNS
-        last = min(first + _COLUMNS, x.shape[2])
+        i, first, last = _piece(item, x.shape[2])
         out = y[i]
         for j in range(first, last):
             out[j] = x[i, 0, j]
@@ -183,6 +195,12 @@ def form(op: Operator) -> tuple[bool, tuple[int, int, int]] | None:
     if reduced == [False, True, False]:
         return True, (sizes[0], sizes[1], sizes[2])
     return (False, (sizes[0], sizes[1], sizes[2])) if reduced == [True, False, True] else None
+
+
+def _form(op: Operator) -> tuple[bool, tuple[int, int, int]]:
+    found = form(op)
+    assert found is not None
+    return found
 
 
 class Reductions(Family):
@@ -222,17 +240,11 @@ class Sums(Reductions):
         kind, x, y, sums = _KINDS[op.op.name], ins[0].reshape(a, k, b), outs[0].reshape(-1), (*scratch, None)[0]
         if not columns:
             first = row_parts.call(x, sums, kind, work=k * count)
-            return [first, add_row_parts.call(sums, y, a * b, kind, work=k, parallel=k > 4096)]
+            return [first, add_row_parts.call(sums, y, a * b, kind, work=k, parallel=k > _ALONE)]
         if sums is None:
-            return [short_columns.call(x, y.reshape(a, b), kind, work=a * -(-b // _COLUMNS))]
-        first = column_parts.call(x, scratch[1], sums, kind, work=a * count * -(-b // _COLUMNS))
-        return [first, add_column_parts.call(sums, y, k, kind, work=a * b, parallel=a * b > 4096)]
-
-
-def _form(op: Operator) -> tuple[bool, tuple[int, int, int]]:
-    found = form(op)
-    assert found is not None
-    return found
+            return [short_columns.call(x, y.reshape(a, b), kind, work=a * pieces(b))]
+        first = column_parts.call(x, scratch[1], sums, kind, work=a * count * pieces(b))
+        return [first, add_column_parts.call(sums, y, k, kind, work=a * b, parallel=a * b > _ALONE)]
 
 
 @family("ReduceMax", "ReduceMin")
@@ -245,4 +257,4 @@ class Extremes(Reductions):
         x, smallest = ins[0].reshape(a, k, b), int(op.op.name == "ReduceMin")
         if not columns:
             return [row_extremes.call(x, outs[0].reshape(-1), smallest, work=k)]
-        return [column_extremes.call(x, outs[0].reshape(a, b), smallest, work=a * -(-b // _COLUMNS))]
+        return [column_extremes.call(x, outs[0].reshape(a, b), smallest, work=a * pieces(b))]

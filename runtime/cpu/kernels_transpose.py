@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...ops.scatter import strides
 from .families import ENOUGH, Family, family
-from .jit import Intrinsic, kernel
-from .kernels_copy import copying, words
+from .jit import Intrinsic, inline, kernel
+from .kernels_copy import AXES, WORDS, copying, padded, words
+from .native import Call
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: axes that the kernels count with, but for those of rows and tiles
-_AXES = 3
 #: rows and columns of a tile
 _TILE = 16
 #: rows and columns of what is turned in registers
 _SQUARE = 16
-#: bytes of an element → what is moved in its place
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def merged(shape: Sequence[int], perm: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -40,8 +38,16 @@ def merged(shape: Sequence[int], perm: Sequence[int]) -> tuple[tuple[int, ...], 
     return sizes, tuple(order.index(i) for i in range(len(groups)))
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+@inline
+def _place(piece, p):
+    """Offsets in x and y, and the rows [first, stop) from there, of a piece of work; `p` as in `tiles`."""
+    outer, block = piece // p[4, 1], piece % p[4, 1]
+    i = outer // p[0, 2] // p[0, 1]
+    j = outer // p[0, 2] % p[0, 1]
+    k = outer % p[0, 2]
+    at = i * p[1, 0] + j * p[1, 1] + k * p[1, 2]
+    to = i * p[2, 0] + j * p[2, 1] + k * p[2, 2]
+    return at, to, block * _TILE, min((block + 1) * _TILE, p[3, 0])
 
 
 @kernel
@@ -51,16 +57,9 @@ def tiles(x, y, p, begin, end):
     `p`: sizes of the three axes, their strides in x and in y; rows (stride 1 in x), their stride in y; columns (stride
     1 in y), their stride in x; blocks of rows.
     """
-    high, down, wide, across, blocks = p[3, 0], p[3, 1], p[3, 2], p[4, 0], p[4, 1]
+    down, wide, across = p[3, 1], p[3, 2], p[4, 0]
     for piece in range(begin, end):
-        outer = piece // blocks
-        i = outer // p[0, 2] // p[0, 1]
-        j = outer // p[0, 2] % p[0, 1]
-        k = outer % p[0, 2]
-        at = i * p[1, 0] + j * p[1, 1] + k * p[1, 2]
-        to = i * p[2, 0] + j * p[2, 1] + k * p[2, 2]
-        first = piece % blocks * _TILE
-        stop = min(first + _TILE, high)
+        at, to, first, stop = _place(piece, p)
         for left in range(0, wide, _TILE):
             right = min(left + _TILE, wide)
             for c in range(left, right):
@@ -107,16 +106,9 @@ turn: Any = Intrinsic(_turn)
 @kernel
 def squares(x, y, p, begin, end):
     """As `tiles`, for words of 32 bits: squares turned in registers, what is left at the edges one by one."""
-    high, down, wide, across, blocks = p[3, 0], p[3, 1], p[3, 2], p[4, 0], p[4, 1]
+    down, wide, across = p[3, 1], p[3, 2], p[4, 0]
     for piece in range(begin, end):
-        outer = piece // blocks
-        i = outer // p[0, 2] // p[0, 1]
-        j = outer // p[0, 2] % p[0, 1]
-        k = outer % p[0, 2]
-        at = i * p[1, 0] + j * p[1, 1] + k * p[1, 2]
-        to = i * p[2, 0] + j * p[2, 1] + k * p[2, 2]
-        first = piece % blocks * _TILE
-        stop = min(first + _TILE, high)
+        at, to, first, stop = _place(piece, p)
         full, whole = first + (stop - first) // _SQUARE * _SQUARE, wide // _SQUARE * _SQUARE
         for c in range(0, whole, _SQUARE):
             for r in range(first, full, _SQUARE):
@@ -129,36 +121,22 @@ def squares(x, y, p, begin, end):
                 y[to + r * down + c] = x[at + r + c * across]
 
 
-def plan(shape: Sequence[int], perm: Sequence[int]) -> tuple[Any, Any, int] | None:
-    """(kernel, its numbers, pieces of work), or (None, a box for `copying`, 0) where rows stay whole.
-
-    None where there are too many axes, or nothing moves.
-    """
-    shape, perm = merged(shape, perm)
-    made = [shape[p] for p in perm]
-    in_x = [_strides(shape)[p] for p in perm]
-    in_y = _strides(made)
-    n = len(shape)
-    if n < 2:
-        return None
-    if perm[-1] == n - 1:
-        outer = list(range(n - 1))
-        if len(outer) > _AXES:
-            return None
-        return None, (made, in_x, in_y, 0, 0), 0
-    row = perm.index(n - 1)
-    outer = [a for a in range(n - 1) if a != row]
-    if len(outer) > _AXES:
-        return None
+def _numbers(shape: Sequence[int], perm: Sequence[int]) -> tuple[np.ndarray, int]:
+    """`p` of `tiles` for a permutation that moves the last axis, and how many pieces of work there are."""
+    last = len(shape) - 1
+    made = [shape[i] for i in perm]
+    in_x, in_y = [strides(shape)[i] for i in perm], strides(made)
+    row = perm.index(last)
+    outer = [a for a in range(last) if a != row]
     blocks = -(-made[row] // _TILE)
-    sizes, from_x, to_y = (_padded([v[a] for a in outer], f) for v, f in ((made, 1), (in_x, 0), (in_y, 0)))
+    sizes, from_x, to_y = (padded([v[a] for a in outer], f) for v, f in ((made, 1), (in_x, 0), (in_y, 0)))
     rest = [[made[row], in_y[row], made[-1]], [in_x[-1], blocks, 0]]
-    numbers = [sizes, from_x, to_y, *rest]
-    return tiles, np.array(numbers, np.int64), math.prod(made[a] for a in outer) * blocks
+    return np.array([sizes, from_x, to_y, *rest], np.int64), math.prod(sizes) * blocks
 
 
-def _padded(values: Sequence[int], fill: int) -> list[int]:
-    return [fill] * (_AXES - len(values)) + list(values)
+def _rows_stay(perm: Sequence[int]) -> bool:
+    """Whether the last axis does not move: then rows are copied as they are."""
+    return perm[-1] == len(perm) - 1
 
 
 @family("Transpose")
@@ -168,17 +146,18 @@ class Transposition(Family):
     def accepts(self, op: Operator) -> bool:
         """Large ones that are no views."""
         x = op.inputs[0]
-        if x is None or x.size < ENOUGH or x.type.numpy.itemsize not in _WORDS:
+        if x is None or x.size < ENOUGH or x.type.numpy.itemsize not in WORDS:
             return False
-        return plan(x.shape, op.op.perm) is not None  # type: ignore[attr-defined]
+        shape, perm = merged(x.shape, op.op.perm)  # type: ignore[attr-defined]
+        return 1 < len(shape) <= AXES + (1 if _rows_stay(perm) else 2)
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Any]:
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call over words of the elements' size."""
-        found = plan(ins[0].shape, op.op.perm)  # type: ignore[attr-defined]
-        assert found is not None
-        run, numbers, work = found
-        if run is None:
-            return [copying(words(ins[0]), words(outs[0]), numbers)]
-        word = _WORDS[ins[0].dtype.itemsize]
-        run = squares if run is tiles and word is np.uint32 else run
-        return [run.call(*(a.reshape(-1).view(word) for a in (ins[0], outs[0])), numbers, work=work)]
+        shape, perm = merged(ins[0].shape, op.op.perm)  # type: ignore[attr-defined]
+        x, y = words(ins[0]), words(outs[0])
+        if _rows_stay(perm):
+            made, in_x = ([v[i] for i in perm] for v in (shape, strides(shape)))
+            return [copying(x, y, (made, in_x, strides(made), 0, 0))]
+        numbers, work = _numbers(shape, perm)
+        run = squares if x.dtype == np.uint32 else tiles
+        return [run.call(x, y, numbers, work=work)]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...element import Expr
+from . import emit
 from . import mathematics as m
 
 _KINDS = {"f32": "float", "f64": "double", "bool": "i1"}
@@ -45,35 +46,12 @@ def number(value: Any, dtype: str) -> str:
     return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
 
 
-class Code:
-    """Lines of a function's body; `lanes` elements in each register (1: scalars)."""
+class Code(emit.Code):
+    """A kernel under construction; `lanes` elements in each register (1: scalars)."""
 
     def __init__(self, lanes: int) -> None:
+        super().__init__()
         self.lanes = lanes
-        self.lines: list[str] = []
-        self.declared: dict[str, str] = {}
-        self._count = 0
-
-    # -- writing --------------------------------------------------------------------------------------------------
-
-    def name(self, hint: str = "v") -> str:
-        """A fresh name without its sign."""
-        self._count += 1
-        return f"{hint}{self._count}"
-
-    def emit(self, text: str) -> str:
-        """An instruction with a result; its name."""
-        name = f"%{self.name()}"
-        self.lines.append(f"  {name} = {text}")
-        return name
-
-    def do(self, text: str) -> None:
-        """An instruction without a result."""
-        self.lines.append(f"  {text}")
-
-    def label(self, name: str) -> None:
-        """Begins a block."""
-        self.lines.append(f"{name}:")
 
     # -- types ----------------------------------------------------------------------------------------------------
 
@@ -103,22 +81,21 @@ class Code:
 
     def op(self, name: str, element: str, *args: str) -> str:
         """`name type a, b`."""
-        return self.emit(f"{name} {self.of(element)} {', '.join(args)}")
+        return self.let(f"{name} {self.of(element)} {', '.join(args)}")
 
     def call(self, function: str, element: str, *args: str) -> str:
         """An intrinsic of one type."""
-        t, full = self.of(element), f"@llvm.{function}.{self.suffix(element)}"
-        self.declared[full] = f"declare {t} {full}({', '.join([t] * len(args))})"
-        return self.emit(f"call {t} {full}({', '.join(f'{t} {a}' for a in args)})")
+        t = self.of(element)
+        return self.intrinsic(f"{function}.{self.suffix(element)}", t, *((t, a) for a in args))
 
     def convert(self, name: str, x: str, source: str, target: str) -> str:
         """`name x to target`."""
-        return self.emit(f"{name} {self.of(source)} {x} to {self.of(target)}")
+        return self.let(f"{name} {self.of(source)} {x} to {self.of(target)}")
 
     def select(self, condition: str, element: str, x: str, y: str) -> str:
         """x where the condition holds, else y."""
         t = self.of(element)
-        return self.emit(f"select {self.of('i1')} {condition}, {t} {x}, {t} {y}")
+        return self.let(f"select {self.of('i1')} {condition}, {t} {x}, {t} {y}")
 
     def fma(self, a: str, b: str, c: str) -> str:
         """a · b + c in float32, rounded once."""
@@ -227,7 +204,7 @@ class Code:
         if fn in ("add", "sub", "mul", "div"):
             return self.op(f"f{fn}", element, *args)
         if fn == "neg":
-            return self.emit(f"fneg {self.of(element)} {args[0]}")
+            return self.let(f"fneg {self.of(element)} {args[0]}")
         intrinsic = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "rint": "rint", "trunc": "trunc"}
         if fn in intrinsic:
             return self.call(intrinsic[fn], element, *args)
@@ -243,11 +220,11 @@ class Code:
         doubles = ", ".join(["double"] * len(args))
         self.declared[f"@{fn}"] = f"declare double @{fn}({doubles})"
         if self.lanes == 1:
-            return self.emit(f"call double @{fn}({', '.join(f'double {a}' for a in args)})")
+            return self.let(f"call double @{fn}({', '.join(f'double {a}' for a in args)})")
         name = f"@{fn}.lanes{self.lanes}"
         t = self.of("double")
         self.declared[name] = _lanes(fn, name, t, self.lanes, len(args))
-        return self.emit(f"call {t} {name}({', '.join(f'{t} {a}' for a in args)})")
+        return self.let(f"call {t} {name}({', '.join(f'{t} {a}' for a in args)})")
 
     # -- float32 functions ----------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ vary along it are read once a row, those that vary nowhere once a call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...element import Expr, nodes
 from ..loop_plan import level
+from .emit import module
 from .loop_code import Code, kind, stored, width
 
 #: rows whose column sums are added up in the element type before they go into a double
@@ -61,69 +62,31 @@ class _Writer:
     def __init__(self, code: Code) -> None:
         self.code = code
 
-    def get(self, slot: str) -> str:
-        """The value of a counter."""
-        return self.code.emit(f"load i64, ptr %{slot}")
-
-    def put(self, slot: str, value: str | int) -> None:
-        self.code.do(f"store i64 {value}, ptr %{slot}")
-
-    def i64(self, op: str, a: str, b: str | int) -> str:
-        return self.code.emit(f"{op} i64 {a}, {b}")
-
     def argument(self, index: int, t: str = "i64") -> str:
-        at = self.code.emit(f"getelementptr i64, ptr %args, i64 {index}")
-        return self.code.emit(f"load {t}, ptr {at}")
-
-    def smaller(self, a: str, b: str) -> str:
-        less = self.code.emit(f"icmp slt i64 {a}, {b}")
-        return self.code.emit(f"select i1 {less}, i64 {a}, i64 {b}")
-
-    def repeat(self, slot: str, start: str | int, stop: str, step: str | int = 1) -> Iterator[str]:
-        """A counted loop: what is written while this generator is suspended is its body."""
-        head, body, done = (self.code.name(n) for n in ("head", "body", "done"))
-        self.put(slot, start)
-        self.code.do(f"br label %{head}")
-        self.code.label(head)
-        now = self.get(slot)
-        more = self.code.emit(f"icmp slt i64 {now}, {stop}")
-        self.code.do(f"br i1 {more}, label %{body}, label %{done}")
-        self.code.label(body)
-        yield now
-        self.put(slot, self.i64("add", self.get(slot), step))
-        self.code.do(f"br label %{head}")
-        self.code.label(done)
+        """A word of the kernel's arguments."""
+        return self.code.word("%args", index, t)
 
     def spread(self, x: str, element: str) -> str:
         """A scalar in all lanes."""
-        code = self.code
-        if code.lanes == 1:
-            return x
-        t = code.of(element)
-        one = code.emit(f"insertelement {t} poison, {element} {x}, i32 0")
-        return code.emit(f"shufflevector {t} {one}, {t} poison, <{code.lanes} x i32> zeroinitializer")
+        return x if self.code.lanes == 1 else self.code.spread(x, element, self.code.lanes)
 
     def mask(self, count: str) -> str:
         """Which lanes are below a number."""
         code, lanes = self.code, self.code.lanes
-        t = f"<{lanes} x i32>"
-        small = code.emit(f"trunc i64 {count} to i32")
-        all_ = self.spread(small, "i32")
+        below = self.spread(code.let(f"trunc i64 {count} to i32"), "i32")
         steps = ", ".join(f"i32 {i}" for i in range(lanes))
-        return code.emit(f"icmp ult {t} <{steps}>, {all_}")
+        return code.let(f"icmp ult <{lanes} x i32> <{steps}>, {below}")
 
     def load(self, base: str, j: str, dtype: str, mask: str | None) -> str:
         """`lanes` elements from column j on."""
         code, element, align = self.code, stored(dtype), width(dtype)
         t = code.of(element)
-        at = code.emit(f"getelementptr {element}, ptr {base}, i64 {j}")
+        at = code.at(base, j, element)
         if mask is None:
-            x = code.emit(f"load {t}, ptr {at}, align {align}")
+            x = code.let(f"load {t}, ptr {at}, align {align}")
         else:
-            name = f"@llvm.masked.load.{code.suffix(element)}.p0"
-            m = code.of("i1")
-            code.declared[name] = f"declare {t} {name}(ptr, i32, {m}, {t})"
-            x = code.emit(f"call {t} {name}(ptr {at}, i32 {align}, {m} {mask}, {t} zeroinitializer)")
+            given = (("ptr", at), ("i32", align), (code.of("i1"), mask), (t, "zeroinitializer"))
+            x = code.intrinsic(f"masked.load.{code.suffix(element)}.p0", t, *given)
         return code.op("icmp ne", "i8", x, "zeroinitializer") if dtype == "bool" else x
 
     def store(self, base: str, j: str, dtype: str, value: str, mask: str | None) -> None:
@@ -132,20 +95,12 @@ class _Writer:
         t = code.of(element)
         if dtype == "bool":
             value = code.convert("zext", value, "i1", "i8")
-        at = code.emit(f"getelementptr {element}, ptr {base}, i64 {j}")
+        at = code.at(base, j, element)
         if mask is None:
-            code.do(f"store {t} {value}, ptr {at}, align {align}")
+            code.line(f"store {t} {value}, ptr {at}, align {align}")
             return
-        name = f"@llvm.masked.store.{code.suffix(element)}.p0"
-        m = code.of("i1")
-        code.declared[name] = f"declare void {name}({t}, ptr, i32, {m})"
-        code.do(f"call void {name}({t} {value}, ptr {at}, i32 {align}, {m} {mask})")
-
-    def module(self, slots: Sequence[str], others: Sequence[str] = ()) -> str:
-        """The text: what is declared, then the function with its counters."""
-        lines = ["define void @kernel(ptr %args, i64 %begin, i64 %end) {", "entry:"]
-        lines += [f"  %{s} = alloca i64" for s in slots]
-        return "\n".join([*self.code.declared.values(), *lines, *others, *self.code.lines, "}"]) + "\n"
+        given = ((t, value), ("ptr", at), ("i32", align), (code.of("i1"), mask))
+        code.intrinsic(f"masked.store.{code.suffix(element)}.p0", "void", *given)
 
 
 class _Kernel(_Writer):
@@ -169,10 +124,8 @@ class _Kernel(_Writer):
     def text(self) -> str:
         """Entry, loops, and what is declared."""
         nest, code = self.nest, self.code
-        slots = ["work", "block", "column", "row", "stop", *(f"index{d}" for d in range(nest.outer))]
-        others = [
-            f"  %sum{i} = alloca [{PANEL + nest.lanes} x {kind(s.dtype)}], align 64" for i, s in enumerate(nest.sums)
-        ]
+        self.index = [code.room("i64") for _ in range(nest.outer)]
+        self.into = [code.room(f"[{PANEL + nest.lanes} x {kind(s.dtype)}]", align=64) for s in nest.sums]
         count = len(nest.inputs) + len(nest.outputs)
         self.pointers = [self.argument(i, "ptr") for i in range(count)]
         at = count
@@ -184,8 +137,7 @@ class _Kernel(_Writer):
         self.strides = self.all_strides()
         self.hoist(frozenset())
         self.panels() if nest.sums else self.rows()
-        code.do("ret void")
-        return self.module(slots, others)
+        return module(code)
 
     def all_strides(self) -> dict[tuple[tuple[bool, ...], bool], list[str]]:
         """For each pattern of an operand its strides along the outer dimensions, "0" where it does not vary."""
@@ -198,7 +150,7 @@ class _Kernel(_Writer):
             for d in reversed(range(self.nest.outer)):
                 strides.append(stride if pattern[0][d] else "0")
                 if pattern[0][d]:
-                    stride = self.i64("mul", stride, self.sizes[d])
+                    stride = self.code.mul(stride, self.sizes[d])
             found[pattern] = strides[::-1]
         return found
 
@@ -226,9 +178,9 @@ class _Kernel(_Writer):
         """One element of an operand in all lanes."""
         operand = self.nest.inputs[i]
         pointer = self.at(i, self.offset((operand.outer, False))) if any(operand.outer) else self.pointers[i]
-        x = self.code.emit(f"load {stored(operand.dtype)}, ptr {pointer}")
+        x = self.code.get(pointer, stored(operand.dtype))
         if operand.dtype == "bool":
-            x = self.code.emit(f"icmp ne i8 {x}, 0")
+            x = self.code.let(f"icmp ne i8 {x}, 0")
         return self.spread(x, kind(operand.dtype))
 
     def offset(self, pattern: tuple[tuple[bool, ...], bool]) -> str:
@@ -236,114 +188,98 @@ class _Kernel(_Writer):
         total = "0"
         for d, stride in enumerate(self.strides[pattern]):
             if stride != "0":
-                step = self.i64("mul", self.get(f"index{d}"), stride)
-                total = step if total == "0" else self.i64("add", total, step)
+                step = self.code.mul(self.code.get(self.index[d]), stride)
+                total = step if total == "0" else self.code.add(total, step)
         return total
 
     def at(self, i: int, offset: str) -> str:
         """The address of an element of operand i (outputs come behind the inputs)."""
         inputs = self.nest.inputs
         dtype = inputs[i].dtype if i < len(inputs) else self.nest.outputs[i - len(inputs)].dtype
-        return self.code.emit(f"getelementptr {stored(dtype)}, ptr {self.pointers[i]}, i64 {offset}")
+        return self.code.at(self.pointers[i], offset, stored(dtype))
 
     def locate(self, row: str, last: int) -> None:
         """Sets the outer indices of a row's number."""
         for d in reversed(range(last)):
-            self.put(f"index{d}", self.i64("srem", row, self.sizes[d]))
-            row = self.i64("sdiv", row, self.sizes[d])
+            self.code.set(self.index[d], "i64", self.code.rem(row, self.sizes[d]))
+            row = self.code.div(row, self.sizes[d])
 
     def advance(self) -> None:
         """The outer indices of the next row."""
-        code, done = self.code, self.code.name("next")
+        code, done = self.code, self.code.fresh("next")
         for d in reversed(range(self.nest.outer)):
-            more = self.i64("add", self.get(f"index{d}"), 1)
-            over = code.emit(f"icmp eq i64 {more}, {self.sizes[d]}")
-            self.put(f"index{d}", code.emit(f"select i1 {over}, i64 0, i64 {more}"))
+            over = self.wrapped(self.index[d], self.sizes[d])
             if d:
-                carry = code.name("carry")
-                code.do(f"br i1 {over}, label %{carry}, label %{done}")
+                carry = code.fresh("carry")
+                code.line(f"br i1 {over}, label %{carry}, label %{done}")
                 code.label(carry)
-        code.do(f"br label %{done}")
+        code.line(f"br label %{done}")
         code.label(done)
+
+    def wrapped(self, variable: str, size: str) -> str:
+        """Counts a variable on, from `size` back to 0; whether it is 0 again."""
+        code = self.code
+        more = code.add(code.get(variable), 1)
+        over = code.let(f"icmp eq i64 {more}, {size}")
+        code.set(variable, "i64", code.let(f"select i1 {over}, i64 0, i64 {more}"))
+        return over
 
     def rows(self) -> None:
         """Pieces of rows, one after the other."""
-        self.put("block", self.i64("srem", "%begin", self.pieces))
-        self.locate(self.i64("sdiv", "%begin", self.pieces), self.nest.outer)
-        for _ in self.repeat("work", "%begin", "%end"):
-            block = self.get("block")
-            start = self.i64("mul", block, self.piece)
-            length = self.smaller(self.piece, self.i64("sub", self.size, start))
-            outside = dict(self.known)
-            self.hoist(frozenset(range(self.nest.outer)))
-            self.inner(start, length)
-            self.known = outside
-            more = self.i64("add", block, 1)
-            over = self.code.emit(f"icmp eq i64 {more}, {self.pieces}")
-            self.put("block", self.code.emit(f"select i1 {over}, i64 0, i64 {more}"))
+        code = self.code
+        block = code.variable("i64", code.rem("%begin", self.pieces))
+        self.locate(code.div("%begin", self.pieces), self.nest.outer)
+        with code.loop("%begin", "%end"):
+            start = code.mul(code.get(block), self.piece)
+            self.row(start, code.smaller(self.piece, code.sub(self.size, start)))
+            over = self.wrapped(block, self.pieces)
             if self.nest.outer:
-                carry, done = self.code.name("row"), self.code.name("piece")
-                self.code.do(f"br i1 {over}, label %{carry}, label %{done}")
-                self.code.label(carry)
-                self.advance()
-                self.code.do(f"br label %{done}")
-                self.code.label(done)
+                with code.when(over):
+                    self.advance()
+
+    def row(self, start: str, length: str) -> None:
+        """The elements of the current row from column `start` on."""
+        outside = dict(self.known)
+        self.hoist(frozenset(range(self.nest.outer)))
+        self.inner(start, length)
+        self.known = outside
 
     def panels(self) -> None:
         """Column sums: chunks of rows by panels of columns; `piece` is rows of a chunk, `pieces` how many chunks."""
         nest, code = self.nest, self.code
-        rows = "1"
-        for size in self.sizes:
-            rows = size if rows == "1" else self.i64("mul", rows, size)
-        for work in self.repeat("work", "%begin", "%end"):
-            chunk = self.i64("srem", work, self.pieces)
-            start = self.i64("mul", self.i64("sdiv", work, self.pieces), PANEL)
-            length = self.smaller(str(PANEL), self.i64("sub", self.size, start))
-            first = self.i64("mul", chunk, self.piece)
-            last = self.smaller(self.i64("add", first, self.piece), rows)
+        rows = code.mul(*self.sizes)
+        with code.loop("%begin", "%end") as work:
+            chunk = code.rem(work, self.pieces)
+            start = code.mul(code.div(work, self.pieces), PANEL)
+            length = code.smaller(PANEL, code.sub(self.size, start))
+            first = code.mul(chunk, self.piece)
+            last = code.smaller(code.add(first, self.piece), rows)
             self.locate(first, nest.outer)
-            into = []
+            totals = []
             for s in range(len(nest.sums)):
-                number = self.i64("add", self.i64("mul", chunk, len(nest.sums)), s)
-                position = self.i64("add", self.i64("mul", number, self.size), start)
-                into.append(code.emit(f"getelementptr double, ptr {self.partial}, i64 {position}"))
-            for _ in self.fold(into, length, fresh=True):
-                pass
-            for block in self.repeat("block", first, last, ROWS):
+                number = code.add(code.mul(chunk, len(nest.sums)), s)
+                totals.append(code.at(self.partial, code.add(code.mul(number, self.size), start), "double"))
+            for total in totals:
+                with code.loop(0, length) as j:
+                    code.line(f"store double 0.0, ptr {code.at(total, j, 'double')}")
+            with code.loop(first, last, ROWS) as block:
                 for s, x in enumerate(nest.sums):
-                    self.clear(s, x.dtype)
-                stop = self.smaller(self.i64("add", block, ROWS), last)
-                for _ in self.repeat("row", block, stop):
-                    outside = dict(self.known)
-                    self.hoist(frozenset(range(nest.outer)))
-                    self.inner(start, length)
-                    self.known = outside
+                    code.zero(self.into[s], (PANEL + nest.lanes) * width(x.dtype))
+                with code.loop(block, code.smaller(code.add(block, ROWS), last)):
+                    self.row(start, length)
                     self.advance()
-                for _ in self.fold(into, length, fresh=False):
-                    pass
+                self.fold(totals, length)
 
-    def clear(self, s: int, dtype: str) -> None:
-        """A panel's sums are zero."""
-        nbytes = (PANEL + self.nest.lanes) * width(dtype)
-        self.code.declared["@llvm.memset"] = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"
-        self.code.do(f"call void @llvm.memset.p0.i64(ptr align 64 %sum{s}, i8 0, i64 {nbytes}, i1 false)")
-
-    def fold(self, into: Sequence[str], length: str, *, fresh: bool) -> Iterator[None]:
-        """Adds a panel's sums to the chunk's; `fresh`: sets those to zero."""
+    def fold(self, totals: Sequence[str], length: str) -> None:
+        """Adds a panel's sums to the chunk's."""
         code = self.code
         for s, x in enumerate(self.nest.sums):
-            for j in self.repeat("column", 0, length):
-                to = code.emit(f"getelementptr double, ptr {into[s]}, i64 {j}")
-                if fresh:
-                    code.do(f"store double 0.0, ptr {to}")
-                    continue
-                at = code.emit(f"getelementptr {kind(x.dtype)}, ptr %sum{s}, i64 {j}")
-                value = code.emit(f"load {kind(x.dtype)}, ptr {at}")
+            with code.loop(0, length) as j:
+                to = code.at(totals[s], j, "double")
+                value = code.word(self.into[s], j, kind(x.dtype))
                 if x.dtype == "f32":
-                    value = code.emit(f"fpext float {value} to double")
-                before = code.emit(f"load double, ptr {to}")
-                code.do(f"store double {code.emit(f'fadd double {before}, {value}')}, ptr {to}")
-            yield
+                    value = code.let(f"fpext float {value} to double")
+                code.set(to, "double", code.let(f"fadd double {code.get(to, 'double')}, {value}"))
 
     def inner(self, start: str, length: str) -> None:
         """The elements of one row from column `start` on."""
@@ -356,27 +292,27 @@ class _Kernel(_Writer):
         for i, pattern in patterns.items():
             if pattern not in offsets:
                 offset = self.offset(pattern)
-                offsets[pattern] = start if offset == "0" else self.i64("add", offset, start)
+                offsets[pattern] = start if offset == "0" else code.add(offset, start)
             bases[i] = self.at(i, offsets[pattern])
-        head, body, tail, masked, done = (code.name(n) for n in ("head", "body", "tail", "masked", "done"))
-        self.put("column", 0)
-        code.do(f"br label %{head}")
+        head, body, tail, masked, done = (code.fresh(n) for n in ("head", "body", "tail", "masked", "done"))
+        column = code.variable("i64", "0")
+        code.line(f"br label %{head}")
         code.label(head)
-        j = self.get("column")
-        after = self.i64("add", j, lanes)
-        fits = code.emit(f"icmp sle i64 {after}, {length}")
-        code.do(f"br i1 {fits}, label %{body}, label %{tail}")
+        j = code.get(column)
+        after = code.add(j, lanes)
+        fits = code.let(f"icmp sle i64 {after}, {length}")
+        code.line(f"br i1 {fits}, label %{body}, label %{tail}")
         code.label(body)
         self.elements(bases, j, None)
-        self.put("column", after)
-        code.do(f"br label %{head}")
+        code.set(column, "i64", after)
+        code.line(f"br label %{head}")
         code.label(tail)
-        rest = self.i64("sub", length, j)
-        some = code.emit(f"icmp sgt i64 {rest}, 0")
-        code.do(f"br i1 {some}, label %{masked}, label %{done}")
+        rest = code.sub(length, j)
+        some = code.let(f"icmp sgt i64 {rest}, 0")
+        code.line(f"br i1 {some}, label %{masked}, label %{done}")
         code.label(masked)
         self.elements(bases, j, self.mask(rest))
-        code.do(f"br label %{done}")
+        code.line(f"br label %{done}")
         code.label(done)
 
     def elements(self, bases: dict[int, str], j: str, mask: str | None) -> None:
@@ -400,9 +336,9 @@ class _Kernel(_Writer):
         code, t = self.code, self.code.of(kind(dtype))
         if mask is not None:
             value = code.select(mask, kind(dtype), value, code.literal(0, dtype))
-        at = code.emit(f"getelementptr {kind(dtype)}, ptr %sum{s}, i64 {j}")
-        before = code.emit(f"load {t}, ptr {at}, align {width(dtype)}")
-        code.do(f"store {t} {code.emit(f'fadd {t} {before}, {value}')}, ptr {at}, align {width(dtype)}")
+        at = code.at(self.into[s], j, kind(dtype))
+        before = code.let(f"load {t}, ptr {at}, align {width(dtype)}")
+        code.line(f"store {t} {code.let(f'fadd {t} {before}, {value}')}, ptr {at}, align {width(dtype)}")
 
 
 class _Combine(_Writer):
@@ -415,20 +351,18 @@ class _Combine(_Writer):
         chunks, stride = self.argument(2), self.argument(3)
         factor = self.spread(self.argument(4, "double"), "double")
         t = code.of("double")
-        for j in self.repeat("column", "%begin", "%end", code.lanes):
-            mask = self.mask(self.smaller(self.i64("sub", "%end", j), str(code.lanes)))
-            code.do(f"store {t} zeroinitializer, ptr %total")
-            for k in self.repeat("row", 0, chunks):
-                from_ = self.i64("add", self.i64("mul", k, stride), j)
-                value = self.load(partial, from_, "f64", mask)
-                before = code.emit(f"load {t}, ptr %total")
-                code.do(f"store {t} {code.op('fadd', 'double', before, value)}, ptr %total")
-            found = code.op("fmul", "double", code.emit(f"load {t}, ptr %total"), factor)
+        total = code.room(t)
+        with code.loop("%begin", "%end", code.lanes) as j:
+            mask = self.mask(code.smaller(code.sub("%end", j), code.lanes))
+            code.set(total, t, "zeroinitializer")
+            with code.loop(0, chunks) as k:
+                value = self.load(partial, code.add(code.mul(k, stride), j), "f64", mask)
+                code.set(total, t, code.op("fadd", "double", code.get(total, t), value))
+            found = code.op("fmul", "double", code.get(total, t), factor)
             if dtype == "f32":
                 found = code.convert("fptrunc", found, "double", "float")
             self.store(out, j, dtype, found, mask)
-        code.do("ret void")
-        return self.module(["column", "row"], [f"  %total = alloca {t}"])
+        return module(code)
 
 
 @functools.lru_cache(maxsize=8)

@@ -145,10 +145,6 @@ class LoopProvider:
         """Depends on the operator and its types only."""
         return not native.unavailable() and loops(op)
 
-    def reason(self) -> str:
-        """Why it accepts nothing; "" where it does."""
-        return native.unavailable()
-
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Vectors of what depends on columns only, and the sums of chunks."""
         return plan_of(op).scratch()

@@ -15,7 +15,7 @@ import hashlib
 import os
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,47 +255,49 @@ def toolchain() -> _Toolchain:
     return _Toolchain()
 
 
-def _cached(key: str) -> Path | None:
-    folder = cache_folder()
-    return None if folder is None else folder / "kernels" / f"{key}.o"
+def loaded(key: str, make: Callable[[], Any]) -> int:
+    """The address of the function that the key names: made earlier, in this process or another, or now.
 
-
-def cached(key: str) -> int | None:
-    """The address of a function made earlier, in this process or another; None where there is none."""
+    `make`: gives the module whose function `kernel` it is.
+    """
     tools = toolchain()
     if key in tools.addresses:
         return tools.addresses[key]
-    path = _cached(key)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            held = path.read_bytes()
-            if _digest(held[32:]) == held[:32]:  # a file damaged on disk is made again
-                return tools.load(key, held[32:])
-    return None
+    folder = cache_folder()
+    path = None if folder is None else folder / "kernels" / f"{key}.o"
+    code = None if path is None else _read(path)
+    if code is None:
+        code = tools.object_code(make(), key)
+        if path is not None:
+            _write(path, code)
+    return tools.load(key, code)
 
 
 def _digest(code: bytes) -> bytes:
     return hashlib.sha256(code).digest()
 
 
-def keep(key: str, module: Any) -> int:
-    """Compiles a module whose function `kernel` is what the key names, keeps the object code, and loads it."""
-    tools = toolchain()
-    code = tools.object_code(module, key)
-    path = _cached(key)
-    if path is not None:
-        with contextlib.suppress(OSError):  # without a cache the next process compiles again, no more
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                temporary.write_bytes(_digest(code) + code)
-    return tools.load(key, code)
+def _read(path: Path) -> bytes | None:
+    """Object code that was kept; None where there is none, or where the file was damaged."""
+    with contextlib.suppress(OSError):
+        held = path.read_bytes()
+        if _digest(held[32:]) == held[:32]:
+            return held[32:]
+    return None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keeps object code, if it can: without, the next process compiles again, no more."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(_digest(code) + code)
 
 
 def compile_ir(ir: str) -> int:
     """The address of the function `kernel` of a module given as LLVM IR."""
-    key = toolchain().key(ir)
-    found = cached(key)
-    return keep(key, toolchain().llvm.parse_assembly(ir)) if found is None else found
+    tools = toolchain()
+    return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir))
 
 
 @functools.cache
@@ -306,13 +308,9 @@ def _driver() -> Any:
         llvm = toolchain().llvm
         for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
             llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
-    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(
-        compile_ir(
-            _DRIVER.replace("PARALLEL", "true" if gomp is not None else "false").replace(
-                "FLUSH", _FLUSH_X86 if platform.machine() in ("x86_64", "AMD64") else _FLUSH_NONE
-            )
-        )
-    )
+    ir = _DRIVER.replace("PARALLEL", "false" if gomp is None else "true")
+    ir = ir.replace("FLUSH", _FLUSH_X86 if platform.machine() in ("x86_64", "AMD64") else _FLUSH_NONE)
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(ir))
 
 
 _DRIVER = r"""

@@ -20,6 +20,7 @@ from ...types import TensorType
 from . import blas, dnnl, native
 from .blas import product, product_calls
 from .convolved import Convolved, convolved, operands
+from .emit import Code, module
 from .native import Call
 
 if TYPE_CHECKING:
@@ -111,9 +112,8 @@ class _Maker:
         if packed != "w" and c.kind == "weight":
             self.add(lib.reorder(wanted, given), {dnnl.SRC: (wanted, packed), dnnl.DST: (given, "w")})
         if c.bias and c.kind == "input":
-            one = lib.layout(
-                (1, c.x[1], *(1 for _ in c.x[2:])), strides((1, c.x[1], *(1 for _ in c.x[2:])), last=False)
-            )
+            channels = (1, c.x[1], *(1 for _ in c.x[2:]))
+            one = lib.layout(channels, strides(channels, last=False))
             self.add(lib.add(x, one, x), {dnnl.SRC: (x, "x"), dnnl.SRC1: (one, "bias"), dnnl.DST: (x, "x")})
         buffers = [("packed", lib.nbytes(wanted))] if packed != "w" else []
         if self.scratchpad:
@@ -169,7 +169,7 @@ class OneDnnProvider:
         found = _planned(op)
         arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
         arrays |= {name: a for (name, _), a in zip(found.buffers, scratch, strict=True)}
-        kernel = native.compile_ir(_EXECUTE)
+        kernel = native.compile_ir(_execute())
         calls = []
         for s in found.stages:
             given = {which: (layout, arrays[name].ctypes.data) for which, (layout, name) in s.arguments}
@@ -186,32 +186,18 @@ def _planned(op: Operator) -> Plan:
     return found
 
 
-#: (execute, primitive, stream, count, arguments, status cell)
-_EXECUTE = r"""
-define void @kernel(ptr %args, i64 %begin, i64 %end) {
-  %execute = load ptr, ptr %args
-  %primitive.at = getelementptr i64, ptr %args, i64 1
-  %primitive = load ptr, ptr %primitive.at
-  %stream.at = getelementptr i64, ptr %args, i64 2
-  %stream = load ptr, ptr %stream.at
-  %count.at = getelementptr i64, ptr %args, i64 3
-  %count64 = load i64, ptr %count.at
-  %count = trunc i64 %count64 to i32
-  %arguments.at = getelementptr i64, ptr %args, i64 4
-  %arguments = load ptr, ptr %arguments.at
-  %cell.at = getelementptr i64, ptr %args, i64 5
-  %cell = load ptr, ptr %cell.at
-  %status = call i32 %execute(ptr %primitive, ptr %stream, i32 %count, ptr %arguments)
-  %failed = icmp ne i32 %status, 0
-  br i1 %failed, label %bad, label %good
-bad:
-  %status64 = sext i32 %status to i64
-  store i64 %status64, ptr %cell
-  ret void
-good:
-  ret void
-}
-"""
+@functools.cache
+def _execute() -> str:
+    """IR: (execute, primitive, stream, count, arguments, status cell)."""
+    f = Code()
+    execute, primitive, stream = (f.word("%args", i, "ptr") for i in range(3))
+    count = f.let(f"trunc i64 {f.word('%args', 3)} to i32")
+    arguments, cell = (f.word("%args", i, "ptr") for i in (4, 5))
+    status = f.let(f"call i32 {execute}(ptr {primitive}, ptr {stream}, i32 {count}, ptr {arguments})")
+    with f.when(f.let(f"icmp ne i32 {status}, 0")):
+        f.set(cell, "i64", f.let(f"sext i32 {status} to i64"))
+    return module(f)
+
 
 if not unavailable():
     register(OneDnnProvider())

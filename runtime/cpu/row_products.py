@@ -16,10 +16,10 @@ import numpy as np
 
 from ...types import TensorType
 from . import native, transposed
-from .emit import Code, vector
+from .emit import Code, module
 from .jit import kernel
 from .native import Call
-from .tiles import TERMS, Tile, declarations, load, machine, multiply, named, sizes, write
+from .tiles import TERMS, Tile, finish, machine, multiply, new_sums, sizes
 
 #: bytes of the rows that stay in a thread's cache while one panel after the other is multiplied with them
 _BLOCK = 1 << 19
@@ -61,8 +61,7 @@ class Packed:
         panels = [(p * width * self.k, p * width * self.k, min(width, self.n - p * width)) for p in range(count)]
         table = transposed.chunks(1, self.k, 0)
         offsets = np.arange(self.k, dtype=np.int64) * width
-        words = (matrix, packed, np.array(panels, np.int64), table, len(table), offsets, self.k)
-        return Call(native.compile_ir(transposed.turn(unpack=False)), words, count * len(table))
+        return transposed.turned(matrix, packed, panels, table, offsets, self.k)
 
     def product(self, a: Any, packed: Any, c: Any, more: Any = None) -> Call:
         """c = a B' (+ `more`: a row for all, or as many rows, `c` perhaps).  The rows are the work."""
@@ -83,8 +82,7 @@ def _program(k: int, n: int, high: int, width: int) -> int:
     rest = n % width
     columns = [c for c in (width if n >= width else 0, rest) if c]
     tiles = {(h, c): Tile(h, c, k, 1, width, n, TERMS) for h in heights for c in columns}
-    text = [_tile(f"tile_{h}_{c}", t) for (h, c), t in tiles.items()]
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    f = Code()
     c, a, panels, given = (f.word("%args", i, "ptr") for i in range(4))
     step = f.word("%args", 4)
     some = f.let(f"icmp ne ptr {given}, null")
@@ -93,13 +91,12 @@ def _program(k: int, n: int, high: int, width: int) -> int:
         """A panel's columns of some rows."""
         panel = f.at(panels, f.mul(first, k))
         for h in heights:
-            left = f.let(f"sub i64 {end}, {start}")
-            stop = f.add(start, f.mul(f.let(f"sdiv i64 {left}, {h}"), h))
+            stop = f.add(start, f.mul(f.div(f.sub(end, start), h), h))
             with f.loop(start, stop, h) as r:
                 to, rows = f.at(c, f.add(f.mul(r, n), first)), f.at(a, f.mul(r, k))
                 begin = f.at(given, f.add(f.mul(r, step), first))
                 with f.loop(0, k, TERMS) as at:
-                    terms = f.let(f"call i64 @llvm.smin.i64(i64 {f.let(f'sub i64 {k}, {at}')}, i64 {TERMS})")
+                    terms = f.smaller(f.sub(k, at), TERMS)
                     later = f.let(f"icmp sgt i64 {at}, 0")
                     more = f.let(f"or i1 {later}, {some}")
                     source = f.let(f"select i1 {later}, ptr {to}, ptr {begin}")
@@ -110,29 +107,20 @@ def _program(k: int, n: int, high: int, width: int) -> int:
 
     block = max(1, _BLOCK // (4 * k * high)) * high
     with f.loop("%begin", "%end", block) as start:
-        end = f.let(f"call i64 @llvm.smin.i64(i64 {f.add(start, block)}, i64 %end)")
+        end = f.smaller(f.add(start, block), "%end")
         if n >= width:
             with f.loop(0, n - rest, width) as first:
                 sweep(start, end, first, width)
         if rest:
             sweep(start, end, str(n - rest), rest)
-    text.append(f.text())
-    return native.compile_ir(named(declarations() + "declare i64 @llvm.smin.i64(i64, i64)\n" + "\n".join(text)))
+    return native.compile_ir(module(*(_tile(f"tile_{h}_{c}", t) for (h, c), t in tiles.items()), f))
 
 
-def _tile(name: str, t: Tile) -> str:
+def _tile(name: str, t: Tile) -> Code:
     """A function (C, A, B, terms, whether something is added, what, the step of its rows)."""
-    v = vector(machine().width)
     f = Code(name, "ptr %c, ptr %a, ptr %b, i64 %n, i1 %more, ptr %given, i64 %step", internal=True)
-    sums = [[f.variable(v, "zeroinitializer") for _ in range(t.vectors)] for _ in range(t.rows)]
+    sums = new_sums(f, t)
     with f.loop(0, "%n") as k:
         multiply(f, t, sums, f.at("%a", k), f.at("%b", f.mul(k, t.bk)), 0)
-    with f.when("%more"):
-        for m, row in enumerate(sums):
-            for j, s in enumerate(row):
-                at = f.at("%given", f.add(f.mul("%step", m), j * machine().width))
-                f.set(s, v, f.let(f"fadd {v} {load(f, at, t, j)}, {f.get(s, v)}"))
-    for m, row in enumerate(sums):
-        for j, s in enumerate(row):
-            write(f, t, m, j, f.get(s, v))
-    return f.text()
+    finish(f, t, sums, lambda m, j: f.at("%given", f.add(f.mul("%step", m), j * machine().width)))
+    return f

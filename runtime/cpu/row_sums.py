@@ -16,6 +16,15 @@ _ANY_ORDER = {"reassoc", "nsz", "contract"}
 _BLOCK = 2048
 
 
+@inline
+def _in_blocks(part, size, given):
+    """What `part` makes of each block of the given vectors, added up in float64."""
+    s = 0.0
+    for b in range(0, size, _BLOCK):
+        s += part(*given, b, min(b + _BLOCK, size))
+    return s
+
+
 @inline(fastmath=_ANY_ORDER)
 def _sum(x, begin, end):
     s = x.dtype.type(0)
@@ -27,10 +36,7 @@ def _sum(x, begin, end):
 @inline
 def total(x):
     """Σ x."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _sum(x, b, min(b + _BLOCK, x.size))
-    return s
+    return _in_blocks(_sum, x.size, (x,))
 
 
 @inline(fastmath=_ANY_ORDER)
@@ -44,27 +50,7 @@ def _dot(x, y, begin, end):
 @inline
 def dot(x, y):
     """Σ x · y."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _dot(x, y, b, min(b + _BLOCK, x.size))
-    return s
-
-
-@inline(fastmath=_ANY_ORDER)
-def _dot3(x, y, z, begin, end):
-    s = x.dtype.type(0)
-    for j in range(begin, end):
-        s += x[j] * y[j] * z[j]
-    return s
-
-
-@inline
-def dot3(x, y, z):
-    """Σ x · y · z."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _dot3(x, y, z, b, min(b + _BLOCK, x.size))
-    return s
+    return _in_blocks(_dot, x.size, (x, y))
 
 
 @inline(fastmath=_ANY_ORDER)
@@ -79,10 +65,7 @@ def _squares(x, centre, begin, end):
 @inline
 def squares(x, centre):
     """Σ (x - centre)²."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _squares(x, centre, b, min(b + _BLOCK, x.size))
-    return s
+    return _in_blocks(_squares, x.size, (x, centre))
 
 
 @inline(fastmath=_ANY_ORDER)
@@ -96,10 +79,7 @@ def _against(g, x, centre, begin, end):
 @inline
 def against(g, x, centre):
     """Σ g · (x - centre)."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _against(g, x, centre, b, min(b + _BLOCK, x.size))
-    return s
+    return _in_blocks(_against, x.size, (g, x, centre))
 
 
 @inline(fastmath=_ANY_ORDER)
@@ -113,10 +93,7 @@ def _against3(g, w, x, centre, begin, end):
 @inline
 def against3(g, w, x, centre):
     """Σ g · w · (x - centre)."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _against3(g, w, x, centre, b, min(b + _BLOCK, x.size))
-    return s
+    return _in_blocks(_against3, x.size, (g, w, x, centre))
 
 
 @inline(fastmath=_ANY_ORDER)
@@ -130,10 +107,7 @@ def _exponentials(x, most, begin, end):
 @inline
 def exponentials(x, most):
     """Σ exp(x - most)."""
-    s = 0.0
-    for b in range(0, x.size, _BLOCK):
-        s += _exponentials(x, most, b, min(b + _BLOCK, x.size))
-    return s
+    return _in_blocks(_exponentials, x.size, (x, most))
 
 
 @inline

@@ -93,6 +93,7 @@ class Sweep:
         """Elements of one padded image."""
         return int(np.prod(self.sizes)) * self.pitch
 
+    @functools.cached_property
     def steps(self) -> tuple[int, ...]:
         """Elements from one padded source position to the next, along each axis."""
         found = [self.pitch]
@@ -117,8 +118,7 @@ class Sweep:
         """The tables of one block."""
         n0, n1, q0, q1 = cut
         first, last = self._span(q0, q1)
-        steps = self.steps()
-        image = steps[0] * (last - first)
+        image = self.steps[0] * (last - first)
         rows = []
         for phase in self.phases:
             p0 = phase[0]
@@ -150,11 +150,10 @@ class Sweep:
     ) -> tuple[int, int]:
         """Offsets of a row in the result and in the block: its first pixel, tap offsets of 0."""
         result, source = n, 0
-        steps = self.steps()
         for p, size, i in zip(phase[:-1], self.result, q, strict=False):
             result = result * size + p.start + p.step * i
         for a, (p, i) in enumerate(zip(phase[:-1], q, strict=False)):
-            source += (p.stride * i + self.before[a] - (first if a == 0 else 0)) * steps[a]
+            source += (p.stride * i + self.before[a] - (first if a == 0 else 0)) * self.steps[a]
         last = phase[-1]
         result = (result * self.result[-1] + last.start) * self.result_channels
         return result, at * image + source + self.before[-1] * self.pitch
@@ -177,6 +176,6 @@ class Sweep:
         """(number of the tap in the weight, offset in the padded source) of each tap of a phase."""
         for taps in itertools.product(*(p.taps for p in phase)):
             number = offset = 0
-            for (k, o), size, step in zip(taps, self.kernel, self.steps(), strict=True):
+            for (k, o), size, step in zip(taps, self.kernel, self.steps, strict=True):
                 number, offset = number * size + k, offset + o * step
             yield number, offset

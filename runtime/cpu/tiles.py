@@ -9,10 +9,11 @@ several calls' results into C, which keeps the error near that of a blocked prod
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import native
-from .emit import Code, mask, vector
+from .emit import Code
 
 #: terms that are summed in a register before they are added to memory
 TERMS = 256
@@ -24,6 +25,11 @@ class Machine:
 
     width: int
     sums: int
+
+    @property
+    def vector(self) -> str:
+        """LLVM's type of a register's floats."""
+        return f"<{self.width} x float>"
 
 
 @functools.cache
@@ -76,12 +82,10 @@ def _cycles(rows: int, columns: int, high: int, vectors: int) -> float:
     return sum(n * (full * one(high, v) + one(rest, v)) for n, v in ((wide, vectors), (1 if narrow else 0, narrow)))
 
 
-def emit_tile(name: str, t: Tile) -> str:
+def emit_tile(name: str, t: Tile) -> Code:
     """A function (C, A, B, offA, offB, count of r, whether C is added to)."""
-    width = machine().width
-    v = vector(width)
     f = Code(name, "ptr noalias %c, ptr noalias %a, ptr noalias %b, ptr %oa, ptr %ob, i64 %n, i1 %more", internal=True)
-    sums = [[f.variable(v, "zeroinitializer") for _ in range(t.vectors)] for _ in range(t.rows)]
+    sums = new_sums(f, t)
     unroll = t.depth if t.depth < 8 else 2 - t.depth % 2
     with f.loop(0, "%n") as r:
         a, b = (f.at(p, f.word(o, r)) for p, o in (("%a", "%oa"), ("%b", "%ob")))
@@ -89,73 +93,78 @@ def emit_tile(name: str, t: Tile) -> str:
             ak, bk = f.at(a, f.mul(k, t.ak)), f.at(b, f.mul(k, t.bk))
             for u in range(unroll):
                 multiply(f, t, sums, ak, bk, u)
-    with f.when("%more"):
-        for m, row in enumerate(sums):
-            for j, s in enumerate(row):
-                f.set(s, v, f.let(f"fadd {v} {_read(f, t, m, j)}, {f.get(s, v)}"))
-    for m, row in enumerate(sums):
-        for j, s in enumerate(row):
-            write(f, t, m, j, f.get(s, v))
-    return f.text()
+    finish(f, t, sums, lambda m, j: f.at("%c", m * t.c + j * machine().width))
+    return f
+
+
+def new_sums(f: Code, t: Tile) -> list[list[str]]:
+    """Variables for the sums, zeros: each row's vectors."""
+    return [[f.variable(machine().vector, "zeroinitializer") for _ in range(t.vectors)] for _ in range(t.rows)]
 
 
 def multiply(f: Code, t: Tile, sums: list[list[str]], a: str, b: str, u: int) -> None:
     """One term of every sum."""
-    width = machine().width
-    v = vector(width)
-    bs = [load(f, f.at(b, u * t.bk + j * width), t, j) for j in range(t.vectors)]
+    v, width = machine().vector, machine().width
+    bs = [_load(f, f.at(b, u * t.bk + j * width), t, j) for j in range(t.vectors)]
     for m, row in enumerate(sums):
-        one = f.word(a, m * t.am + u * t.ak, "float")
-        first = f.let(f"insertelement {v} poison, float {one}, i64 0")
-        all_ = f.let(f"shufflevector {v} {first}, {v} poison, <{width} x i32> zeroinitializer")
+        one = f.spread(f.word(a, m * t.am + u * t.ak, "float"), "float", width)
         for j, s in enumerate(row):
-            f.set(s, v, f.let(f"call {v} @llvm.fma({v} {all_}, {v} {bs[j]}, {v} {f.get(s, v)})"))
+            f.set(s, v, fma(f, one, bs[j], f.get(s, v)))
 
 
-def _lanes(t: Tile, j: int) -> int:
-    return min(machine().width, t.columns - j * machine().width)
+def finish(f: Code, t: Tile, sums: list[list[str]], more: Callable[[int, int], str]) -> None:
+    """Adds what is at `more(row, vector)` where the function's argument `%more` says so, and writes C."""
+    v = machine().vector
+    with f.when("%more"):
+        for m, row in enumerate(sums):
+            for j, s in enumerate(row):
+                f.set(s, v, f.let(f"fadd {v} {_load(f, more(m, j), t, j)}, {f.get(s, v)}"))
+    for m, row in enumerate(sums):
+        for j, s in enumerate(row):
+            _write(f, t, m, j, f.get(s, v))
 
 
-def load(f: Code, at: str, t: Tile, j: int) -> str:
+def _lanes(t: Tile, j: int) -> str:
+    """A constant that is true in those lanes of vector j that are columns; "" where all are."""
+    width = machine().width
+    count = min(width, t.columns - j * width)
+    lanes = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width))
+    return "" if count == width else f"<{lanes}>"
+
+
+def _load(f: Code, at: str, t: Tile, j: int) -> str:
     """Vector j of a row of B or C, zeros behind its last column."""
-    width, v = machine().width, vector(machine().width)
-    if _lanes(t, j) == width:
-        return f.let(f"load {v}, ptr {at}, align 4")
-    lanes = f"<{width} x i1> {mask(width, _lanes(t, j))}"
-    return f.let(f"call {v} @llvm.masked.load(ptr {at}, i32 4, {lanes}, {v} zeroinitializer)")
+    lanes = _lanes(t, j)
+    return load_lanes(f, at, lanes) if lanes else f.let(f"load {machine().vector}, ptr {at}, align 4")
 
 
-def _read(f: Code, t: Tile, m: int, j: int) -> str:
-    return load(f, f.at("%c", m * t.c + j * machine().width), t, j)
-
-
-def write(f: Code, t: Tile, m: int, j: int, value: str) -> None:
+def _write(f: Code, t: Tile, m: int, j: int, value: str) -> None:
     """Stores vector j of row m of C."""
-    width, v = machine().width, vector(machine().width)
-    at = f.at("%c", m * t.c + j * width)
-    if _lanes(t, j) == width:
-        f.line(f"store {v} {value}, ptr {at}, align 4")
+    at, lanes = f.at("%c", m * t.c + j * machine().width), _lanes(t, j)
+    if lanes:
+        store_lanes(f, value, at, lanes)
     else:
-        lanes = f"<{width} x i1> {mask(width, _lanes(t, j))}"
-        f.line(f"call void @llvm.masked.store({v} {value}, ptr {at}, i32 4, {lanes})")
+        f.line(f"store {machine().vector} {value}, ptr {at}, align 4")
 
 
-def declarations() -> str:
-    """What the tiles call; the names carry their types, as LLVM wants them."""
-    w = machine().width
-    v = vector(w)
-    return (
-        f"declare {v} @llvm.fma.v{w}f32({v}, {v}, {v})\n"
-        f"declare {v} @llvm.masked.load.v{w}f32.p0(ptr, i32, <{w} x i1>, {v})\n"
-        f"declare void @llvm.masked.store.v{w}f32.p0({v}, ptr, i32, <{w} x i1>)\n"
-    )
+# -- vectors of float32 -----------------------------------------------------------------------------------------------
 
 
-def named(ir: str) -> str:
-    """IR with the vector functions' full names."""
-    w = machine().width
-    return (
-        ir.replace("@llvm.fma(", f"@llvm.fma.v{w}f32(")
-        .replace("@llvm.masked.load(", f"@llvm.masked.load.v{w}f32.p0(")
-        .replace("@llvm.masked.store(", f"@llvm.masked.store.v{w}f32.p0(")
-    )
+def fma(f: Code, a: str, b: str, c: str) -> str:
+    """a · b + c, rounded once."""
+    v = machine().vector
+    return f.intrinsic(f"fma.v{machine().width}f32", v, (v, a), (v, b), (v, c))
+
+
+def load_lanes(f: Code, at: str, lanes: str) -> str:
+    """The elements at an address in those lanes that a vector of i1 names, zeros in the others."""
+    m = machine()
+    given = (("ptr", at), ("i32", 4), (f"<{m.width} x i1>", lanes), (m.vector, "zeroinitializer"))
+    return f.intrinsic(f"masked.load.v{m.width}f32.p0", m.vector, *given)
+
+
+def store_lanes(f: Code, value: str, at: str, lanes: str) -> None:
+    """Writes those lanes that a vector of i1 names."""
+    m = machine()
+    given = ((m.vector, value), ("ptr", at), ("i32", 4), (f"<{m.width} x i1>", lanes))
+    f.intrinsic(f"masked.store.v{m.width}f32.p0", "void", *given)

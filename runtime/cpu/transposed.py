@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
-from .emit import Code, vector
-from .tiles import machine
+from . import native
+from .emit import Code, module
+from .native import Call
+from .tiles import load_lanes, machine, store_lanes
 
 
 @functools.cache
@@ -17,7 +20,7 @@ def copy_rows() -> str:
     Each is `before` pixels of zeros, a row of the source at an offset (-1: zeros), `after` pixels of zeros; `pitch`:
     elements from pixel to pixel in the block.
     """
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    f = Code()
     source, block, offsets = (f.word("%args", i, "ptr") for i in range(3))
     pixels, channels, pitch, before, after = (f.word("%args", i) for i in range(3, 8))
     line = f.mul(f.add(pixels, before, after), pitch)
@@ -29,24 +32,19 @@ def copy_rows() -> str:
         to = f.at(block, f.mul(i, line))
         inside = f.let(f"icmp sge i64 {at}, 0")
         left = f.let(f"select i1 {inside}, i64 {f.mul(before, pitch)}, i64 {line}")
-        f.line(f"call void @llvm.memset.p0.i64(ptr {to}, i8 0, i64 {f.mul(left, 4)}, i1 false)")
+        f.zero(to, f.mul(left, 4))
         with f.when(inside):
             middle, start = f.at(to, f.mul(before, pitch)), f.at(source, at)
             with f.loop(0, pieces) as p:
-                target, given = f.at(middle, f.mul(p, pitch)), f.at(start, f.mul(p, channels))
-                f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {given}, i64 {size}, i1 false)")
-            right = f.at(middle, f.mul(pixels, pitch))
-            f.line(f"call void @llvm.memset.p0.i64(ptr {right}, i8 0, i64 {f.mul(after, pitch, 4)}, i1 false)")
-    return (
-        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n" + f.text()
-    )
+                f.copy(f.at(middle, f.mul(p, pitch)), f.at(start, f.mul(p, channels)), size)
+            f.zero(f.at(middle, f.mul(pixels, pitch)), f.mul(after, pitch, 4))
+    return module(f)
 
 
 @functools.cache
 def fill_rows() -> str:
     """IR: (target, row of values or null, elements of a row): each row becomes the values, or zeros."""
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    f = Code()
     target, values = (f.word("%args", i, "ptr") for i in range(2))
     size = f.word("%args", 2)
     some = f.let(f"icmp ne ptr {values}, null")
@@ -54,13 +52,10 @@ def fill_rows() -> str:
     with f.loop("%begin", "%end") as i:
         to = f.at(target, f.mul(i, size))
         with f.when(some):
-            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {values}, i64 {nbytes}, i1 false)")
-        with f.when(f.let(f"xor i1 {some}, true")):
-            f.line(f"call void @llvm.memset.p0.i64(ptr {to}, i8 0, i64 {nbytes}, i1 false)")
-    return (
-        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n" + f.text()
-    )
+            f.copy(to, values, nbytes)
+        with f.unless(some):
+            f.zero(to, nbytes)
+    return module(f)
 
 
 def chunks(runs: int, length: int, step: int) -> np.ndarray:
@@ -72,6 +67,15 @@ def chunks(runs: int, length: int, step: int) -> np.ndarray:
     return np.array(found, np.int64)
 
 
+def turned(
+    rows: Any, columns: Any, panels: Any, table: np.ndarray, offsets: np.ndarray, apart: int, *, unpack: bool = False,
+    parallel: bool = True,
+) -> Call:  # fmt: skip
+    """The call of `turn` over all panels and chunks; `rows` become `columns`, or are what they become."""
+    words = (rows, columns, np.array(panels, np.int64), table, len(table), offsets, apart)
+    return Call(native.compile_ir(turn(unpack=unpack)), words, len(panels) * len(table), parallel)
+
+
 @functools.cache
 def turn(*, unpack: bool) -> str:
     """IR that turns rows into columns, or back, a square of a vector's width at a time.
@@ -81,60 +85,44 @@ def turn(*, unpack: bool) -> str:
     A pack gives all rows of a panel up to the next whole vector, zeros where there are none.
     """
     w = machine().width
-    v = vector(w)
-    f = Code("kernel", "ptr %args, i64 %begin, i64 %end")
+    f = Code()
     rows, columns, panels, table = (f.word("%args", i, "ptr") for i in range(4))
     count = f.word("%args", 4)
     offsets = f.word("%args", 5, "ptr")
     apart = f.word("%args", 6)
-    lanes = "<" + ", ".join(f"i64 {i}" for i in range(w)) + ">"
     with f.loop("%begin", "%end") as item:
-        p = f.mul(f.let(f"sdiv i64 {item}, {count}"), 3)
-        c = f.mul(f.let(f"srem i64 {item}, {count}"), 3)
+        p = f.mul(f.div(item, count), 3)
+        c = f.mul(f.rem(item, count), 3)
         from_rows = f.at(rows, f.add(f.word(panels, p), f.word(table, c)))
         to = f.at(columns, f.word(panels, f.add(p, 1)))
         there, length, first = f.word(panels, f.add(p, 2)), f.word(table, f.add(c, 1)), f.word(table, f.add(c, 2))
-        some = lanes_below(f, lanes, length)
+        some, last = lanes_below(f, length), f.add(length, -1)
         with f.loop(0, there, w) as j:
-            left = f.let(f"sub i64 {there}, {j}")
-            full = lanes_below(f, lanes, left)
+            left = f.sub(there, j)
+            full = lanes_below(f, left)
             at_row = [f.at(from_rows, f.mul(f.add(j, i), apart)) for i in range(w)]
             exists = [f.let(f"icmp sgt i64 {left}, {i}") for i in range(w)]
             if unpack:
                 square = []
-                for e in range(w):
-                    at = f.at(to, f.add(f.word(offsets, f.add(first, f.let(_least(f, e, length)))), j))
-                    square.append(_load(f, at, full))
+                for e in range(w):  # columns behind the last read it once more
+                    at = f.at(to, f.add(f.word(offsets, f.add(first, f.smaller(e, last))), j))
+                    square.append(load_lanes(f, at, full))
                 for i, x in enumerate(_transpose(f, square)):
-                    keep = _both(f, some, exists[i])
-                    f.line(
-                        f"call void @llvm.masked.store.v{w}f32.p0({v} {x}, ptr {at_row[i]}, i32 4, <{w} x i1> {keep})"
-                    )
+                    store_lanes(f, x, at_row[i], _both(f, some, exists[i]))
             else:
-                square = [_load(f, at_row[i], _both(f, some, exists[i])) for i in range(w)]
+                square = [load_lanes(f, at_row[i], _both(f, some, exists[i])) for i in range(w)]
                 for e, x in enumerate(_transpose(f, square)):
                     with f.when(f.let(f"icmp sgt i64 {length}, {e}")):
                         at = f.at(to, f.add(f.word(offsets, f.add(first, e)), j))
-                        f.line(f"store {v} {x}, ptr {at}, align 4")
-    return (
-        f"declare {v} @llvm.masked.load.v{w}f32.p0(ptr, i32, <{w} x i1>, {v})\n"
-        f"declare void @llvm.masked.store.v{w}f32.p0({v}, ptr, i32, <{w} x i1>)\n" + f.text()
-    )
+                        f.line(f"store {machine().vector} {x}, ptr {at}, align 4")
+    return module(f)
 
 
-def _least(f: Code, e: int, length: str) -> str:
-    """min(e, length - 1): columns behind the last read it once more."""
-    last = f.add(length, -1)
-    less = f.let(f"icmp slt i64 {e}, {last}")
-    return f"select i1 {less}, i64 {e}, i64 {last}"
-
-
-def lanes_below(f: Code, lanes: str, count: str) -> str:
-    """Which of the numbers `lanes` are less than a count."""
+def lanes_below(f: Code, count: str) -> str:
+    """Which lanes' numbers are less than a count."""
     w = machine().width
-    first = f.let(f"insertelement <{w} x i64> poison, i64 {count}, i64 0")
-    all_ = f.let(f"shufflevector <{w} x i64> {first}, <{w} x i64> poison, <{w} x i32> zeroinitializer")
-    return f.let(f"icmp slt <{w} x i64> {lanes}, {all_}")
+    numbers = "<" + ", ".join(f"i64 {i}" for i in range(w)) + ">"
+    return f.let(f"icmp slt <{w} x i64> {numbers}, {f.spread(count, 'i64', w)}")
 
 
 def _both(f: Code, lanes: str, condition: str) -> str:
@@ -142,15 +130,9 @@ def _both(f: Code, lanes: str, condition: str) -> str:
     return f.let(f"select i1 {condition}, <{w} x i1> {lanes}, <{w} x i1> zeroinitializer")
 
 
-def _load(f: Code, at: str, lanes: str) -> str:
-    w, v = machine().width, vector(machine().width)
-    return f.let(f"call {v} @llvm.masked.load.v{w}f32.p0(ptr {at}, i32 4, <{w} x i1> {lanes}, {v} zeroinitializer)")
-
-
 def _transpose(f: Code, square: list[str]) -> list[str]:
     """Rows of a square of vectors become its columns: blocks of 1, 2, 4, ... elements change places."""
-    w = len(square)
-    v = vector(w)
+    w, v = len(square), machine().vector
     size = 1
     while size < w:
         low = [i if not i & size else i - size + w for i in range(w)]

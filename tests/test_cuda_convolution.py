@@ -1,0 +1,53 @@
+"""Convolutions for CUDA, on the emulated device, against NumPy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from convolution_cases import CASES, KINDS, case, in_form, reference
+
+import recompute as rc
+from recompute.kernels import accepting
+from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
+from recompute.runtime.cuda import emulator
+from recompute.runtime.lowering import providers
+from recompute.testing import Draw, case_block
+from recompute.types import DTYPES
+
+pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
+EPS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
+
+
+def run(op: Any, arrays: list[np.ndarray], *, backwards: bool = False) -> np.ndarray:
+    block, feed = case_block(Draw("").case(op, *arrays))
+    assert accepting(providers(CUDAPlace()), block.operators[0])
+    found = rc.Executor(EmulatedCUDAPlace(backwards=backwards)).run(rc.Program(block, {}), feed, list(block.outputs))
+    return np.asarray(found[0])
+
+
+def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32") -> None:
+    """Sums of n terms err by at most n + 3 roundings of the sum of absolute values; backwards gives the same bits."""
+    op, arrays = case(name, kind)
+    arrays = [a.astype(DTYPES[dtype]) for a in arrays]
+    exact, size = reference(op, arrays), reference(op, [abs(a) for a in arrays])
+    attributes, _, ws = CASES[name]
+    terms = int(np.prod(ws[1:])) if "output" in kind else int(np.prod(ws)) // attributes.get("group", 1) // ws[1]
+    if kind == "weight":
+        terms = arrays[1].size // ws[0]
+    if last:
+        op, arrays = in_form(op, arrays)
+    found = run(op, arrays)
+    assert np.array_equal(found, run(op, arrays, backwards=True))
+    if last and kind != "weight":
+        found = np.moveaxis(found, -1, 1)
+    added = EPS["f32" if dtype in ("f16", "bf16") else dtype]
+    assert np.all(abs(found.astype(np.float64) - exact) <= ((terms + 3) * added + 2 * EPS[dtype]) * size)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", list(CASES))
+def test_convolutions(name: str, kind: str, last: bool) -> None:
+    check(name, kind, last=last)
