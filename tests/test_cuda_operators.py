@@ -9,12 +9,15 @@ import cuda_cases
 import pytest
 
 from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import all_ops, cases
 
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
 
 OPS = {cls.__name__: cls for cls in all_ops() if cls.__name__ != "Free"}
 
+#: who runs an operator: whom the lowering chooses, and what is there for all of them
+FAMILIES = {"chosen": None, "traced": TRACED}
 #: operators of which some samples run on the host: how many do, and why; nothing else may
 ON_HOST: dict[str, int] = {}
 
@@ -25,24 +28,26 @@ def device() -> Any:
 
 
 @functools.cache
-def bound(name: str) -> list[tuple[Any, list[cuda_cases.Bound]]]:
-    return [(case, cuda_cases.bound(case, device())) for case in cases(OPS[name])]
+def bound(name: str, family: Any) -> list[tuple[Any, list[cuda_cases.Bound]]]:
+    return [(case, cuda_cases.bound(case, device(), family)) for case in cases(OPS[name])]
 
 
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest) -> None:
     """The kernels of all operators that are tested here, compiled together."""
-    chosen = {
-        i.callspec.params["name"]
+    wanted = {
+        (i.callspec.params["name"], i.callspec.params["family"])
         for i in request.session.items
         if hasattr(i, "callspec") and i.module is request.module and "name" in i.callspec.params
     }
-    device().compile(k for n in sorted(chosen) for _, runs in bound(n) for b in runs for k in b.kernels)
+    found = (b for n, f in wanted for _, runs in bound(n, FAMILIES[f]) for b in runs)
+    device().compile(sorted({k for b in found for k in b.kernels}, key=lambda k: (k.name, k.digest)))
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_operator(name: str, compiled: None) -> None:
-    runs = bound(name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_operator(name: str, family: str, compiled: None) -> None:
+    runs = bound(name, FAMILIES[family])
     if not any(r for _, r in runs):
         pytest.skip("the host runs it")
     for case, bindings in runs:

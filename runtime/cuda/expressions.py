@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...element import Expr, nodes
+from ...element import HALVES, Expr, nodes
 from .kernel import C_TYPES, COMPUTE
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "and": "&", "or": "|",
           "xor": "^"}  # fmt: skip
 _FUNCTIONS = {"sqrt", "exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "pow", "floor", "ceil", "rint",
-              "trunc"}  # fmt: skip
+              "trunc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "copysign", "fmod",
+              "exp2", "log2", "cbrt"}  # fmt: skip
+#: functions of integers; what is divided by 0 is 0
+_OF_INTEGERS = {"fmod": "{1} == 0 ? 0 : {0} % {1}", "quotient": "{1} == 0 ? 0 : {0} / {1}", "shl": "{0} << {1}",
+                "shr": "{0} >> {1}", "floor": "{0}", "ceil": "{0}", "rint": "{0}", "trunc": "{0}"}  # fmt: skip
 
 
 def literal(value: object, dtype: str) -> str:
@@ -55,11 +59,19 @@ def code(roots: Sequence[Expr], inputs: Sequence[str], prefix: str = "v") -> tup
             names[id(x)] = inputs[x.value]
         elif x.fn == "constant":
             names[id(x)] = literal(x.value, x.dtype)
+        elif x.fn == "cast" and x.dtype == "f32" and x.args[0].dtype in HALVES:
+            names[id(x)] = names[id(x.args[0])]  # it is one already
         else:
             name = f"{prefix}{len(lines)}"
             lines.append(f"const {COMPUTE[x.dtype]} {name} = {_node(x, [names[id(a)] for a in x.args])};")
             names[id(x)] = name
     return lines, [names[id(r)] for r in roots]
+
+
+def stored(x: Expr) -> Expr:
+    """What is handed to `narrow` for an element of x: a half is made only once."""
+    halved = x.fn == "cast" and x.dtype in HALVES and x.args[0].dtype == "f32"
+    return x.args[0] if halved else x
 
 
 def _node(x: Expr, args: Sequence[str]) -> str:
@@ -84,6 +96,8 @@ def _node(x: Expr, args: Sequence[str]) -> str:
         if x.fn in ("lt", "le", "eq"):
             return text
         return rounded(text, x.dtype) if kind in ("float", "double") else f"({kind})({text})"
+    if x.fn in _OF_INTEGERS and kind not in ("float", "double"):
+        return f"({kind})({_OF_INTEGERS[x.fn].format(*args)})"
     if x.fn in _FUNCTIONS:
         return rounded(f"{x.fn}{'f' if kind == 'float' else ''}({', '.join(args)})", x.dtype)
     raise NotImplementedError(f"{x.fn} has no CUDA C")

@@ -18,7 +18,7 @@ from .families import Buffers, Family
 from .kernel import Buffer, Call
 from .traced_arrays import Recorder, Traced
 from .traced_functions import Module
-from .traced_steps import CannotRecord, Step, View
+from .traced_steps import Step, View
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -100,5 +100,3 @@ class TracedFamily(Family):
 
 
 TRACED = TracedFamily()
-
-__all__ = ["CannotRecord", "TRACED", "recording"]
