@@ -5,7 +5,7 @@ No planner stands between: every buffer has guard bytes around it, and outputs a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,3 +171,16 @@ def compare(got: np.ndarray, want: np.ndarray, units: float, where: str, coarse:
     g, w = got.astype(np.float64), want.astype(np.float64)
     scale = np.abs(w[np.isfinite(w)]).max(initial=0)
     np.testing.assert_allclose(g, w, rtol=units * eps, atol=units * eps * min(scale, 1e300), err_msg=where)
+
+
+def texts(ops: Iterable[Operator], family: Any = None) -> list[Kernel]:
+    """The kernels that operators launch, bound to memory that is not there.  `family`: who runs them."""
+    found: dict[str, Kernel] = {}
+    for op in ops:
+        runs = family or (provider(op.kernel) if op.kernel else None)
+        if runs is None or not runs.accepts(op):
+            continue
+        parts = [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
+        handed = [[t and Buffer(1 << 20, t) for t in part] for part in (*parts, runs.scratch(op))]
+        found.update({c.kernel.digest: c.kernel for c in runs.bind(op, *handed) if isinstance(c, Launch)})
+    return list(found.values())

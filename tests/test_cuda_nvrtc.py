@@ -1,0 +1,112 @@
+"""NVIDIA's compiler takes every kernel's text, without a device: those of all samples, and of some training steps.
+
+Many texts are one program, each in a namespace of its own.  What has passed is noted in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import cuda_cases
+import pytest
+from test_zoo_training import network
+
+import recompute as rc
+from recompute.compiler import compile_step
+from recompute.files import cache_folder
+from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime.cuda.device import OPTIONS
+from recompute.runtime.cuda.kernel import Kernel, prelude
+from recompute.runtime.cuda.traced import TRACED
+from recompute.testing import all_ops, cases
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the extra 'dev', on Linux")
+
+#: architecture → how far: to its machine code, or to PTX (the other half takes most of the time)
+TARGETS = {"sm_90": "sm_90", "sm_80": "compute_80"}
+#: texts of one program
+TOGETHER = 32
+NETWORKS = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18", "mobilenet_v2", "unet")
+
+
+@functools.cache
+def version() -> str:
+    """NVRTC's.  The test is skipped where the library is missing."""
+    try:
+        failed, *numbers = nvrtc.nvrtcVersion()
+    except Exception as e:
+        pytest.skip(f"NVRTC cannot be loaded (pip install nvidia-cuda-nvrtc): {type(e).__name__}")
+    assert not int(failed)
+    return ".".join(map(str, numbers))
+
+
+def build(source: str, target: str) -> str:
+    """What the compiler complains of; "" where it takes the text."""
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, None, None)
+    options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={target}")]
+    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(program)
+    return log.decode(errors="replace") or "failed" if int(failed) else ""
+
+
+@functools.cache
+def record(target: str) -> Path | None:
+    """Where the digests are that have passed."""
+    folder = cache_folder()
+    key = hashlib.sha256("|".join((prelude(), version(), target, *OPTIONS)).encode()).hexdigest()[:12]
+    return None if folder is None else folder / f"nvrtc-{key}.txt"
+
+
+def check(kernels: Iterable[Kernel], target: str) -> None:
+    """AssertionError with what NVRTC says."""
+    version()
+    path = record(target)
+    passed = set(path.read_text().split()) if path is not None and path.exists() else set()
+    missing = sorted({k.digest: k for k in kernels if k.digest not in passed}.values(), key=lambda k: k.name)
+    for i in range(0, len(missing), TOGETHER):
+        part = missing[i : i + TOGETHER]
+        found = build(prelude() + "".join(f"\nnamespace k_{k.digest} {{\n{k.text}}}\n" for k in part), target)
+        wrong = [k for k in part if build(k.source, target)] if found else []
+        assert not found, f"NVRTC does not take {', '.join(k.name for k in wrong)}:\n{found[:3000]}"
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as f:
+                f.write("".join(f"{k.digest}\n" for k in part))
+
+
+@functools.cache
+def of_samples() -> tuple[Kernel, ...]:
+    """Those of every operator's samples, by whom the lowering chooses and by what is there for all."""
+
+    ops = [cuda_cases.operator(c) for cls in all_ops() if cls.__name__ != "Free" for c in cases(cls)]
+    return (*cuda_cases.texts(ops), *cuda_cases.texts(ops, TRACED))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_samples(target: str) -> None:
+    check(of_samples(), target)
+
+
+@functools.cache
+def of_network(name: str) -> tuple[Kernel, ...]:
+    program, loss, _ = network(name)
+    step = compile_step(program, loss, rc.Adam(learning_rate=0.01), place=EmulatedCUDAPlace())
+    return tuple(cuda_cases.texts(step.program.block.operators))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, target: str) -> None:
+    check(of_network(name), target)
+
+
+def test_a_wrong_text_is_found() -> None:
+    version()
+    wrong = Kernel("wrong", "float* x", "    x[0] = y;")
+    with pytest.raises(AssertionError, match="wrong"):
+        check([wrong], "sm_90")
