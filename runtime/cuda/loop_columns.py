@@ -1,8 +1,8 @@
 """CUDA C of sums over rows, column by column, beside element-wise outputs.
 
-A block has `across` neighbouring vectors of columns and `lines` rows at a time; its rows are a chunk.  A thread adds four
-rows in the element type, then in double; a block's lines meet in a tree, and a last kernel adds the chunks in the same
-way.  Lines and chunks follow from rows and columns alone, so that a sum has the same bits in every loop.
+A block has `across` neighbouring vectors of columns and `lines` rows at a time; its rows are a chunk.  A thread adds
+four rows in the element type, then in double; a block's lines meet in a tree, and a last kernel adds the chunks in the
+same way.  Lines and chunks follow from rows and columns alone, so that a sum has the same bits in every loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...element import Expr
 from ..loop_plan import hoisted
-from .expressions import code
+from .expressions import code, stored
 from .kernel import C_TYPES, COMPUTE, Kernel
 from .loop_elements import Operand
 from .loop_parts import Coordinates, division, indented, name_of, pack
@@ -63,9 +63,13 @@ def chunks_of(rows: int, columns: int, batch: int = 1) -> tuple[int, int]:
     """Rows of a chunk, and the number of chunks, for each of `batch` matrices."""
     lines = lines_of(columns)
     tiles = max(-(-columns // 128), 1) * max(batch, 1)
-    count = max(min(-(-_BLOCKS // tiles), -(-rows // (lines * _LEAST))), 1)
-    chunk = -(-(-(-rows // count)) // lines) * lines
-    return max(chunk, lines), max(-(-rows // max(chunk, 1)), 1)
+    count = max(min(_up(_BLOCKS, tiles), _up(rows, lines * _LEAST)), 1)
+    chunk = max(_up(_up(rows, count), lines), 1) * lines
+    return chunk, max(_up(rows, chunk), 1)
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,23 +167,21 @@ class Columns:
         """The loop over rows."""
         lines = lines_of(self.columns)
         full = [j for j, o in enumerate(self.operands) if o.full]
-        at = "(first + u * {}) * columns + c".format(lines)
         ahead: list[str] = []
-        if len(full) <= _AHEAD:
+        if 0 < len(full) <= _AHEAD:
+            kinds = [pack(self.operands[j].dtype, self.lanes) for j in full]
+            at = f"(first + u * {lines}) * columns + c"
             ahead = [
-                *(f"{pack(self.operands[j].dtype, self.lanes)} a{j}s[{ROWS}];" for j in full),
+                *(f"{kind} a{j}s[{ROWS}];" for j, kind in zip(full, kinds, strict=True)),
                 "#pragma unroll",
                 f"for (int u = 0; u < {ROWS}; u++)",
                 f"    if (first + u * {lines} < end) {{",
-                *(
-                    f"        a{j}s[u] = *(const {pack(self.operands[j].dtype, self.lanes)}*)(x{j} + {at});"
-                    for j in full
-                ),
+                *(f"        a{j}s[u] = *(const {kind}*)(x{j} + {at});" for j, kind in zip(full, kinds, strict=True)),
                 "    }",
             ]
         return [
             f"for (long long first = begin + line; first < end; first += {ROWS * lines}) {{",
-            *(f"    {x}" for x in (ahead if full else [])),
+            *(f"    {x}" for x in ahead),
             *(f"    {COMPUTE[x.dtype]} part{j}[{self.lanes}] = {{}};" for j, x in enumerate(self.sums)),
             "    #pragma unroll",
             f"    for (int u = 0; u < {ROWS}; u++) {{",
@@ -212,8 +214,8 @@ class Columns:
                 given[j] = f"widen(a{j}.of[k])"
             elif o.dims:
                 outer.append(f"const {COMPUTE[o.dtype]} i{j} = widen(x{j}[{where}]);")
-        lines, names = code(roots, given)
         count = len(self.outputs)
+        lines, names = code([*(stored(x) for x in roots[:count]), *roots[count:]], given)
         return [
             *outer,
             *(f"{pack(x.dtype, self.lanes)} r{j};" for j, x in enumerate(self.outputs)),

@@ -1,9 +1,9 @@
 """CUDA C of element-wise operators.
 
 A thread works on vectors of neighbouring elements.  Operands that vary along all dimensions, and the outputs, are read
-and written as vectors by flat index; of others the offset is computed, once for a vector that stays within the innermost
-dimension, else for each element.  What depends on scalars only is computed once a thread, or once a block where it is
-long.  Everything is read before anything is written, element by element: an output may take a full operand's place.
+and written as vectors by flat index; of others the offset is computed: once for a vector that stays within the
+innermost dimension, else for each element.  What depends on scalars only is computed once a thread, or once a block
+where it is long.  A thread reads an element before it writes it, so that an output may be a full operand's buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...element import Expr, nodes
 from ..loop_plan import hoisted
-from .expressions import code
+from .expressions import code, stored
 from .kernel import C_TYPES, COMPUTE, Kernel
 from .loop_parts import VECTORS, Coordinates, division, indented, name_of, pack
 
@@ -66,9 +66,9 @@ class Elements:
         first, names = code(once, inputs, "s")
         text = [
             *(f"const {COMPUTE[o.dtype]} i{j} = widen(x{j}[0]);" for j, o in enumerate(self.operands) if o.scalar),
-            *(_by_one_thread(first, once, names) if _long(once) else first),
             f"const long long start = ((long long)blockIdx.x * {THREADS * self.ahead} + threadIdx.x) * {self.lanes};",
             *self.read(),
+            *(_by_one_thread(first, once, names) if _long(once) else first),
             *self.work(roots, [*inputs, *([f"once{j}" for j in range(len(once))] if _long(once) else names)]),
         ]
         parameters = [
@@ -122,7 +122,9 @@ class Elements:
         given = list(inputs)
         partial = [(j, o) for j, o in enumerate(self.operands) if not o.full and not o.scalar]
         outer, inner = [], []
-        places = self.coordinates.lines("e" if self.inside else "min(e + k, n - 1)", [o.dims for _, o in partial])
+        places = self.coordinates.lines(
+            "e" if self.inside else "min((Index)e + k, (Index)n - 1)", [o.dims for _, o in partial]
+        )
         (outer if self.inside else inner).extend(places)
         for j, o in partial:
             where = self.coordinates.offset(o.dims)
@@ -139,7 +141,7 @@ class Elements:
         for j, o in enumerate(self.operands):
             if given[j] != inputs[j]:
                 inner.append(f"const {COMPUTE[o.dtype]} i{j} = {given[j]};")
-        lines, names = code(roots, inputs)
+        lines, names = code([stored(x) for x in roots], inputs)
         inner += lines
         inner += [
             f"r{j}.of[k] = narrow<{C_TYPES[x.dtype]}>({n});" for j, (x, n) in enumerate(zip(roots, names, strict=True))

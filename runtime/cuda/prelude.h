@@ -44,8 +44,12 @@ DEVICE f16 float_to_f16(float x)
 DEVICE bf16 float_to_bf16(float x)
 {
     bf16 y;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
     unsigned u = __float_as_uint(x);
-    y.bits = x != x ? (unsigned short)((u >> 16) | 0x40) : (unsigned short)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+    y.bits = x != x ? 0x7fff : (unsigned short)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+#endif
     return y;
 }
 
