@@ -124,16 +124,13 @@ def along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool, ch
     divided, strides and sizes.
     """
     block = group > 32
-    read = [f"const auto p = *(const {pack(fold.x, lanes)}*)(x + base + at);"] if vectors else []
-    element = (
-        [f"const {COMPUTE[fold.x]} v = widen(p.of[k]);"]
-        if vectors
-        else [
-            "if (e + k >= end) break;",
-            *shape.place("r", "e + k", "at"),
-            f"const {COMPUTE[fold.x]} v = widen(x[base + at]);",
-        ]
-    )
+    widened = f"const {COMPUTE[fold.x]} v = widen"
+    if vectors:
+        read = [*shape.place("r", "e", "at"), f"const auto p = *(const {pack(fold.x, lanes)}*)(x + base + at);"]
+        element = [f"{widened}(p.of[k]);"]
+    else:
+        read = []
+        element = ["if (e + k >= end) break;", *shape.place("r", "e + k", "at"), f"{widened}(x[base + at]);"]
     text = [
         "const long long o = blockIdx.x;" if block
         else f"const long long o = ((long long)blockIdx.x * 256 + threadIdx.x) / {group};",
@@ -145,7 +142,6 @@ def along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool, ch
         f"{fold.total} total = {fold.start};",
         "#pragma unroll 4",
         f"for (long long e = begin + lane * {lanes}; e < end; e += {group * lanes}) {{",
-        *(f"    {x}" for x in (shape.place("r", "e", "at") if vectors else [])),
         *(f"    {x}" for x in read),
         f"    {fold.part} part = {fold.start};",
         "    #pragma unroll",
