@@ -275,6 +275,11 @@ class ReverseSequence(Move, onnx=True):
     def compute(self, xp, ins, outs, scratch):
         """Row by row."""
         x, y = (xp.swapaxes(a, 0, 1) if self.batch_axis == 1 else a for a in (ins[0], outs[0]))
+        if xp.__name__ != "numpy":  # lengths are on a device
+            ends, at = ins[1].reshape(-1, 1), xp.arange(x.shape[1], dtype=xp.int64)[None]
+            places = xp.where(at < ends, ends - 1 - at, at).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
+            y[...] = xp.take_along_axis(x, places, axis=1)
+            return
         for i, length in enumerate(int(n) for n in ins[1]):
             y[i, :length] = x[i, :length][::-1]
             y[i, length:] = x[i, length:]

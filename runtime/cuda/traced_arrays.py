@@ -6,8 +6,9 @@ slices, transposes and broadcasting are NumPy's own.  Nothing has values: numeri
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -277,10 +278,10 @@ class Traced(NDArrayOperatorsMixin):
             self.recorder.copy(self[key], value)
         elif len(keys) == 1 and _kind(key) == "b" and np.ndim(value) == 0 and key.shape == self.shape:
             self.recorder.copy(self, value, key)
-        elif len(keys) == 1 and not isinstance(key, Traced):
-            for j, k in enumerate(key):
-                one = value if np.ndim(value) < self.ndim or len(value) == 1 else value[j]
-                self.recorder.copy(self[int(k)], one)
+        elif sum(_static(k) for k in keys) == 1 and all(_static(k) or _basic(k) for k in keys) and np.ndim(value) == 0:
+            i = next(i for i, k in enumerate(keys) if _static(k))
+            for piece in _runs(keys[i]):
+                self[(*keys[:i], piece, *keys[i + 1 :])] = value
         elif len(keys) == 1 and key.ndim == 1:
             from .traced_functions import put
 
@@ -357,6 +358,24 @@ class Traced(NDArrayOperatorsMixin):
         from .traced_functions import call_function
 
         return call_function(self.recorder, function, args, kw)
+
+
+def _static(key: Any) -> bool:
+    """Whether it is known which elements a part of a key chooses."""
+    return isinstance(key, (np.ndarray, list, range)) and _kind(key) in "iu" and np.ndim(key) == 1
+
+
+def _basic(key: Any) -> bool:
+    return key is None or key is Ellipsis or isinstance(key, (int, slice, np.integer))
+
+
+def _runs(places: Sequence[int]) -> Iterator[slice]:
+    """Slices of those that follow each other."""
+    at = [int(i) for i in places]
+    ends = [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1 or not at[i]]
+    for first, last in itertools.pairwise([0, *ends, len(at)]):
+        if last > first:
+            yield slice(at[first], at[last - 1] + 1 or None)
 
 
 def _kind(key: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from ...types import dtype_name
 from .traced_arrays import Recorder, Traced
 from .traced_kernels import accumulator
-from .traced_steps import CannotRecord, Iota, MatMul, PlaceOf, Put, Reduction, Scan, Sort, Take, View, parts_of
+from .traced_steps import CannotRecord, Iota, MatMul, PlaceOf, Put, Reduction, Scan, Sort, Sparse, Take, View, parts_of
 from .traced_ufuncs import FUNCTIONS, result
 
 # -- ufuncs -----------------------------------------------------------------------------------------------------------
@@ -60,6 +60,10 @@ def _kind(x: Any) -> Any:
 
 def matmul(r: Recorder, x: Any, y: Any, out: Any = None) -> Any:
     """Products of matrices, or of a vector and one."""
+    if not isinstance(x, Traced) or not isinstance(y, Traced):
+        found = sparse_product(r, x, y, out)
+        if found is not None:
+            return found
     x, y = r.traced(x), r.traced(y)
     a, b = x if x.ndim > 1 else x[None], y if y.ndim > 1 else y[:, None]
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
@@ -75,6 +79,31 @@ def matmul(r: Recorder, x: Any, y: Any, out: Any = None) -> Any:
         r.copy(whole, beside)
     else:
         r.add(MatMul(whole.view_of(), *views))
+    return target
+
+
+def sparse_product(r: Recorder, x: Any, y: Any, out: Any) -> Any:
+    """Products with a known matrix that has few elements in each row (interpolation); None where it is none."""
+    if isinstance(x, Traced):  # from the right: its columns
+        known, other, axis = np.asarray(y).T, x, x.ndim - 1
+    else:
+        known, other, axis = np.asarray(x), y, y.ndim - 2
+    if known.ndim != 2 or other.ndim < 2 or known.dtype != other.dtype or known.shape[0] < 1 or not known.shape[1]:
+        return None
+    terms = max(int(np.count_nonzero(known, axis=1).max()), 1)
+    if 2 * terms >= known.shape[1]:
+        return None
+    index = np.argsort(known == 0, axis=1, kind="stable")[:, :terms].astype(np.int32)
+    weights = np.take_along_axis(known, index, axis=1)
+    shape = tuple(known.shape[0] if i == axis else d for i, d in enumerate(other.shape))
+    target = r.temp(shape, known.dtype) if out is None else _need(out)
+    beside = target
+    if target.dtype != known.dtype or r.hazard(target.view_of(), other.view_of(), aligned=False):
+        beside = r.temp(shape, known.dtype)
+    tables = r.constant(weights).view_of(), r.constant(index).view_of()
+    r.add(Sparse(beside.view_of(), other.view_of(), *tables, axis))
+    if beside is not target:
+        r.copy(target, beside)
     return target
 
 
@@ -112,7 +141,7 @@ def reduction(
         beside = r.temp(short, place.dtype)
     parts = parts_of(x.view_of(), axes, math.prod(short))
     partial = r.temp((math.prod(short), parts), accumulator(fn, kind)) if parts > 1 else None
-    r.add(Reduction(fn, kind, beside.view_of(), x.view_of(), axes, partial and partial.view_of()))
+    r.add(Reduction(fn, kind, beside.view_of(), x.view_of(), axes, None if partial is None else partial.view_of()))
     if beside is not place:
         r.copy(place, beside)
     return target

@@ -327,3 +327,21 @@ def product(dtype: str, out: str) -> Kernel:
     return Kernel(f"step_product_{dtype}_{out}",
                   f"Walk<3> w, {C_TYPES[out]}* out, const {C_TYPES[dtype]}* x, const {C_TYPES[dtype]}* y, "
                   "long long n, long long step_x, long long step_y", body, WALK)  # fmt: skip
+
+
+@functools.cache
+def sparse(dtype: str) -> Kernel:
+    """Sums of a few elements with weights."""
+    t, a = C_TYPES[dtype], COMPUTE[dtype]
+    body = (
+        _THREAD.format(3)
+        + f"""\
+    {a} a = 0;
+    for (long long j = 0; j < terms; j++)
+        a += widen(weights[at[2] + j]) * widen(x[at[1] + index[at[2] + j] * step]);
+    out[at[0]] = narrow<{t}>(a);
+"""
+    )
+    return Kernel(f"step_sparse_{dtype}",
+                  f"Walk<3> w, {t}* out, const {t}* x, const {t}* weights, const int* index, long long terms, "
+                  "long long step", body, WALK)  # fmt: skip

@@ -389,6 +389,32 @@ class MatMul(Step):
                        batch=dims[0] if dims else 1, strides=strides)  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Sparse(Step):
+    """out = Σ weights[i, t] · x at index[i, t], along an axis."""
+
+    out: View
+    x: View
+    weights: View
+    index: View
+    axis: int
+
+    def __post_init__(self) -> None:
+        check_walk(self.out.shape, self._strides())
+
+    def _strides(self) -> list[list[int]]:
+        a, terms = self.axis, self.weights.shape[1]
+        x = [0 if i == a else s for i, s in enumerate(self.x.strides)]
+        return [list(self.out.strides), x, [terms * (i == a) for i in range(len(x))]]
+
+    def calls(self, at: Places) -> list[Call]:
+        """A thread for each result."""
+        k = kernels.sparse(self.out.dtype)
+        walk = _walk(self.out.shape, self._strides())
+        args = at(self.x), at(self.weights), at(self.index), self.weights.shape[1], self.x.strides[self.axis]
+        return _over(k, self.out, walk, at(self.out), *args)
+
+
 def _stored(strides: Sequence[int], rows: int, columns: int) -> tuple[bool, int] | None:
     """Whether a matrix is stored transposed, and its rows' distance as stored; None: neither."""
     down, along = (s if d > 1 else None for s, d in zip(strides, (rows, columns), strict=True))
