@@ -20,6 +20,8 @@ from .errors import MissingExtraError, UsageError
 from .passes import RecomputePlan
 from .passes.planners import plan_of
 from .passes.planners.auto import Auto, frontier_of
+from .runtime.lowering import providers
+from .runtime.places import Place
 from .show_table import human_bytes
 from .steps import Loss, Model, Steps
 
@@ -116,18 +118,21 @@ def max_batch(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
     cost: CostModel | None = None,
+    place: Place | None = None,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
 
     Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
     lowest peak; "auto": the plan with the lowest peak that is found (docs/planning.md) for no more extra
-    time than a forward pass.  `model` and the other arguments as for `estimate`.  UsageError where not even batch 1
+    time than a forward pass.  `place`: where it will run (a device need not be there).  `model` and the other
+    arguments as for `estimate`.  UsageError where not even batch 1
     fits, or the model fixes its batch.
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         cost=cost,
+        compile_options={} if place is None else {"providers": providers(place)},
     )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .cli_values import place
 from .compiler import CompiledStep
 from .data import synthetic_batch
 from .ir import Role
@@ -26,7 +27,7 @@ def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledSt
         result["passed"] = False
     job.say(f"check: forward pass against {forward['against']}: {forward['said']}")
     if step is not plain:
-        steps = step_difference(plain, step, loss, job.args.seed, job.specs)
+        steps = step_difference(plain, step, loss, job.args.seed, job.specs, place(job.args.place))
         result["steps"] = steps
         result["passed"] = result["passed"] and steps["same_bits"]
         said = "the same bits" if steps["same_bits"] else f"largest difference {steps['largest_difference']:.3g}"
@@ -34,15 +35,20 @@ def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledSt
     return result
 
 
-def step_difference(plain: CompiledStep, step: CompiledStep, loss: str, seed: int, specs: Any) -> dict[str, Any]:
-    """Two steps of each variant from the same start: losses and every parameter and state compared bit by bit."""
+def step_difference(
+    plain: CompiledStep, step: CompiledStep, loss: str, seed: int, specs: Any, place: Any = None
+) -> dict[str, Any]:
+    """Two steps of each variant from the same start: losses and every parameter and state compared bit by bit.
+
+    `place`: where they run (None: the processor).
+    """
     from .runtime import Executor
 
     variants = [plain.program.clone(), step.program.clone()]
     feed = synthetic_batch(plain.program, seed, specs)
     losses = []
     for p in variants:
-        executor = Executor()
+        executor = Executor(place)
         losses.append([executor.run(p, feed, [loss])[0] for _ in range(2)])
     pairs = list(zip(losses[0], losses[1], strict=True))
     pairs += [(variants[0].data[n], variants[1].data[n]) for n in variants[0].data]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .cli_values import compile_options, finite, input_shapes, split, zoo_option
+from .cli_values import compile_options, finite, input_shapes, place, split, zoo_option
 from .errors import JobError, RecomputeError, UsageError, nearest
 from .files import replacing
 
@@ -83,6 +83,12 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     what.add_argument("--no-rebuild", action="store_true", help="keep normalised values instead of making them again")
     what.add_argument(
         "--providers", metavar="A,B,...", help="whose kernels run the step, in order of preference (numpy: none's)"
+    )
+    what.add_argument(
+        "--place",
+        default="cpu",
+        metavar="P",
+        help="where it runs: cpu (default), cuda, cuda:N, or emulated (no device)",
     )
     what.add_argument("--init", choices=("he", "glorot"), help="draw the weights anew, seeded")
     what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
@@ -413,7 +419,7 @@ class _Job:
         else:
             batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
         quiet = self.args.quiet
-        executor = Executor()
+        executor = Executor(place(self.args.place))
         with progress_binding(quiet=quiet) as binding:
             executor.session(step.program, [loss], binding)
         with progress_bar(self.args.run, quiet=quiet) as progress:

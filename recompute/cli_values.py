@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .runtime.places import Place
 
 
 def finite(x: Any) -> Any:
@@ -21,7 +24,24 @@ def finite(x: Any) -> Any:
 
 def compile_options(args: argparse.Namespace) -> dict[str, Any]:
     """What of the command line every compilation of the step is told."""
-    return {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers}
+    from .runtime.lowering import providers
+
+    wanted = args.providers
+    if wanted is None and args.place != "cpu":
+        wanted = providers(place(args.place))
+    return {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": wanted}
+
+
+def place(text: str) -> Place:
+    """`cpu`, `cuda`, `cuda:1`, `emulated`.  UsageError for anything else."""
+    from .runtime.places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
+
+    kind, _, number = text.partition(":")
+    if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):
+        return CUDAPlace(int(number or 0))
+    if text not in ("cpu", "emulated"):
+        raise UsageError(f"--place knows cpu, cuda, cuda:N and emulated, not '{text}'")
+    return CPUPlace() if text == "cpu" else EmulatedCUDAPlace()
 
 
 def split(text: str) -> list[str]:
