@@ -128,7 +128,8 @@ class Columns:
             *(f"double count{j}" for j in range(len(self.direct))),
             *self.coordinates.parameters,
         ]
-        before = MEET + (division(wide=self.wide) if self.dims > 2 else "")
+        taken_apart = any(d < last for o in self.operands if not o.full for d in o.dims)
+        before = MEET + (division(wide=self.wide) if self.dims > 2 or taken_apart else "")
         name = name_of("columns", [*self.outputs, *self.sums])
         return Kernel(name, ", ".join(parameters), indented(text), before, self.block)
 
