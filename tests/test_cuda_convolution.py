@@ -11,7 +11,7 @@ from convolution_cases import CASES, KINDS, case, in_form, reference
 import recompute as rc
 from recompute.kernels import accepting
 from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
-from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda import convolution_products, emulator, kernels_convolution
 from recompute.runtime.lowering import providers
 from recompute.testing import Draw, case_block
 from recompute.types import DTYPES
@@ -44,6 +44,20 @@ def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32") -> No
         found = np.moveaxis(found, -1, 1)
     added = EPS["f32" if dtype in ("f16", "bf16") else dtype]
     assert np.all(abs(found.astype(np.float64) - exact) <= ((terms + 3) * added + 2 * EPS[dtype]) * size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pointwise_groups_and_many_images(kind: str, monkeypatch: Any) -> None:
+    cases = {
+        "1x1 groups": ({"group": 2}, (7, 6, 3, 2), (8, 3, 1, 1)),
+        "1x1 one image": ({}, (1, 6, 3, 4), (8, 6, 1, 1)),
+    }
+    monkeypatch.setattr(convolution_products, "ENOUGH", 6)  # three parts
+    kernels_convolution.plan.cache_clear()
+    for name, found in cases.items():
+        monkeypatch.setitem(CASES, name, found)
+        for last in (False, True):
+            check(name, kind, last=last)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Convolved:
-    """One of a convolution's three products, float32.
+    """One of a convolution's three products.
 
     `kind`: "output" (y from x and w), "input" (x's gradient from w and y's) or "weight" (w's from x and y's).
     x is [n, c, spatial...] and y [n, m, spatial...], channels-last where `last`; w is [m, c / group, kernel...].
@@ -63,13 +63,13 @@ _ROLES: dict[type, tuple[str, tuple[int, int, int]]] = {
 }
 
 
-def convolved(op: Operator) -> Convolved | None:
-    """What a convolution operator computes; None where it is none, not in float32, or empty."""
+def convolved(op: Operator, dtypes: Sequence[str] = ("f32",), *, empty: bool = False) -> Convolved | None:
+    """What a convolution operator computes; None where it is none, not in these types, or (unless `empty`) empty."""
     plain = op.op.plain if isinstance(op.op, ChannelsLast) else op.op
     if not isinstance(plain, Convolution) or type(plain) not in _ROLES:
         return None
     types = [None if v is None else v.type for v in (*op.inputs, *op.outputs)]
-    if any(t is not None and (t.dtype != "f32" or not t.size) for t in types):
+    if any(t is not None and (t.dtype not in dtypes or not (t.size or empty)) for t in types):
         return None
     ins, outs = types[: len(op.inputs)], types[len(op.inputs) :]
     last = isinstance(op.op, ChannelsLast)

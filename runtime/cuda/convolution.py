@@ -54,13 +54,13 @@ _WEIGH_DOUBLE = ((Tile(64, 64, 8, 4, 4), 1.0), (Tile(32, 128, 8, 4, 4), 0.9), (T
 
 
 def tile(rows: int, columns: int, groups: int, *, double: bool, weigh: bool = False) -> Tile:
-    """The tile that computes least in vain; a smaller one where there are few."""
+    """The tile that computes least in vain; a smaller one where there are few.  The terms of `weigh` can be cut."""
     choices = (_WEIGH_DOUBLE if double else _WEIGH) if weigh else (_DOUBLE if double else _SINGLE)
 
     def price(choice: tuple[Tile, float]) -> float:
         t, use = choice
         blocks = t.count(rows, columns) * groups
-        return max(blocks, ENOUGH / 4) * t.bm * t.bn / use
+        return (blocks if weigh else max(blocks, ENOUGH / 4)) * t.bm * t.bn / use
 
     return min(choices, key=price)[0]
 
@@ -193,8 +193,8 @@ def gradients(geo: Geometry, dtype: str, *, last: bool) -> Iterator[Gather]:
 def _remainders(w: Window, a: int) -> Iterator[tuple[int, ...]]:
     """(count, base, taps, origin, delta, first tap, step of the taps) of each remainder r along an axis.
 
-    Input i = r + s · q is under tap k of the window at (i + begin - k · d) / s, where that is whole: at q + (r + begin -
-    k · d) / s; the taps of a remainder are s / gcd(s, d) apart.
+    Input i = r + s · q is under tap k of the window at (i + begin - k · d) / s, where that is whole, which is
+    q + (r + begin - k · d) / s; the taps of a remainder are s / gcd(s, d) apart.
     """
     s, d = w.strides[a], w.dilations[a]
     every = s // math.gcd(s, d)

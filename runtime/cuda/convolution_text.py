@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from .convolution import Gather, Three, Tile, Weigh, inside
 from .kernel import C_TYPES, COMPUTE, Kernel
 
 
-def _constants(**values: int | bool) -> str:
+def constants(**values: int | bool) -> str:
     return "    const int " + ", ".join(f"{k} = {int(v)}" for k, v in values.items()) + ";\n"
 
 
-def _strides(size: Three, channels: int, last: bool) -> tuple[int, int, int]:
+def filled(text: str, words: Mapping[str, object]) -> str:
+    """A text with @WORDS replaced."""
+    return re.sub(r"@([A-Z0-9]+)", lambda m: str(words.get(m[1], m[0])), text)
+
+
+def strides(size: Three, channels: int, last: bool) -> tuple[int, int, int]:
     """Elements from one image, channel and position to the next."""
     positions = math.prod(size)
     return (positions * channels, 1, channels) if last else (positions * channels, positions, 1)
 
 
-def _linear(size: Three, names: Sequence[str]) -> str:
+def linear(size: Three, names: Sequence[str]) -> str:
     """The number of a position: of its coordinates, those of axes with several elements."""
     found = "0"
     for n, name in zip(size, names, strict=True):
@@ -141,11 +147,13 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool) -> Kernel
     """
     wide = COMPUTE[g.dtype]
     head = f"    typedef {C_TYPES[g.dtype]} T;\n    typedef {wide} A;\n    typedef {C_TYPES[result]} O;\n"
-    source = _strides(g.source, g.group * g.channels, g.last)
-    target = _strides(g.target, g.group * g.rows, g.last)
+    source = strides(g.source, g.group * g.channels, g.last)
+    target = strides(g.target, g.group * g.rows, g.last)
     taps, mt = math.prod(g.taps), -(-g.rows // t.bm)
-    head += _constants(BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=4 if g.last and t.bm >= 8 * t.tm else 8, G=g.group)
-    head += _constants(M=g.rows, MT=mt, MP=mt * t.bm, C=g.channels, TAPS=taps, STEPS=g.steps(t), Q=g.positions,
+    head += constants(
+        BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=4 if g.last and t.bm >= 8 * t.tm else 8, G=g.group
+    )
+    head += constants(M=g.rows, MT=mt, MP=mt * t.bm, C=g.channels, TAPS=taps, STEPS=g.steps(t), Q=g.positions,
                        LA=-(-t.bk * t.bm // (4 * t.threads)), LB=t.bk * t.bn // t.threads)  # fmt: skip
     head += "    const long long " + ", ".join(
         f"{k}_{n} = {v}"
@@ -163,7 +171,7 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool) -> Kernel
 def _gather_text(g: Gather, t: Tile) -> str:
     text = _GATHER.replace("@Q", _apart("q", g.count, ("q0", "q1", "q2")))
     places = [f"(q{i} * {g.step[i]} + {g.base[i]})" for i in range(3)]
-    text = text.replace("@P", _linear(g.target, places))
+    text = text.replace("@P", linear(g.target, places))
     for i in range(3):
         text = text.replace(f"@S{i}", f"q{i} * {g.scale[i]} + {g.origin[i]}")
     row, column = _COLUMN if g.last else _ROW
@@ -179,7 +187,8 @@ def _gather_load(g: Gather, t: Tile) -> str:
         for i in range(3)
         if i == 0 or not inside(g.source[i], g.count[i], max(g.taps[i], 1), g.scale[i], g.origin[i], g.delta[i])
     ]
-    at = _linear(g.source, ("i0", "i1", "i2"))
+    at = linear(g.source, ("i0", "i1", "i2"))
+    offset = f"({kind})({at}) * SOURCE_POSITION + ({kind})c * SOURCE_CHANNEL"
     row, column = _COLUMN if g.last else _ROW
     place = [
         f"int i{i} = start[{i}][j] + t{i} * {g.delta[i]};" if g.taps[i] > 1 else f"int i{i} = start[{i}][j];"
@@ -189,7 +198,7 @@ def _gather_load(g: Gather, t: Tile) -> str:
     if g.channels % t.bk == 0:  # one tap for all of a step
         common = ["const int t = k0 / C, c0 = k0 % C;", _apart("t", taps, ("t0", "t1", "t2"))]
         own = [f"const int j = {column}, c = c0 + {row};", *place, f"const bool in = {' && '.join(within)};",
-               f"const T* from = x + image[j] + ({kind})({at}) * SOURCE_POSITION + ({kind})c * SOURCE_CHANNEL;"]  # fmt: skip
+               f"const T* from = x + image[j] + {offset};"]  # fmt: skip
         if not g.last:  # and one column for all of a thread's elements
             fixed = [common[0], common[1], *[line.replace(" + i * (TH / BN)", "") for line in own]]
             read = "b[i] = in ? widen(from[i * (TH / BN) * SOURCE_CHANNEL]) : 0;"
@@ -197,7 +206,7 @@ def _gather_load(g: Gather, t: Tile) -> str:
         return _block(common, [*own, "b[i] = in ? widen(*from) : 0;"])
     own = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", _apart("t", taps, ("t0", "t1", "t2")),
            *place, f"const bool in = t < TAPS && {' && '.join(within)};",
-           f"b[i] = in ? widen(x[image[j] + ({kind})({at}) * SOURCE_POSITION + ({kind})c * SOURCE_CHANNEL]) : 0;"]  # fmt: skip
+           f"b[i] = in ? widen(x[image[j] + {offset}]) : 0;"]  # fmt: skip
     return _block([], own)
 
 
@@ -361,12 +370,12 @@ _WEIGH_LOOP = """    for (K step = first - 1; step < end; step++) {
 def weigh(g: Weigh, t: Tile, *, result: str, kind: str) -> Kernel:
     """A Weigh: (x, dy, dw, terms); `result`: the element type of dw, or of its parts; `kind`: what counts terms."""
     wide, taps = COMPUTE[g.dtype], math.prod(g.taps)
-    x = _strides(g.source, g.group * g.channels, g.last)
-    y = _strides(g.count, g.group * g.rows, g.last)
+    x = strides(g.source, g.group * g.channels, g.last)
+    y = strides(g.count, g.group * g.rows, g.last)
     index = _kind(x[0], y[0])
     head = f"    typedef {C_TYPES[g.dtype]} T;\n    typedef {wide} A;\n    typedef {C_TYPES[result]} O;\n"
     head += f"    typedef {kind} K;\n    typedef {index} I;\n"
-    head += _constants(BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=8, G=g.group, M=g.rows,
+    head += constants(BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=8, G=g.group, M=g.rows,
                        N=g.columns, MT=-(-g.rows // t.bm), NT=-(-g.columns // t.bn), C=g.channels, TAPS=taps,
                        Q=g.positions, LA=t.bk * t.bm // t.threads, LB=t.bk * t.bn // t.threads)  # fmt: skip
     head += "    const long long " + ", ".join(
@@ -376,12 +385,12 @@ def weigh(g: Weigh, t: Tile, *, result: str, kind: str) -> Kernel:
     )
     text = _WEIGH_START + _WEIGH_LOOP.replace("@LOAD", _weigh_load(g)).replace("@MULTIPLY", _MULTIPLY.rstrip())
     taps_of: Three = tuple(max(n, 1) for n in g.taps)  # type: ignore[assignment]
-    linear = _linear(g.source, [f"t{i} * {g.delta[i]}" for i in range(3)])
+    ahead = linear(g.source, [f"t{i} * {g.delta[i]}" for i in range(3)])
     rows = _ROW if g.last else _COLUMN
     for word, value in {
         "@C": "n % C" if g.last else "n / TAPS", "@TAP": _apart("t", taps_of, ("t0", "t1", "t2")),
         "@T": "n / C" if g.last else "n % TAPS", "@N": "(n % C * TAPS + n / C)" if g.last else "n",
-        "@D0": str(g.delta[0]), "@D1": str(g.delta[1]), "@D2": str(g.delta[2]), "@D": linear,
+        "@D0": str(g.delta[0]), "@D1": str(g.delta[1]), "@D2": str(g.delta[2]), "@D": ahead,
         "@AROW": rows[0].replace("BN", "BM"), "@ACOLUMN": rows[1].replace("BN", "BM"),
         "@BROW": rows[0], "@BCOLUMN": rows[1],
     }.items():  # fmt: skip
@@ -395,7 +404,7 @@ def _weigh_load(g: Weigh) -> str:
     """Reads the next step's terms: a thread has one term of several rows and columns, or, channels last, one row and
     one column of several terms."""
     pad = " " * 12
-    at = _linear(g.source, ("s0", "s1", "s2"))
+    at = linear(g.source, ("s0", "s1", "s2"))
     term = [
         "const bool there = k < terms;", "const K n = k / Q;", "const int q = (int)(k - n * Q);",
         _apart("q", g.count, ("q0", "q1", "q2")),

@@ -13,6 +13,8 @@ from ...ops.channels_last import FORMS
 from ...ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from ...types import TensorType
 from ..cpu.convolved import Convolved, convolved, operands
+from .convolution_depthwise import depthwise
+from .convolution_products import pointwise
 from .convolution_tiles import GatherPlan, WeighPlan
 from .families import Buffers, Family, family
 from .kernel import Buffer, Call, Fill
@@ -38,6 +40,8 @@ class Plan(Protocol):
 @functools.lru_cache(maxsize=4096)
 def plan(c: Convolved, dtype: str) -> Plan:
     """The way to compute a convolution that is not empty."""
+    if found := depthwise(c, dtype) or pointwise(c, dtype):
+        return found
     return WeighPlan(c, dtype) if c.kind == "weight" else GatherPlan(c, dtype)
 
 
