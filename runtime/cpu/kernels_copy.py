@@ -7,13 +7,12 @@ the output, with strides of any sign, or 0.  The grid is reduced to as few axes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...ops.pad import inner
-from ...ops.scatter import strides
+from ..boxes import Box, boxes, grid
 from .families import ENOUGH, Family, family
 from .jit import kernel
 from .native import Call
@@ -67,22 +66,6 @@ def fill(y, value, begin, end):
         y[j] = value[0]
 
 
-Box = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]
-
-
-def grid(box: Box) -> list[tuple[int, int, int]]:
-    """(size, stride in x, stride in y) of a box's axes, as few as possible; the run is the last."""
-    found: list[tuple[int, int, int]] = []
-    for n, a, b in zip(*box[:3], strict=True):
-        if n == 1:
-            continue
-        if found and found[-1][1] == n * a and found[-1][2] == n * b:
-            found[-1] = (found[-1][0] * n, a, b)
-        else:
-            found.append((n, a, b))
-    return found or [(1, 1, 1)]
-
-
 def padded(values: Sequence[int], fill: int) -> list[int]:
     """Numbers of the axes of a grid, with `fill` for those that it lacks."""
     return [fill] * (AXES - len(values)) + list(values)
@@ -111,57 +94,6 @@ def filling(y: np.ndarray, value: Any) -> Call:
     return fill.call(to, words(np.array([y.dtype.type(value)])), work=-(-to.size // _RUN))
 
 
-def _sliced(taken: Sequence[range], shape: Sequence[int]) -> tuple[list[int], list[int], int]:
-    """Sizes, strides and offset of what a slice takes from a tensor of `shape`."""
-    steps = strides(shape)
-    return (
-        [len(r) for r in taken],
-        [r.step * s for r, s in zip(taken, steps, strict=True)],
-        sum(r.start * s for r, s in zip(taken, steps, strict=True)),
-    )
-
-
-def _boxes(op: Operator) -> Iterator[tuple[int, int, Box]]:
-    """(input, output, box) of all copies."""
-    rule: Any = op.op
-    ins = [v.shape if v is not None else () for v in op.inputs]
-    outs = [v.shape if v is not None else () for v in op.outputs]
-    name, y, to = rule.name, outs[0], strides(outs[0])
-    if name == "Concat":
-        at, axis = 0, rule.axis % len(y)
-        for i, shape in enumerate(ins):
-            yield i, 0, (shape, strides(shape), to, 0, at * to[axis])
-            at += shape[axis]
-        return
-    (x, at_x) = (ins[0], strides(ins[0])) if ins else ((), [])
-    if name == "Split":
-        at, axis = 0, rule.axis % len(x)
-        for i, (n, out) in enumerate(zip(rule.sizes, op.outputs, strict=False)):
-            if out is not None:
-                yield 0, i, (out.shape, at_x, strides(out.shape), at * at_x[axis], 0)
-            at += n
-    elif name == "Slice":
-        sizes, steps, start = _sliced(rule.taken(x), x)
-        yield 0, 0, (sizes, steps, to, start, 0)
-    elif name == "SliceGrad":
-        sizes, steps, start = _sliced(rule.taken(rule.shape), y)
-        yield 0, 0, (sizes, at_x, steps, 0, start)
-    elif name == "Pad":
-        there, here = inner(rule.pads, x)
-        sizes = [s.stop - s.start for s in here]
-        begins = [sum(s.start * d for s, d in zip(at, steps, strict=True)) for at, steps in ((here, at_x), (there, to))]
-        yield 0, 0, (sizes, at_x, to, *begins)
-    elif name == "Expand":
-        more = len(y) - len(x)
-        kept = [0] * more + [0 if n == 1 else s for n, s in zip(x, at_x, strict=True)]
-        yield 0, 0, (y, kept, to, 0, 0)
-    elif name == "Tile":
-        sizes = [n for pair in zip(rule.repeats, x, strict=True) for n in pair]
-        yield 0, 0, (sizes, [s for pair in zip([0] * len(x), at_x, strict=True) for s in pair], strides(sizes), 0, 0)
-    elif name != "Fill":  # Identity, Reshape
-        yield 0, 0, ((math.prod(x),), (1,), (1,), 0, 0)
-
-
 @family("Concat", "Split", "Slice", "SliceGrad", "Pad", "Expand", "Tile", "Identity", "Reshape", "Fill")
 class Copies(Family):
     """Of all element types."""
@@ -173,7 +105,7 @@ class Copies(Family):
             return False
         if op.op.name == "Pad" and op.op.mode != "constant":  # type: ignore[attr-defined]
             return False
-        return all(len(grid(box)) <= AXES + 1 for _, _, box in _boxes(op))
+        return all(len(grid(box)) <= AXES + 1 for _, _, box in boxes(op))
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call for each box; before it, one that fills what no box covers."""
@@ -182,7 +114,7 @@ class Copies(Family):
         if rule.name in ("SliceGrad", "Pad", "Fill"):
             value = 0 if rule.name == "SliceGrad" else rule.value
             calls.append(filling(outs[0], value))
-        for i, o, box in _boxes(op):
+        for i, o, box in boxes(op):
             if math.prod(box[0]):
                 calls.append(copying(words(ins[i]), words(outs[o]), box))
         return calls

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ops.scatter import strides
+from ..boxes import merged
 from .families import ENOUGH, Family, family
 from .jit import Intrinsic, inline, kernel
 from .kernels_copy import AXES, WORDS, copying, padded, words
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
 _TILE = 16
 #: rows and columns of what is turned in registers
 _SQUARE = 16
-
-
-def merged(shape: Sequence[int], perm: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same permutation of as few axes as possible: axes of one element go, those that stay neighbours are one."""
-    kept = [p for p in perm if shape[p] != 1]
-    groups: list[list[int]] = []
-    for p in kept:
-        between = range(groups[-1][-1] + 1, p) if groups else ()
-        if groups and p > groups[-1][-1] and all(shape[i] == 1 for i in between):
-            groups[-1].append(p)
-        else:
-            groups.append([p])
-    order = sorted(range(len(groups)), key=lambda i: groups[i][0])
-    sizes = tuple(math.prod(shape[p] for p in groups[i]) for i in order)
-    return sizes, tuple(order.index(i) for i in range(len(groups)))
 
 
 @inline
