@@ -13,25 +13,26 @@ from test_zoo_training import network
 import recompute as rc
 from recompute.compiler import CompiledStep, compile_step
 from recompute.runtime import EmulatedCUDAPlace
+from recompute.testing import in_float64
 
 #: networks that are small enough for the emulated device
 SMALL = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18", "mobilenet_v2")
 
 
-def step_of(name: str, place: Any, checkpoints: list[str] | None = None) -> tuple[CompiledStep, str, dict[str, Any]]:
+@cache
+def wide(name: str) -> tuple[rc.Program, str, dict[str, Any]]:
+    """The network in float64, where nothing is ill-conditioned."""
     program, loss, feed = network(name)
+    cast = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feed.items()}
+    return in_float64(program), loss, cast
+
+
+def step_of(
+    given: tuple[rc.Program, str, dict[str, Any]], place: Any, checkpoints: list[str] | None = None
+) -> tuple[CompiledStep, str, dict[str, Any]]:
+    program, loss, feed = given
     made = compile_step(program, loss, rc.Momentum(learning_rate=0.01), checkpoints=checkpoints, place=place)
     return made, loss, feed
-
-
-@cache
-def expected(name: str) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Losses and arrays after two steps of the operators' own numerics."""
-    program, loss, feed = network(name)
-    step = compile_step(program, loss, rc.Momentum(learning_rate=0.01), providers=("numpy",)).program
-    executor = rc.Executor(providers=("numpy",))
-    losses = [float(executor.run(step, feed, [loss])[0]) for _ in range(2)]
-    return losses, dict(step.data)
 
 
 def two_steps(step: CompiledStep, loss: str, feed: dict[str, Any], place: Any) -> tuple[list[Any], rc.Program]:
@@ -43,17 +44,23 @@ def two_steps(step: CompiledStep, loss: str, feed: dict[str, Any], place: Any) -
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_step_has_the_processors_numbers_and_recomputation_changes_no_bit(name: str, cuda: Any) -> None:
-    step, loss, feed = step_of(name, cuda)
-    losses, after = two_steps(step, loss, feed, cuda)
-    wanted, arrays = expected(name)
-    np.testing.assert_allclose([float(x) for x in losses], wanted, rtol=2e-5)
+def test_a_step_has_the_processors_numbers(name: str, cuda: Any) -> None:
+    losses, after = two_steps(*step_of(wide(name), cuda), cuda)
+    program, loss, feed = wide(name)
+    step = compile_step(program, loss, rc.Momentum(learning_rate=0.01), providers=("numpy",)).program
+    executor = rc.Executor(providers=("numpy",))
+    wanted = [executor.run(step, feed, [loss])[0] for _ in range(2)]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-10)
     for key, array in after.data.items():
-        scale = max(float(np.abs(arrays[key]).max(initial=0)), 1e-3) if array.dtype.kind == "f" else 1
-        np.testing.assert_allclose(array, arrays[key], rtol=1e-4, atol=2e-4 * scale, err_msg=key)
+        scale = float(np.abs(step.data[key]).max(initial=0))
+        np.testing.assert_allclose(array, step.data[key], rtol=1e-7, atol=1e-8 * scale + 1e-13, err_msg=key)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_recomputation_changes_no_bit(name: str, cuda: Any) -> None:
+    losses, after = two_steps(*step_of(network(name), cuda), cuda)
     proposed = [c for c in rc.models.info(name).checkpoints if c in network(name)[0]]
-    again, loss, feed = step_of(name, cuda, proposed)
-    losses_again, after_again = two_steps(again, loss, feed, cuda)
+    losses_again, after_again = two_steps(*step_of(network(name), cuda, proposed), cuda)
     assert [x.tobytes() for x in losses_again] == [x.tobytes() for x in losses]
     for key, array in after.data.items():
         assert after_again.data[key].tobytes() == array.tobytes(), key
@@ -68,14 +75,13 @@ def test_the_order_of_threads_changes_no_bit(name: str) -> None:
         pytest.skip("the emulated device needs a C++ compiler")
     found = []
     for place in (EmulatedCUDAPlace(), EmulatedCUDAPlace(backwards=True)):
-        step, loss, feed = step_of(name, place)
-        losses, after = two_steps(step, loss, feed, place)
+        losses, after = two_steps(*step_of(network(name), place), place)
         found.append([x.tobytes() for x in losses] + [a.tobytes() for a in after.data.values()])
     assert found[0] == found[1]
 
 
 def test_the_host_sees_and_changes_what_the_device_holds(cuda: Any) -> None:
-    step, loss, feed = step_of("mlp", cuda)
+    step, loss, feed = step_of(network("mlp"), cuda)
     program, executor = step.program, rc.Executor(cuda)
     name = program.parameters[0].name
     before = program.data[name].copy()
