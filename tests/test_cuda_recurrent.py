@@ -1,0 +1,107 @@
+"""Recurrent operators for CUDA, on the emulated device: sizes, optional operands and types that the samples lack."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_cases import Bound, operator
+
+from recompute.kernels import provider
+from recompute.ops.recurrent import GRADIENTS, filled, options
+from recompute.ops.recurrent_gru import GRU
+from recompute.ops.recurrent_lstm import LSTM
+from recompute.ops.recurrent_rnn import RNN
+from recompute.runtime.cuda import emulator
+from recompute.testing import Case, Draw
+from recompute.types import DTYPES, TensorType
+
+pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
+STEPS, BATCH, FEATURES = 5, 4, 3
+OPS = [LSTM, GRU, lambda n, d: GRU(n, d, 1), RNN, lambda n, d: RNN(n, d, "Relu"), lambda n, d: RNN(n, d, "Sigmoid")]
+DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+def inputs(op: Any, optional: set[int], steps: int = STEPS, batch: int = BATCH) -> list[Any]:
+    """Float64; those of the optional ones that are wanted."""
+    draw = Draw(str(op))
+    d, h, g = op.directions, op.hidden_size, op.gates * op.hidden_size
+    shapes = [(steps, batch, FEATURES), (d, g, FEATURES), (d, g, h), (d, 2 * g), None, (d, batch, h), (d, batch, h)]
+    shapes.append((d, 3 * h))
+    found: list[Any] = []
+    for i, shape in enumerate(shapes[: op.arity]):
+        if i > 2 and i not in optional:
+            found.append(None)
+        elif shape is None:
+            found.append(np.array([steps, 1, max(steps - 2, 1), 2, *range(batch)], np.int32)[:batch])
+        else:
+            found.append(draw(f"f64[{','.join(map(str, shape))}]"))
+    return found
+
+
+def computed(op: Any, arrays: list[Any], want: int | None = None) -> list[np.ndarray]:
+    """NumPy's numerics."""
+    types = [None if a is None else TensorType.of(a) for a in arrays]
+    outs = [np.zeros(t.shape, t.numpy) for t in op.infer(*types)[:want]]
+    room = [np.zeros(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
+    op.compute(np, arrays, outs, room)
+    return outs
+
+
+def gradient(op: Any, arrays: list[Any], given: tuple[int, ...]) -> tuple[Any, list[Any]]:
+    """The gradient operator with its inputs; `given`: outputs into which something flows."""
+    outs = computed(op, arrays)
+    draw = Draw("grads")
+    grads = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
+    grads = [g if i in given else None for i, g in enumerate(grads)]
+    return GRADIENTS[op.name](**options(op)), [
+        *filled(arrays, op.arity), outs[0], *outs[op.onnx_outputs :], *grads
+    ]  # fmt: skip
+
+
+def check(op: Any, arrays: list[Any], dtype: str = "f64", want: int | None = None) -> None:
+    """Against float64 on the same numbers, and the same bits with threads the other way round."""
+    eps = {"f64": 2.0**-44, "f32": 2.0**-17, "f16": 2.0**-6, "bf16": 2.0**-3}[dtype]
+    rounded = [a.astype(DTYPES[dtype]) if a is not None and a.dtype == np.float64 else a for a in arrays]
+    exact = computed(op, [a.astype(np.float64) if a is not None and a.dtype != np.int32 else a for a in rounded], want)
+    case = Case(op, tuple(rounded), want=want)
+    applied = operator(case)
+    assert applied.kernel
+    device = emulator.EmulatedDevice()
+    b = Bound(case, applied, provider(applied.kernel), device)
+    found = b.run(0xFF)
+    device.backwards = True
+    for i, (a, again, e) in enumerate(zip(found, b.run(0x55), exact, strict=True)):
+        assert a.tobytes() == again.tobytes(), f"{op}: output {i} depends on the order of threads"
+        assert np.all(abs(a.astype(np.float64) - e) <= eps * (1 + abs(e).max(initial=0))), f"{op}: output {i}"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("make", OPS)
+def test_optional_operands(make: Any, direction: str) -> None:
+    op = make(5, direction)
+    for wanted in ((), (3,), (3, 4), (4, 5), (3, 4, 5, 6, 7), (5, 6), (7,), (4, 7)):
+        arrays = inputs(op, set(wanted))
+        check(op, arrays)
+        check(op, arrays, want=1)
+        for given in ((0,), (1,), tuple(range(op.onnx_outputs))):
+            check(*gradient(op, arrays, given))
+            if len(wanted) == 2:
+                check(*gradient(op, arrays, given), want=1)
+
+
+@pytest.mark.parametrize("make", [LSTM, GRU, lambda n, d: GRU(n, d, 1), RNN])
+def test_types_and_sizes(make: Any) -> None:
+    for dtype, (n, steps, batch) in itertools.product(("f32", "f16", "bf16"), ((40, 1, 3), (33, 4, 9))):
+        op = make(n, "bidirectional")
+        arrays = inputs(op, {3, 4, 5}, steps, batch)
+        arrays[2] *= 0.2
+        check(op, arrays, dtype)
+        check(*gradient(op, arrays, (0, 1)), dtype)
+
+
+def test_many_rows_are_added_in_parts() -> None:
+    op = LSTM(2, "forward")
+    check(*gradient(op, inputs(op, {3, 6, 7}, 6, 70), (0,)))
