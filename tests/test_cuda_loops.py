@@ -11,12 +11,17 @@ import cuda_cases
 import numpy as np
 import pytest
 from cuda_cases import Bound, bound, check, compare
+from test_zoo_training import network
 
+import recompute as rc
+from recompute.compiler import compile_step
 from recompute.element import HALVES, evaluate, formula
 from recompute.op import Op, op_class
 from recompute.ops.loop import Loop, loops
+from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda import emulator, kernels_loops, kernels_reduce, loop_parts
-from recompute.runtime.cuda.kernel import Buffer
+from recompute.runtime.cuda.kernel import Buffer, Launch
+from recompute.runtime.cuda.postpone import postponed
 from recompute.testing import Case, Draw, all_ops, cases
 from recompute.types import DTYPES, TensorType
 
@@ -293,3 +298,50 @@ def test_where_extremes_are() -> None:
         for n in ("ArgMax", "ArgMin") for last in (0, 1) for axis in (0, 1)
         for x in (draw.ints("i32[40,50]", 0, 9), draw.ints("bf16[3,9000]", 0, 30))
     ))  # fmt: skip
+
+
+# -- updates together -------------------------------------------------------------------------------------------------
+
+
+def test_updates_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch they have the bits that they have in launches of their own."""
+    place = EmulatedCUDAPlace()
+    after, names = [], []
+    for large in (1 << 19, 0):
+        monkeypatch.setattr(kernels_loops, "_LARGE", large)
+        program, loss, feed = network("lenet")
+        step = compile_step(program, loss, rc.Adam(learning_rate=0.01), place=place).program.clone()
+        executor = rc.Executor(place)
+        for _ in range(2):
+            executor.run(step, feed, [loss])
+        session = executor.session(step, [loss])
+        names.append([c.kernel.name.split("_")[0] for s in session.steps for c in s.calls if isinstance(c, Launch)])
+        after.append({k: a.tobytes() for k, a in step.data.items()})
+    assert after[0] == after[1]
+    assert names[0].count("many") >= 1
+    assert names[1].count("many") == 0
+    assert len(names[0]) < len(names[1])
+
+
+def test_updates_wait_for_nobody_who_needs_their_buffers() -> None:
+    """Whoever writes what they read, or reads what they write, comes behind them."""
+    draw = Draw()
+    case = Case(op_class("MomentumUpdate")(), (*(draw("f32[40]") for _ in range(3)), np.array(0.5, np.float32)))
+    (launch,) = bound(case, device())[0].calls
+    assert isinstance(launch, Launch)
+    other: Any = dataclasses.replace(launch, part=None)
+
+    def order(*steps: tuple[str, Any, list[int], list[int]]) -> list[str]:
+        used = {n: ([place(i) for i in r], [place(i) for i in w]) for n, _, r, w in steps}
+        found = postponed(((n, (c,)) for n, c, _, _ in steps), lambda n: used[n])  # type: ignore[misc,arg-type,index]
+        return [f"{n}{'' if c else '-'}" for n, c in found]
+
+    def place(i: int) -> Buffer:
+        return Buffer(64 * i, TensorType("f32", (16,)))
+
+    first, second = ("a", launch, [1, 2], [1]), ("b", launch, [3, 4], [3])
+    assert order(first, ("x", other, [6], [7]), second) == ["x", "a-", "b"]
+    assert order(first, ("x", other, [6], [2]), second) == ["a", "x", "b"]
+    assert order(first, ("x", other, [1], [6]), second) == ["a", "x", "b"]
+    assert order(first, ("x", other, [2], [6]), second, ("y", other, [3], [6])) == ["x", "a-", "b", "y"]
+    assert order(first, ("b", launch, [1, 4], [4])) == ["a", "b"]

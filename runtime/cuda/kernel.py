@@ -140,19 +140,26 @@ class Buffer:
 
 #: stands for the address of the device's status, an int that kernels set when they meet what cannot be computed
 STATUS = Buffer(0, TensorType("i32", ()))
-LABEL_OUTSIDE = 1
+LABEL_OUTSIDE, INDEX_OUTSIDE = 1, 2
 #: status → what it means
-TROUBLE = {LABEL_OUTSIDE: "a label is outside of the classes (and is not ignore_index)"}
+TROUBLE = {
+    LABEL_OUTSIDE: "a label is outside of the classes (and is not ignore_index)",
+    INDEX_OUTSIDE: "an index is out of range",
+}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its grid, block (x, y, z) and arguments: buffers (None: no address), numbers, C structures."""
+    """A kernel with its grid, block (x, y, z) and arguments: buffers (None: no address), numbers, C structures.
+
+    `part`: what it is of a launch of many, if that may run in its place (see postpone.py).
+    """
 
     kernel: Kernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     args: tuple[Any, ...]
+    part: Any = None
 
     def parameters(self, status: Buffer) -> tuple[Any, Any]:
         """The arguments as C wants them: an array of addresses, and what must live as long as it does.

@@ -6,6 +6,7 @@ loop_elements.py); sums over all axes but the last take a second one behind it (
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from .families import Buffers, Family, family
 from .kernel import Buffer, Call, Kernel
 from .loop_columns import Columns, across, chunks_of, together
 from .loop_elements import THREADS, Elements, Operand
+from .loop_many import Part, many
 from .loop_parts import MOST_LANES, WIDE, aligned, divisor, lanes
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 #: elements from which on a thread that reads little has two vectors; operands that are little
 _TWICE, _FEW = 1 << 20, 2
+#: elements from which on an update is a launch of its own, right behind what makes the gradient
+_LARGE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +122,11 @@ def _elements(p: Plan, *, vectors: bool) -> Kernel:
 
 
 @functools.lru_cache(maxsize=1 << 12)
+def _many(p: Plan, aliases: tuple[int, ...]) -> Kernel:
+    return many(Elements(1, p.operands, p.roots, p.lanes(vectors=True), True), aliases)
+
+
+@functools.lru_cache(maxsize=1 << 12)
 def _columns(p: Plan, *, vectors: bool) -> Kernel:
     count, width = len(p.full), p.lanes(vectors=vectors)
     direct = () if p.chunks[1] > 1 else p.results
@@ -154,7 +163,19 @@ class Loops(Family):
         if not p.size:
             return []
         work = -(-p.size // (p.lanes(vectors=vectors) * p.twice))
-        return [_elements(p, vectors=vectors)(work, *given, *full, p.size, *p.divisors(), block=THREADS)]
+        launch = _elements(p, vectors=vectors)(work, *given, *full, p.size, *p.divisors(), block=THREADS)
+        part = _part(op, p, given, full) if vectors and op.op.updates and p.size < _LARGE else None
+        return [launch if part is None else dataclasses.replace(launch, part=part)]
+
+
+def _part(op: Operator, p: Plan, given: list[Buffer], full: list[Buffer]) -> Part | None:
+    """The update as one of many, where each output is in the buffer of an operand that is read."""
+    aliases = [next((j for j, r in enumerate(p.reads) if r == i), -1) for i in op.op.updates[: len(full)]]
+    if len(p.sizes) > 1 or any(j < 0 or given[j].address != b.address for j, b in zip(aliases, full, strict=True)):
+        return None
+    scalars = tuple(b for b, o in zip(given, p.operands, strict=True) if o.scalar)
+    arrays = tuple(b for b, o in zip(given, p.operands, strict=True) if o.full)
+    return Part(_many(p, tuple(aliases)), scalars, arrays, THREADS * p.lanes(vectors=True))
 
 
 def _bind_sums(

@@ -57,28 +57,44 @@ class Elements:
         """Of an element."""
         return Coordinates(self.dims)
 
-    def kernel(self) -> Kernel:
-        """Parameters: operands, outputs, the number of elements, divisors."""
+    def kernel(
+        self,
+        prefix: str = "loop",
+        parameters: Sequence[str] = (),
+        head: Sequence[str] = (),
+        block: str = "(long long)blockIdx.x",
+        before: str = "",
+    ) -> Kernel:
+        """Parameters: operands, outputs, the number of elements, divisors.
+
+        Others may stand in their place, with statements (`head`) that make x0, ..., y0, ... and n, and the number of
+        the block among those of one array.
+        """
         roots, once = hoisted(
             self.outputs, [frozenset([0] if o.full else o.dims) for o in self.operands], len(self.operands), frozenset()
         )
         inputs = [f"i{j}" for j in range(len(self.operands))]
         first, names = code(once, inputs, "s")
         text = [
+            *head,
             *(f"const {COMPUTE[o.dtype]} i{j} = widen(x{j}[0]);" for j, o in enumerate(self.operands) if o.scalar),
-            f"const long long start = ((long long)blockIdx.x * {THREADS * self.ahead} + threadIdx.x) * {self.lanes};",
+            f"const long long start = ({block} * {THREADS * self.ahead} + threadIdx.x) * {self.lanes};",
             *self.read(),
             *(_by_one_thread(first, once, names) if _long(once) else first),
             *self.work(roots, [*inputs, *([f"once{j}" for j in range(len(once))] if _long(once) else names)]),
         ]
-        parameters = [
+        taken = ", ".join(parameters or self.parameters())
+        before = VECTORS + (division(wide=self.wide) if self.dims > 1 else "") + before
+        return Kernel(name_of(prefix, self.outputs), taken, indented(text), before, THREADS)
+
+    def parameters(self) -> list[str]:
+        """As `kernel` says."""
+        return [
             *(f"const {C_TYPES[o.dtype]}* x{j}" for j, o in enumerate(self.operands)),
             *(f"{C_TYPES[x.dtype]}* y{j}" for j, x in enumerate(self.outputs)),
             "long long n",
             *self.coordinates.parameters,
         ]
-        before = VECTORS + (division(wide=self.wide) if self.dims > 1 else "")
-        return Kernel(name_of("loop", self.outputs), ", ".join(parameters), indented(text), before, THREADS)
 
     def read(self) -> list[str]:
         """Vectors of the full operands: all that this thread will need."""

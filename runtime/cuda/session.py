@@ -24,6 +24,7 @@ from ...program import Arrays
 from ...text import show_operator
 from ..binding import already_there, contents
 from .kernel import TROUBLE, Buffer, Call, Launch, OnHost
+from .postpone import postponed
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class CudaSession:
         self._memory: list[Any] = []
         self._place(device)
         wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
-        calls = [(op, self._calls(op)) for op in wanted]
+        calls = postponed(((op, self._calls(op)) for op in wanted), self._used)
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
         self._segments: list[Callable[[], None]] | None = None
@@ -134,6 +135,10 @@ class CudaSession:
         if op.kernel:
             return tuple(provider(op.kernel).bind(op, ins, outs, scratch))
         return (OnHost(op.op, tuple(ins), tuple(outs), tuple(v.type for v in op.scratch)),)
+
+    def _used(self, op: Operator) -> tuple[list[Buffer], list[Buffer]]:
+        """What an operator reads, and what it writes."""
+        return [self.arrays[v.name] for v in op.reads()], [self.arrays[v.name] for v in (*op.writes(), *op.scratch)]
 
     def _buffer(self, v: Value | None) -> Any:
         return None if v is None else self.arrays[v.name]
