@@ -44,7 +44,7 @@ def compiled(request: pytest.FixtureRequest) -> None:
     wanted = {
         (i.callspec.params["name"], i.callspec.params["family"])
         for i in request.session.items
-        if hasattr(i, "callspec") and i.module is request.module and "name" in i.callspec.params
+        if hasattr(i, "callspec") and getattr(i, "module", None) is request.module and "name" in i.callspec.params
     }
     found = (b for n, f in wanted for _, runs in bound(n, FAMILIES[f]) for b in runs)
     device().compile(sorted({k for b in found for k in b.kernels}, key=lambda k: (k.name, k.digest)))

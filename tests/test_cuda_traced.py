@@ -217,4 +217,4 @@ def test_more_than_two_billion_elements_are_launched() -> None:
     from recompute.runtime.cuda.kernel import Buffer
 
     (call,) = TRACED.bind(op, [Buffer(1 << 20, t)], [Buffer(1 << 40, t)], [])
-    assert call.grid[0] * call.block[0] >= t.size and call.args[0][0] == t.size  # type: ignore[union-attr]
+    assert call.grid[0] * call.block[0] >= t.size and call.args[0][0] == t.size

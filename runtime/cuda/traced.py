@@ -16,7 +16,7 @@ import numpy as np
 from ...types import TensorType
 from .families import Buffers, Family
 from .kernel import Buffer, Call
-from .traced_arrays import Recorder, Traced
+from .traced_arrays import Recorder
 from .traced_functions import Module
 from .traced_steps import Step, View
 
@@ -58,7 +58,7 @@ def _record(op: Operator) -> Recording:
     beside = {("out", i): {("in", j) for j in op.op.overwrites(i)} for i in range(len(op.outputs)) if i not in count}
     r = Recorder(beside)
 
-    def arrays(kind: str, ts: Sequence[TensorType | None]) -> list[Traced | None]:
+    def arrays(kind: str, ts: Sequence[TensorType | None]) -> list[Any]:
         return [None if t is None else r.array((kind, i), t) for i, t in enumerate(ts)]
 
     ins, outs, scratch = arrays("in", types[0]), arrays("out", types[1]), arrays("scratch", workspace)
@@ -66,7 +66,7 @@ def _record(op: Operator) -> Recording:
         outs[i] = ins[op.op.updates[i]]
     try:
         with np.errstate(all="ignore"):
-            op.op.compute(Module(r), ins, outs, scratch)  # type: ignore[arg-type]
+            op.op.compute(Module(r), ins, outs, scratch)
     except Exception as e:  # whatever NumPy or the numerics raise where an array has no values
         return Recording(why=f"{type(e).__name__}: {e}")
     return Recording(tuple(r.steps), tuple(workspace), tuple(r.temps))

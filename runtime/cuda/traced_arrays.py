@@ -270,7 +270,7 @@ class Traced(NDArrayOperatorsMixin):
     def _gathered(self, keys: tuple[Any, ...]) -> Traced:
         if len(keys) != 1 or _kind(keys[0]) == "b":
             raise CannotRecord("elements are chosen by arrays")
-        return np.take(self, keys[0], axis=0)  # type: ignore[call-overload,no-any-return]
+        return np.take(self, keys[0], axis=0)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         keys = key if isinstance(key, tuple) else (key,)

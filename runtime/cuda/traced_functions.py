@@ -21,21 +21,21 @@ _REDUCED = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"
             "logical_and": "all"}  # fmt: skip
 
 
-def call_ufunc(r: Recorder, ufunc: Any, method: str, inputs: Sequence[Any], kw: dict[str, Any]) -> Any:
+def call_ufunc(r: Recorder, ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any]) -> Any:
     """A ufunc's call, or one of its methods."""
     out = kw.pop("out", None)
     out = out[0] if isinstance(out, tuple) else out
     name = ufunc.__name__
     if method == "reduce" and name in _REDUCED:
-        return reduction(r, _REDUCED[name], *inputs, out=out, **{"axis": 0, **kw})
+        return reduction(r, _REDUCED[name], inputs[0], out=out, **{"axis": 0, **kw})
     if method == "accumulate" and name in ("add", "multiply"):
-        return scan(r, "cumsum" if name == "add" else "cumprod", *inputs, out=out, **{"axis": 0, **kw})
+        return scan(r, "cumsum" if name == "add" else "cumprod", inputs[0], out=out, **{"axis": 0, **kw})
     if method == "at" and name in ("add", "multiply", "maximum", "minimum"):
-        return put(*inputs, fn=name)
+        return put(inputs[0], inputs[1], inputs[2], name)
     if method != "__call__":
         raise CannotRecord(f"{name}.{method}")
     if name == "matmul":
-        return matmul(r, *inputs, out=out)
+        return matmul(r, inputs[0], inputs[1], out)
     if name not in FUNCTIONS:
         raise CannotRecord(name)
     mask, dtype = kw.get("where", True), kw.get("dtype")
@@ -150,7 +150,8 @@ def reduction(
 def mean(r: Recorder, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Traced:
     """A sum, divided."""
     found = reduction(r, "sum", x, axis, dtype or (None if x.dtype.kind == "f" else np.float64), out, keepdims)
-    return np.divide(found, x.size // max(found.size, 1), out=found, casting="unsafe")  # type: ignore[return-value]
+    r.map("divide", dtype_name(found.dtype), found, (found, x.size // max(found.size, 1)))
+    return found
 
 
 def place_of(r: Recorder, fn: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Traced:
@@ -180,7 +181,7 @@ def scan(r: Recorder, fn: str, x: Any, axis: Any = None, dtype: Any = None, out:
     r.add(Scan(fn, place.view_of(), x.view_of(), at))
     if place is not out:
         r.copy(out, place)
-    return out  # type: ignore[no-any-return]
+    return _need(out)
 
 
 def argsort(r: Recorder, x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Traced:
@@ -395,7 +396,7 @@ class Module:
 
     def empty(self, shape: Any, dtype: Any = np.float64) -> Traced:
         """As NumPy's."""
-        return self._r.temp((shape,) if isinstance(shape, (int, np.integer)) else shape, np.dtype(dtype))
+        return self._r.temp((int(shape),) if isinstance(shape, (int, np.integer)) else shape, np.dtype(dtype))
 
     def arange(self, *args: Any, dtype: Any = None) -> Traced:
         """As NumPy's."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...element import FLOAT_UFUNCS, UFUNCS, Expr, absolute, cast, constant, equal, function, maximum, minimum, where
-from ...types import FLOATS, dtype_name
+from ...types import DTYPES, FLOATS, dtype_name
 
 _LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
 
@@ -63,19 +63,13 @@ def _shift(name: str) -> Callable[[Expr, Expr], Expr]:
     """0 where all bits go (right: the sign's bit stays)."""
 
     def shift(a: Expr, by: Expr) -> Expr:
-        bits = 8 * np.dtype(_numpy(a.dtype)).itemsize
+        bits = 8 * DTYPES[a.dtype].itemsize
         fits = by < bits
         if name == "shr" and a.dtype[0] == "i":
             return function(name)(a, where(fits, by, bits - 1))
         return where(fits, function(name)(a, where(fits, by, 0)), 0)
 
     return shift
-
-
-def _numpy(name: str) -> Any:
-    from ...types import DTYPES
-
-    return DTYPES[name]
 
 
 def _same(x: Expr) -> Expr:
@@ -91,9 +85,8 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "log1p": function("log1p"), "trunc": function("trunc"), "tan": function("tan"), "arcsin": function("asin"),
     "arccos": function("acos"), "arctan": function("atan"), "sinh": function("sinh"), "cosh": function("cosh"),
     "arcsinh": function("asinh"), "arccosh": function("acosh"), "arctanh": function("atanh"),
-    "log2": function("log2"), "exp2": function("exp2"), "cbrt": function("cbrt"), "fmax": None, "fmin": None,
+    "log2": function("log2"), "exp2": function("exp2"), "cbrt": function("cbrt"),
 }  # fmt: skip
-FUNCTIONS = {n: f for n, f in FUNCTIONS.items() if f is not None}
 
 
 def element(name: str, kind: str, args: Sequence[Expr], out: str) -> Expr:
