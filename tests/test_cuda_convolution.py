@@ -6,17 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from convolution_cases import CASES, KINDS, case, in_form, reference
+from convolution_cases import CASES, KINDS, applied, case, in_form, reference
 
 import recompute as rc
 from recompute.kernels import accepting
 from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
-from recompute.runtime.cuda import convolution_products, emulator, kernels_convolution
+from recompute.runtime.cpu.convolved import convolved
+from recompute.runtime.cuda import convolution_columns, convolution_products, emulator, kernels_convolution
 from recompute.runtime.lowering import providers
 from recompute.testing import Draw, case_block
 from recompute.types import DTYPES
 
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
+columns_plans = (convolution_columns.ColumnsPlan, convolution_columns.ColumnsWeighPlan)
 EPS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
 
 
@@ -65,3 +67,34 @@ def test_pointwise_groups_and_many_images(kind: str, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("name", list(CASES))
 def test_convolutions(name: str, kind: str, last: bool) -> None:
     check(name, kind, last=last)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", ["3x3", "3x3 odd stride", "1x1 stride", "groups", "three axes", "big step", "depthwise"]
+)
+def test_halves(name: str, kind: str, last: bool) -> None:
+    check(name, kind, last=last, dtype="f16")
+    check(name, kind, last=last, dtype="bf16")
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["output bias", "input", "weight"])
+def test_halves_one_image_at_a_time(kind: str, last: bool, monkeypatch: Any) -> None:
+    cases = {
+        "stride": ({"pads": (1, 1, 1, 1), "strides": (2, 2)}, (3, 32, 8, 16), (32, 32, 3, 3)),
+        "even": ({"pads": (1, 1, 1, 1)}, (3, 64, 4, 6), (48, 32, 3, 3)),
+    }
+    cases["even"][0]["group"] = 2
+    monkeypatch.setattr(convolution_columns, "_SOME", 1)
+    kernels_convolution.plan.cache_clear()
+    for name, found in cases.items():
+        monkeypatch.setitem(CASES, name, found)
+        op, arrays = case(name, kind)
+        op, arrays = in_form(op, arrays) if last else (op, arrays)
+        known = convolved(applied(op, arrays))
+        assert known is not None
+        assert isinstance(kernels_convolution.plan(known, "bf16"), columns_plans)
+        check(name, kind, last=last, dtype="bf16")
+    kernels_convolution.plan.cache_clear()

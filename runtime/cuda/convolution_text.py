@@ -39,7 +39,7 @@ def linear(size: Three, names: Sequence[str]) -> str:
     return found
 
 
-def _apart(what: str, count: Three, names: Sequence[str], kind: str = "int") -> str:
+def apart(what: str, count: Three, names: Sequence[str], kind: str = "int") -> str:
     """Declares the coordinates of position number `what`."""
     a, b, c = count
     return (
@@ -169,7 +169,7 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool) -> Kernel
 
 
 def _gather_text(g: Gather, t: Tile) -> str:
-    text = _GATHER.replace("@Q", _apart("q", g.count, ("q0", "q1", "q2")))
+    text = _GATHER.replace("@Q", apart("q", g.count, ("q0", "q1", "q2")))
     places = [f"(q{i} * {g.step[i]} + {g.base[i]})" for i in range(3)]
     text = text.replace("@P", linear(g.target, places))
     for i in range(3):
@@ -196,7 +196,7 @@ def _gather_load(g: Gather, t: Tile) -> str:
     ]
     taps: Three = tuple(max(n, 1) for n in g.taps)  # type: ignore[assignment]
     if g.channels % t.bk == 0:  # one tap for all of a step
-        common = ["const int t = k0 / C, c0 = k0 % C;", _apart("t", taps, ("t0", "t1", "t2"))]
+        common = ["const int t = k0 / C, c0 = k0 % C;", apart("t", taps, ("t0", "t1", "t2"))]
         own = [f"const int j = {column}, c = c0 + {row};", *place, f"const bool in = {' && '.join(within)};",
                f"const T* from = x + image[j] + {offset};"]  # fmt: skip
         if not g.last:  # and one column for all of a thread's elements
@@ -204,7 +204,7 @@ def _gather_load(g: Gather, t: Tile) -> str:
             read = "b[i] = in ? widen(from[i * (TH / BN) * SOURCE_CHANNEL]) : 0;"
             return _block(fixed, [read])
         return _block(common, [*own, "b[i] = in ? widen(*from) : 0;"])
-    own = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", _apart("t", taps, ("t0", "t1", "t2")),
+    own = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", apart("t", taps, ("t0", "t1", "t2")),
            *place, f"const bool in = t < TAPS && {' && '.join(within)};",
            f"b[i] = in ? widen(x[image[j] + {offset}]) : 0;"]  # fmt: skip
     return _block([], own)
@@ -265,7 +265,7 @@ _SINGLE_LAST = """            #pragma unroll
 
 
 @functools.cache
-def packing(dtype: str) -> Kernel:
+def packing(dtype: str, result: str) -> Kernel:
     """Weights as a Gather reads them, [group, (tap, channel), rows], zeros behind the last term and row.
 
     Of w, `per_group`, `per_row` and `per_channel` elements are from one to the next; taps are `start + t0 · s0 + ...`.
@@ -277,9 +277,10 @@ def packing(dtype: str) -> Kernel:
     long long k = i / padded;
     int group = (int)(k / steps), t = (int)(k % steps) / channels, c = (int)(k % steps) % channels;
     int tap = start + t / (n1 * n2) * s0 + t / n2 % n1 * s1 + t % n2 * s2;
-    y[i] = m < rows && t < taps ? (A)widen(w[group * per_group + m * per_row + c * per_channel + tap]) : 0;"""
+    A v = m < rows && t < taps ? (A)widen(w[group * per_group + m * per_row + c * per_channel + tap]) : 0;
+    y[i] = narrow<{C_TYPES[result]}>(v);"""
     parameters = (
-        f"const {C_TYPES[dtype]}* w, {COMPUTE[dtype]}* y, long long size, int padded, int steps, int rows, "
+        f"const {C_TYPES[dtype]}* w, {C_TYPES[result]}* y, long long size, int padded, int steps, int rows, "
         "int channels, int taps, int n1, int n2, int start, int s0, int s1, int s2, long long per_group, "
         "long long per_row, long long per_channel"
     )
@@ -388,7 +389,7 @@ def weigh(g: Weigh, t: Tile, *, result: str, kind: str) -> Kernel:
     ahead = linear(g.source, [f"t{i} * {g.delta[i]}" for i in range(3)])
     rows = _ROW if g.last else _COLUMN
     for word, value in {
-        "@C": "n % C" if g.last else "n / TAPS", "@TAP": _apart("t", taps_of, ("t0", "t1", "t2")),
+        "@C": "n % C" if g.last else "n / TAPS", "@TAP": apart("t", taps_of, ("t0", "t1", "t2")),
         "@T": "n / C" if g.last else "n % TAPS", "@N": "(n % C * TAPS + n / C)" if g.last else "n",
         "@D0": str(g.delta[0]), "@D1": str(g.delta[1]), "@D2": str(g.delta[2]), "@D": ahead,
         "@AROW": rows[0].replace("BN", "BM"), "@ACOLUMN": rows[1].replace("BN", "BM"),
@@ -407,7 +408,7 @@ def _weigh_load(g: Weigh) -> str:
     at = linear(g.source, ("s0", "s1", "s2"))
     term = [
         "const bool there = k < terms;", "const K n = k / Q;", "const int q = (int)(k - n * Q);",
-        _apart("q", g.count, ("q0", "q1", "q2")),
+        apart("q", g.count, ("q0", "q1", "q2")),
         *(f"const int s{i} = q{i} * {g.scale[i]} + {g.origin[i]};" for i in range(3)),
         f"const T* from = x + n * X_IMAGE + (long long)group * C * X_CHANNEL + (I)({at}) * X_POSITION;",
         "const T* dyk = dy + n * Y_IMAGE + (long long)group * M * Y_CHANNEL + (I)q * Y_POSITION;",

@@ -59,7 +59,8 @@ class GatherPlan:
             packed = scratch[0].at(at, (g.packed(t),))
             at += packed.size
             if packed.size:
-                calls.append(self._pack(g, t, w, packed))
+                padded = -(-g.rows // t.bm) * t.bm
+                calls.append(pack(g, self.c.kind, w, packed, g.steps(t) * t.bk, padded))
             calls.append(self._run(g, t, packed, source, out if self.parts == 1 else scratch[1], bias))
         if self.parts > 1:
             inner = 1 if self.c.last else math.prod(out.shape[2:])
@@ -67,20 +68,6 @@ class GatherPlan:
             kernel = text.adding(self.dtype, bias is not None)
             calls.append(kernel(self.size, scratch[1], out, self.size, self.parts, *extra))
         return calls
-
-    def _pack(self, g: Gather, t: Tile, w: Buffer, packed: Buffer) -> Call:
-        kernel = math.prod(g.kernel)
-        rows = g.channels * kernel, kernel  # from one output channel, and one input channel, to the next
-        per_row, per_channel = rows if self.c.kind == "output" else (g.rows * kernel, kernel)[::-1]
-        per_group = w.size // g.group
-        area = g.kernel[1] * g.kernel[2], g.kernel[2], 1
-        start = sum(f * a for f, a in zip(g.first, area, strict=True))
-        steps = (e * a for e, a in zip(g.every, area, strict=True))
-        padded = -(-g.rows // t.bm) * t.bm
-        return text.packing(self.dtype)(
-            packed.size, w, packed, packed.size, padded, g.steps(t) * t.bk, g.rows, g.channels, math.prod(g.taps),
-            g.taps[1], g.taps[2], start, *steps, per_group, per_row, per_channel,
-        )  # fmt: skip
 
     def _run(self, g: Gather, t: Tile, packed: Buffer, source: Buffer, out: Buffer, bias: Buffer | None) -> Call:
         columns = self._columns(g)
@@ -91,6 +78,20 @@ class GatherPlan:
         kernel = text.gather(g, t, result=out.dtype, bias=bias is not None and not parts, pack=pack)
         grid = (t.count(g.rows, columns) * g.group, self.parts)
         return kernel.blocks(*grid, args=(packed, source, out, columns, self.size, None if parts else bias))
+
+
+def pack(g: Gather, kind: str, w: Buffer, packed: Buffer, terms: int, rows: int) -> Call:
+    """The weights of a Gather as [group, terms, rows], with zeros behind its own."""
+    kernel = math.prod(g.kernel)
+    # elements from one row, and one channel, to the next
+    per_row, per_channel = (g.channels * kernel, kernel) if kind == "output" else (kernel, g.rows * kernel)
+    area = g.kernel[1] * g.kernel[2], g.kernel[2], 1
+    start = sum(f * a for f, a in zip(g.first, area, strict=True))
+    steps = (e * a for e, a in zip(g.every, area, strict=True))
+    return text.packing(w.dtype, packed.dtype)(
+        packed.size, w, packed, packed.size, rows, terms, g.rows, g.channels, math.prod(g.taps), g.taps[1], g.taps[2],
+        start, *steps, w.size // g.group, per_row, per_channel,
+    )  # fmt: skip
 
 
 class WeighPlan:

@@ -13,6 +13,7 @@ from ...ops.channels_last import FORMS
 from ...ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from ...types import TensorType
 from ..cpu.convolved import Convolved, convolved, operands
+from .convolution_columns import by_columns
 from .convolution_depthwise import depthwise
 from .convolution_products import pointwise
 from .convolution_tiles import GatherPlan, WeighPlan
@@ -40,7 +41,7 @@ class Plan(Protocol):
 @functools.lru_cache(maxsize=4096)
 def plan(c: Convolved, dtype: str) -> Plan:
     """The way to compute a convolution that is not empty."""
-    if found := depthwise(c, dtype) or pointwise(c, dtype):
+    if found := depthwise(c, dtype) or pointwise(c, dtype) or by_columns(c, dtype):
         return found
     return WeighPlan(c, dtype) if c.kind == "weight" else GatherPlan(c, dtype)
 
