@@ -40,7 +40,7 @@ def numbers(kind: str, *shape: int, seed: int = 0) -> np.ndarray:
     return (drawn % 251 if kind == "u8" else drawn / 64).astype(t.numpy)
 
 
-def run(op: Op, *inputs: np.ndarray | None, want: int | None = None, units: float = 64) -> list[cuda_cases.Bound]:
+def run(op: Op, *inputs: np.ndarray | None, want: int | None = None, units: float | None = None) -> list[cuda_cases.Bound]:
     """Checks an operator by a family of its own; its bindings."""
     case = Case(op, inputs, want)
     assert family_of(cuda_cases.operator(case)) is not TRACED

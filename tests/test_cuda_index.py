@@ -1,0 +1,118 @@
+"""CUDA kernels that take, add up and put by number, on the emulated device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cuda_moves import device, launched, numbers, run
+
+from recompute.ops.index import Gather, GatherGrad
+from recompute.ops.scatter import (
+    GatherElements,
+    GatherElementsGrad,
+    GatherND,
+    GatherNDGrad,
+    ScatterElements,
+    ScatterND,
+)
+from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda.kernel import INDEX_OUTSIDE
+from recompute.types import TensorType
+
+pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+
+
+def floats(kind: str, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(TensorType(kind, shape).numpy)
+
+
+def indices(size: int, *shape: int, seed: int = 0, kind: Any = np.int64) -> np.ndarray:
+    """Some of them count from the end."""
+    return np.random.default_rng(seed).integers(-size, size, shape).astype(kind)
+
+
+@pytest.mark.parametrize("kind", ["u8", "f16", "f32", "f64"])
+def test_gather(kind: str) -> None:
+    run(Gather(), numbers(kind, 50, 96), indices(50, 7, 9))
+    run(Gather(), numbers(kind, 50, 33), indices(50, 40, kind=np.int32))
+    run(Gather(1), numbers(kind, 3, 20, 12), indices(20, 31))
+    run(Gather(-1), numbers(kind, 30, 20), indices(20, 4))
+
+
+#: rows of the table, columns, tokens: one pass of the sort and more, runs over many chunks, odd rows, several tiles
+TABLES = {
+    "vocabulary": (3000, 48, 700),
+    "types": (2, 20, 2100),
+    "positions": (300, 64, 1200),
+    "one": (1, 7, 300),
+    "huge": (70_000, 4, 90),
+    "odd": (40, 9, 1500),
+    "few": (40, 130, 5),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "f64"])
+def test_gather_gradient(name: str, kind: str) -> None:
+    size, columns, tokens = TABLES[name]
+    if kind in ("f16", "f64") and name not in ("types", "vocabulary", "odd"):
+        pytest.skip("enough of these")
+    run(GatherGrad((size, columns)), indices(size, tokens), floats(kind, tokens, columns), units=64)
+
+
+def test_gather_gradient_along_other_axes() -> None:
+    run(GatherGrad((3, 20, 12), 1), indices(20, 100, kind=np.int32), floats("f32", 3, 100, 12), units=64)
+    run(GatherGrad((3, 20, 5), 1), indices(20, 10, 7), floats("f32", 3, 10, 7, 5), units=64)
+    run(GatherGrad((90, 4), 1), indices(4, 70), floats("f32", 90, 70), units=64)
+
+
+def test_tokens_that_are_all_alike() -> None:
+    found = run(GatherGrad((5, 32)), np.full(2000, 3), floats("f32", 2000, 32), units=64)
+    names = ["Fill", "row_numbers_i64_1", "digit_counts", "placed_by_digit_first", "chunk_sums_f32_4"]
+    assert launched(found) == [*names, "joined_sums_f32"]
+    once = np.arange(0, 640, 2)
+    run(GatherGrad((640, 8)), once[::-1].copy(), floats("f32", 320, 8), units=64)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_elements(axis: int) -> None:
+    shape = (9, 20, 11)
+    taken = tuple(35 if i == axis else n - i for i, n in enumerate(shape))
+    at = indices(shape[axis], *taken, kind=np.int32 if axis else np.int64)
+    run(GatherElements(axis), floats("f32", *shape), at)
+    run(GatherElementsGrad(shape, axis), at, floats("f32", *taken), units=64)
+    for how in ("none", "add", "mul", "max", "min"):
+        run(ScatterElements(axis, how), floats("f32", *shape), at, floats("f32", *taken, seed=1))
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_coordinates(batch: int) -> None:
+    shape = (6, 9, 5, 12)
+    low = indices(5, 6, 70, 2) if batch else indices(6, 7, 60, 2)
+    run(GatherND(batch), floats("f32", *shape), low)
+    rows = shape[batch + 2 :]
+    run(GatherNDGrad(shape, batch), low, floats("f32", *low.shape[:2], *rows), units=64)
+    if not batch:
+        for how in ("none", "add", "mul", "max", "min"):
+            run(ScatterND(how), floats("f32", *shape), low, floats("f32", *low.shape[:2], *rows, seed=1))
+        run(ScatterND("add"), np.arange(12), np.array([[3], [3], [-1]]), np.array([5, 6, 7]))
+        run(ScatterND(), numbers("u8", 30, 5), indices(30, 40, 1), numbers("u8", 40, 5, seed=1))
+
+
+@pytest.mark.parametrize("index", [6, -7])
+def test_an_index_out_of_range_is_reported(index: int) -> None:
+    import cuda_cases
+
+    from recompute.testing import Case
+
+    at = np.array([0, index, 2])
+    x, dy = floats("f32", 6, 4), floats("f32", 3, 4)
+    for op, inputs in ((Gather(), (x, at)), (GatherGrad((6, 4)), (at, dy)), (GatherND(), (x, at[:, None]))):
+        alone = cuda_cases.bound(Case(op, inputs), device())[0]
+        found = alone.run(0x55)[0]
+        status = device().status
+        assert int(device().download(status)) == INDEX_OUTSIDE
+        device().upload(status, np.zeros((), np.int32))
+        assert np.isfinite(found).all()
