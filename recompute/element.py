@@ -251,7 +251,7 @@ def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] |
         return found
     wide = _element(op, tuple("f32" if t in HALVES else t for t in dtypes))
     assert wide is not None, f"{op.name} has an element for halves only"
-    inputs = [t and cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
+    inputs = [None if t is None else cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
     made = iter(substitute([x for x in wide if x is not None], inputs))
     return tuple(None if x is None else cast(next(made), x.dtype) for x in found)
 

@@ -260,10 +260,12 @@ def test_reductions(name: str) -> None:
     draw = Draw(name)
     cls = op_class(name)
     product = name == "ReduceProd"
-    for dtype in ("f32", "bf16") if name in ("ReduceSum", "ReduceMax", "ReduceLogSumExp") else ("f32",):
+    every = name in ("ReduceSum", "ReduceMax", "ReduceLogSumExp")
+    shapes = SHAPES if every else SHAPES[::3]
+    for dtype in ("f32", "bf16") if every else ("f32",):
         near = (0.999, 1.001) if product else (0.5, 1.5)
         checked(*(
-            Case(cls(axes=axes, keepdims=0), (draw(f"{dtype}[{s}]", *near),)) for s, axes in SHAPES
+            Case(cls(axes=axes, keepdims=0), (draw(f"{dtype}[{s}]", *near),)) for s, axes in shapes
         ), units=2000 if product else 64)  # fmt: skip
 
 

@@ -203,9 +203,6 @@ def plan_of(op: Operator) -> Plan:
     return plan(x.type, (normal_axis(op.op.attributes().get("axis", 0), x.ndim, op.op),))
 
 
-_along, _down, _rest = (functools.lru_cache(maxsize=1 << 10)(f) for f in (along, down, rest))
-
-
 def _pass(p: Plan, fold: Fold, x: Buffer, best: Buffer | None, out: Buffer, parts: Buffer | None) -> list[Call]:
     """One reduction."""
     found = [] if best is None else [best]
@@ -214,18 +211,18 @@ def _pass(p: Plan, fold: Fold, x: Buffer, best: Buffer | None, out: Buffer, part
     fits = aligned([x.address])
     if p.inner:
         vectors = fits and p.reduced[-1][0] % p.width == 0
-        kernel = _along(fold, p.shape, p.group, p.width, vectors=vectors, chunked=chunked)
+        kernel = along(fold, p.shape, p.group, p.width, vectors=vectors, chunked=chunked)
         blocks = p.outputs if p.group > 32 else _up(p.outputs * p.group, 256)
     else:
         width = min(p.width, 8) if fits and p.kept else 1
         while p.kept and p.kept[-1][0] % width:
             width //= 2
         across = 256 if p.lines == 1 else min(32, power(_up(p.outputs, width)))
-        kernel = _down(fold, p.shape, across, p.lines, width, chunked=chunked)
+        kernel = down(fold, p.shape, across, p.lines, width, chunked=chunked)
         blocks = _up(p.outputs, across * width)
     calls: list[Call] = [kernel.blocks(blocks, p.chunks, args=arguments)]
     if parts is not None:
-        last, wide = _rest(fold, p.chunks, p.outputs)
+        last, wide = rest(fold, p.chunks, p.outputs)
         args = [parts, *found, out, p.chunks, p.outputs, float(p.count)]
         calls.append(last.blocks(_up(p.outputs, wide), args=args))
     return calls

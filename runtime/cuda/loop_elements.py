@@ -137,7 +137,8 @@ class Elements:
         """Statements for the vector at e."""
         given = list(inputs)
         partial = [(j, o) for j, o in enumerate(self.operands) if not o.full and not o.scalar]
-        outer, inner = [], []
+        outer: list[str] = []
+        inner: list[str] = []
         places = self.coordinates.lines(
             "e" if self.inside else "min((Index)e + k, (Index)n - 1)", [o.dims for _, o in partial]
         )

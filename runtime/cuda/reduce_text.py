@@ -7,6 +7,7 @@ and types alone, whether or not they can be read as vectors.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,6 +118,7 @@ def _written(fold: Fold, *, chunked: bool, o: str, t: str) -> list[str]:
     return [f"const {fold.total} t = {t};", fold.result(o)]
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool, chunked: bool) -> Kernel:
     """`group` threads (up to 32, or all 256 of a block) for an output, whose elements are neighbours.
 
@@ -124,13 +126,6 @@ def along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool, ch
     divided, strides and sizes.
     """
     block = group > 32
-    widened = f"const {COMPUTE[fold.x]} v = widen"
-    if vectors:
-        read = [*shape.place("r", "e", "at"), f"const auto p = *(const {pack(fold.x, lanes)}*)(x + base + at);"]
-        element = [f"{widened}(p.of[k]);"]
-    else:
-        read = []
-        element = ["if (e + k >= end) break;", *shape.place("r", "e + k", "at"), f"{widened}(x[base + at]);"]
     text = [
         "const long long o = blockIdx.x;" if block
         else f"const long long o = ((long long)blockIdx.x * 256 + threadIdx.x) / {group};",
@@ -140,18 +135,7 @@ def along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool, ch
         *shape.place("k", "there ? o : 0", "base"),
         *([fold.found("there ? o : 0")] if fold.best else []),
         f"{fold.total} total = {fold.start};",
-        "#pragma unroll 4",
-        f"for (long long e = begin + lane * {lanes}; e < end; e += {group * lanes}) {{",
-        *(f"    {x}" for x in read),
-        f"    {fold.part} part = {fold.start};",
-        "    #pragma unroll",
-        f"    for (int k = 0; k < {lanes}; k++) {{",
-        *(f"        {x}" for x in element),
-        "        const long long r = e + k;",
-        f"        part = {fold.f}()(part, ({fold.part})({fold.value}));",
-        "    }",
-        f"    total = {fold.f}()(total, ({fold.total})part);",
-        "}",
+        *_walk_along(fold, shape, group, lanes, vectors=vectors),
     ]  # fmt: skip
     if block:
         text.append(f"total = block_reduce(total, {fold.f}());")
@@ -164,12 +148,36 @@ def along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool, ch
     return _kernel(fold, shape, "rows", text, chunked, 256)
 
 
+def _walk_along(fold: Fold, shape: Shape, group: int, lanes: int, *, vectors: bool) -> list[str]:
+    widened = f"const {COMPUTE[fold.x]} v = widen"
+    if vectors:
+        read = [*shape.place("r", "e", "at"), f"const auto p = *(const {pack(fold.x, lanes)}*)(x + base + at);"]
+        element = [f"{widened}(p.of[k]);"]
+    else:
+        read = []
+        element = ["if (e + k >= end) break;", *shape.place("r", "e + k", "at"), f"{widened}(x[base + at]);"]
+    return [
+        "#pragma unroll 4",
+        f"for (long long e = begin + lane * {lanes}; e < end; e += {group * lanes}) {{",
+        *(f"    {x}" for x in read),
+        f"    {fold.part} part = {fold.start};",
+        "    #pragma unroll",
+        f"    for (int k = 0; k < {lanes}; k++) {{",
+        *(f"        {x}" for x in element),
+        "        const long long r = e + k;",
+        f"        part = {fold.f}()(part, ({fold.part})({fold.value}));",
+        "    }",
+        f"    total = {fold.f}()(total, ({fold.total})part);",
+        "}",
+    ]
+
+
+@functools.lru_cache(maxsize=1 << 10)
 def down(fold: Fold, shape: Shape, across: int, lines: int, lanes: int, *, chunked: bool) -> Kernel:
     """A block for `across` vectors of outputs that are neighbours, with `lines` threads for each of them.
 
     Parameters as above.
     """
-    kind = pack(fold.x, lanes)
     text = [
         f"const int lane = threadIdx.x % {across}, line = threadIdx.x / {across};",
         f"const long long o = ((long long)blockIdx.x * {across} + lane) * {lanes};",
@@ -178,6 +186,26 @@ def down(fold: Fold, shape: Shape, across: int, lines: int, lanes: int, *, chunk
         *shape.place("k", "there ? o : 0", "base"),
         f"{fold.total} total[{lanes}];",
         f"for (int k = 0; k < {lanes}; k++) total[k] = {fold.start};",
+        *_walk_down(fold, shape, lines, lanes),
+    ]
+    if lines > 1:
+        text += [
+            f"__shared__ {fold.total} tree[{across * lines * lanes}];",
+            f"meet<{across}, {lines}>(total, tree, {fold.f}());",
+        ]
+    text += [
+        "if (line == 0 && there)",
+        f"    for (int k = 0; k < {lanes}; k++) {{",
+        *([f"        {fold.found('o + k')}"] if fold.best and not chunked else []),
+        *(f"        {x}" for x in _written(fold, chunked=chunked, o="o + k", t="total[k]")),
+        "    }",
+    ]
+    return _kernel(fold, shape, "columns", text, chunked, across * lines)
+
+
+def _walk_down(fold: Fold, shape: Shape, lines: int, lanes: int) -> list[str]:
+    kind = pack(fold.x, lanes)
+    return [
         f"for (long long first = begin + line; first < end; first += {ROWS * lines}) {{",
         f"    {kind} ahead[{ROWS}];",
         "    #pragma unroll",
@@ -200,21 +228,9 @@ def down(fold: Fold, shape: Shape, across: int, lines: int, lanes: int, *, chunk
         "    }",
         "}",
     ]
-    if lines > 1:
-        text += [
-            f"__shared__ {fold.total} tree[{across * lines * lanes}];",
-            f"meet<{across}, {lines}>(total, tree, {fold.f}());",
-        ]
-    text += [
-        "if (line == 0 && there)",
-        f"    for (int k = 0; k < {lanes}; k++) {{",
-        *([f"        {fold.found('o + k')}"] if fold.best and not chunked else []),
-        *(f"        {x}" for x in _written(fold, chunked=chunked, o="o + k", t="total[k]")),
-        "    }",
-    ]
-    return _kernel(fold, shape, "columns", text, chunked, across * lines)
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def rest(fold: Fold, chunks: int, outputs: int) -> tuple[Kernel, int]:
     """What the chunks [chunks, outputs] make together, and how many outputs a block has.
 
