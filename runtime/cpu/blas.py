@@ -283,8 +283,8 @@ def _switch() -> str:
 def _tiles_ir(single: bool, bits: int, status: bool) -> str:
     """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into.
 
-    (gemm, A, B, C, tiles, k, n, rows of A and of B in memory, flags of A and B, alpha, beta, bias, steps of its rows
-    and columns, cell for a status); `single`: float32; `bits` and `status`: see Routine.
+    (gemm, A, B, C, tiles, k, n, elements from row to row of A and of B, flags of A and B, alpha, beta, bias, steps of
+    its rows and columns, cell for a status); `single`: float32; `bits` and `status`: see Routine.
     """
     f, real = Code(), "float" if single else "double"
     gemm, a, b, c, tiles = (f.word("%args", i, "ptr") for i in range(5))

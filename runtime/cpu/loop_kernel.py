@@ -204,17 +204,12 @@ class _Kernel(_Writer):
             self.code.set(self.index[d], "i64", self.code.rem(row, self.sizes[d]))
             row = self.code.div(row, self.sizes[d])
 
-    def advance(self) -> None:
-        """The outer indices of the next row."""
-        code, done = self.code, self.code.fresh("next")
-        for d in reversed(range(self.nest.outer)):
-            over = self.wrapped(self.index[d], self.sizes[d])
-            if d:
-                carry = code.fresh("carry")
-                code.line(f"br i1 {over}, label %{carry}, label %{done}")
-                code.label(carry)
-        code.line(f"br label %{done}")
-        code.label(done)
+    def advance(self, last: int) -> None:
+        """The outer indices of the next row, `last` and those before it."""
+        over = self.wrapped(self.index[last], self.sizes[last])
+        if last:
+            with self.code.when(over):
+                self.advance(last - 1)
 
     def wrapped(self, variable: str, size: str) -> str:
         """Counts a variable on, from `size` back to 0; whether it is 0 again."""
@@ -235,7 +230,7 @@ class _Kernel(_Writer):
             over = self.wrapped(block, self.pieces)
             if self.nest.outer:
                 with code.when(over):
-                    self.advance()
+                    self.advance(self.nest.outer - 1)
 
     def row(self, start: str, length: str) -> None:
         """The elements of the current row from column `start` on."""
@@ -261,13 +256,13 @@ class _Kernel(_Writer):
                 totals.append(code.at(self.partial, code.add(code.mul(number, self.size), start), "double"))
             for total in totals:
                 with code.loop(0, length) as j:
-                    code.line(f"store double 0.0, ptr {code.at(total, j, 'double')}")
+                    code.set(code.at(total, j, "double"), "double", "0.0")
             with code.loop(first, last, ROWS) as block:
                 for s, x in enumerate(nest.sums):
                     code.zero(self.into[s], (PANEL + nest.lanes) * width(x.dtype))
                 with code.loop(block, code.smaller(code.add(block, ROWS), last)):
                     self.row(start, length)
-                    self.advance()
+                    self.advance(nest.outer - 1)
                 self.fold(totals, length)
 
     def fold(self, totals: Sequence[str], length: str) -> None:
@@ -294,7 +289,7 @@ class _Kernel(_Writer):
                 offset = self.offset(pattern)
                 offsets[pattern] = start if offset == "0" else code.add(offset, start)
             bases[i] = self.at(i, offsets[pattern])
-        head, body, tail, masked, done = (code.fresh(n) for n in ("head", "body", "tail", "masked", "done"))
+        head, body, tail = (code.fresh(n) for n in ("head", "body", "tail"))
         column = code.variable("i64", "0")
         code.line(f"br label %{head}")
         code.label(head)
@@ -308,12 +303,8 @@ class _Kernel(_Writer):
         code.line(f"br label %{head}")
         code.label(tail)
         rest = code.sub(length, j)
-        some = code.let(f"icmp sgt i64 {rest}, 0")
-        code.line(f"br i1 {some}, label %{masked}, label %{done}")
-        code.label(masked)
-        self.elements(bases, j, self.mask(rest))
-        code.line(f"br label %{done}")
-        code.label(done)
+        with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
+            self.elements(bases, j, self.mask(rest))
 
     def elements(self, bases: dict[int, str], j: str, mask: str | None) -> None:
         """One register of each operand: everything is read before anything is written."""
