@@ -90,7 +90,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
         x = types[0]
         floats = ("f32", "f64", *HALVES) if device else ("f32", "f64")
         return x is not None and x.size >= least and x.dtype in floats and is_column_sum(op.op, x)
-    if op.views() or any(t is None or t.shape != outs[0].shape for t in outs):
+    if op.views() or any((t is None and not device) or (t and t.shape != outs[0].shape) for t in outs):
         return False
     if outs[0].size < (min(least, 1) if op.op.updates else least):  # updates: the same code for all parameters
         return False
