@@ -186,5 +186,7 @@ def texts(ops: Iterable[Operator], family: Any = None) -> list[Kernel]:
             continue
         parts = [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
         handed = [[t and Buffer(1 << 20, t) for t in part] for part in (*parts, runs.scratch(op))]
-        found.update({c.kernel.digest: c.kernel for c in runs.bind(op, *handed) if isinstance(c, Launch)})
+        launches = [c for c in runs.bind(op, *handed) if isinstance(c, Launch)]
+        kernels = [k for c in launches for k in (c.kernel, *([c.part.kernel] if c.part else []))]
+        found.update({k.digest: k for k in kernels})
     return list(found.values())

@@ -92,6 +92,8 @@ class Plan:
             found = min(found, MOST_LANES // 2)
             while self.columns % found:
                 found //= 2
+        elif len(self.sizes) > 1 and found > 4 and self.columns % found and self.columns % 4 == 0:
+            found = 4  # vectors of half the length that stay within the innermost dimension
         return found
 
     def divisors(self) -> list[Any]:
