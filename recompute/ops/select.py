@@ -34,6 +34,10 @@ class Trilu(Move):
         """A copy, then the zeros row by row."""
         y = outs[0]
         y[...] = ins[0]
+        if xp.__name__ != "numpy":  # few large steps
+            right = xp.arange(y.shape[-1])[None] - xp.arange(y.shape[-2])[:, None]
+            xp.copyto(y, 0, where=right < self.k if self.upper else right > self.k)
+            return
         for i in range(y.shape[-2]):
             first = max(i + self.k + (0 if self.upper else 1), 0)
             zeros = y[..., i, :first] if self.upper else y[..., i, first:]
