@@ -12,7 +12,7 @@ from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Loweri
 from ..passes.layouts import turned, turned_operator
 from ..types import TensorType
 from . import cpu, cuda
-from .places import CUDAPlace, Place
+from .places import CUDAPlace, EmulatedCUDAPlace, Place
 
 #: the operators' own numerics, as a provider's name
 OWN = "numpy"
@@ -22,7 +22,8 @@ def providers(place: Place | None = None) -> tuple[str, ...]:
     """The providers that there are for a place (None: this machine's processor), the most preferred first."""
     kinds = cuda if isinstance(place, CUDAPlace) else cpu
     kinds.register_all()
-    return tuple(name for name in kinds.MODULES if name in PROVIDERS)
+    absent = ("cudnn",) if isinstance(place, EmulatedCUDAPlace) else ()  # the emulator runs no library
+    return tuple(name for name in kinds.MODULES if name in PROVIDERS and name not in absent)
 
 
 def lowering(names: Sequence[str] | None = None, place: Place | None = None) -> Lowering:
