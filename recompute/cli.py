@@ -426,7 +426,7 @@ class _Job:
         quiet = self.args.quiet
         executor = Executor(place(self.args.place))
         with progress_binding(quiet=quiet) as binding:
-            executor.session(step.program, [loss], binding)
+            session = executor.session(step.program, [loss], binding)
         with progress_bar(self.args.run, quiet=quiet) as progress:
             losses, seconds, measured = train(step, loss, batches, self.args.run, progress, executor)
         predicted = step.figures.peak_bytes
@@ -436,7 +436,12 @@ class _Job:
             "step_seconds": seconds,
             "measured_peak_bytes": measured,
             "predicted_peak_bytes": predicted,
+            "place": self.args.place,
+            "on_host": [op.op.name for op in session.on_host],
         }
+        if session.on_host:
+            names = ", ".join(sorted({op.op.name for op in session.on_host}))
+            self.say(f"{len(session.on_host)} operators run on the host, outside of the device's graph: {names}")
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
                  f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step, peak {measured:,} bytes ({same})")  # fmt: skip

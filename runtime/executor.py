@@ -151,6 +151,9 @@ class Session:
         names = {v.name for v in self.block.persistent()}
         return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
 
+    #: operators that run elsewhere than the step does: none
+    on_host: tuple[Operator, ...] = ()
+
     def holds(self, program: Program) -> bool:
         """Whether a program's arrays are those that are bound here."""
         persistent = (*self.block.parameters, *self.block.buffers, *self.block.state)
