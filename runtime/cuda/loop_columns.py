@@ -15,7 +15,7 @@ from ..loop_plan import hoisted
 from .expressions import code, stored
 from .kernel import C_TYPES, COMPUTE, Kernel
 from .loop_elements import Operand
-from .loop_parts import Coordinates, division, indented, name_of, pack
+from .loop_parts import STORE, Coordinates, division, indented, name_of, pack
 
 #: rows that are added in the element type; loops of more full operands than `_AHEAD` do not read them all at once
 ROWS, _AHEAD = 4, 3
@@ -129,7 +129,9 @@ class Columns:
             *self.coordinates.parameters,
         ]
         taken_apart = any(d < last for o in self.operands if not o.full for d in o.dims)
-        before = MEET + (division(wide=self.wide) if self.dims > 2 or taken_apart else "")
+        before = (
+            (STORE if self.outputs else "") + MEET + (division(wide=self.wide) if self.dims > 2 or taken_apart else "")
+        )
         name = name_of("columns", [*self.outputs, *self.sums])
         return Kernel(name, ", ".join(parameters), indented(text), before, self.block)
 
@@ -227,7 +229,7 @@ class Columns:
               for j, (x, n) in enumerate(zip(self.outputs, names[:count], strict=True))),
             *(f"    part{j}[k] += {n};" for j, n in enumerate(names[count:])),
             "}",
-            *(f"*({pack(x.dtype, self.lanes)}*)(y{j} + row * columns + c) = r{j};" for j, x in enumerate(self.outputs)),
+            *(f"store(y{j} + row * columns + c, r{j});" for j in range(count)),
         ]  # fmt: skip
 
     def tail(self) -> list[str]:

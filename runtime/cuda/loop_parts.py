@@ -17,7 +17,24 @@ VECTOR_BYTES, MOST_LANES = 16, 16
 #: elements from which on indices and sizes take 64 bits
 WIDE = 1 << 31
 
-VECTORS = """
+STORE = """
+// small elements as four words: the compiler would write them in pairs
+template <class T, int N> DEVICE void store(T* p, const Pack<T, N>& x)
+{
+#ifndef EMULATED
+    if constexpr (sizeof(T) < 4 && sizeof(T) * N == 16) {
+        unsigned w[4];
+        memcpy(w, &x, 16);
+        asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};"
+                     :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+    } else
+#endif
+        *(Pack<T, N>*)p = x;
+}
+"""
+VECTORS = (
+    STORE
+    + """
 // elements e ... e + N - 1 of n
 template <class T, int N> DEVICE Pack<T, N> fetch(const T* p, long long e, long long n)
 {
@@ -32,12 +49,13 @@ template <class T, int N> DEVICE Pack<T, N> fetch(const T* p, long long e, long 
 template <class T, int N> DEVICE void put(T* p, const Pack<T, N>& x, long long e, long long n)
 {
     if (e + N <= n)
-        *(Pack<T, N>*)(p + e) = x;
+        store(p + e, x);
     else
         for (int k = 0; k < N; k++)
             if (e + k < n) p[e + k] = x.of[k];
 }
 """
+)
 
 _SMALL = """
 // n / d for n < 2^31, by a product (Granlund and Montgomery 1994)
