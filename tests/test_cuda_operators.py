@@ -8,9 +8,13 @@ from typing import Any
 import cuda_cases
 import pytest
 
+from recompute.ops.optimizer_norm import GlobalNorm
+from recompute.ops.products import LinearScan
+from recompute.ops.resize import Resize, ResizeGrad
 from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda.families import family_of
 from recompute.runtime.cuda.traced import TRACED
-from recompute.testing import all_ops, cases
+from recompute.testing import Case, Draw, all_ops, cases
 
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
 
@@ -58,6 +62,31 @@ def test_operator(name: str, family: str, compiled: None) -> None:
         pytest.skip("the host runs it")
     for case, bindings in runs:
         cuda_cases.check(case, bindings)
+
+
+def larger() -> list[Case]:
+    """Several blocks of threads, tables of several launches, halves."""
+    draw, small, large = Draw("larger"), (2, 3, 40, 30), (2, 3, 130, 200)
+    up, down = Resize(shape=large, mode="linear"), Resize(shape=small, mode="cubic", antialias=1)
+    x, y = (",".join(map(str, s)) for s in (small, large))
+    return [
+        draw.case(up, draw(f"f32[{x}]")),
+        draw.case(down, draw(f"f16[{y}]")),
+        draw.case(Resize(shape=large), draw.ints(f"i64[{x}]", 0, 99)),
+        draw.case(ResizeGrad(shape=small, mode="linear"), draw(f"f32[{y}]")),
+        draw.case(ResizeGrad(shape=small, mode="nearest"), draw(f"bf16[{y}]")),
+        draw.case(GlobalNorm(), draw("f32[300,70]"), draw("f16[9000]"), draw("f32[8192]")),
+        draw.case(LinearScan(axis=1), draw("f32[3,50,41]"), draw("f32[3,50,41]")),
+        draw.case(LinearScan(axis=0, reverse=1), draw("f16[60,7]"), draw("f16[60,7]")),
+    ]
+
+
+@pytest.mark.parametrize("i", range(8))
+def test_larger(i: int) -> None:
+    case = larger()[i]
+    runs = cuda_cases.bound(case, device())
+    assert runs and family_of(runs[0].op) is not TRACED
+    cuda_cases.check(case, runs)
 
 
 def test_on_host() -> None:
