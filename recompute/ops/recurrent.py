@@ -75,6 +75,7 @@ def clear(xp: Any, target: Any, active: Any) -> None:
 class Recurrent(Op, abstract=True):
     """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
 
+    autocast = "low"
     hidden_size: int
     direction: str
     #: gates computed from x and h

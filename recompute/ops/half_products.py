@@ -1,0 +1,79 @@
+"""Matrix products of float16 and bfloat16 matrices: tile by tile in float32, rounded once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..types import TensorType
+
+#: rows and columns of a tile of the result; elements of a tile up to which several matrices are multiplied at a time
+_SIDE, _STACK = 256, 1 << 15
+
+#: what may be done to a tile of the result, its rows and its columns, before it is rounded
+Finish = Callable[[Any, slice, slice], None]
+
+
+@dataclass(frozen=True)
+class HalfProduct:
+    """a [..., m, k] · b [..., k, n] with batch dimensions that broadcast (shapes of at least two dimensions)."""
+
+    batch: tuple[int, ...]
+    m: int
+    k: int
+    n: int
+
+    @staticmethod
+    def of(a: Sequence[int], b: Sequence[int]) -> HalfProduct:
+        """From the shapes of the factors."""
+        return HalfProduct(np.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2])), a[-2], a[-1], b[-1])
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of a tile of the result."""
+        m, n = min(self.m, _SIDE), min(self.n, _SIDE)
+        largest = max(m * self.k, self.k * n, m * n, 1)
+        return max(min(self.batch[-1] if self.batch else 1, _STACK // largest), 1), m, n
+
+    def scratch(self) -> tuple[TensorType, ...]:
+        """Tiles of a, b and the result."""
+        s, m, n = self.tile
+        return tuple(TensorType("f32", (s * size,)) for size in (m * self.k, self.k * n, m * n))
+
+    def run(self, xp: Any, a: Any, b: Any, out: Any, scratch: Sequence[Any], finish: Finish | None = None) -> None:
+        """out = a · b, each tile through `finish`."""
+        batch = self.batch or (1,)
+        a, b = (xp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (a, b))
+        out = out.reshape(*batch, self.m, self.n)
+        s, m, n = self.tile
+        for outer in itertools.product(*(range(d) for d in batch[:-1])):
+            for at in _slices(batch[-1], s):
+                for columns in _slices(self.n, n):
+                    right = _copied(scratch[1], b[outer][at, :, columns])
+                    for rows in _slices(self.m, m):
+                        left = _copied(scratch[0], a[outer][at, rows])
+                        result = _part(scratch[2], (left.shape[0], left.shape[1], right.shape[2]))
+                        xp.matmul(left, right, out=result)
+                        if finish is not None:
+                            finish(result, rows, columns)
+                        out[outer][at, rows, columns] = result
+
+
+def _slices(size: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, size)) for i in range(0, size, step)]
+
+
+def _part(buffer: Any, shape: tuple[int, ...]) -> Any:
+    return buffer[: math.prod(shape)].reshape(shape)
+
+
+def _copied(buffer: Any, source: Any) -> Any:
+    """The source in float32, in the start of a buffer."""
+    part = _part(buffer, source.shape)
+    part[...] = source
+    return part
