@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, Device, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
 from .passes import RecomputePlan, cleaned, memory_report, plan_memory
@@ -84,6 +84,7 @@ def compile_step(
     rebuild: bool = True,
     providers: Sequence[str] | None = None,
     cost: CostModel | None = None,
+    precision: str | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
@@ -93,11 +94,14 @@ def compile_step(
     operators may change places to need less memory.  `rebuild`: whether normalised values that gradients read are made
     again from what is kept anyway (see passes/rebuild.py).  `providers`: whose kernels run it, in order of preference
     (None: all that this machine has; `("numpy",)`: the operators' own numerics).  `cost`: what times are estimated by
-    (this CPU's roofline).
+    (this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer
+    says).
     """
+    from .amp import with_precision
     from .optimizers import RecomputeOptimizer
 
     wanted = request(budget, strategy, strategy_options, plan)
+    optimizer = with_precision(optimizer, precision)
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
         if wanted is not None or checkpoints is not None:
             raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
@@ -106,7 +110,7 @@ def compile_step(
         if wanted is not None:
             raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
         optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
-    cost = cost or this_cpu()
+    cost = at_precision(cost or this_cpu(), precision)
     with without_gc():
         step, stages = _made(program, loss, optimizer, fetch)
         planned = saved = None
@@ -153,11 +157,20 @@ def plain_fitting(
     schedule: bool = True,
     rebuild: bool = True,
     providers: Sequence[str] | None = None,
+    precision: str | None = None,
 ) -> Fitting:
     """The plain step of a program, for planners."""
+    from .amp import with_precision
+
+    optimizer, cost = with_precision(optimizer, precision), at_precision(cost, precision)
     with without_gc():
         block = _made(program, loss, optimizer, ())[0].block
         return fitting_of(block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
+
+
+def at_precision(cost: CostModel, precision: str | None) -> CostModel:
+    """The cost model for a precision: a device with TF32 units multiplies float32 with them."""
+    return cost.with_tf32() if precision == "tf32" and isinstance(cost, Device) else cost
 
 
 def batch_of(program: Program) -> int | None:
