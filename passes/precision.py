@@ -73,8 +73,13 @@ class _Casting:
         #: values that have another type now than the program says
         self.changed: dict[str, Value] = {}
         self.constants = {c.value.name: c for c in block.constants}
-        #: values that take the type of whatever they are combined with: parameters, and constants that fit
+        #: values that take the type of the activations that they are combined with: parameters, and constants that fit
         self.weak = {v.name for v in block.parameters} | {n for n, c in self.constants.items() if _fits(c, low)}
+        #: values worked out from constants and integers alone (masks); weak too where the low type has float32's range
+        self.plain = {v.name for v in (*block.inputs, *block.buffers) if not v.type.is_float} | self.constants.keys()
+        if low == "bf16":
+            self.plain.update(v.name for v in block.buffers)
+            self.weak |= self.plain
 
     def run(self) -> Block:
         """The block with other operators, and constants in the low type."""
@@ -144,12 +149,16 @@ class _Casting:
             return
         if v.dtype != was:
             self.changed[v.name] = v
-        floats = [x.name for x in op.reads() if x.type.is_float]
         if isinstance(op.op, Cast):
             source = self.given(op, 0)
             if (source.dtype, v.dtype) == (self.low, "f32"):
                 self.sources[v.name] = source
-        if op.op.moves_data and floats and self.weak.issuperset(floats):
+        read = [x.name for x in op.reads()]
+        if self.plain.issuperset(read) and not op.op.random:
+            self.plain.add(v.name)
+            if self.low == "bf16":
+                self.weak.add(v.name)
+        if op.op.moves_data and read and all(n in self.weak or n in self.constants for n in read):
             self.weak.add(v.name)
 
     def cast(self, v: Value, kind: str) -> Value:

@@ -18,7 +18,7 @@ from .norm_kernels import wide
 from .window import Window, compact, full, output_size, window_attributes
 
 #: elements of halves that are converted at a time
-_HALVES = 1 << 18
+_HALVES = 1 << 16
 
 
 class Convolution(Op, abstract=True):
