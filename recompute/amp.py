@@ -213,9 +213,12 @@ def decorate(
     incr_ratio: float = 2.0,
     decr_ratio: float = 0.5,
     use_dynamic_loss_scaling: bool = True,
+    custom_black_varnames: Sequence[str] = (),
     dtype: str = "float16",
 ) -> MixedPrecision:
     """`MixedPrecision` by Paddle's names (`paddle.static.amp.decorate`); `dtype`: "float16" or "bfloat16".
+
+    `custom_black_varnames`: names or globs of values whose operators stay in float32.
 
     The defaults are those of `LossScaling`.  The scale falls after every step that is not finite.
     """
@@ -223,7 +226,8 @@ def decorate(
     if dtype not in names:
         raise UsageError(f"amp: dtype must be 'float16' or 'bfloat16', not {dtype!r}")
     scaling = LossScaling(init_loss_scaling, incr_ratio, decr_ratio, incr_every_n_steps, use_dynamic_loss_scaling)
-    return MixedPrecision(optimizer, names[dtype], loss_scaling=scaling if names[dtype] == "fp16" else None)
+    scaled = scaling if names[dtype] == "fp16" else None
+    return MixedPrecision(optimizer, names[dtype], full=custom_black_varnames, loss_scaling=scaled)
 
 
 def with_precision(optimizer: Any, precision: str | None) -> Any:

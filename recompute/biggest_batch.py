@@ -116,6 +116,7 @@ def max_batch(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
     cost: CostModel | None = None,
+    precision: str | None = None,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
 
@@ -127,7 +128,7 @@ def max_batch(
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost,
+        cost=cost, precision=precision,
     )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget))
 

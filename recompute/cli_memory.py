@@ -127,6 +127,7 @@ def steps_of(job: Any) -> Steps:
         trainable=split(args.trainable) if args.trainable else None,
         compile_options={"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers},
         cost=args.cost,
+        precision=args.precision,
     )
 
 

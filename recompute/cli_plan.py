@@ -160,7 +160,7 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
     options = {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers}
     with cli_costs.progress(args) as progress:
         progress("compiling the plain step")
-        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **options)
+        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, precision=args.precision, **options)
         if args.save_problem is not None:
             fitting.derived.problem.save(args.save_problem)
         text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""
