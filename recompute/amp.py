@@ -75,9 +75,10 @@ class MixedPrecision:
         self.inner = optimizer
         self.precision = check_precision(precision)
         self._full = (full,) if isinstance(full, str) else tuple(full)
-        if loss_scaling is None or loss_scaling is True:
-            loss_scaling = LossScaling() if precision == "fp16" or loss_scaling else False
-        self.loss_scaling = loss_scaling or None
+        if not isinstance(loss_scaling, LossScaling):
+            wanted = precision == "fp16" if loss_scaling is None else loss_scaling
+            loss_scaling = LossScaling() if wanted else None
+        self.loss_scaling: LossScaling | None = loss_scaling
         self._program: Program | None = None
         self._state: list[str] = []
 
@@ -111,7 +112,10 @@ class MixedPrecision:
     def _scaled(self, program: Program, loss: Value) -> Value:
         """The loss times the scale, which is declared."""
         assert self.loss_scaling is not None
-        first = {"loss_scale": np.array(self.loss_scaling.initial, np.float32), "good_steps": np.zeros((), np.int64)}
+        first: dict[str, np.ndarray] = {
+            "loss_scale": np.array(self.loss_scaling.initial, np.float32),
+            "good_steps": np.zeros((), np.int64),
+        }
         self._state = []
         for wish, array in first.items():
             self._state.append(program.state_name(wish, TensorType.of(array)))

@@ -115,7 +115,7 @@ class Convolution(Op, abstract=True):
 
     def _halves(self, xp: Any, geo: Geometry, ins: Any, out: Any, scratch: list[Any]) -> None:
         """A few images at a time in float32."""
-        given = [None if a is None else scratch.pop(0) for a in ins]
+        given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
         made = scratch.pop(0)
         sums = scratch.pop(0) if self.sums else None
         for i, a in enumerate(ins):
