@@ -1,16 +1,21 @@
-"""Matrix products of float16 and bfloat16 matrices: tile by tile in float32, rounded once."""
+"""Numerics of float16 and bfloat16 in float32, rounded once: matrix products by tiles, other operators whole."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..op import Op
 from ..types import TensorType
+from .norm_kernels import wide
+
+C = TypeVar("C", bound=type[Op])
 
 #: rows and columns of a tile of the result; elements of a tile up to which several matrices are multiplied at a time
 _SIDE, _STACK = 256, 1 << 15
@@ -77,3 +82,38 @@ def _copied(buffer: Any, source: Any) -> Any:
     part = _part(buffer, source.shape)
     part[...] = source
     return part
+
+
+def halves_in_float32(cls: C) -> C:
+    """Wraps an operator's numerics: operands that are halves are copied to float32 scratch, results rounded from it.
+
+    For operators whose state goes from step to step: it is rounded at the end only.
+    """
+    scratch, compute = cls.scratch, cls.compute
+
+    @functools.wraps(scratch)
+    def whole(self: Any, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+        copied = [wide(t) for t in (*ins, *outs) if t is not None and wide(t) != t]
+        if not copied:
+            return scratch(self, ins, outs)
+        given, made = ([None if t is None else wide(t) for t in ts] for ts in (ins, outs))
+        return (*copied, *scratch(self, given, made))
+
+    @functools.wraps(compute)
+    def rounded(self: Any, xp: Any, ins: Sequence[Any], outs: Sequence[Any], temps: Sequence[Any]) -> None:
+        spare = list(temps)
+        given, made = ([spare.pop(0) if _is_half(a) else a for a in arrays] for arrays in (ins, outs))
+        for to, a in zip(given, ins, strict=True):
+            if to is not a:
+                to[...] = a
+        compute(self, xp, tuple(given), tuple(made), tuple(spare))
+        for a, found in zip(outs, made, strict=True):
+            if found is not a:
+                a[...] = found
+
+    cls.scratch, cls.compute = whole, rounded  # type: ignore[method-assign]
+    return cls
+
+
+def _is_half(a: Any) -> bool:
+    return a is not None and a.dtype.kind not in "biu" and a.dtype.itemsize == 2
