@@ -195,6 +195,8 @@ def test_tf32_stands_in_the_text() -> None:
     assert rc.parse(text) == step.program.block
     assert rc.parse(text.replace("  products tf32\n", "")) != step.program.block
     assert train(plain, feed, loss, 2) == train(step, feed, loss, 2), "the CPU has no such units"
+    with pytest.raises(rc.VerifyError, match="products 'tf23': known are tf32"):
+        rc.verify(rc.parse(text.replace("products tf32", "products tf23")))
 
 
 def test_tf32_is_priced() -> None:
