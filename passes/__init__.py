@@ -11,6 +11,7 @@ from .fusion import Fusion
 from .liveness import Liveness
 from .lowering import Lowering
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
+from .precision import PRECISIONS, Precision
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
 from .schedule import Schedule, cleaned, plan_best_order, plan_memory
@@ -20,6 +21,7 @@ from .storage import ALIGNMENT
 __all__ = [
     "ALIGNMENT",
     "PASSES",
+    "PRECISIONS",
     "Autodiff",
     "ChannelsLast",
     "ChooseKernels",
@@ -34,6 +36,7 @@ __all__ = [
     "MemoryReport",
     "OpenNorms",
     "Pass",
+    "Precision",
     "Rebuild",
     "Recompute",
     "RecomputePlan",

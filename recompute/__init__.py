@@ -34,6 +34,7 @@ _LAZY = {
     "Lars": "optimizers",
     "RecomputeOptimizer": "optimizers",
     "RecomputeWarning": "optimizers",
+    "MixedPrecision": "amp",
     "export_step": "onnx_export",
     "export_trained": "onnx_compiled",
     "load_compiled": "onnx_compiled",
@@ -43,7 +44,9 @@ _LAZY = {
     "estimate": "estimates",
     "max_batch": "biggest_batch",
 }
-_MODULES = ("passes", "runtime", "models", "losses", "optimizers", "fleet", "testing", "lr", "clip", "cost", "profile")
+_MODULES = (
+    "passes", "runtime", "models", "losses", "optimizers", "amp", "fleet", "testing", "lr", "clip", "cost", "profile",
+)  # fmt: skip
 
 __all__ = [
     "Block",

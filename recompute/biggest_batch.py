@@ -119,6 +119,7 @@ def max_batch(
     options: Mapping[str, Any] | None = None,
     cost: CostModel | None = None,
     place: Place | None = None,
+    precision: str | None = None,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
 
@@ -131,8 +132,7 @@ def max_batch(
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost,
-        compile_options={} if place is None else {"providers": providers(place)},
+        cost=cost, precision=precision, compile_options={} if place is None else {"providers": providers(place)},
     )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget))
 

@@ -78,6 +78,10 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
     what.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
+    what.add_argument(
+        "--precision", choices=("fp32", "tf32", "bf16", "fp16"),
+        help="what the forward and backward pass compute in; parameters stay float32 (default: fp32)",
+    )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to need less memory")
     what.add_argument("--no-rebuild", action="store_true", help="keep normalised values instead of making them again")
@@ -185,6 +189,7 @@ class Report:
     loss: str = ""
     loss_reason: str = ""
     optimizer: str = ""
+    precision: str = "fp32"
     costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -207,7 +212,7 @@ class _Job:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.report = Report(model=args.model or "", costs=args.cost.name)
+        self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
         self.specs: dict[str, Any] = {}
         self.seconds: list[float] | None = None  # measured, of each operator
         self.to_stdout = args.json is not None and str(args.json) == "-"
@@ -279,7 +284,7 @@ class _Job:
         from . import cli_costs
         from .compiler import compile_step
 
-        options |= compile_options(self.args)
+        options |= {**compile_options(self.args), "precision": self.args.precision}
         with cli_costs.progress(self.args):
             return compile_step(program, loss, self.optimizer(), cost=self.args.cost, **options)
 

@@ -37,6 +37,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.profile is not None and args.device is not None:
         raise UsageError("--profile measures this machine: leave out --device")
     args.cost = None if args.device is None else device(args.device)
+    if args.precision == "tf32" and args.cost is not None:
+        args.cost = args.cost.with_tf32()
 
 
 def _prices(args: argparse.Namespace) -> bool:

@@ -127,6 +127,7 @@ def steps_of(job: Any) -> Steps:
         trainable=split(args.trainable) if args.trainable else None,
         compile_options=compile_options(args),
         cost=args.cost,
+        precision=args.precision,
     )
 
 

@@ -160,7 +160,8 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
 
     with cli_costs.progress(args) as progress:
         progress("compiling the plain step")
-        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **compile_options(args))
+        given = {**compile_options(args), "precision": args.precision}
+        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **given)
         if args.save_problem is not None:
             fitting.derived.problem.save(args.save_problem)
         text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""

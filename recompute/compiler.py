@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, Device, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
 from .passes import RecomputePlan, memory_report
@@ -87,6 +87,7 @@ def compile_step(
     providers: Sequence[str] | None = None,
     place: Place | None = None,
     cost: CostModel | None = None,
+    precision: str | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
@@ -97,12 +98,16 @@ def compile_step(
     again from what is kept anyway (see passes/rebuild.py).  `providers`: whose kernels run it, in order of preference
     (None: all that there are for `place`; `("numpy",)`: the operators' own numerics).  `place`: where it will run
     (None: this machine's processor); a device need not be there to compile for it.  `cost`: what times are estimated
-    by (this CPU's roofline).
+    by (this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the
+    optimizer says).
     """
+    from .amp import with_precision
+
     if providers is None and place is not None:
         providers = providers_of(place)
-    optimizer, wanted = _asked(optimizer, request(budget, strategy, strategy_options, plan), checkpoints)
-    cost = cost or this_cpu()
+    wanted = request(budget, strategy, strategy_options, plan)
+    optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints)
+    cost = at_precision(cost or this_cpu(), precision)
     with without_gc():
         step, stages = _made(program, loss, optimizer, fetch)
         planned = saved = None
@@ -163,11 +168,20 @@ def plain_fitting(
     schedule: bool = True,
     rebuild: bool = True,
     providers: Sequence[str] | None = None,
+    precision: str | None = None,
 ) -> Fitting:
     """The plain step of a program, for planners."""
+    from .amp import with_precision
+
+    optimizer, cost = with_precision(optimizer, precision), at_precision(cost, precision)
     with without_gc():
         block = _made(program, loss, optimizer, ())[0].block
         return fitting_of(block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
+
+
+def at_precision(cost: CostModel, precision: str | None) -> CostModel:
+    """The cost model for a precision: a device with TF32 units multiplies float32 with them."""
+    return cost.with_tf32() if precision == "tf32" and isinstance(cost, Device) else cost
 
 
 def batch_of(program: Program) -> int | None:

@@ -8,6 +8,7 @@ bandwidth, and the time to start it.  `profile.Profile` measures instead.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -42,7 +43,8 @@ class Device:
     """Roofline of a device: operations and bytes per second, seconds to start an operator, bytes of memory.
 
     `flops` is for float32 and integers; `f16`, `bf16`, `f64`: for other element types (0: as `flops`), matrix units
-    included.  `memory` is 0 where nobody knows.
+    included; `tf32`: for float32 whose products may be rounded to it (0: it has none).  `memory` is 0 where nobody
+    knows.
     """
 
     name: str
@@ -53,6 +55,13 @@ class Device:
     f16: float = 0.0
     bf16: float = 0.0
     f64: float = 0.0
+    tf32: float = 0.0
+
+    def with_tf32(self) -> Device:
+        """The same device where float32 products may be rounded to TF32; itself where it has none."""
+        if not self.tf32:
+            return self
+        return dataclasses.replace(self, name=f"{self.name} with TF32", flops=self.tf32, tf32=0.0)
 
     def seconds(self, operator: Operator) -> float:
         """Time of one operator; frees and views take none."""
@@ -94,10 +103,12 @@ def device(name: str) -> Device:
         raise UsageError(f"device '{name}': only ':tf32' may follow, and only after {with_tf32}")
     if sheet is None:
         return this_cpu()
-    tera, full = 1e12, sheet.tf32 if variant else sheet.f32
+    tera = 1e12
     half = {"f16": sheet.f16 * tera, "bf16": (sheet.f16 if sheet.bf16 else sheet.f32) * tera}
-    shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti") + (" with TF32" if variant else "")
-    return Device(shown, full * tera, sheet.bandwidth * 1e9, _LAUNCH, sheet.memory << 30, f64=sheet.f64 * tera, **half)
+    shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti")
+    rates = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, **half}
+    found_device = Device(shown, sheet.f32 * tera, sheet.bandwidth * 1e9, _LAUNCH, sheet.memory << 30, **rates)
+    return found_device.with_tf32() if variant else found_device
 
 
 @dataclass(frozen=True)

@@ -160,17 +160,19 @@ def estimate(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
     cost: CostModel | None = None,
+    precision: str | None = None,
 ) -> Estimate:
     """What a training step of `model` will take, without running it and without allocating its weights.
 
     `model`: a path, a ModelProto, a name of the zoo (with its `options`), or a Program.  `loss`, `optimizer`
     (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
     `cost`: what times are estimated by (`rc.cost.device("h200")`, `rc.profile.Profile()`; default: this CPU).
+    `precision`: "fp32", "tf32", "bf16" or "fp16" (docs/precision.md).
     UsageError where dimensions other than the batch stay open, or the model fixes another batch.
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost,
+        cost=cost, precision=precision,
     )  # fmt: skip
     return estimate_steps(steps, batch)
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .amp import decorate
 from .errors import UsageError, nearest
 from .optimizers import RecomputeOptimizer
 
-_CONFIGS = ("checkpoints", "budget", "strategy", "enable_offload", "checkpoint_shape")
+_CONFIGS = {
+    "recompute_configs": ("checkpoints", "budget", "strategy", "enable_offload", "checkpoint_shape"),
+    "amp_configs": (
+        "init_loss_scaling",
+        "incr_every_n_steps",
+        "incr_ratio",
+        "decr_ratio",
+        "use_dynamic_loss_scaling",
+        "custom_black_varnames",
+        "dtype",
+    ),
+}
 
 
 class DistributedStrategy:
@@ -18,13 +30,17 @@ class DistributedStrategy:
     (Paddle's), or {"budget": "8GiB"} and, if not the best, {"strategy": "chen"}; assigning it replaces what was there.
     "checkpoint_shape" may be given and is not needed, as every shape here is static; "enable_offload" must be False.
     `forward_recompute` and `recompute_checkpoints` are their older names.
+
+    `amp`: whether the forward pass is in mixed precision.  `amp_configs`: what `recompute.amp.decorate` takes, such as
+    {"dtype": "bfloat16"} (default: "float16") or {"init_loss_scaling": 32768.0}.
     """
 
-    _known = ("forward_recompute", "recompute", "recompute_checkpoints", "recompute_configs")
+    _known = ("amp", "amp_configs", "forward_recompute", "recompute", "recompute_checkpoints", "recompute_configs")
 
     def __init__(self) -> None:
-        self._recompute = False
+        self._recompute = self._amp = False
         self._configs: dict[str, Any] = {}
+        self._amp_configs: dict[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in self._known:
@@ -41,9 +57,25 @@ class DistributedStrategy:
 
     @recompute.setter
     def recompute(self, value: bool) -> None:
-        if not isinstance(value, bool):
-            raise UsageError(f"strategy.recompute must be True or False, not {value!r}")
-        self._recompute = value
+        self._recompute = _flag("recompute", value)
+
+    @property
+    def amp(self) -> bool:
+        """Whether the forward pass is in mixed precision."""
+        return self._amp
+
+    @amp.setter
+    def amp(self, value: bool) -> None:
+        self._amp = _flag("amp", value)
+
+    @property
+    def amp_configs(self) -> dict[str, Any]:
+        """Options of mixed precision, by name."""
+        return self._amp_configs
+
+    @amp_configs.setter
+    def amp_configs(self, value: Mapping[str, Any]) -> None:
+        self._amp_configs = _checked("amp_configs", value)
 
     @property
     def recompute_configs(self) -> dict[str, Any]:
@@ -52,10 +84,7 @@ class DistributedStrategy:
 
     @recompute_configs.setter
     def recompute_configs(self, value: Mapping[str, Any]) -> None:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"strategy.recompute_configs must be a dict, not {value!r}")
-        _check(value)
-        self._configs = dict(value)
+        self._configs = _checked("recompute_configs", value)
 
     @property
     def forward_recompute(self) -> bool:
@@ -76,25 +105,34 @@ class DistributedStrategy:
         self.recompute_configs = {**self._configs, "checkpoints": value}
 
 
-def _check(configs: Mapping[str, Any]) -> None:
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"strategy.{name} must be True or False, not {value!r}")
+    return value
+
+
+def _checked(name: str, configs: Any) -> dict[str, Any]:
+    if not isinstance(configs, Mapping):
+        raise UsageError(f"strategy.{name} must be a dict, not {configs!r}")
+    known = _CONFIGS[name]
     for key in configs:
-        if key not in _CONFIGS:
-            raise UsageError(
-                f"recompute_configs has no key '{key}'{nearest(key, _CONFIGS)}; it has: {', '.join(_CONFIGS)}"
-            )
+        if key not in known:
+            raise UsageError(f"{name} has no key '{key}'{nearest(key, known)}; it has: {', '.join(known)}")
     if configs.get("enable_offload"):
         raise UsageError("recompute_configs['enable_offload']: offload is not available yet; leave it False")
+    return dict(configs)
 
 
 def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None = None) -> Any:
-    """The optimizer that follows `strategy`: a RecomputeOptimizer around it where the strategy recomputes.
+    """The optimizer that follows `strategy`: in mixed precision, in a RecomputeOptimizer, or both.
 
     UsageError where it recomputes without checkpoints, budget or strategy.
     """
+    if strategy is not None and strategy.amp:
+        optimizer = decorate(optimizer, **_checked("amp_configs", strategy.amp_configs))
     if strategy is None or not strategy.recompute:
         return optimizer
-    _check(strategy.recompute_configs)
-    configs = strategy.recompute_configs
+    configs = _checked("recompute_configs", strategy.recompute_configs)
     if not any(configs.get(key) for key in ("checkpoints", "budget", "strategy")):
         raise UsageError(
             "strategy.recompute needs checkpoints or a budget: set strategy.recompute_configs = "

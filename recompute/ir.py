@@ -158,7 +158,8 @@ class Block:
     """A program's body.
 
     `outputs` names the values that must survive to the end of a run.  `addresses` (bytes from the start of the
-    arena, by value name) is there once memory is planned.
+    arena, by value name) is there once memory is planned.  `products`: "tf32" where a device may round the factors of
+    float32 products to TF32's 10 bits of fraction (sums stay float32); "" where it may not.
     """
 
     name: str = "main"
@@ -170,6 +171,7 @@ class Block:
     operators: tuple[Operator, ...] = ()
     outputs: tuple[str, ...] = ()
     addresses: Mapping[str, int] = field(default_factory=dict)
+    products: str = ""
 
     def persistent(self) -> Iterator[Value]:
         """Values that live across steps: parameters, buffers, state, constants."""

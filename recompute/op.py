@@ -65,6 +65,11 @@ class Op:
     moves_data: ClassVar[bool] = False
     #: no class of this name is registered (a base for others)
     abstract: ClassVar[bool] = True
+    #: what mixed precision does with its float32 inputs (see passes/precision.py): "low": they become the low type;
+    #: "full": they stay, or become again, float32; "follow": low where all activations among them are
+    autocast: ClassVar[str] = "full"
+    #: the inputs that this is about; None: all.  The others stay, or become again, what they were
+    autocast_inputs: ClassVar[tuple[int, ...] | None] = None
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None
 

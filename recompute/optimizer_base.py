@@ -105,8 +105,16 @@ class Optimizer:
                 callback(program.block, {"operator": op})
         return [(Variable(program, p), Variable(program, g)) for p, g in pairs]
 
-    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """Adds clipping and updates to the program, and the step counter's increment; returns these operators."""
+    def apply_gradients(
+        self,
+        params_grads: Sequence[tuple[Variable, Variable]],
+        *,
+        unscale: Callable[[Builder, Sequence[Value]], Value] | None = None,
+    ) -> list[Operator]:
+        """Adds clipping and updates to the program, and the step counter's increment; returns these operators.
+
+        `unscale` emits what all gradients are multiplied by first (f32[]); where that is 0 the whole step is skipped.
+        """
         pairs = list(params_grads)
         if not pairs:
             raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
@@ -121,14 +129,17 @@ class Optimizer:
         b = program.builder(Role.OPTIMIZE, "optimizer")
         rate = self._learning_rate(b, step)
         values = [(p.value, g.value) for p, g in pairs]
+        factor = None if unscale is None else unscale(b, [g for _, g in values])
+        if factor is not None and self._clip is not None:  # it is the plain gradients that are clipped
+            values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
         for p, g in values:
             clipped = g if self._clip is None else self._clip.scaled(b, g, common)
-            self._add_update(b, p, clipped, rate, step)
+            self._add_update(b, p, clipped, rate, step, factor)
         program.append(b)
         program.block = EagerUpdates().run(program.block)
         b = program.builder(Role.OPTIMIZE)
-        b.emit(Increment(), step)
+        b.emit(Increment(), step, *([] if factor is None else [factor]))
         program.append(b)
         verify(program.block)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
@@ -169,14 +180,14 @@ class Optimizer:
         self._state.append(name)
         return self._program.declare("state", name, array)
 
-    def _add_update(self, b: Builder, p: Value, g: Value, rate: Value, step: Value) -> None:
+    def _add_update(self, b: Builder, p: Value, g: Value, rate: Value, step: Value, unscale: Value | None) -> None:
         op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
         dtype = DTYPES[work_dtype(p.type)]
         slots = [
             self._declare(f"{p.name}.{slot}", _filled(p.shape, self.initial(slot), dtype)) if used else None
             for slot, used in self.slots_used().items()
         ]
-        _emit_update(b, op, [p, g], slots, rate, step)
+        _emit_update(b, op, [p, g], slots, rate, step, unscale)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -235,19 +246,30 @@ def _filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
 
 
 def _emit_update(
-    b: Builder, op: Update, tensors: list[Value], slots: list[Value | None], rate: Value, step: Value
+    b: Builder,
+    op: Update,
+    tensors: list[Value],
+    slots: list[Value | None],
+    rate: Value,
+    step: Value,
+    unscale: Value | None,
 ) -> None:
-    """Puts inputs at the positions that the operator's `updates`, `rate_at` and `step_at` say."""
+    """Puts inputs at the positions that the operator's `updates`, `rate_at`, `step_at` and `unscale_at` say."""
     inputs: dict[int, Value | None] = dict(enumerate(tensors))
     inputs.update(zip(op.updates[1:], slots, strict=True))
     inputs[op.rate_at] = rate
     if op.step_at is not None:
         inputs[op.step_at] = step
-    given = [inputs[i] for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
+    inputs[op.unscale_at] = unscale
+    given = [inputs.get(i) for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
     outputs = [inputs[i] for i in op.updates]
     while outputs[-1] is None:
         outputs.pop()
     b.operators.append(Operator(op, tuple(given), tuple(outputs), b.role))
+
+
+def _times(b: Builder, g: Value, factor: Value) -> Value:
+    return b.Mul(g, factor if g.dtype == factor.dtype else b.Cast(factor, to=g.dtype))
 
 
 def number(name: str, value: Any) -> float:

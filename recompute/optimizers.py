@@ -7,6 +7,7 @@ differ, PyTorch's are taken, as the values are checked against it; the class say
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -243,6 +244,12 @@ class RecomputeOptimizer:
         self._options: dict[str, Any] = {}
         self._plan: Any = None
         self._cost: CostModel | None = None
+
+    def around(self, optimizer: Any) -> RecomputeOptimizer:
+        """The same recomputation around another optimizer."""
+        other = copy.copy(self)
+        other.inner = optimizer
+        return other
 
     def set_checkpoints(self, checkpoints: Sequence[str | Variable] | str | Variable) -> RecomputeOptimizer:
         """Sets what is kept: names, globs or Variables, in any order.  Returns self.

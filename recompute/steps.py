@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from . import losses, models, onnx_import
-from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
+from .compiler import CompiledStep, StepFigures, at_precision, compile_step, figures, plain_fitting, resolve_checkpoints
 from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
 from .ir import Block, Role
@@ -45,8 +45,8 @@ class Steps:
     `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is a step as it is).  `loss`: the
     name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None for the natural one.
     `checkpoints`: names or globs of what "as asked" keeps.  `input_shapes` fixes dimensions besides the batch.
-    `compile_options` go to `compile_step`; `cost` is what times are estimated by (this CPU's roofline).  UsageError
-    where a dimension other than the batch stays open.
+    `compile_options` go to `compile_step`; `cost` is what times are estimated by (this CPU's roofline); `precision` as
+    for `compile_step`.  UsageError where a dimension other than the batch stays open.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Steps:
         trainable: Sequence[str] | None = None,
         compile_options: Mapping[str, Any] | None = None,
         cost: CostModel | None = None,
+        precision: str | None = None,
     ) -> None:
         if isinstance(optimizer, RecomputeOptimizer):
             checkpoints = checkpoints or optimizer._checkpoints
@@ -68,9 +69,11 @@ class Steps:
         self.asked = None if checkpoints is None else _names(checkpoints)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._loss = loss.name if isinstance(loss, Variable) else loss
-        self.cost = cost or this_cpu()
-        self._compile_options = {**(compile_options or {}), "cost": self.cost}
+        self.cost = at_precision(cost or this_cpu(), precision)
+        self._compile_options = {**(compile_options or {}), "cost": self.cost, "precision": precision}
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
+        if precision is not None and self.is_step:
+            raise UsageError("the program is a training step already: its precision is what it is")
         self._programs: dict[int, tuple[Program, str]] = {}
         self._figures: dict[tuple[int, tuple[str, ...] | RecomputePlan | None], tuple[StepFigures, float]] = {}
 

@@ -97,6 +97,8 @@ def parse_applied(text: str) -> tuple[str, Op, tuple[str | None, ...]]:
 def show(block: Block) -> str:
     """The whole block as text."""
     lines = [f"program {_show_word(block.name)} {{"]
+    if block.products:
+        lines.append(f"  products {block.products}")
     for word, field in _DECLARATIONS:
         for v in getattr(block, field):
             at = f" @{block.addresses[v.name]}" if v.name in block.addresses else ""
@@ -231,6 +233,7 @@ class _Reader:
         self.constants: list[Constant] = []
         self.operators: list[Operator] = []
         self.outputs: tuple[str, ...] = ()
+        self.products = ""
         self.addresses: dict[str, int] = {}
         self.values: dict[str, Value] = {}
 
@@ -249,6 +252,9 @@ class _Reader:
             line.need("=")
             self.values[v.name] = v
             self.constants.append(Constant(v, _as_elements(line.attribute(), v.type)))
+        elif word == "products":
+            line.at += 1
+            self.products = line.take("word")
         elif word == "output":
             line.at += 1
             self.outputs = tuple(self._names(line))
@@ -311,6 +317,7 @@ class _Reader:
             operators=tuple(self.operators),
             outputs=self.outputs,
             addresses=self.addresses,
+            products=self.products,
         )
 
 

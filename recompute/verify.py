@@ -12,6 +12,8 @@ from .text import show_name, show_operator
 from .types import MAX_DIMENSIONS
 from .verify_addresses import check_addresses
 
+#: what `Block.products` may be
+PRODUCTS = ("", "tf32")
 _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
 
 
@@ -65,6 +67,8 @@ class _Checker:
             else:
                 self.check_operator(op)
         self.at = -1
+        if self.block.products not in PRODUCTS:
+            raise self.fail(f"products '{self.block.products}': known are {', '.join(filter(None, PRODUCTS))}")
         for name in self.block.outputs:
             if name not in self.live:
                 raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")

@@ -42,7 +42,7 @@ LAYERS = [
         "state",
     },
     {"profile", "planning", "onnx_backend"},
-    {"losses", "lr", "clip", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
+    {"losses", "lr", "clip", "amp", "optimizers", "optimizer_base", "fleet", "models", "testing", "data"},
     {"onnx_export", "onnx_function_builder", "onnx_compiled"},
     {"compiler", "show_table", "timeline"},
     {"steps", "show_memory"},

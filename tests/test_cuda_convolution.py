@@ -7,14 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
+from cuda_cases import Bound
 
 import recompute as rc
+from recompute import kernels
 from recompute.kernels import accepting
 from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
 from recompute.runtime.cpu.convolved import convolved
-from recompute.runtime.cuda import convolution_columns, convolution_products, emulator, kernels_convolution
+from recompute.runtime.cuda import (
+    convolution_columns,
+    convolution_products,
+    convolution_text,
+    emulator,
+    kernels_convolution,
+)
+from recompute.runtime.cuda.kernel import Buffer, Product
 from recompute.runtime.lowering import providers
-from recompute.testing import Draw, case_block
+from recompute.testing import Case, Draw, case_block
 from recompute.types import DTYPES
 
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
@@ -22,14 +31,19 @@ columns_plans = (convolution_columns.ColumnsPlan, convolution_columns.ColumnsWei
 EPS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
 
 
-def run(op: Any, arrays: list[np.ndarray], *, backwards: bool = False) -> np.ndarray:
+def run(op: Any, arrays: list[np.ndarray], by: str = "", *, backwards: bool = False) -> np.ndarray:
+    """What the chosen provider gives, or `by`."""
     block, feed = case_block(Draw("").case(op, *arrays))
+    if by:
+        assert kernels.provider(by).accepts(block.operators[0])
+        device = emulator.EmulatedDevice(backwards=backwards)
+        return Bound(Case(op, tuple(arrays)), block.operators[0], kernels.provider(by), device).run(0xFF)[0]
     assert accepting(providers(CUDAPlace()), block.operators[0])
     found = rc.Executor(EmulatedCUDAPlace(backwards=backwards)).run(rc.Program(block, {}), feed, list(block.outputs))
     return np.asarray(found[0])
 
 
-def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32") -> None:
+def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32", by: str = "") -> None:
     """Sums of n terms err by at most n + 3 roundings of the sum of absolute values; backwards gives the same bits."""
     op, arrays = case(name, kind)
     arrays = [a.astype(DTYPES[dtype]) for a in arrays]
@@ -40,8 +54,8 @@ def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32") -> No
         terms = arrays[1].size // ws[0]
     if last:
         op, arrays = in_form(op, arrays)
-    found = run(op, arrays)
-    assert np.array_equal(found, run(op, arrays, backwards=True))
+    found = run(op, arrays, by)
+    assert np.array_equal(found, run(op, arrays, by, backwards=True))
     if last and kind != "weight":
         found = np.moveaxis(found, -1, 1)
     added = EPS["f32" if dtype in ("f16", "bf16") else dtype]
@@ -62,11 +76,24 @@ def test_pointwise_groups_and_many_images(kind: str, monkeypatch: Any) -> None:
             check(name, kind, last=last)
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["output bias", "input", "weight"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_convolutions(name: str, kind: str, last: bool) -> None:
-    check(name, kind, last=last)
+def test_convolutions(name: str, kind: str) -> None:
+    check(name, kind)
+
+
+@pytest.mark.parametrize("kind", ["output bias", "input", "weight"])
+@pytest.mark.parametrize("name", ["3x3", "3x3 stride", "7x7 image", "uneven", "groups", "depthwise", "depthwise stride",
+                                  "depth multiplier", "one axis", "three axes"])  # fmt: skip
+def test_channels_last(name: str, kind: str) -> None:
+    check(name, kind, last=True)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", ["3x3 odd stride", "left over", "depthwise line"])
+def test_without_a_bias_and_with_one(name: str, last: bool) -> None:
+    check(name, "output", last=last)
+    check(name, "transpose bias", last=last)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -95,6 +122,43 @@ def test_halves_one_image_at_a_time(kind: str, last: bool, monkeypatch: Any) -> 
         op, arrays = in_form(op, arrays) if last else (op, arrays)
         known = convolved(applied(op, arrays))
         assert known is not None
-        assert isinstance(kernels_convolution.plan(known, "bf16"), columns_plans)
-        check(name, kind, last=last, dtype="bf16")
+        for dtype in ("bf16", "f32"):
+            assert isinstance(kernels_convolution.plan(known, dtype, tf32=True), columns_plans)
+            check(name, kind, last=last, dtype=dtype, by="cuda_tf32" if dtype == "f32" else "")
     kernels_convolution.plan.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["output bias", "input", "weight"])
+def test_few_terms_many_elements(kind: str, monkeypatch: Any) -> None:
+    """Sums in one part, written by fours; and as if 32 bits were not enough for elements."""
+    monkeypatch.setitem(CASES, "few", ({"pads": (1, 1, 1, 1)}, (2, 8, 6, 8), (20, 8, 3, 3)))
+    monkeypatch.setitem(CASES, "few depthwise", ({"pads": (1, 1, 1, 1), "group": 8}, (2, 8, 6, 8), (8, 1, 3, 3)))
+    for last in (False, True):
+        check("few", kind, last=last)
+        check("few depthwise", kind, last=last)
+    monkeypatch.setattr(convolution_text, "_kind", lambda *sizes: "long long")
+    convolution_text.gather.cache_clear()
+    convolution_text.weigh.cache_clear()
+    for last in (False, True):
+        check("few", kind, last=last)
+    convolution_text.gather.cache_clear()
+    convolution_text.weigh.cache_clear()
+
+
+def test_tf32_is_for_what_cublas_multiplies() -> None:
+    by = kernels.provider("cuda_tf32")
+    for name, kind, wanted in (("3x3", "output", True), ("1x1", "weight", True), ("depthwise", "input", False),
+                               ("small groups", "output", False)):  # fmt: skip
+        op, arrays = case(name, kind)
+        bound = applied(op, arrays)
+        assert by.accepts(bound) == wanted
+        assert not by.accepts(applied(op, [a.astype(np.float64) for a in arrays]))
+        if wanted:
+            calls = by.bind(bound, *_handed(bound, by))
+            assert all(c.tf32 for c in calls if isinstance(c, Product))
+            assert any(isinstance(c, Product) for c in calls)
+
+
+def _handed(op: Any, by: Any) -> list[list[Buffer]]:
+    parts = [v.type for v in op.inputs], [v.type for v in op.outputs], by.scratch(op)
+    return [[Buffer(1 << 20, t) for t in part] for part in parts]

@@ -142,7 +142,8 @@ def in_halves(case: Case, half: str) -> Case | None:
     def turned(i: int, a: np.ndarray | None) -> np.ndarray | None:
         if a is None or TensorType.of(a).dtype not in ("f32", "f64") or i in case.op.updates[1:]:
             return a if a is None or a.dtype != np.float64 else a.astype(np.float32)
-        return a.astype(DTYPES[half])
+        with np.errstate(over="ignore"):
+            return a.astype(DTYPES[half])
 
     made = dataclasses.replace(case, inputs=tuple(turned(i, a) for i, a in enumerate(case.inputs)))
     try:
@@ -201,6 +202,8 @@ def test_updates_of_halves() -> None:
     rate, step = np.array(0.01, np.float32), np.array(3, np.int64)
     checked(Case(op_class("AdamUpdate")(), (w, g, m, v, rate, step)))
     checked(Case(op_class("MomentumUpdate")(momentum=0.9, weight_decay=1e-4), (w, g, m, rate)))
+    large = tuple(draw("f32[40001]", 0.5, 1) for _ in range(4))
+    checked(Case(op_class("AdamUpdate")(), (*large, rate, step)))  # several vectors of a thread, in turn
 
 
 # -- column sums ------------------------------------------------------------------------------------------------------

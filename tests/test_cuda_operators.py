@@ -6,8 +6,10 @@ import functools
 from typing import Any
 
 import cuda_cases
+import numpy as np
 import pytest
 
+from recompute.ops.loss_scale import InverseIfFinite
 from recompute.ops.optimizer_norm import GlobalNorm
 from recompute.ops.products import LinearScan
 from recompute.ops.resize import Resize, ResizeGrad
@@ -76,12 +78,13 @@ def larger() -> list[Case]:
         draw.case(ResizeGrad(shape=small, mode="linear"), draw(f"f32[{y}]")),
         draw.case(ResizeGrad(shape=small, mode="nearest"), draw(f"bf16[{y}]")),
         draw.case(GlobalNorm(), draw("f32[300,70]"), draw("f16[9000]"), draw("f32[8192]")),
+        draw.case(InverseIfFinite(), np.array(8, "f4"), draw("f32[300,70]"), draw("f16[9000]")),
         draw.case(LinearScan(axis=1), draw("f32[3,50,41]"), draw("f32[3,50,41]")),
         draw.case(LinearScan(axis=0, reverse=1), draw("f16[60,7]"), draw("f16[60,7]")),
     ]
 
 
-@pytest.mark.parametrize("i", range(8))
+@pytest.mark.parametrize("i", range(9))
 def test_larger(i: int) -> None:
     case = larger()[i]
     runs = cuda_cases.bound(case, device())

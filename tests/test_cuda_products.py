@@ -154,3 +154,16 @@ def test_arguments_of_cublas(flags: tuple[int, int], batch: int) -> None:
     assert held
     assert np.allclose(c, expected, rtol=1e-13)
     assert not np.array_equal(before, expected)
+
+
+def test_tf32_is_a_provider_of_its_own() -> None:
+    a, b = (Value(n, TensorType("f32", (2, 2))) for n in "ab")
+    h = Value("h", TensorType("f16", (2, 2)))
+    by = provider("cublas_tf32")
+    assert "cublas_tf32" not in providers(CUDAPlace())
+    assert not by.accepts(Operator(MatMul(), (h, h), (h,)))
+    op = Operator(MatMul(), (a, b), (a,))
+    assert by.accepts(op)
+    x = Buffer(0, a.type)
+    assert [c.tf32 for c in by.bind(op, (x, x), (x,), ())] == [True]
+    assert [c.tf32 for c in provider("cublas").bind(op, (x, x), (x,), ())] == [False]

@@ -218,3 +218,40 @@ def test_more_than_two_billion_elements_are_launched() -> None:
 
     (call,) = TRACED.bind(op, [Buffer(1 << 20, t)], [Buffer(1 << 40, t)], [])
     assert call.grid[0] * call.block[0] >= t.size and call.args[0][0] == t.size
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps_over_views_that_overlap(seed: int) -> None:
+    """Ten programs each: ufuncs, copies, sums, scans and takes over slices of an output that may be its input."""
+
+    def code(rows: Sequence[Sequence[int]], xp: Any, ins: Any, outs: Any) -> None:
+        a, b = outs[0], ins[1]
+        a[...] = ins[0]
+        for fn, *numbers in rows:
+            target, x, y = (_part(v, n) for v, n in zip((a, a, (a, b)[numbers[3] % 2]), numbers[:3], strict=True))
+            if fn == 0:
+                xp.add(x, y, out=target)
+            elif fn == 1:
+                target[...] = x
+            elif fn == 2:
+                xp.copyto(target, x, where=y > 0)
+            elif fn == 3:
+                xp.cumsum(x, axis=1, out=target)
+            elif fn == 4:
+                xp.max(x, axis=0, out=target[1])
+            else:
+                xp.take(x, [2, 0, 1], axis=0, out=target, mode="clip")
+            xp.multiply(a, 0.5, out=a)
+
+    draw = np.random.default_rng(seed)
+    for _ in range(10):
+        rows = [[int(n) for n in (draw.integers(6), *draw.integers(0, 1 << 16, 4))] for _ in range(6)]
+        check(functools.partial(code, tuple(map(tuple, rows))), (floats(6, 6), floats(6, 6)), "f32[6,6]", taken=(0,))
+
+
+def _part(v: Any, n: int) -> Any:
+    """One of many views [3, 3] of a matrix [6, 6]."""
+    v = v.T if n & 1 else v
+    v = v[:, ::-1] if n & 2 else v
+    i, j = n // 4 % 4, n // 16 % 4
+    return v[::2, j : j + 3] if n & 64 else v[i : i + 3, j : j + 3]

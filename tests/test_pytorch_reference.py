@@ -51,6 +51,18 @@ def test_losses_of_six_sgd_steps(case: dict[str, Any]) -> None:
     np.testing.assert_allclose(losses, data["losses64"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("case", ONE_EACH, ids=ARCHITECTURES)
+def test_losses_in_bfloat16(case: dict[str, Any]) -> None:
+    data = np.load(FOLDER / case["npz"])
+    program, feed, loss = program_of(case, data)
+    optimizer = rc.MixedPrecision(rc.SGD(learning_rate=case["lr"]), "bf16")
+    optimizer.minimize(program[loss], no_grad_set=case["no_grad"])
+    executor = rc.Executor(schedule=False)
+    losses = [float(executor.run(program, feed, [loss])[0].reshape(())) for _ in range(2)]
+    # a few roundings of bfloat16 (2⁻⁸) of what the loss is made of
+    np.testing.assert_allclose(losses, data["losses64"][:2], rtol=2.0**-6)
+
+
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_first_gradients(case: dict[str, Any]) -> None:
     data = np.load(FOLDER / case["npz"])

@@ -216,6 +216,7 @@ class UnitGrad(Tiled):
 class Softplus(Tiled, onnx=True):
     """ln(1 + exp(x)), as max(x, 0) + ln(1 + exp(-|x|))."""
 
+    autocast = "full"
     flops_per_element = 20
     work = 1
 

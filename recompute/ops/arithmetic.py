@@ -121,6 +121,7 @@ class Neg(Ufunc, onnx=True):
 class Exp(Ufunc, onnx=True):
     """e^x."""
 
+    autocast = "full"
     ufunc = "exp"
     flops_per_element = 8
 
@@ -138,6 +139,7 @@ class Exp(Ufunc, onnx=True):
 class Log(Ufunc, onnx=True):
     """Natural logarithm."""
 
+    autocast = "full"
     ufunc = "log"
     flops_per_element = 8
 
@@ -155,6 +157,7 @@ class Log(Ufunc, onnx=True):
 class Sqrt(Ufunc, onnx=True):
     """Square root."""
 
+    autocast = "full"
     ufunc = "sqrt"
     flops_per_element = 4
 
@@ -172,6 +175,7 @@ class Sqrt(Ufunc, onnx=True):
 class Pow(Elementwise, onnx=True):
     """x^e; the exponent's element type may differ from the base's, the result has the base's."""
 
+    autocast = "full"
     flops_per_element = 16
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:

@@ -45,6 +45,8 @@ def planes(a: Any) -> Any:
 class ChannelNorm(Op, abstract=True):
     """Inputs x, then vectors with one element a channel."""
 
+    autocast = "follow"
+    autocast_inputs = (0,)
     epsilon: float
 
     def check(self, x: TensorType, *vectors: TensorType) -> None:

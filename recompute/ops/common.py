@@ -44,6 +44,7 @@ class Elementwise(Op, abstract=True):
 
     #: floating-point operations for one output element
     flops_per_element: ClassVar[int] = 1
+    autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The broadcast type."""

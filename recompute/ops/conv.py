@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..op import Cost, Op
 from ..types import TensorType
@@ -15,10 +17,17 @@ from .conv_kernels import Geometry
 from .norm_kernels import wide
 from .window import Window, compact, full, output_size, window_attributes
 
+#: elements of halves that are converted at a time
+_HALVES = 1 << 16
+
 
 class Convolution(Op, abstract=True):
     """What the convolutions share.  `pads`: those before each spatial axis, then those after."""
 
+    autocast = "low"
+    #: inputs whose first axis is that of images; whether the result is a sum over images
+    by_image: ClassVar[tuple[int, ...]] = (0,)
+    sums: ClassVar[bool] = False
     strides: tuple[int, ...]
     pads: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -81,13 +90,20 @@ class Convolution(Op, abstract=True):
         raise NotImplementedError
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
-        """Columns and partial sums; for halves also all operands in float32."""
+        """Columns and partial sums; for halves also a few images of all operands in float32."""
         assert outs[0] is not None
-        dtype = wide(outs[0]).dtype
-        found = [TensorType(dtype, (size,)) for size in self.buffers(self.shapes(ins, outs))]
-        if dtype != outs[0].dtype:
-            found = [wide(t) for t in (*ins, outs[0]) if t is not None] + found
-        return tuple(found)
+        geo, dtype = self.shapes(ins, outs), wide(outs[0]).dtype
+        if dtype == outs[0].dtype:
+            return tuple(TensorType(dtype, (size,)) for size in self.buffers(geo))
+        few = _few_images(geo)
+
+        def part(t: TensorType, whole: bool) -> TensorType:
+            return wide(t) if whole else wide(t).with_shape((few.batch, *t.shape[1:]))
+
+        given = [part(t, i not in self.by_image) for i, t in enumerate(ins) if t is not None]
+        sums = [wide(outs[0])] if self.sums else []
+        buffers = [TensorType(dtype, (size,)) for size in self.buffers(few)]
+        return (*given, part(outs[0], self.sums), *sums, *buffers)
 
     def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
         """One block of columns and one BLAS product at a time."""
@@ -95,21 +111,43 @@ class Convolution(Op, abstract=True):
         if outs[0].dtype.itemsize > 2:
             self.numerics(xp, geo, ins, outs[0], scratch)
             return
-        operands: list[Any] = list(ins)
-        scratch = list(scratch)
-        for i, a in enumerate(operands):
-            if a is not None:
-                operands[i] = scratch.pop(0)
-                operands[i][...] = a
-        out = scratch.pop(0)
-        self.numerics(xp, geo, operands, out, scratch)
-        outs[0][...] = out
+        self._halves(xp, geo, ins, outs[0], list(scratch))
+
+    def _halves(self, xp: Any, geo: Geometry, ins: Any, out: Any, scratch: list[Any]) -> None:
+        """A few images at a time in float32."""
+        given: list[Any] = [None if a is None else scratch.pop(0) for a in ins]
+        made = scratch.pop(0)
+        sums = scratch.pop(0) if self.sums else None
+        for i, a in enumerate(ins):
+            if a is not None and i not in self.by_image:
+                given[i][...] = a
+        few = _few_images(geo)
+        if sums is not None:
+            sums.fill(0)
+        for n in range(0, geo.batch, few.batch):
+            for i in self.by_image:
+                given[i][...] = ins[i][n : n + few.batch]
+            self.numerics(xp, few, given, made, scratch)
+            if sums is None:
+                out[n : n + few.batch] = made
+            else:
+                xp.add(sums, made, out=sums)
+        if sums is not None:
+            out[...] = sums
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """A multiplication and an addition for each tap, channel pair and position."""
         geo = self.shapes(ins, outs)
         flops = 2 * geo.batch * geo.group * geo.mg * geo.rows * geo.window.positions
         return Cost(flops, super().cost(ins, outs).bytes)
+
+
+def _few_images(geo: Geometry) -> Geometry:
+    """The geometry with as many images as are worked on at a time in float32: a divisor of their number."""
+    w = geo.window
+    each = geo.group * (geo.cg * math.prod(w.inp) + geo.mg * w.positions)
+    most = max(min(geo.batch, _HALVES // max(each, 1)), 1)
+    return dataclasses.replace(geo, batch=next(k for k in range(most, 0, -1) if geo.batch % k == 0))
 
 
 def bias_gradient(b: Any, dy: Any) -> Any:
@@ -206,6 +244,7 @@ def _conv_samples(cls: Any) -> list[tuple[Any, str, str, bool]]:
 class ConvGradInput(Convolution):
     """(w, dy) → the gradient of Conv by its input, whose spatial sizes are `shape`."""
 
+    by_image = (1,)
     shape: tuple[int, ...]
     strides: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
@@ -257,6 +296,8 @@ class ConvGradInput(Convolution):
 class ConvGradWeight(Convolution):
     """(x, dy) → the gradient of Conv by its weight, whose spatial sizes are `kernel`."""
 
+    by_image = (0, 1)
+    sums = True
     kernel: tuple[int, ...]
     strides: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ from .tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
 class Function(Ufunc, abstract=True):
     """A function of one variable; `domain` is where samples are drawn."""
 
+    autocast = "full"
     flops_per_element = 12
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 

@@ -20,6 +20,8 @@ def _spatial(ndim: int) -> tuple[int, ...]:
 class GlobalAveragePool(Op, onnx=True):
     """The mean over all spatial axes, which become 1."""
 
+    autocast = "follow"
+
     def infer(self, x):
         """[n, c, 1, ...]."""
         if x.ndim < 3 or not x.is_float:
@@ -63,6 +65,8 @@ class GlobalMaxPool(Op, onnx=True):
 
     Optional output: its index in x, flat (i64), the first of equal ones.
     """
+
+    autocast = "follow"
 
     def infer(self, x):
         """[n, c, 1, ...], twice."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..op import Cost, Op
+from .half_products import HalfProduct
 
 
 def product_shape(op: Op, a: tuple[int, ...], b: tuple[int, ...], types: tuple) -> tuple[int, ...]:
@@ -30,6 +31,7 @@ class MatMul(Op):
     With both flags 0 it is ONNX's MatMul, else ONNX Transpose and MatMul.
     """
 
+    autocast = "low"
     transA: int = 0
     transB: int = 0
 
@@ -44,9 +46,31 @@ class MatMul(Op):
     def compute(self, xp, ins, outs, scratch):
         """BLAS; transposed operands are views."""
         a, b = ins
+        if scratch:
+            left, right = self._half(a.shape, b.shape)
+            a, b = a.reshape(left), b.reshape(right)
         a = a.swapaxes(-1, -2) if self.transA and a.ndim > 1 else a
         b = b.swapaxes(-1, -2) if self.transB and b.ndim > 1 else b
-        xp.matmul(a, b, out=outs[0])
+        if scratch:
+            HalfProduct.of(a.shape, b.shape).run(xp, a, b, outs[0], scratch)
+        else:
+            xp.matmul(a, b, out=outs[0])
+
+    def scratch(self, ins, outs):
+        """For halves tiles in float32."""
+        a, b = ins
+        if a.dtype not in ("f16", "bf16"):
+            return ()
+        left, right = self._half(a.shape, b.shape)
+        left = (*left[:-2], left[-1], left[-2]) if self.transA and a.ndim > 1 else left
+        right = (*right[:-2], right[-1], right[-2]) if self.transB and b.ndim > 1 else right
+        return HalfProduct.of(left, right).scratch()
+
+    def _half(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the factors as matrices; one matrix for all batches makes one product of all rows."""
+        a = (1, *a) if len(a) == 1 else a
+        b = (*b, 1) if len(b) == 1 else b
+        return ((math.prod(a[:-1]), a[-1]) if len(b) == 2 and not self.transA else a), b
 
     def cost(self, ins, outs):
         """2·m·n·k for each batch."""
@@ -122,6 +146,7 @@ class MatMul(Op):
 class Gemm(Op, onnx=True):
     """alpha · A' B' + beta · C, with A' = Aᵀ where transA, B' = Bᵀ where transB; C broadcasts to the result."""
 
+    autocast = "low"
     alpha: float = 1.0
     beta: float = 1.0
     transA: int = 0
@@ -142,7 +167,11 @@ class Gemm(Op, onnx=True):
     def compute(self, xp, ins, outs, scratch):
         """BLAS, then bias and factors in place (beta ≠ 0, 1: C scaled in a small scratch)."""
         a, b = ins[:2]
-        xp.matmul(a.T if self.transA else a, b.T if self.transB else b, out=outs[0])
+        a, b = a.T if self.transA else a, b.T if self.transB else b
+        if outs[0].dtype.itemsize == 2:
+            self._half(xp, a, b, ins[2] if len(ins) > 2 else None, outs[0], scratch)
+            return
+        xp.matmul(a, b, out=outs[0])
         if self.alpha != 1.0:
             xp.multiply(outs[0], outs[0].dtype.type(self.alpha), out=outs[0])
         if len(ins) > 2 and ins[2] is not None and self.beta != 0.0:
@@ -151,8 +180,30 @@ class Gemm(Op, onnx=True):
                 bias = xp.multiply(bias, bias.dtype.type(self.beta), out=scratch[0])
             xp.add(outs[0], bias, out=outs[0])
 
+    def _half(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
+        """In float32, bias and factors too, rounded once."""
+        bias = None if c is None or self.beta == 0.0 else xp.broadcast_to(c, out.shape)
+
+        def finish(tile: Any, rows: slice, columns: slice) -> None:
+            if self.alpha != 1.0:
+                xp.multiply(tile, np.float32(self.alpha), out=tile)
+            if bias is None:
+                return
+            part = bias[rows, columns]
+            if self.beta != 1.0:
+                scaled = scratch[3][: part.size].reshape(part.shape)
+                scaled[...] = part
+                part = xp.multiply(scaled, np.float32(self.beta), out=scaled)
+            xp.add(tile, part, out=tile)
+
+        HalfProduct.of(a.shape, b.shape).run(xp, a, b, out, scratch, finish)
+
     def scratch(self, ins, outs):
-        """C scaled, where beta asks for it."""
+        """C scaled, where beta asks for it; for halves tiles in float32, that of C too."""
+        if ins[0].dtype in ("f16", "bf16"):
+            (a, b), (ta, tb) = ins[:2], (self.transA, self.transB)
+            found = HalfProduct.of(a.shape[::-1] if ta else a.shape, b.shape[::-1] if tb else b.shape).scratch()
+            return (*found, found[2]) if self.beta not in (0.0, 1.0) else found
         if len(ins) > 2 and ins[2] is not None and self.beta not in (0.0, 1.0):
             return (ins[2],)
         return ()

@@ -84,7 +84,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
     if not outs or outs[0] is None or op.op.random:
         return False
     if isinstance(op.op, Loop):
-        return device or not any(x.dtype in HALVES for x in nodes(op.op.expressions([t and t.dtype for t in types])))
+        return device or not any(x.dtype in HALVES for x in nodes(op.op.expressions(_dtypes(types))))
     least = 0 if device else SMALLEST
     if isinstance(op.op, Reduce):
         x = types[0]
@@ -94,11 +94,15 @@ def loops(op: Operator, *, device: bool = False) -> bool:
         return False
     if outs[0].size < (min(least, 1) if op.op.updates else least):  # updates: the same code for all parameters
         return False
-    found = formula(op.op, tuple(t and t.dtype for t in types))
+    found = formula(op.op, _dtypes(types))
     if found is None:
         return False
     left = [x for x in nodes([x for x in found if x is not None]) if x.fn in _LEFT or x.dtype in HALVES]
     return device or not left
+
+
+def _dtypes(types: Sequence[TensorType | None]) -> tuple[str | None, ...]:
+    return tuple(None if t is None else t.dtype for t in types)
 
 
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

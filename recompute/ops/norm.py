@@ -28,6 +28,8 @@ class Normalization(Op, abstract=True):
     Statistics are in at least float32.  Subclasses say how x is seen as [a, g, s, p] (see norm_kernels).
     """
 
+    autocast = "follow"
+    autocast_inputs = (0,)
     epsilon: float
     small_outputs = (1, 2)
     centred: ClassVar[bool] = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..op import Op
+from ..types import TensorType
 from .update import Update, mix, mixed, scaled, update_samples
 
 
@@ -274,23 +275,32 @@ class AdamUpdate(Update):
 
 @dataclass(frozen=True)
 class Increment(Op):
-    """(x): x ← x + 1, for the step counter."""
+    """(x, unscale?): x ← x + 1, for the step counter; nothing where `unscale` is 0 (see update.py)."""
 
     updates = (0,)
 
-    def infer(self, x):
+    def infer(self, x, unscale=None):
         """The same type."""
+        if unscale is not None and unscale != TensorType("f32", ()):
+            raise self.fail("unscale must be f32[]", x, unscale)
         return (x,)
 
     def compute(self, xp, ins, outs, scratch):
         """In place."""
-        xp.add(ins[0], ins[0].dtype.type(1), out=outs[0])
+        kind = ins[0].dtype
+        one = kind.type(1) if len(ins) < 2 or ins[1] is None else (ins[1] != 0).astype(kind)
+        xp.add(ins[0], one, out=outs[0])
 
-    def expand(self, b, x):
+    def expand(self, b, x, unscale=None):
         """x + 1."""
-        return (b.Add(x, b.constant(1, x)),)
+        if unscale is None:
+            return (b.Add(x, b.constant(1, x)),)
+        skip = b.Equal(unscale, b.constant(0.0, unscale))
+        return (b.Where(skip, x, b.Add(x, b.constant(1, x))),)
 
     @classmethod
     def samples(cls, draw):
-        """A counter."""
+        """A counter; one that stays, one that does not."""
         yield draw.case(cls(), np.array(41, np.int64))
+        yield draw.case(cls(), np.array(41, np.int64), np.array(0, np.float32))
+        yield draw.case(cls(), np.array(41, np.int64), np.array(2.0**-16, np.float32))

@@ -17,6 +17,7 @@ from .window import BLOCK, Window, full, output_size, window_attributes
 class Pooling(Op, abstract=True):
     """What the window poolings share.  `pads`: those before each spatial axis, then those after."""
 
+    autocast = "follow"
     kernel_shape: tuple[int, ...]
     strides: tuple[int, ...]
     pads: tuple[int, ...]

@@ -26,6 +26,7 @@ _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n 
 class RoundStraight(Ufunc):
     """x rounded to whole numbers, halves to even, with the gradient of x (straight-through estimator)."""
 
+    autocast = "full"
     ufunc = "rint"
 
     def infer(self, x):

@@ -41,6 +41,7 @@ class Dropout(Draw):
     Element i is kept where u_i ≥ ratio, both in float32.
     """
 
+    autocast = "follow"
     ratio: float = 0.5
     seed: int = 0
 

@@ -54,8 +54,8 @@ def times_tanh_slope(xp: Any, dy: Any, y: Any, room: Any) -> None:
 
 
 def column_sums(xp: Any, x: Any, out: Any) -> None:
-    """out = Σ over the rows of x; half precision is added up in f32."""
-    xp.sum(x, axis=0, dtype=xp.float32 if x.dtype.itemsize == 2 else None, out=out)
+    """out = Σ over the rows of x."""
+    xp.sum(x, axis=0, out=out)
 
 
 def store(xp: Any, target: Any, new: Any, active: Any) -> None:
@@ -75,6 +75,7 @@ def clear(xp: Any, target: Any, active: Any) -> None:
 class Recurrent(Op, abstract=True):
     """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
 
+    autocast = "low"
     hidden_size: int
     direction: str
     #: gates computed from x and h

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .half_products import halves_in_float32
 from .recurrent import (
     Recurrent,
     RecurrentGrad,
@@ -20,6 +21,7 @@ from .recurrent import (
 )
 
 
+@halves_in_float32
 @dataclass(frozen=True)
 class GRU(Recurrent):
     """Gated recurrent unit (Cho et al. 2014), gates in the order update, reset, hidden.
@@ -148,6 +150,7 @@ def _cases():
     return [*ops, GRU(2, "forward"), GRU(2, "bidirectional", 0)]
 
 
+@halves_in_float32
 @dataclass(frozen=True)
 class GRUGrad(RecurrentGrad):
     """Backpropagation through time of GRU; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""

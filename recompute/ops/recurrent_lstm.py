@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .half_products import halves_in_float32
 from .recurrent import (
     Recurrent,
     RecurrentGrad,
@@ -19,6 +20,7 @@ from .recurrent import (
 )
 
 
+@halves_in_float32
 @dataclass(frozen=True)
 class LSTM(Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), gates in the order input, output, forget, cell.
@@ -141,6 +143,7 @@ class LSTM(Recurrent):
         yield from recurrent_samples(draw, ops)
 
 
+@halves_in_float32
 @dataclass(frozen=True)
 class LSTMGrad(RecurrentGrad):
     """Backpropagation through time of LSTM; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0, dc0, dpeepholes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .half_products import halves_in_float32
 from .recurrent import (
     DIRECTIONS,
     Recurrent,
@@ -21,6 +22,7 @@ from .recurrent import (
 ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
 
 
+@halves_in_float32
 @dataclass(frozen=True)
 class RNN(Recurrent):
     """h' = f(x wᵀ + h rᵀ + b), f the same in both directions: Tanh, Relu or Sigmoid.
@@ -108,6 +110,7 @@ def _cases():
     return [RNN(2), RNN(2, "bidirectional"), RNN(2, "reverse", "Relu"), RNN(1, "reverse", "Sigmoid")]
 
 
+@halves_in_float32
 @dataclass(frozen=True)
 class RNNGrad(RecurrentGrad):
     """Backpropagation through time of RNN; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""

@@ -20,6 +20,8 @@ from .tiles import wide
 class Extreme(Reduce, abstract=True):
     """The largest or smallest element; NaN if there is one."""
 
+    autocast = "follow"
+
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """None: choosing is exact in every type."""
         return ()
@@ -219,6 +221,7 @@ def _transpose(b: Any, x: Any, order: Sequence[int]) -> Any:
 class ArgMax(Op, onnx=True):
     """Where the largest element along `axis` is (i64): the first one, or with `select_last_index` the last."""
 
+    autocast = "follow"
     axis: int = 0
     keepdims: int = 1
     select_last_index: int = 0

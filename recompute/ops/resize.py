@@ -23,6 +23,7 @@ class Interpolation(Op, abstract=True):
     tf_crop_and_resize, the starts and the ends, for all axes, of the part that is resized.
     """
 
+    autocast = "follow"
     shape: tuple[int, ...]
     scales: tuple[float, ...]
     mode: str

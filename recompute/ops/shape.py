@@ -20,6 +20,7 @@ class Move(Op, abstract=True):
     """Copies elements."""
 
     moves_data = True
+    autocast = "follow"
 
 
 @dataclass(frozen=True)

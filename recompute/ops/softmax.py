@@ -78,8 +78,12 @@ class AlongAxis(Op, abstract=True):
 
 @dataclass(frozen=True)
 class Softmax(AlongAxis, onnx=True):
-    """exp(x - m) / Σ exp(x - m), m the largest x along the axis."""
+    """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
 
+    Halves are computed in float32 and rounded once, so that mixed precision need not widen them before.
+    """
+
+    autocast = "follow"
     axis: int = -1
     inplace = (0,)
 

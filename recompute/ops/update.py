@@ -6,6 +6,9 @@ worked out in f64.  The numerics walk over the arrays in parts that fit the proc
 are small and every array is read once.
 
 `weight_decay` here is the coupled kind unless said otherwise: the gradient is g + weight_decay·w.
+
+The last input, behind all others, is optional: `unscale`, f32[], for loss scaling.  The gradient is multiplied by it
+before all else; where it is 0 the update is skipped: parameter and state keep their bits.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class Update(Op, abstract=True):
             raise self.fail("the learning rate must be one floating-point number", *inputs)
         if self.step_at is not None and inputs[self.step_at] != TensorType("i64", ()):
             raise self.fail("the step counter must be i64[]", *inputs)
+        if (unscale := self.unscale(inputs)) is not None and unscale != TensorType("f32", ()):
+            raise self.fail("unscale must be f32[]", *inputs)
         state = TensorType(work_dtype(w), w.shape)
         given = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
         if any(t is not None and t != state for t in given):
@@ -71,13 +76,28 @@ class Update(Op, abstract=True):
         """The weight decay that goes into the gradient."""
         return self.weight_decay
 
+    @property
+    def unscale_at(self) -> int:
+        """Position of `unscale`: behind all other inputs."""
+        return 1 + max(*self.updates, 1, self.rate_at, self.step_at or 0)
+
+    def unscale(self, inputs: Sequence[Any]) -> Any:
+        """That input; None where it is absent."""
+        return inputs[self.unscale_at] if self.unscale_at < len(inputs) else None
+
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
-        """A part for intermediate results, and one each where w and g cannot be worked on as they are."""
+        """A part for intermediate results, one each where w and g cannot be worked on as they are, and with `unscale`
+        one each for what w and the state were."""
         w, g = ins[0], ins[1]
         assert w is not None and g is not None
         part = TensorType(work_dtype(w), (min(w.size, PART),))
-        count = 1 + (g.dtype != part.dtype or self.coupled != 0) + (w.dtype != part.dtype)
-        return (part,) * count
+        scaled = self.unscale(ins) is not None
+        count = 1 + (g.dtype != part.dtype or self.coupled != 0 or scaled) + (w.dtype != part.dtype)
+        return (part,) * (count + (len(self._states(ins)) + 1 if scaled else 0))
+
+    def _states(self, ins: Sequence[Any]) -> list[int]:
+        """Positions of the state that is there."""
+        return [i for i in self.updates[1:] if i < len(ins) and ins[i] is not None]
 
     def factors(self, m: Any, rate: Any, step: Any) -> tuple[Any, ...]:
         """Scalars of one step in f64, through `m` (NumPy, CuPy, or `Formula`): learning rate first."""
@@ -97,6 +117,8 @@ class Update(Op, abstract=True):
         state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
         t, *more = scratch
         direct = w.dtype == t.dtype
+        unscale = self.unscale(ins)
+        before = [more.pop() for _ in range(len(self._states(ins)) + 1)] if unscale is not None else []
         for start in range(0, w.size, PART):
             here = slice(start, min(start + PART, w.size))
             n = here.stop - start
@@ -109,10 +131,18 @@ class Update(Op, abstract=True):
             if left:
                 left[0][...] = gp
                 gp = left[0]
+            if unscale is not None:
+                xp.multiply(gp, unscale.astype(gp.dtype), out=gp)
             if self.coupled:
                 xp.multiply(wp, wp.dtype.type(self.coupled), out=tp)
                 xp.add(gp, tp, out=gp)
-            yield wp, gp, [None if s is None else s[here] for s in state], tp
+            states = [None if s is None else s[here] for s in state]
+            was = list(zip([wp, *(s for s in states if s is not None)], [s[:n] for s in before], strict=False))
+            for now, kept in was:
+                kept[...] = now
+            yield wp, gp, states, tp
+            for now, kept in was:
+                xp.copyto(now, kept, where=unscale == 0)
             if not direct and write:
                 w[here] = wp
 
@@ -135,10 +165,19 @@ class Update(Op, abstract=True):
         work = work_dtype(w.type)
         wide = w if w.dtype == work else b.Cast(w, to=work)
         g = g if g.dtype == work else b.Cast(g, to=work)
+        unscale = self.unscale(inputs)
+        if unscale is not None:
+            g = b.Mul(g, unscale if work == "f32" else b.Cast(unscale, to=work))
         if self.coupled:
             g = b.Add(g, b.Mul(wide, b.constant(self.coupled, wide)))
         state = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
-        new, *rest = self.formula(b, wide, g, state, self.values(b, inputs, work))
+        made = self.formula(b, wide, g, state, self.values(b, inputs, work))
+        if unscale is not None:
+            skip = b.Equal(unscale, b.constant(0.0, unscale))
+            made = tuple(
+                None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), made, strict=True)
+            )
+        new, *rest = made
         while rest and rest[-1] is None:
             rest.pop()
         return (new if w.dtype == work else b.Cast(new, to=w.dtype), *rest)
@@ -228,3 +267,9 @@ def update_samples(op: Update, draw: Any, states: int, *extra: bool) -> Iterator
 
     for text in ("f64[3,4]", "f64[0]", "f64[]", f"f32[{PART + 5}]"):
         yield draw.case(op, *inputs(text))
+    for unscale in (0.5, 0.0):
+        given = inputs("f32[7]")
+        given += [None] * (op.unscale_at - len(given))
+        if not unscale:
+            given[1][2] = np.inf
+        yield draw.case(op, *given, np.array(unscale, np.float32))

@@ -1,4 +1,4 @@
-"""Convolutions of halves as products that cuBLAS multiplies: what lies under each tap is written out first.
+"""Convolutions of halves (and TF32) as products that cuBLAS multiplies: what lies under each tap is written out.
 
 Some images at a time, so that the columns stay in the device's cache: [terms, images · positions] with channels second,
 [images · positions, terms] with channels last.  Terms are in the order (tap, channel), which the packed weights share.
@@ -41,23 +41,23 @@ _ONE = """    @PLACE
     if (@WITHIN) v = from[(long long)(@FROM) * @POSITION];
     *to = v;"""
 _CHANNELS = """    @PLACE
-    Pack<T, 8> v;
-    for (int l = 0; l < 8; l++) v.of[l] = narrow<T>((@A)0);
-    if (@WITHIN) v = *(const Pack<T, 8>*)(from + (long long)(@FROM) * @POSITION);
-    *(Pack<T, 8>*)to = v;"""
-_POSITIONS = """    Pack<T, 8> v;
+    Pack<T, @WIDTH> v;
+    for (int l = 0; l < @WIDTH; l++) v.of[l] = narrow<T>((@A)0);
+    if (@WITHIN) v = *(const Pack<T, @WIDTH>*)(from + (long long)(@FROM) * @POSITION);
+    *(Pack<T, @WIDTH>*)to = v;"""
+_POSITIONS = """    Pack<T, @WIDTH> v;
     #pragma unroll
-    for (int l = 0; l < 8; l++, q++) {
+    for (int l = 0; l < @WIDTH; l++, q++) {
         @PLACE
         v.of[l] = narrow<T>((@A)0);
         if (@WITHIN) v.of[l] = from[(long long)(@FROM) * @POSITION];
     }
-    *(Pack<T, 8>*)to = v;"""
+    *(Pack<T, @WIDTH>*)to = v;"""
 
 
 @functools.cache
 def columns(g: Gather | Weigh, width: int, *, few: bool) -> Kernel:
-    """(source, columns, units, strides of the columns): `width` (1 or 8) neighbours of a thread.
+    """(source, columns, units, strides of the columns): `width` neighbours of a thread.
 
     `few`: 32 bits count the units.
     """
@@ -74,7 +74,7 @@ def columns(g: Gather | Weigh, width: int, *, few: bool) -> Kernel:
     place += [f"const int i{a} = q{a} * {g.scale[a]} + {g.origin[a]} + t{a} * {g.delta[a]};" for a in range(3)]
     read = _ONE if width == 1 else _CHANNELS if g.last else _POSITIONS
     body = text.filled(_COLUMNS.replace("@READ", read), {
-        "T": C_TYPES[g.dtype], "A": COMPUTE[g.dtype], "I": "unsigned" if few else "long long",
+        "WIDTH": width, "T": C_TYPES[g.dtype], "A": COMPUTE[g.dtype], "I": "unsigned" if few else "long long",
         "ORDER": "\n    ".join(order), "C": g.channels, "TAP": text.apart("t", g.taps, ("t0", "t1", "t2")),
         "IMAGE": image, "CHANNEL": channel, "POSITION": position, "PLACE": "\n        ".join(place),
         "WITHIN": " && ".join(f"(unsigned)i{a} < {g.source[a]}u" for a in range(3)),
@@ -110,9 +110,11 @@ def _write(g: Gather | Weigh, source: Buffer, target: Buffer, images: int, strid
     """The columns of some images; `strides`: elements from one image, term and position to the next."""
     terms, count = math.prod(g.taps) * g.channels, math.prod(g.count)
     channels = g.group * g.channels
-    packs = (g.channels % 8 == 0 and channels % 8 == 0) if g.last else (count % 8 == 0 and strides[1] % 8 == 0)
+    width = 16 // source.type.numpy.itemsize
+    packs = (g.channels % width == 0 and channels % width == 0) if g.last else count % width == 0
     at = (source.address, target.address) if g.last else (target.address,)
-    width = 8 if packs and all(a % 16 == 0 for a in at) and all(s % 8 == 0 or s == 1 for s in strides) else 1
+    if not packs or any(a % 16 for a in at) or any(s % width and s != 1 for s in strides):
+        width = 1
     units = images * terms * count // width
     return columns(g, width, few=units < 1 << 31)(units, source, target, units, *strides)
 
@@ -124,20 +126,23 @@ def _part(v: Buffer, element: int) -> Buffer:
 class ColumnsPlan:
     """A convolution's output, or its input's gradient."""
 
-    def __init__(self, c: Convolved, dtype: str) -> None:
-        self.c, self.dtype = c, dtype
+    def __init__(self, c: Convolved, dtype: str, *, tf32: bool) -> None:
+        self.c, self.dtype, self.tf32 = c, dtype, tf32
+        self.item = TensorType(dtype, ()).nbytes
         forward = c.kind == "output"
         found = [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
         self.nothing = any(not g.terms for g in found)
         self.gathers = [g for g in found if g.terms]
         #: results of one image and row are written where they belong by the product itself
         self.direct = [g.plain and (c.last or g.positions % 8 == 0) for g in self.gathers]
-        self.images = min(c.geometry.batch, max(_SOME // max(map(self._image, self.gathers)), 1))
         self.between = wide(dtype) if c.bias else dtype
+        results = [0 if d else self.item * g.rows * g.positions for g, d in zip(self.gathers, self.direct, strict=True)]
+        most = max(self._image(g) + r for g, r in zip(self.gathers, results, strict=True))
+        self.images = min(c.geometry.batch, max(_SOME // most, 1))
 
     def _image(self, g: Gather) -> int:
         """Bytes of the columns of one image."""
-        return 2 * (_even(g.terms) * g.positions if self.c.last else g.terms * g.positions)
+        return self.item * (_even(g.terms) * g.positions if self.c.last else g.terms * g.positions)
 
     @property
     def fits(self) -> bool:
@@ -185,15 +190,16 @@ class ColumnsPlan:
         if g.last:
             steps = (q * _even(k), 1, _even(k))
             c, ldc = (target, g.group * rows) if direct else (scratch[2], lead)
-            product = Product(cols, weights, c, count * q, rows, k, _even(k), lead, ldc, beta=beta)
+            product = Product(cols, weights, c, count * q, rows, k, _even(k), lead, ldc, beta=beta, tf32=self.tf32)
         elif direct:
             steps = (k * q, q, 1)
             product = Product(weights, cols, target, rows, q, k, lead, q, q, ta=True, beta=beta, batch=count,
-                              strides=(0, k * q, to))  # fmt: skip
+                              strides=(0, k * q, to), tf32=self.tf32)  # fmt: skip
         else:
             whole = _even(count * q)
             steps = (q, whole, 1)
-            product = Product(weights, cols, scratch[2], rows, count * q, k, lead, whole, whole, ta=True)
+            product = Product(weights, cols, scratch[2], rows, count * q, k, lead, whole, whole, ta=True,
+                              tf32=self.tf32)  # fmt: skip
         calls: list[Call] = [_write(g, from_, cols, count, steps), product]
         if not direct:
             own = None if bias is None else bias.at(group * rows, (rows,))
@@ -230,10 +236,10 @@ def joining(dtype: str) -> Kernel:
 class ColumnsWeighPlan:
     """A weight's gradient: float32 sums of (tap, channel), to which the images of a part are added at a time."""
 
-    def __init__(self, c: Convolved, dtype: str) -> None:
-        self.c, self.dtype, self.g = c, dtype, weigh(c.geometry, dtype, last=c.last)
+    def __init__(self, c: Convolved, dtype: str, *, tf32: bool) -> None:
+        self.c, self.dtype, self.g, self.tf32 = c, dtype, weigh(c.geometry, dtype, last=c.last), tf32
         self.terms, self.positions = self.g.columns, self.g.positions
-        each = 2 * _even(self.terms) * self.positions
+        each = TensorType(dtype, ()).nbytes * (_even(self.terms) + (0 if c.last else self.g.rows)) * self.positions
         self.fits = each <= _MOST
         self.images = min(c.geometry.batch, max(_SOME // each, 1))
 
@@ -270,21 +276,39 @@ class ColumnsWeighPlan:
             write = _write(g, from_, cols, count, (q * lead, 1, lead))
             return [
                 write,
-                Product(dy, cols, sums, g.rows, k, count * q, g.group * g.rows, lead, lead, ta=True, beta=beta),
+                Product(
+                    dy,
+                    cols,
+                    sums,
+                    g.rows,
+                    k,
+                    count * q,
+                    g.group * g.rows,
+                    lead,
+                    lead,
+                    ta=True,
+                    beta=beta,
+                    tf32=self.tf32,
+                ),
             ]
         whole, size = _even(count * q), g.rows * count * q
         return [
             _write(g, from_, cols, count, (q, whole, 1)),
             joining(self.dtype)(size, dy, scratch[2], size, q, count, to, whole),
-            Product(scratch[2], cols, sums, g.rows, k, count * q, whole, whole, lead, tb=True, beta=beta),
+            Product(
+                scratch[2], cols, sums, g.rows, k, count * q, whole, whole, lead, tb=True, beta=beta, tf32=self.tf32
+            ),
         ]
 
 
-def by_columns(c: Convolved, dtype: str) -> ColumnsPlan | ColumnsWeighPlan | None:
-    """The plan for a convolution of halves with as many rows and terms as pay; None otherwise."""
+def by_columns(c: Convolved, dtype: str, *, tf32: bool) -> ColumnsPlan | ColumnsWeighPlan | None:
+    """The plan for a convolution of halves (or of float32 that may be rounded to TF32) with as many rows and terms as
+    pay; None otherwise."""
     geo = c.geometry
     least = min(geo.mg, geo.cg) if c.kind == "input" else geo.mg
-    if dtype not in ("f16", "bf16") or geo.group > _GROUPS or least < _ROWS or geo.rows < _TERMS:
+    if dtype not in ("f16", "bf16", *(("f32",) if tf32 else ())):
         return None
-    found = ColumnsWeighPlan(c, dtype) if c.kind == "weight" else ColumnsPlan(c, dtype)
+    if geo.group > _GROUPS or least < _ROWS or geo.rows < _TERMS:
+        return None
+    found = (ColumnsWeighPlan if c.kind == "weight" else ColumnsPlan)(c, dtype, tf32=tf32)
     return found if found.fits else None

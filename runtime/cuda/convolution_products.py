@@ -31,8 +31,8 @@ def spread_bias(bias: Buffer, out: Buffer, *, last: bool) -> Call:
 class PointwisePlan:
     """Any of the three products."""
 
-    def __init__(self, c: Convolved, dtype: str) -> None:
-        self.c, self.dtype = c, dtype
+    def __init__(self, c: Convolved, dtype: str, *, tf32: bool) -> None:
+        self.c, self.dtype, self.tf32 = c, dtype, tf32
         self.parts = 0
         geo = c.geometry
         if c.kind == "weight" and not c.last and geo.batch > 1:
@@ -45,9 +45,7 @@ class PointwisePlan:
         """The parts."""
         return (TensorType(wide(self.dtype), (self.parts, *self.c.w)),) if self.parts else ()
 
-    def bind(
-        self, x: Buffer, w: Buffer, y: Buffer, bias: Buffer | None, scratch: Sequence[Buffer], *, tf32: bool = False
-    ) -> list[Call]:
+    def bind(self, x: Buffer, w: Buffer, y: Buffer, bias: Buffer | None, scratch: Sequence[Buffer]) -> list[Call]:
         """For each group."""
         out = {"output": y, "input": x, "weight": w}[self.c.kind]
         calls: list[Call] = [] if bias is None else [spread_bias(bias, out, last=self.c.last)]
@@ -57,11 +55,11 @@ class PointwisePlan:
             a, b = (v.at(group * step, (v.size - group * step,)) for v, step in zip((x, y), self._steps(), strict=True))
             part = w.at(group * geo.mg * geo.cg, (geo.mg * geo.cg,))
             if self.parts:
-                calls += self._sums(a, b, scratch[0], group, tf32=tf32)
+                calls += self._sums(a, b, scratch[0], group)
             elif self.c.last:
-                calls.append(self._rows(a, b, part, beta, tf32=tf32))
+                calls.append(self._rows(a, b, part, beta))
             else:
-                calls.append(self._images(a, b, part, beta, tf32=tf32))
+                calls.append(self._images(a, b, part, beta))
         if self.parts:
             calls.append(text.adding(self.dtype, False)(w.size, scratch[0], w, w.size, self.parts))
         return calls
@@ -72,29 +70,29 @@ class PointwisePlan:
         inner = 1 if self.c.last else geo.window.positions
         return geo.cg * inner, geo.mg * inner
 
-    def _rows(self, x: Buffer, y: Buffer, w: Buffer, beta: float, *, tf32: bool) -> Call:
+    def _rows(self, x: Buffer, y: Buffer, w: Buffer, beta: float) -> Call:
         """Channels last: every position is a row."""
         geo = self.c.geometry
         n, lx, ly = geo.batch * geo.window.positions, geo.group * geo.cg, geo.group * geo.mg
         if self.c.kind == "output":
-            return Product(x, w, y, n, geo.mg, geo.cg, lx, geo.cg, ly, tb=True, beta=beta, tf32=tf32)
+            return Product(x, w, y, n, geo.mg, geo.cg, lx, geo.cg, ly, tb=True, beta=beta, tf32=self.tf32)
         if self.c.kind == "input":
-            return Product(y, w, x, n, geo.cg, geo.mg, ly, geo.cg, lx, beta=beta, tf32=tf32)
-        return Product(y, x, w, geo.mg, geo.cg, n, ly, lx, geo.cg, ta=True, tf32=tf32)
+            return Product(y, w, x, n, geo.cg, geo.mg, ly, geo.cg, lx, beta=beta, tf32=self.tf32)
+        return Product(y, x, w, geo.mg, geo.cg, n, ly, lx, geo.cg, ta=True, tf32=self.tf32)
 
-    def _images(self, x: Buffer, y: Buffer, w: Buffer, beta: float, *, tf32: bool) -> Call:
+    def _images(self, x: Buffer, y: Buffer, w: Buffer, beta: float) -> Call:
         """Channels second: every image is a matrix."""
         geo = self.c.geometry
         p, (sx, sy) = geo.window.positions, (math.prod(self.c.x[1:]), math.prod(self.c.y[1:]))
         if self.c.kind == "output":
             return Product(w, x, y, geo.mg, p, geo.cg, geo.cg, p, p, beta=beta, batch=geo.batch, strides=(0, sx, sy),
-                           tf32=tf32)  # fmt: skip
+                           tf32=self.tf32)  # fmt: skip
         if self.c.kind == "input":
             return Product(w, y, x, geo.cg, p, geo.mg, geo.cg, p, p, ta=True, beta=beta, batch=geo.batch,
-                           strides=(0, sy, sx), tf32=tf32)  # fmt: skip
-        return Product(y, x, w, geo.mg, geo.cg, p, p, p, geo.cg, tb=True, tf32=tf32)
+                           strides=(0, sy, sx), tf32=self.tf32)  # fmt: skip
+        return Product(y, x, w, geo.mg, geo.cg, p, p, p, geo.cg, tb=True, tf32=self.tf32)
 
-    def _sums(self, x: Buffer, y: Buffer, parts: Buffer, group: int, *, tf32: bool) -> list[Call]:
+    def _sums(self, x: Buffer, y: Buffer, parts: Buffer, group: int) -> list[Call]:
         """A weight's gradient: part i adds up images i, i + parts, ..."""
         geo = self.c.geometry
         p, sx, sy = geo.window.positions, math.prod(self.c.x[1:]), math.prod(self.c.y[1:])
@@ -106,11 +104,11 @@ class PointwisePlan:
             a, b = (v.at(first * s, (v.size - first * s,)) for v, s in ((y, sy), (x, sx)))
             calls.append(
                 Product(a, b, target, geo.mg, geo.cg, p, p, p, geo.cg, tb=True, beta=1.0 if first else 0.0,
-                        batch=count, strides=(sy, sx, whole), tf32=tf32)
+                        batch=count, strides=(sy, sx, whole), tf32=self.tf32)
             )  # fmt: skip
         return calls
 
 
-def pointwise(c: Convolved, dtype: str) -> PointwisePlan | None:
+def pointwise(c: Convolved, dtype: str, *, tf32: bool) -> PointwisePlan | None:
     """The plan of a convolution that is a product of matrices; None where it is none."""
-    return PointwisePlan(c, dtype) if c.geometry.pointwise and c.geometry.group <= _GROUPS else None
+    return PointwisePlan(c, dtype, tf32=tf32) if c.geometry.pointwise and c.geometry.group <= _GROUPS else None

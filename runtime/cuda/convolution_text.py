@@ -136,14 +136,16 @@ _GATHER_LOOP = """    for (int step = first - 1; step < end; step++) {
 """
 #: a thread's column and its rows, in neighbouring columns; or, channels last, its row and its columns
 _ROW, _COLUMN = ("tid / BN + i * (TH / BN)", "tid % BN"), ("tid % BK", "tid / BK + i * (TH / BK)")
+#: or four neighbouring rows
+_FOURS = ("tid % (BK / 4) * 4 + i % 4", "tid / (BK / 4) + i / 4 * (TH / (BK / 4))")
 
 
 @functools.cache
-def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool) -> Kernel:
+def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool, fours: bool = False) -> Kernel:
     """A Gather: (packed weights, source, bias, result, columns).
 
     `result`: its element type; parts of sums go to places of their own, one after the other.  `pack`: four results
-    that are neighbours in memory are written at once.
+    that are neighbours in memory are written at once; `fours`: four channels are read at once.
     """
     wide = COMPUTE[g.dtype]
     head = f"    typedef {C_TYPES[g.dtype]} T;\n    typedef {wide} A;\n    typedef {C_TYPES[result]} O;\n"
@@ -160,7 +162,7 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool) -> Kernel
         for k, vs in (("SOURCE", source), ("TARGET", target))
         for n, v in zip(("IMAGE", "CHANNEL", "POSITION"), vs, strict=True)
     )
-    body = head + ";\n" + _PLACES + _SUMS + _gather_text(g, t) + _results(g.last, bias, pack)
+    body = head + ";\n" + _PLACES + _SUMS + _gather_text(g, t, _places(g, fours=fours)) + _results(g.last, bias, pack)
     size = f"long long columns, long long size, const {C_TYPES[g.dtype]}* bias"
     name = f"convolution_{g.dtype}_{t.bm}x{t.bn}"
     return Kernel(
@@ -168,18 +170,23 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool) -> Kernel
     )
 
 
-def _gather_text(g: Gather, t: Tile) -> str:
+def _places(g: Gather, *, fours: bool) -> tuple[str, str]:
+    """A thread's row and column number i of what is read."""
+    return _FOURS if fours else _COLUMN if g.last else _ROW
+
+
+def _gather_text(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
     text = _GATHER.replace("@Q", apart("q", g.count, ("q0", "q1", "q2")))
     places = [f"(q{i} * {g.step[i]} + {g.base[i]})" for i in range(3)]
     text = text.replace("@P", linear(g.target, places))
     for i in range(3):
         text = text.replace(f"@S{i}", f"q{i} * {g.scale[i]} + {g.origin[i]}")
-    row, column = _COLUMN if g.last else _ROW
+    row, column = places_of
     loop = _GATHER_LOOP.replace("@ROW", row).replace("@COLUMN", column)
-    return text + loop.replace("@LOAD", _gather_load(g, t)).replace("@MULTIPLY", _MULTIPLY.rstrip())
+    return text + loop.replace("@LOAD", _gather_load(g, t, places_of)).replace("@MULTIPLY", _MULTIPLY.rstrip())
 
 
-def _gather_load(g: Gather, t: Tile) -> str:
+def _gather_load(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
     """Reads what lies under the taps, for the next step."""
     kind = _kind(math.prod(g.source) * g.group * g.channels)
     within = [
@@ -189,7 +196,7 @@ def _gather_load(g: Gather, t: Tile) -> str:
     ]
     at = linear(g.source, ("i0", "i1", "i2"))
     offset = f"({kind})({at}) * SOURCE_POSITION + ({kind})c * SOURCE_CHANNEL"
-    row, column = _COLUMN if g.last else _ROW
+    row, column = places_of
     place = [
         f"int i{i} = start[{i}][j] + t{i} * {g.delta[i]};" if g.taps[i] > 1 else f"int i{i} = start[{i}][j];"
         for i in range(3)
@@ -203,6 +210,10 @@ def _gather_load(g: Gather, t: Tile) -> str:
             fixed = [common[0], common[1], *[line.replace(" + i * (TH / BN)", "") for line in own]]
             read = "b[i] = in ? widen(from[i * (TH / BN) * SOURCE_CHANNEL]) : 0;"
             return _block(fixed, [read])
+        if places_of is _FOURS:
+            own += ["Pack<T, 4> e;", "if (in) e = *(const Pack<T, 4>*)from;",
+                    "for (int l = 0; l < 4; l++) b[i + l] = in ? widen(e.of[l]) : 0;"]  # fmt: skip
+            return _block(common, own).replace("i++", "i += 4")
         return _block(common, [*own, "b[i] = in ? widen(*from) : 0;"])
     own = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", apart("t", taps, ("t0", "t1", "t2")),
            *place, f"const bool in = t < TAPS && {' && '.join(within)};",

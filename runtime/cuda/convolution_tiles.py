@@ -75,7 +75,9 @@ class GatherPlan:
         even = g.rows if g.last else g.positions if g.plain else 1
         pack = even % 4 == 0 and out.address % (4 * item) == 0 and self.size % 4 == 0
         parts = self.parts > 1
-        kernel = text.gather(g, t, result=out.dtype, bias=bias is not None and not parts, pack=pack)
+        fours = g.last and g.channels % t.bk == 0 and t.bk * t.bn % (4 * t.threads) == 0
+        fours = fours and source.address % (4 * source.type.numpy.itemsize) == 0
+        kernel = text.gather(g, t, result=out.dtype, bias=bias is not None and not parts, pack=pack, fours=fours)
         grid = (t.count(g.rows, columns) * g.group, self.parts)
         return kernel.blocks(*grid, args=(packed, source, out, columns, self.size, None if parts else bias))
 

@@ -1,6 +1,6 @@
-"""The provider "cudnn": convolutions by cuDNN, through nvidia-cudnn-frontend.
+"""The providers "cudnn" and "cudnn_tf32": convolutions by cuDNN, through nvidia-cudnn-frontend.
 
-It is there where that package and a device are.  A plan is what cuDNN's heuristics like best of the engines that give
+They are there where that package and a device are.  A plan is what cuDNN's heuristics like best of the engines that give
 the same bits at every run, add up sums as they are defined (no FFT, no Winograd) and need no more than `WORKSPACE`;
 whatever cuDNN does not plan is left to the other providers.  Plans are kept: an operator has one in a process.
 
@@ -198,14 +198,16 @@ def biasing(dtype: str) -> Kernel:
 
 
 class Cudnn:
-    """Convolutions that are neither depthwise nor products of matrices."""
+    """Convolutions that are neither depthwise nor products of matrices.
 
-    name = "cudnn"
-    #: whether float32 factors may be rounded to TF32 (11 bits)
-    tf32 = False
+    `tf32`: of float32 only, with factors that may be rounded to TF32 (11 bits).
+    """
+
+    def __init__(self, *, tf32: bool = False) -> None:
+        self.tf32, self.name = tf32, "cudnn_tf32" if tf32 else "cudnn"
 
     def _found(self, op: Operator) -> tuple[Convolved, str, Plan] | None:
-        c = convolved(op, FLOATS)
+        c = convolved(op, ("f32",) if self.tf32 else FLOATS)
         if c is None or len(c.geometry.window.out) > 3 or c.geometry.pointwise:
             return None
         if c.geometry.cg == 1 and c.geometry.group > 1:
@@ -264,3 +266,4 @@ def _turns(c: Convolved) -> bool:
 
 if not unavailable():
     register(Cudnn())
+    register(Cudnn(tf32=True))

@@ -20,7 +20,7 @@ from ..loop_plan import Sum, Types, compact, merged, outputs
 from .families import Buffers, Family, family
 from .kernel import Buffer, Call, Kernel
 from .loop_columns import Columns, across, chunks_of, together
-from .loop_elements import THREADS, Elements, Operand
+from .loop_elements import Elements, Operand
 from .loop_many import Part, many
 from .loop_parts import MOST_LANES, WIDE, aligned, divisor, lanes
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: elements from which on a thread that reads little has two vectors; operands that are little
 _TWICE, _FEW = 1 << 20, 2
+#: vectors of a thread one after another, where its block waits for scalars; elements from which on that is worth it
+_TURNS, _WORTH_TURNS = 4, 1 << 15
 #: elements from which on an update is a launch of its own, right behind what makes the gradient
 _LARGE = 1 << 19
 
@@ -74,11 +76,6 @@ class Plan:
         """Whether indices take 64 bits."""
         return self.size >= WIDE
 
-    @property
-    def twice(self) -> int:
-        """Vectors of a thread."""
-        return 2 if sum(o.full for o in self.operands) <= _FEW and self.size >= _TWICE else 1
-
     def scratch(self) -> tuple[TensorType, ...]:
         """The chunks' sums."""
         count = self.chunks[1]
@@ -105,7 +102,7 @@ class Plan:
 def plan(op: Op, ins: Types, outs: Types) -> Plan:
     """The plan for an operator that `loops` accepts."""
     exprs, sums = outputs(op, ins, outs)
-    sizes, patterns = merged(iteration(op, ins, outs), [t and t.shape for t in ins], last=bool(sums))
+    sizes, patterns = merged(iteration(op, ins, outs), [None if t is None else t.shape for t in ins], last=bool(sums))
     whole = {d for d, size in enumerate(sizes) if size != 1}
     full = tuple(i for i, x in enumerate(exprs) if x is not None and all(s.output != i for s in sums))
     roots, reads = compact([x for i in (*full, *(s.output for s in sums)) if (x := exprs[i]) is not None])
@@ -117,15 +114,27 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
 
 
 @functools.lru_cache(maxsize=1 << 13)
-def _elements(p: Plan, *, vectors: bool) -> Kernel:
+def _elements(p: Plan, *, vectors: bool) -> Elements:
     width = p.lanes(vectors=vectors)
     inside = len(p.sizes) == 1 or p.columns % width == 0
-    return Elements(len(p.sizes), p.operands, p.roots, width, inside, p.twice, p.wide).kernel()
+    made = Elements(len(p.sizes), p.operands, p.roots, width, inside, wide=p.wide)
+    if made.slow:
+        return dataclasses.replace(made, turns=_TURNS if p.size >= _WORTH_TURNS else 1)
+    few = sum(o.full for o in p.operands) <= _FEW and p.size >= _TWICE
+    return dataclasses.replace(made, ahead=2 if few else 1)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def _kernel(made: Elements) -> Kernel:
+    return made.kernel()
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _many(p: Plan, aliases: tuple[int, ...]) -> Kernel:
-    return many(Elements(1, p.operands, p.roots, p.lanes(vectors=True), True), aliases)
+def _many(p: Plan, aliases: tuple[int, ...]) -> tuple[Kernel, int]:
+    """The kernel of many such updates, and the elements of a block."""
+    made = Elements(1, p.operands, p.roots, p.lanes(vectors=True), True)
+    made = dataclasses.replace(made, turns=_TURNS if made.slow else 1)
+    return many(made, aliases), made.per_block
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -164,8 +173,8 @@ class Loops(Family):
             return _bind_sums(p, given, full, [b for s in p.sums if (b := outs[s.output])], scratch, vectors=vectors)
         if not p.size:
             return []
-        work = -(-p.size // (p.lanes(vectors=vectors) * p.twice))
-        launch = _elements(p, vectors=vectors)(work, *given, *full, p.size, *p.divisors(), block=THREADS)
+        made = _elements(p, vectors=vectors)
+        launch = _kernel(made).blocks(-(-p.size // made.per_block), args=(*given, *full, p.size, *p.divisors()))
         part = _part(op, p, given, full) if vectors and op.op.updates and p.size < _LARGE else None
         return [launch if part is None else dataclasses.replace(launch, part=part)]
 
@@ -177,7 +186,8 @@ def _part(op: Operator, p: Plan, given: list[Buffer], full: list[Buffer]) -> Par
         return None
     scalars = tuple(b for b, o in zip(given, p.operands, strict=True) if o.scalar)
     arrays = tuple(b for b, o in zip(given, p.operands, strict=True) if o.full)
-    return Part(_many(p, tuple(aliases)), scalars, arrays, THREADS * p.lanes(vectors=True))
+    kernel, per_block = _many(p, tuple(aliases))
+    return Part(kernel, scalars, arrays, per_block)
 
 
 def _bind_sums(

@@ -1,169 +1,232 @@
-"""Resizing and its gradient: all axes at once, a thread for each result.
+"""Resize and its gradient: one launch for each resized axis, weights worked out where they are needed.
 
-Along an axis, each result is a sum of a few elements with weights (ops/resize_maps.py): those tables are worked out
-when the operator is bound and written before each use, so that nothing else has to live on the device.
+The arithmetic of coordinates is that of `ops/resize_maps`: float32 for `nearest`, whose ties depend on it, float64
+else.  Gradients are gathered: coordinates grow with the position, so that those who read an element are neighbours.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ...ops.resize import Resize
-from ...ops.resize_maps import indices, matrix, outside
-from ...types import FLOATS, TensorType
+from ...types import TensorType
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
-from .traced_kernels import WALK, joined, walk
-from .traced_steps import Table, View
+from .kernel import C_TYPES, COMPUTE, Buffer, Call, Copy, Fill, Kernel
+from .loop_parts import WIDE, division, divisor
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: axes that are resized together
-_AXES = 4
+#: rows of a thread, which share its weights
+_ROWS = 4
+#: where a position lies in the input; s: the scale, K: the type of coordinates
+_COORDINATES = {
+    "half_pixel": "(x + K(0.5)) / s - K(0.5)",
+    "pytorch_half_pixel": "out > 1 ? (x + K(0.5)) / s - K(0.5) : K(0)",
+    "align_corners": "out > 1 ? x * (K(size - 1) / K(out - 1)) : K(0)",
+    "asymmetric": "x / s",
+    "half_pixel_symmetric": "K(size / 2.0) * (1 - K(out) / (s * K(size))) + ((x + K(0.5)) / s - K(0.5))",
+    "tf_half_pixel_for_nn": "(x + K(0.5)) / s",
+}
+_NEAREST = {
+    "round_prefer_floor": "ceilf(at - 0.5f)",
+    "round_prefer_ceil": "floorf(at + 0.5f)",
+    "floor": "floorf(at)",
+    "ceil": "ceilf(at)",
+}
+_CUBIC = "d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : d < 2 ? ((a * d - 5 * a) * d + 8 * a) * d - 4 * a : 0.0"
 
 
 @dataclass(frozen=True)
-class Map:
-    """Along one axis: which elements [rows, terms], and with which weights; -1 in front: a row without any."""
+class Rule:
+    """What the text depends on; `scaled`: weights are divided by their sum."""
 
-    axis: int
-    index: np.ndarray
-    weights: np.ndarray
+    mode: str
+    coordinates: str
+    nearest: str
+    exclude: bool
+    scaled: bool
+
+    @property
+    def before(self) -> str:
+        """Coordinates, weights, and the first position whose lowest element is at least `v`."""
+        kind, nearest = ("float", True) if self.mode == "nearest" else ("double", False)
+        low = f"min(max((int){_NEAREST[self.nearest]}, 0), size - 1)" if nearest else "(int)floor(at)"
+        text = f"""
+typedef {kind} K;
+DEVICE K place(int position, int size, int out, double scale)
+{{
+    const K x = (K)position, s = (K)scale;
+    return {_COORDINATES[self.coordinates]};
+}}
+DEVICE int lowest(int position, int size, int out, double scale)
+{{
+    const K at = place(position, size, out, scale);
+    return {low};
+}}
+DEVICE int from_where(int v, int size, int out, double scale)
+{{
+    int first = 0, last = out;
+    while (first < last) {{
+        const int middle = (first + last) / 2;
+        if (lowest(middle, size, out, scale) >= v) last = middle;
+        else first = middle + 1;
+    }}
+    return first;
+}}
+"""
+        if nearest:
+            return text
+        weight = "d < 1 ? 1 - d : 0.0" if self.mode == "linear" else _CUBIC
+        inside = "    if (low + t < 0 || low + t >= size) return 0;\n" if self.exclude else ""
+        return f"""{text}
+// of the element t behind the lowest, r behind which the position is
+DEVICE double weight(int t, double r, int low, int size, double shrink, double a)
+{{
+{inside}    const double d = fabs(t - r) * shrink;
+    return {weight};
+}}
+"""
+
+    @property
+    def total(self) -> str:
+        """The sum of a position's weights."""
+        if not (self.exclude or self.scaled):
+            return "const double total = 1;"
+        return "double total = 0; for (int t = 1 - reach; t <= reach; t++) total += weight(t, r, low, size, shrink, a);"
 
 
-@functools.lru_cache(maxsize=512)
-def maps(op: Any, before: tuple[int, ...], after: tuple[int, ...], work: str) -> tuple[Map, ...]:
-    """The resized axes of what turns a tensor of shape `before` into one of shape `after`."""
-    back = not isinstance(op, Resize)
-    small, large = (after, before) if back else (before, after)
-    found = []
-    for axis, span in op.maps(small, large):
-        size = small[axis], large[axis], span
-        if op.mode == "nearest" and not back:
-            index = indices(op._key(), *size)[:, None].astype(np.int32)
-            weights = np.ones(index.shape, work)
-        else:
-            index, weights = _terms(matrix(op._key(), *size, work), back=back)
-        if not back and op.coordinate_transformation_mode == "tf_crop_and_resize":
-            index[outside(op._key(), *size)] = -1
-        found.append(Map(axis, index, weights))
-    return tuple(sorted(found, key=lambda m: m.axis))
+_ADD = """#pragma unroll
+            for (int l = 0; l < ROWS; l++)
+                if (l < here) s[l] += w * (A)widen(x[((top + l) * (long long)far + {0}) * inner.by + c]);"""
 
 
-def _terms(m: np.ndarray, *, back: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's elements that are not 0, in order, as many for every row."""
-    m = m.T if back else m
-    terms = max(int(np.count_nonzero(m, axis=1).max(initial=0)), 1)
-    index = np.argsort(m == 0, axis=1, kind="stable")[:, :terms].astype(np.int32)
-    return index, np.take_along_axis(m, index.astype(np.int64), axis=1)
+def _forward(rule: Rule) -> str:
+    if rule.mode == "nearest":
+        return """    const int from = lowest(p, size, out, scale);
+    #pragma unroll
+    for (int l = 0; l < ROWS; l++)
+        if (l < here) y[at + l * step] = x[((top + l) * (long long)far + from) * inner.by + c];
+"""
+    return f"""    const double z = place(p, size, out, scale), r = z - floor(z);
+    const int low = (int)floor(z);
+    {rule.total}
+    A s[ROWS] = {{}};
+    for (int t = 1 - reach; t <= reach; t++) {{
+            const A w = (A)(weight(t, r, low, size, shrink, a) / total);
+            const int from = min(max(low + t, 0), size - 1);
+            {_ADD.format("from")}
+    }}
+"""
+
+
+def _backward(rule: Rule) -> str:
+    if rule.mode == "nearest":
+        return f"""    const int first = from_where(p, size, out, scale), stop = from_where(p + 1, size, out, scale);
+    A s[ROWS] = {{}};
+    const A w = 1;
+    for (int o = first; o < stop; o++) {{
+            {_ADD.format("o")}
+    }}
+"""
+    return f"""    const int first = p == 0 ? 0 : from_where(p - reach, size, out, scale);
+    const int stop = p == size - 1 ? out : from_where(p + reach, size, out, scale);
+    A s[ROWS] = {{}};
+    for (int o = first; o < stop; o++) {{
+            const double z = place(o, size, out, scale), r = z - floor(z);
+            const int low = (int)floor(z);
+            {rule.total}
+            double mine = 0;
+            for (int t = 1 - reach; t <= reach; t++)
+                if (min(max(low + t, 0), size - 1) == p) mine += weight(t, r, low, size, shrink, a);
+            const A w = (A)(mine / total);
+            {_ADD.format("o")}
+    }}
+"""
 
 
 @functools.cache
-def kernel(dtype: str, count: int, *, nearest: bool) -> Kernel:
-    """Sums over `count` axes; `nearest`: one element as it is.  `edge`: what is outside."""
-    t, a = C_TYPES[dtype], COMPUTE[dtype]
-    lines, pad, place = [], "    ", "at[1]"
-    for k in range(count):
-        if not nearest:
-            lines.append(f"{pad}for (int t{k} = 0; t{k} < terms{k}; t{k}++) {{")
-            pad += "    "
-        lines.append(f"{pad}const long long p{k} = at[{2 + k}]{'' if nearest else f' * terms{k} + t{k}'};")
-        lines.append(f"{pad}const int i{k} = index{k}[p{k}];")
-        lines.append(f"{pad}inside &= i{k} >= 0;")
-        if not nearest:
-            lines.append(f"{pad}const {a} w{k} = {f'w{k - 1} * ' if k else ''}weights{k}[p{k}];")
-        place += f" + i{k} * step{k}"
-    if nearest:
-        lines.append(f"{pad}out[at[0]] = inside ? x[{place}] : narrow<{t}>(({a})edge);")
-    else:
-        lines.append(f"{pad}if (inside) a += w{count - 1} * widen(x[{place}]);")
-        lines += ["    " * (count - k) + "}" for k in range(count)]
-        lines.append(f"    out[at[0]] = narrow<{t}>(inside ? a : ({a})edge);")
-    body = (
-        f"""    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= w.size) return;
-    long long at[{2 + count}];
-    find(w, i, at);
-    bool inside = true;
+def along(rule: Rule, given: str, made: str, *, back: bool, wide: bool) -> Kernel:
+    """One axis of [rows, far, inner] resized to [rows, near, inner]; `back`: the gradient of that."""
+    size, out = ("(int)near.by", "far") if back else ("far", "(int)near.by")
+    moves = rule.mode == "nearest" and not back
+    body = f"""    {"" if moves else f"typedef {COMPUTE[made]} A;"}
+    enum {{ ROWS = {_ROWS} }};
+    const long long me = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (me >= work) return;
+    const Index e = (Index)me, q = over(e, inner), c = e - q * (Index)inner.by, group = over(q, near);
+    const int p = (int)(q - group * (Index)near.by), size = {size}, out = {out};
+    const long long top = (long long)group * ROWS, step = (long long)near.by * inner.by;
+    const long long at = top * step + p * (long long)inner.by + c;
+    const int here = (int)min((long long)ROWS, rows - top);
 """
-        + ("" if nearest else f"    {a} a = 0;\n")
-        + "\n".join(lines)
+    body += _backward(rule) if back else _forward(rule)
+    if not moves:
+        body += f"""    #pragma unroll
+    for (int l = 0; l < ROWS; l++)
+        if (l < here) y[at + l * step] = narrow<{C_TYPES[made]}>(s[l]);
+"""
+    parameters = (
+        f"const {C_TYPES[given]}* x, {C_TYPES[made]}* y, long long work, long long rows, Divisor inner, Divisor near, "
+        "int far, double scale, int reach, double shrink, double a"
     )
-    more = "".join(
-        f", const int* index{k}, long long step{k}" + ("" if nearest else f", const {a}* weights{k}, int terms{k}")
-        for k in range(count)
-    )
-    name = f"resize_{dtype}_{count}" + "_nearest" * nearest
-    return Kernel(name, f"Walk<{2 + count}> w, {t}* out, const {t}* x, double edge{more}", body, WALK)
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    name = f"resize_{rule.mode}{'_back' if back else ''}_{given}_{made}{'_wide' if wide else ''}"
+    return Kernel(name, parameters, body, division(wide=wide) + rule.before)
 
 
 @family("Resize", "ResizeGrad")
 class Resizing(Family):
-    """Tables, and one launch."""
+    """Axis by axis."""
 
     def accepts(self, op: Operator) -> bool:
-        """Any element type where one element is taken, else floats; a few axes."""
-        x, y = op.inputs[0], op.outputs[0]
-        if x is None or y is None or x.dtype not in C_TYPES or len(y.shape) > 6:
-            return False
-        found = self._maps(op)
-        return 0 < len(found) <= _AXES and (x.dtype in FLOATS or self._nearest(op))
+        """All modes of coordinates but tf_crop_and_resize; all types for `nearest`, else floats."""
+        rule: Any = op.op
+        kinds = {v.dtype for v in (*op.reads(), *op.writes())}
+        forward = rule.mode == "nearest" and rule.name == "Resize"
+        there = kinds <= (set(C_TYPES) if forward else {"f16", "bf16", "f32", "f64"})
+        return there and rule.coordinate_transformation_mode in _COORDINATES and min(rule.scales, default=1) > 0
 
-    def _maps(self, op: Operator) -> tuple[Map, ...]:
-        x, y = op.inputs[0], op.outputs[0]
-        assert x is not None and y is not None
-        return maps(op.op, x.type.shape, y.type.shape, "float64" if x.dtype == "f64" else "float32")
-
-    @staticmethod
-    def _nearest(op: Operator) -> bool:
-        return isinstance(op.op, Resize) and op.op.mode == "nearest"
+    def _steps(self, op: Operator) -> Iterator[tuple[int, float, tuple[int, ...], tuple[int, ...]]]:
+        """(axis, scale, shape before, shape after), in order."""
+        rule: Any = op.op
+        (x,), (y,) = ([v.shape for v in vs if v is not None] for vs in (op.inputs, op.outputs))
+        back = rule.name == "ResizeGrad"
+        maps = rule.maps(*((y, x) if back else (x, y)))
+        now = tuple(x)
+        for axis, span in reversed(maps) if back else maps:
+            after = (*now[:axis], y[axis], *now[axis + 1 :])
+            yield axis, span[0], now, after
+            now = after
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """The tables."""
-        work = "f64" if op.inputs[0] is not None and op.inputs[0].dtype == "f64" else "f32"
-        found = []
-        for m in self._maps(op):
-            found.append(TensorType("i32", m.index.shape))
-            if not self._nearest(op):
-                found.append(TensorType(work, m.index.shape))
-        return tuple(found)
+        """What each axis leaves to the next; halves in float."""
+        rule: Any = op.op
+        t = next(iter(op.reads())).type
+        wide = t.dtype in ("f16", "bf16") and (rule.mode != "nearest" or rule.name == "ResizeGrad")
+        return tuple(TensorType("f32" if wide else t.dtype, s[3]) for s in list(self._steps(op))[:-1])
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Tables first."""
-        x, out = ins[0], outs[0]
-        assert x is not None and out is not None
-        if not out.size:
-            return []
-        found, nearest = self._maps(op), self._nearest(op)
-        room, calls, args = iter(scratch), [], []
-        steps = _strides(x.shape)
-        for m in found:
-            index = next(room)
-            calls += _table(index, m.index)
-            args += [index, steps[m.axis]]
-            if not nearest:
-                weights = next(room)
-                calls += _table(weights, m.weights)
-                args += [weights, m.index.shape[1]]
-        axes = [m.axis for m in found]
-        places = [[int(i == a) for i in range(len(out.shape))] for a in axes]
-        still = [0 if i in axes else s for i, s in enumerate(steps)]
-        w = walk(*joined(out.shape, [_strides(out.shape), still, *places]))
-        edge = float(getattr(op.op, "extrapolation_value", 0.0))
-        return [*calls, kernel(out.dtype, len(found), nearest=nearest)(out.size, w, out, x, edge, *args)]
+        """One launch an axis."""
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        steps = list(self._steps(op))
+        if not steps or not x.size or not y.size:
+            return [] if not y.size else [Copy(y, x)] if x.size else [Fill(y)]
+        stages = [x, *scratch, y]
+        return [self._along(op.op, *s, a, b) for s, a, b in zip(steps, stages, stages[1:], strict=False)]
 
-
-def _table(target: Buffer, contents: np.ndarray) -> list[Call]:
-    flat = View(("table", 0), 0, target.shape, (), target.dtype)
-    return Table(flat, np.ascontiguousarray(contents).tobytes()).calls(lambda _: target)
+    def _along(
+        self, op: Any, axis: int, scale: float, before: Sequence[int], after: Sequence[int], x: Buffer, y: Buffer
+    ) -> Call:
+        shrink = min(scale, 1.0) if op.antialias and op.mode != "nearest" else 1.0
+        reach = math.ceil({"nearest": 0, "linear": 1, "cubic": 2}[op.mode] / shrink)
+        rule = Rule(op.mode, op.coordinate_transformation_mode, op.nearest_mode, bool(op.exclude_outside), shrink < 1.0)
+        rows, inner = math.prod(before[:axis]), math.prod(before[axis + 1 :])
+        work = -(-rows // _ROWS) * after[axis] * inner
+        wide = max(work, 1) >= WIDE
+        k = along(rule, x.dtype, y.dtype, back=op.name == "ResizeGrad", wide=wide)
+        sizes = (divisor(inner, wide=wide), divisor(after[axis], wide=wide), before[axis])
+        return k(work, x, y, work, rows, *sizes, scale, reach, shrink, op.cubic_coeff_a)

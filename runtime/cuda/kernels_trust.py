@@ -1,6 +1,6 @@
-"""Norms of whole tensors, and the updates that need them (LAMB, LARS): sums of squares in f64, block by block.
+"""What is asked of whole tensors, and the updates that need it: norms, whether all is finite, LAMB, LARS.
 
-A block sums a span of elements; one block adds up all spans, in order.
+A block looks at a span of elements; one block puts the spans' answers together, in order.  Sums of squares are f64.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ DEVICE double sum_of(const double* parts, long long count)
 
 @functools.cache
 def squares(dtype: str) -> Kernel:
-    """parts[block] = Σ x² of its span."""
+    """parts[block] = Σ (x · factor)² of its span; without a factor it is 1."""
     body = f"""    double a = 0;
-{_SPAN}        const double v = (double)widen(x[i]);
+    const double by = factor ? (double)*factor : 1;
+{_SPAN}        const double v = (double)widen(x[i]) * by;
         a += v * v;
     }}
     a = block_reduce(a, Plus());
     if (threadIdx.x == 0)
         parts[blockIdx.x] = a;
 """
-    return Kernel(f"squares_{dtype}", f"const {C_TYPES[dtype]}* x, double* parts, long long n", body)
+    parameters = f"const {C_TYPES[dtype]}* x, const float* factor, double* parts, long long n"
+    return Kernel(f"squares_{dtype}", parameters, body)
 
 
 @functools.cache
@@ -84,13 +86,69 @@ class GlobalNorm(Family):
         for x in ins:
             if x is not None and x.size:
                 count = spans(x.size)
-                calls.append(squares(x.dtype).blocks(count, args=(x, parts.at(done, (count,)), x.size)))
+                calls.append(squares(x.dtype).blocks(count, args=(x, None, parts.at(done, (count,)), x.size)))
                 done += count
         return [*calls, root(out.dtype).blocks(1, args=(parts, out, done))]
 
 
+@functools.cache
+def infinite(dtype: str) -> Kernel:
+    """parts[block] = whether an element of its span is infinite or NaN."""
+    body = f"""    int a = 0;
+{_SPAN}        const {COMPUTE[dtype]} v = widen(x[i]), zero = v - v;
+        a |= zero != 0;
+    }}
+    a = block_reduce(a, Larger());
+    if (threadIdx.x == 0)
+        parts[blockIdx.x] = a;
+"""
+    return Kernel(f"infinite_{dtype}", f"const {C_TYPES[dtype]}* x, int* parts, long long n", body)
+
+
+@functools.cache
+def inverse() -> Kernel:
+    """1 / scale, or 0 where a part says so."""
+    body = """    int a = 0;
+    for (long long i = threadIdx.x; i < count; i += blockDim.x)
+        a |= parts[i];
+    a = block_reduce(a, Larger());
+    if (threadIdx.x == 0)
+        *out = a ? 0.0f : 1.0f / *scale;
+"""
+    return Kernel("inverse_if_finite", "const int* parts, const float* scale, float* out, long long count", body)
+
+
+@family("InverseIfFinite")
+class InverseIfFinite(Family):
+    """A launch for each gradient, and one that decides."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats."""
+        return all(v.dtype in FLOATS for v in op.reads())
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """An answer for each span."""
+        return (TensorType("i32", (sum(spans(v.type.size) for v in (*op.reads(),)[1:]),)),)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Gradient by gradient."""
+        (parts,), scale, out = scratch, ins[0], outs[0]
+        calls: list[Call] = []
+        done = 0
+        for x in ins[1:]:
+            if x is not None and x.size:
+                count = spans(x.size)
+                calls.append(infinite(x.dtype).blocks(count, args=(x, parts.at(done, (count,)), x.size)))
+                done += count
+        return [*calls, inverse().blocks(1, args=(parts, scale, out, done))]
+
+
 # -- LAMB -------------------------------------------------------------------------------------------------------------
 
+_UNSCALE = """\
+    if (unscale && *unscale == 0) return;  // skipped: all keep their bits
+    const A by_scale = unscale ? (A)*unscale : (A)1;
+"""
 _NUMBERS = """\
     __shared__ A numbers[2];
     if (threadIdx.x == 0) {
@@ -108,7 +166,7 @@ def _lamb_parameters(w: str, g: str, work: str) -> str:
     a = COMPUTE[work]
     return (
         f"{C_TYPES[w]}* w, const {C_TYPES[g]}* g, {a}* m, {a}* v, const long long* step, double beta1, double beta2, "
-        "double epsilon, double weight_decay, long long n"
+        "double epsilon, double weight_decay, const float* unscale, long long n"
     )
 
 
@@ -116,9 +174,9 @@ def _lamb_parameters(w: str, g: str, work: str) -> str:
 def lamb_moments(w: str, g: str, work: str) -> Kernel:
     """m and v, and of each span Σ w² and Σ r²."""
     body = f"""    typedef {COMPUTE[work]} A;
-{_NUMBERS}    const A keep1 = (A)beta1, keep2 = (A)beta2, new1 = (A)(1.0 - beta1), new2 = (A)(1.0 - beta2);
+{_UNSCALE}{_NUMBERS}    const A keep1 = (A)beta1, keep2 = (A)beta2, new1 = (A)(1.0 - beta1), new2 = (A)(1.0 - beta2);
     double ww = 0, rr = 0;
-{_SPAN}        const A x = (A)widen(w[i]), y = (A)widen(g[i]), y2 = y * y;
+{_SPAN}        const A x = (A)widen(w[i]), y = (A)widen(g[i]) * by_scale, y2 = y * y;
         const A a1 = m[i] * keep1, a2 = y * new1, a = a1 + a2;
         const A b1 = v[i] * keep2, b2 = y2 * new2, b = b1 + b2;
         m[i] = a;
@@ -140,7 +198,7 @@ def lamb_moments(w: str, g: str, work: str) -> Kernel:
 def lamb_step(w: str, g: str, work: str) -> Kernel:
     """w - lr · trust · r."""
     body = f"""    typedef {COMPUTE[work]} A;
-{_NUMBERS}    const A by = *local;
+{_UNSCALE}{_NUMBERS}    const A by = *local;
 {_SPAN}        const A x = (A)widen(w[i]), a = m[i], b = v[i];
 {_DIRECTION}        const A down = r * by;
         w[i] = narrow<{C_TYPES[w]}>(x - down);
@@ -181,14 +239,14 @@ class Lamb(Trust):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Three launches."""
-        w, g, m, v, rate, step = ins[:6]
+        w, g, m, v, rate, step, unscale = ins[:7]
         parts, local = scratch
         assert w is not None and g is not None and rate is not None
         if not w.size:
             return []
         o: Any = op.op
         kinds, count = (w.dtype, g.dtype, local.dtype), spans(w.size)
-        args = (w, g, m, v, step, o.beta1, o.beta2, o.epsilon, o.weight_decay, w.size)
+        args = (w, g, m, v, step, o.beta1, o.beta2, o.epsilon, o.weight_decay, unscale, w.size)
         return [
             lamb_moments(*kinds).blocks(count, args=(*args, parts)),
             lamb_trust(rate.dtype, local.dtype).blocks(1, args=(parts, rate, local, count)),
@@ -217,8 +275,9 @@ def lars_trust(rate: str, work: str) -> Kernel:
 def lars_step(w: str, g: str, work: str) -> Kernel:
     """v ← momentum·v + local·(g + weight_decay·w), w ← w - v."""
     body = f"""    typedef {COMPUTE[work]} A;
-    const A by = *local, keep = (A)momentum, decay = (A)weight_decay;
-{_SPAN}        const A x = (A)widen(w[i]), kept = v[i] * keep, e = x * decay, t = e + (A)widen(g[i]), d = t * by;
+{_UNSCALE}    const A by = *local, keep = (A)momentum, decay = (A)weight_decay;
+{_SPAN}        const A x = (A)widen(w[i]), y = (A)widen(g[i]) * by_scale, kept = v[i] * keep, e = x * decay;
+        const A t = e + y, d = t * by;
         const A moved = kept + d;
         v[i] = moved;
         w[i] = narrow<{C_TYPES[w]}>(x - moved);
@@ -226,7 +285,7 @@ def lars_step(w: str, g: str, work: str) -> Kernel:
 """
     a = COMPUTE[work]
     return Kernel(f"lars_step_{w}_{g}", f"{C_TYPES[w]}* w, const {C_TYPES[g]}* g, {a}* v, const {a}* local, "
-                  "double momentum, double weight_decay, long long n", body)  # fmt: skip
+                  "double momentum, double weight_decay, const float* unscale, long long n", body)  # fmt: skip
 
 
 @family("LarsUpdate")
@@ -235,7 +294,7 @@ class Lars(Trust):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Four launches."""
-        w, g, v, rate = ins[:4]
+        w, g, v, rate, unscale = ins[:5]
         parts, local = scratch
         assert w is not None and g is not None and rate is not None
         if not w.size:
@@ -245,8 +304,8 @@ class Lars(Trust):
         numbers = o.coefficient, o.weight_decay, o.epsilon
         step = lars_step(w.dtype, g.dtype, local.dtype)
         return [
-            squares(w.dtype).blocks(count, args=(w, parts.at(0, (count,)), w.size)),
-            squares(g.dtype).blocks(count, args=(g, parts.at(count, (count,)), w.size)),
+            squares(w.dtype).blocks(count, args=(w, None, parts.at(0, (count,)), w.size)),
+            squares(g.dtype).blocks(count, args=(g, unscale, parts.at(count, (count,)), w.size)),
             lars_trust(rate.dtype, local.dtype).blocks(1, args=(parts, rate, local, count, *numbers)),
-            step.blocks(count, args=(w, g, v, local, o.momentum, o.weight_decay, w.size)),
+            step.blocks(count, args=(w, g, v, local, o.momentum, o.weight_decay, unscale, w.size)),
         ]

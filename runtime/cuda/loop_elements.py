@@ -41,7 +41,7 @@ class Elements:
     """A kernel over `dims` merged dimensions.
 
     `lanes`: elements of a vector; `inside`: they never leave the innermost dimension; `ahead`: vectors that a thread
-    reads before it computes; `wide`: sizes beyond 31 bits.
+    reads before it computes; `turns`: vectors that it works on one after another; `wide`: sizes beyond 31 bits.
     """
 
     dims: int
@@ -50,7 +50,24 @@ class Elements:
     lanes: int
     inside: bool
     ahead: int = 1
+    turns: int = 1
     wide: bool = False
+
+    @property
+    def per_block(self) -> int:
+        """Elements of a block."""
+        return self.step * self.ahead * self.turns
+
+    @property
+    def scalars(self) -> tuple[list[Expr], list[Expr]]:
+        """The outputs with what depends on scalars only as further inputs; those."""
+        varies = [frozenset([0] if o.full else o.dims) for o in self.operands]
+        return hoisted(self.outputs, varies, len(self.operands), frozenset())
+
+    @property
+    def slow(self) -> bool:
+        """Whether a block waits for long functions of scalars before it begins."""
+        return any(x.fn in _LONG for x in nodes(self.scalars[1]))
 
     @property
     def coordinates(self) -> Coordinates:
@@ -70,18 +87,18 @@ class Elements:
         Others may stand in their place, with statements (`head`) that make x0, ..., y0, ... and n, and the number of
         the block among those of one array.
         """
-        roots, once = hoisted(
-            self.outputs, [frozenset([0] if o.full else o.dims) for o in self.operands], len(self.operands), frozenset()
-        )
+        roots, once = self.scalars
         inputs = [f"i{j}" for j in range(len(self.operands))]
         first, names = code(once, inputs, "s")
+        if self.slow:
+            first, names = _by_one_thread(first, once, names), [f"once{j}" for j in range(len(once))]
         text = [
             *head,
             *(f"const {COMPUTE[o.dtype]} i{j} = widen(x{j}[0]);" for j, o in enumerate(self.operands) if o.scalar),
-            f"const long long start = ({block} * {THREADS * self.ahead} + threadIdx.x) * {self.lanes};",
+            f"const long long start = ({block} * {self.per_block // self.lanes} + threadIdx.x) * {self.lanes};",
             *self.read(),
-            *(_by_one_thread(first, once, names) if _long(once) else first),
-            *self.work(roots, [*inputs, *([f"once{j}" for j in range(len(once))] if _long(once) else names)]),
+            *first,
+            *self.work(roots, [*inputs, *names]),
         ]
         taken = ", ".join(parameters or self.parameters())
         before = VECTORS + (division(wide=self.wide) if self.dims > 1 else "") + before
@@ -97,12 +114,12 @@ class Elements:
         ]
 
     def read(self) -> list[str]:
-        """Vectors of the full operands: all that this thread will need."""
+        """Vectors of the full operands: all that this thread will need, unless it takes turns."""
         full = [j for j, o in enumerate(self.operands) if o.full]
+        if not full or self.turns > 1:
+            return []
         if self.ahead == 1:
             return [f"const auto a{j} = fetch<{self.kind(j)}>(x{j}, start, n);" for j in full]
-        if not full:
-            return []
         return [
             *(f"{pack(self.operands[j].dtype, self.lanes)} a{j}s[{self.ahead}];" for j in full),
             "#pragma unroll",
@@ -121,17 +138,19 @@ class Elements:
         return THREADS * self.lanes
 
     def work(self, roots: Sequence[Expr], inputs: list[str]) -> list[str]:
-        """Statements that compute and write one vector, or `ahead` of them."""
-        if self.ahead == 1:
+        """Statements that compute and write one vector, or several."""
+        if self.ahead == self.turns == 1:
             return ["const long long e = start;", "if (e >= n) return;", *self.vector(roots, inputs)]
         full = [j for j, o in enumerate(self.operands) if o.full]
         inner = [
             f"const long long e = start + u * {self.step};",
             "if (e >= n) return;",
-            *(f"const auto a{j} = a{j}s[u];" for j in full),
+            *(f"const auto a{j} = {'fetch<' + self.kind(j) + f'>(x{j}, e, n)' if self.turns > 1 else f'a{j}s[u]'};"
+              for j in full),
             *self.vector(roots, inputs),
-        ]
-        return ["#pragma unroll", f"for (int u = 0; u < {self.ahead}; u++) {{", *(f"    {x}" for x in inner), "}"]
+        ]  # fmt: skip
+        how = "#pragma unroll 1" if self.turns > 1 else "#pragma unroll"
+        return [how, f"for (int u = 0; u < {self.ahead * self.turns}; u++) {{", *(f"    {x}" for x in inner), "}"]
 
     def vector(self, roots: Sequence[Expr], inputs: list[str]) -> list[str]:
         """Statements for the vector at e."""
@@ -172,10 +191,6 @@ class Elements:
             "}",
             *(f"put(y{j}, r{j}, e, n);" for j in range(len(roots))),
         ]
-
-
-def _long(once: Sequence[Expr]) -> bool:
-    return any(x.fn in _LONG for x in nodes(once))
 
 
 def _by_one_thread(lines: Sequence[str], once: Sequence[Expr], names: Sequence[str]) -> list[str]:

@@ -320,3 +320,37 @@ def mean_gradient(form: Form, dtype: str, *, include: bool) -> Kernel:
     text = form.head() + body + _sum_store(dtype, "dx")
     name = f"mean_pool_gradient_{dtype}{'_all' if include else ''}_{form.name}"
     return Kernel(name, parameters, text, form.before + _COUNTED)
+
+
+@functools.cache
+def columns_of(form: Form, dtype: str) -> Kernel:
+    """[planes, taps, windows]: the elements of each window, 0 outside."""
+    lines, rest, taps = [], "t", math.prod(form.kernel)
+    for a in range(form.rank - 1, -1, -1):
+        k = f"{rest} % {form.kernel[a]}" if a else rest
+        lines.append(f"const int i{a} = p{a} * {form.strides[a]} + {k} * {form.dilations[a]} - {form.begin[a]};")
+        rest = f"{rest} / {form.kernel[a]}"
+    inside = " && ".join(f"i{a} >= 0 && i{a} < n{a}" for a in range(form.rank))
+    body = f"""    const Index to = group * LANES * step * {taps} + place;
+    for (int t = 0; t < {taps}; t++) {{
+        {" ".join(lines)}
+        Pack<{C_TYPES[dtype]}, LANES> found = {{}};
+        if ({inside}) found = some(x + ({form.far_place()}), far_step, here);
+        give(y + to + t * step, found, step * {taps}, here);
+    }}
+"""
+    parameters = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {form.parameters}"
+    return Kernel(f"columns_{dtype}_{form.name}", parameters, form.head() + body, form.before)
+
+
+@functools.cache
+def image_of(form: Form, dtype: str) -> Kernel:
+    """Each element's sum over all windows [planes, taps, windows] that it is in."""
+    taps = math.prod(form.kernel)
+    body = f"    {COMPUTE[dtype]} s[LANES] = {{}};\n" + form.over_windows(
+        f"const Index at = ({form.far_place()}) - far + far * {taps} + {form.tap()} * far_step;\n"
+        f"const Pack<{C_TYPES[dtype]}, LANES> given = some(x + at, far_step * {taps}, here);\n"
+        + _each_lane("s[l] += widen(given.of[l]);")
+    )
+    parameters = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {form.parameters}"
+    return Kernel(f"image_{dtype}_{form.name}", parameters, form.head() + body + _sum_store(dtype, "y"), form.before)

@@ -1,4 +1,4 @@
-"""The provider "cublas": matrix products by cuBLAS.
+"""The providers "cublas" and "cublas_tf32": matrix products by cuBLAS.
 
 A product over broadcast batches is one call where the batches lie evenly (a shared operand has stride 0, rows that
 follow each other are one matrix), otherwise a call for each index of the axes that do not.  Gemm's third operand is
@@ -85,7 +85,7 @@ def matrices(a: Sequence[int], b: Sequence[int], *, ta: bool = False, tb: bool =
             continue
         if axes and all(s * size == o for s, o in zip(step, axes[-1][1:], strict=True)):
             size *= axes.pop()[0]
-        axes.append((size, *step))  # type: ignore[arg-type]
+        axes.append((size, step[0], step[1], step[2]))
     if axes and not ta and axes[-1][1] == m * k and axes[-1][2] == 0:
         m *= axes.pop()[0]  # one b for rows that follow each other
     return Matrices(m, n, k, ta, tb, tuple(axes))
@@ -128,16 +128,18 @@ def spread(c: Buffer, out: Buffer, factor: float = 1.0) -> Call:
 
 
 class Cublas:
-    """MatMul and Gemm of floats.  Halves are multiplied exactly and added in float32."""
+    """MatMul and Gemm of floats.  Halves are multiplied exactly and added in float32.
 
-    name = "cublas"
-    #: whether float32 factors may be rounded to TF32 (11 bits)
-    tf32 = False
+    `tf32`: of float32 only, with factors that may be rounded to TF32 (11 bits).
+    """
+
+    def __init__(self, *, tf32: bool = False) -> None:
+        self.tf32, self.name = tf32, "cublas_tf32" if tf32 else "cublas"
 
     def accepts(self, op: Operator) -> bool:
         """Floats."""
-        values = (*op.reads(), *op.writes())
-        return isinstance(op.op, (MatMul, Gemm)) and all(v.dtype in FLOATS for v in values)
+        wanted = ("f32",) if self.tf32 else FLOATS
+        return isinstance(op.op, (MatMul, Gemm)) and all(v.dtype in wanted for v in (*op.reads(), *op.writes()))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """None: the library's workspace is the device's."""
@@ -161,3 +163,4 @@ class Cublas:
 
 
 register(Cublas())
+register(Cublas(tf32=True))

@@ -55,6 +55,10 @@ def _is_nan(x: Expr) -> Expr:
     return ~equal(x, x)
 
 
+def _is_finite(x: Expr) -> Expr:
+    return equal(x - x, 0)
+
+
 def _is_infinite(x: Expr) -> Expr:
     return equal(absolute(x), float("inf"))
 
@@ -80,7 +84,8 @@ def _same(x: Expr) -> Expr:
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
     **UFUNCS, **FLOAT_UFUNCS, "divide": _divided, "square": lambda x: x * x, "not_equal": _not_equal,
     "remainder": _remainder, "floor_divide": _floor_divide, "fmod": function("fmod"), "clip": _clip,
-    "isnan": _is_nan, "isinf": _is_infinite, "left_shift": _shift("shl"), "right_shift": _shift("shr"),
+    "isnan": _is_nan, "isfinite": _is_finite, "isinf": _is_infinite,
+    "left_shift": _shift("shl"), "right_shift": _shift("shr"),
     "power": function("pow"), "positive": _same, "copysign": function("copysign"), "expm1": function("expm1"),
     "log1p": function("log1p"), "trunc": function("trunc"), "tan": function("tan"), "arcsin": function("asin"),
     "arccos": function("acos"), "arctan": function("atan"), "sinh": function("sinh"), "cosh": function("cosh"),
@@ -111,5 +116,5 @@ def result(name: str, kinds: tuple[Any, ...]) -> tuple[str, str]:
     with np.errstate(all="ignore"):
         out = dtype_name(ufunc(*given).dtype)
         if out != "bool" or name in _LOGICAL:
-            return (out, out) if name not in ("isnan", "isinf") else (dtype_name(kinds[0]), out)
+            return out, out
         return dtype_name(np.result_type(*given) if len(given) > 1 else kinds[0]), out
