@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # workers share the processors; set before NumPy is imported
+    share = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", str(share))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
