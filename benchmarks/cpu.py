@@ -14,6 +14,7 @@ onnxruntime-training-cpu 1.19.2, numpy < 2 and onnx 1.16.2 (default: no such row
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -124,9 +125,8 @@ class Session:
             found["onnxruntime"] = self._worker(self.args.ort, "cpu_ort.py", {"folder": str(self.folder)}, {})
         if self.args.variants:
             found = {n: w for n, w in found.items() if n in self.args.variants}
-        first, second = found, [n for n in found if n in self.args.ours]
-        order = [n for pair in _zip(second, [n for n in first if n not in second]) for n in pair]
-        return {n: found[n] for n in order}
+        ours, theirs = [n for n in found if n in self.args.ours], [n for n in found if n not in self.args.ours]
+        return {n: found[n] for pair in itertools.zip_longest(theirs, ours) for n in pair if n is not None}
 
     def torch(self, name: str) -> Worker:
         """PyTorch's process of a variant."""
@@ -143,7 +143,7 @@ class Session:
         """What every process is told."""
         net = self.net
         return {
-            "network": net.zoo, "zoo": net.zoo, "batch": net.batch, "options": net.options, "seed": SEED,
+            "network": net.zoo, "batch": net.batch, "options": net.options, "seed": SEED,
             "optimizer": net.optimizer, "learning_rate": RATE, "kept": net.kept, "feed": self.feed,
             "data": str(self.folder / "data.npz"), "threads": self.args.threads,
         }  # fmt: skip
@@ -186,11 +186,6 @@ class Session:
         """Progress, on standard error."""
         ending, clear = ("", "\r\033[K") if sys.stderr.isatty() else ("\n", "")
         print(f"{clear}{self.net.name}: {text}", end=ending, file=sys.stderr, flush=True)
-
-
-def _zip(a: Sequence[str], b: Sequence[str]) -> list[list[str]]:
-    """Both in turn, the longer one's rest behind."""
-    return [[*b[i : i + 1], *a[i : i + 1]] for i in range(max(len(a), len(b)))]
 
 
 def torch_variants(net: Network, args: argparse.Namespace) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:

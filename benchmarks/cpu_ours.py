@@ -53,7 +53,7 @@ def kept(step: Any) -> int:
 
 def start(spec: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], float], Callable[[], dict[str, Any]]]:
     """For `serve`."""
-    program = rc.load(models.build(spec["zoo"], batch=spec["batch"], seed=spec["seed"], **spec["options"]))
+    program = rc.load(models.build(spec["network"], batch=spec["batch"], seed=spec["seed"], **spec["options"]))
     kind, _ = losses.natural_loss(program)
     loss = getattr(losses, kind)(program).name
     given = {"providers": select(spec["variant"])}

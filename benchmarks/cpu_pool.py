@@ -84,7 +84,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
             try:
-                self._process.wait(5 if self.alive else 0)
+                self._process.wait(5)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -338,18 +338,17 @@ class Lstm(Segmented):
 
 def network(name: str, **options: Any) -> Segmented:
     """A network by the zoo's name; `options`: some of those that the zoo has."""
-    makers: dict[str, functools.partial[Segmented]] = {
+    makers: dict[str, Callable[..., Segmented]] = {
         "resnet18": functools.partial(ResNet, (2, 2, 2, 2), bottleneck=False),
         "resnet50": functools.partial(ResNet, (3, 4, 6, 3), bottleneck=True),
         "vgg16": functools.partial(Vgg, (2, 2, 3, 3, 3)),
-        "mobilenet_v2": functools.partial(MobileNetV2),
+        "mobilenet_v2": MobileNetV2,
         "bert-base": functools.partial(Bert, layers=12),
         "bert-mini": functools.partial(Bert, layers=4, hidden=256, heads=4),
         "gpt2-mini": functools.partial(Gpt2, layers=4, hidden=256, heads=4, vocab=50257, context=512, seq=128),
         "lstm": functools.partial(Lstm, features=32, hidden=64, layers=2),
     }
-    maker = makers[name]
-    return maker.func(*maker.args, **{**maker.keywords, **options})
+    return makers[name](**options)
 
 
 def batch(name: str, n: int, seq: int | None = None) -> tuple[list[Tensor], Tensor]:

@@ -175,7 +175,7 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
         i = highest[int(g.integers(len(highest)))]
         j = int(g.integers(i)) if i else 0
         changed = [*order[:j], order[i], *order[j:i], *order[i + 1 :]]
-        other = first_fit(changed)
+        other = first_fit(changed, [plan[x.name] for x in order[:j]])
         if height(changed, other) <= top:
             order, plan, top = changed, other, height(changed, other)
     return plan
@@ -217,26 +217,29 @@ def _release(holes: list[tuple[int, int]], at: int, size: int) -> None:
     holes.insert(i, (start, stop))
 
 
-def first_fit(order: Sequence[Lifetime]) -> dict[str, int]:
+def first_fit(order: Sequence[Lifetime], known: Sequence[int] = ()) -> dict[str, int]:
     """Places allocations in the order given, each at the lowest address that is free during its whole life.
 
-    O(n²) in vectorised steps: placed allocations stand in arrays sorted by address.
+    `known`: the addresses that the first ones get.  O(n²) in vectorised steps: placed allocations stand in arrays
+    sorted by address.
     """
-    n = len(order)
-    low, high, start, end = (np.empty(n, np.int64) for _ in range(4))
-    count = 0
-    plan: dict[str, int] = {}
-    for x in order:
+    table = np.empty((4, len(order)), np.int64)
+    low, high, start, end = table
+    plan = {x.name: at for x, at in zip(order, known, strict=False)}
+    placed = sorted(((at, x) for x, at in zip(order, known, strict=False) if x.size), key=lambda found: found[0])
+    count = len(placed)
+    for i, (at, x) in enumerate(placed):
+        table[:, i] = at, at + x.size, x.start, x.end
+    for x in order[len(known) :]:
         if not x.size:
             plan[x.name] = 0
             continue
-        near = np.flatnonzero((start[:count] <= x.end) & (end[:count] >= x.start))
+        near = ((start[:count] <= x.end) & (end[:count] >= x.start)).nonzero()[0]
         at = _lowest_gap(low[near], high[near], x.size)
         plan[x.name] = at
-        i = int(np.searchsorted(low[:count], at, side="right"))
-        for array, value in ((low, at), (high, at + x.size), (start, x.start), (end, x.end)):
-            array[i + 1 : count + 1] = array[i:count]
-            array[i] = value
+        i = int(low[:count].searchsorted(at, side="right"))
+        table[:, i + 1 : count + 1] = table[:, i:count]
+        table[:, i] = at, at + x.size, x.start, x.end
         count += 1
     return plan
 
@@ -246,6 +249,5 @@ def _lowest_gap(low: np.ndarray, high: np.ndarray, size: int) -> int:
     if not low.size or low[0] >= size:
         return 0
     reached = np.maximum.accumulate(high)
-    gaps = low[1:] - reached[:-1]
-    fits = np.flatnonzero(gaps >= size)
+    fits = (low[1:] - reached[:-1] >= size).nonzero()[0]
     return int(reached[fits[0]] if fits.size else reached[-1])

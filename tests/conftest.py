@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # workers share the processors; set before NumPy is imported
+    share = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", str(share))
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from kernel_cases import applied
 
-from recompute.ir import Operator, Value
+from recompute.ir import Operator
 from recompute.ops.channels_last import channels_last_form, to_last
 from recompute.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from recompute.runtime.cpu import native
@@ -45,12 +46,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "wide": ({"pads": (1, 1, 1, 1)}, (1, 160, 7, 7), (96, 160, 3, 3)),
 }
 KINDS = ("output", "output bias", "input", "weight", "transpose bias")
-
-
-def applied(op: Any, arrays: list[np.ndarray]) -> Operator:
-    ins = tuple(Value(f"i{i}", TensorType.of(a)) for i, a in enumerate(arrays))
-    outs = op.infer(*(v.type for v in ins))
-    return Operator(op, ins, tuple(Value(f"o{i}", t) for i, t in enumerate(outs)))
 
 
 def case(name: str, kind: str) -> tuple[Any, list[np.ndarray]]:
@@ -117,7 +112,7 @@ def check(provider: Any, name: str, kind: str, *, last: bool = True, ulps: float
         terms = arrays[1].size // ws[0]
     if last:
         op, arrays = in_form(op, arrays)
-    bound = applied(op, arrays)
+    bound = applied(op, *arrays)
     assert provider.accepts(bound)
     found = run(provider, bound, arrays)
     if last and kind != "weight":
@@ -128,7 +123,7 @@ def check(provider: Any, name: str, kind: str, *, last: bool = True, ulps: float
 def reference(op: Any, arrays: list[np.ndarray]) -> np.ndarray:
     """The operator's own numerics in float64."""
     wide = [a.astype(np.float64) for a in arrays]
-    bound = applied(op, wide)
+    bound = applied(op, *wide)
     out = np.empty(bound.outputs[0].shape)  # type: ignore[union-attr]
     op.compute(np, wide, [out], [np.empty(t.shape, t.numpy) for t in bound.workspace()])
     return out

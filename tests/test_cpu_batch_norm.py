@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import applied
 
-from recompute.ir import Operator, Value
 from recompute.op import op_class
 from recompute.runtime.cpu import families, jit, native
-from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 
@@ -18,15 +17,9 @@ PROVIDER = families.Numba()
 SHAPES = [(5, 33, 7, 24), (3, 500, 130), (2, 3, 3, 2000), (70, 3, 1, 1, 90)]
 
 
-def applied(name: str, *arrays: np.ndarray) -> Operator:
-    op = op_class(name)()
-    ins = tuple(Value(f"i{i}", TensorType.of(a)) for i, a in enumerate(arrays))
-    return Operator(op, ins, tuple(Value(f"o{i}", t) for i, t in enumerate(op.infer(*(v.type for v in ins)))))
-
-
 def run(name: str, *arrays: np.ndarray, threads: int | None = None, inplace: bool = False) -> list[np.ndarray]:
     """The kernel's outputs; `inplace`: the first one in place of the first input."""
-    o = applied(name, *arrays)
+    o = applied(op_class(name)(), *arrays)
     assert PROVIDER.accepts(o)
     outs = [np.full(v.shape, 77, v.type.numpy) for v in o.writes()]
     ins = list(arrays)
@@ -44,7 +37,7 @@ def run(name: str, *arrays: np.ndarray, threads: int | None = None, inplace: boo
 def exact(name: str, *arrays: np.ndarray, dtype: Any = np.float64) -> list[np.ndarray]:
     """The operator's own numerics in float64 (or another type)."""
     wide = [a.astype(dtype) for a in arrays]
-    o = applied(name, *wide)
+    o = applied(op_class(name)(), *wide)
     outs = [np.empty(v.shape, dtype) for v in o.writes()]
     o.op.compute(np, wide, outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
     return outs

@@ -6,23 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import applied
 
 from recompute.errors import JobError
-from recompute.ir import Operator, Value
 from recompute.ops.linear import Gemm, MatMul
 from recompute.runtime.cpu import blas, native, onednn
-from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(blas.unavailable()), reason=blas.unavailable() or "there")
 PROVIDER = blas.BlasProvider()
 there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable() or "there")
 BOTH = [PROVIDER, pytest.param(onednn.OneDnnProvider(), marks=there)]
-
-
-def applied(op: Any, *arrays: np.ndarray) -> Operator:
-    ins = tuple(Value(f"i{i}", TensorType.of(a)) for i, a in enumerate(arrays))
-    outs = op.infer(*(v.type for v in ins))
-    return Operator(op, ins, tuple(Value(f"o{i}", t) for i, t in enumerate(outs)))
 
 
 def run(op: Any, *arrays: np.ndarray, provider: Any = PROVIDER) -> np.ndarray:

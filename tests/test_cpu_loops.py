@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
+from kernel_cases import applied
 
-from recompute.ir import Operator, Role, Value
+from recompute.ir import Operator
 from recompute.op import Op, op_class
 from recompute.ops import loop
 from recompute.ops.loop import Loop
@@ -16,16 +17,9 @@ from recompute.runtime.cpu import native
 from recompute.runtime.cpu.loops import LoopProvider, merged, plan_of
 from recompute.runtime.cpu.native import Table
 from recompute.testing import Case, all_ops, case_block, cases
-from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable() or "native code runs here")
 PROVIDER = LoopProvider()
-
-
-def applied(op: Op, ins: list[np.ndarray]) -> Operator:
-    types = [TensorType.of(a) for a in ins]
-    values = tuple(Value(f"x{i}", t) for i, t in enumerate(types))
-    return Operator(op, values, tuple(Value(f"y{i}", t) for i, t in enumerate(op.infer(*types))), Role.FORWARD)
 
 
 def run(op: Operator, ins: list, outs: list | None = None) -> list:
@@ -37,11 +31,11 @@ def run(op: Operator, ins: list, outs: list | None = None) -> list:
 
 
 def native_of(op: Op, *ins: np.ndarray) -> list[np.ndarray]:
-    return run(applied(op, list(ins)), list(ins))
+    return run(applied(op, *ins), list(ins))
 
 
 def numpy_of(op: Op, *ins: np.ndarray) -> list[np.ndarray]:
-    a = applied(op, list(ins))
+    a = applied(op, *ins)
     outs = [np.full(v.shape, 7, v.type.numpy) for v in a.outputs if v is not None]
     with np.errstate(all="ignore"):
         op.compute(np, list(ins), outs, [np.empty(t.shape, t.numpy) for t in a.workspace()])
@@ -205,7 +199,7 @@ def test_outputs_may_take_the_place_of_inputs() -> None:
     wanted = native_of(op, *ins)
     for order in itertools.permutations(range(2)):
         given = [a.copy() for a in ins]
-        run(applied(op, given), given, [given[i] for i in order])
+        run(applied(op, *given), given, [given[i] for i in order])
         assert [given[i].tobytes() for i in order] == [a.tobytes() for a in wanted]
 
 
@@ -213,7 +207,7 @@ def test_what_depends_on_columns_only_is_computed_once() -> None:
     op = op_class("ChannelsLastBatchNormApply")(epsilon=1e-5)
     g = np.random.default_rng(6)
     x, vectors = g.standard_normal((4, 9, 9, 64)).astype("f4"), [g.uniform(0.5, 1, 64).astype("f4") for _ in range(4)]
-    found = plan_of(applied(op, [x, *vectors]))
+    found = plan_of(applied(op, x, *vectors))
     assert found.sizes == (324, 64)
     assert [str(e) for e in found.first.outputs] == ["div(%0, sqrt(add(%1, 9.999999747378752e-06)))"]
     np.testing.assert_allclose(native_of(op, x, *vectors)[0], numpy_of(op, x, *vectors)[0], rtol=1e-6, atol=1e-6)
@@ -232,7 +226,7 @@ def test_shapes_share_code() -> None:
     """Kernels are named by patterns, not by sizes."""
     op = Loop(body="%2 = Add(%0, %1); %3 = Relu(%2)", yields=(3,))
     nests = {
-        plan_of(applied(op, [np.zeros(s, "f4"), np.zeros(s[-1], "f4")])).nest.kernel()
+        plan_of(applied(op, np.zeros(s, "f4"), np.zeros(s[-1], "f4"))).nest.kernel()
         for s in ((300, 64), (9, 9, 256), (5000, 7))
     }
     assert len(nests) == 1

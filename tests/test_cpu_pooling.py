@@ -7,23 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import applied
 
-from recompute.ir import Operator, Value
+from recompute.ir import Operator
 from recompute.op import op_class
 from recompute.ops.shape import Transpose
 from recompute.runtime.cpu import families, jit, native
 from recompute.testing import Draw, cases
-from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 
 PROVIDER = families.Numba()
-
-
-def applied(op: Any, *arrays: np.ndarray, absent: tuple[int, ...] = ()) -> Operator:
-    ins = tuple(Value(f"i{i}", TensorType.of(a)) for i, a in enumerate(arrays))
-    types = op.infer(*(v.type for v in ins))
-    return Operator(op, ins, tuple(None if i in absent else Value(f"o{i}", t) for i, t in enumerate(types)))
 
 
 def run(o: Operator, *arrays: np.ndarray, own: bool = False) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ def draw(*shape: int) -> np.ndarray:
 
 
 def product(a: np.ndarray, b: np.ndarray, more: np.ndarray | None, *, turned: bool, inplace: bool) -> np.ndarray:
+    """a·b (b transposed where `turned`) + more by the kernels; `inplace`: over `more`'s copy."""
     k, n = b.shape[::-1] if turned else b.shape
     packed = Packed(k, n, a.shape[0], turned=turned)
     panels = np.full(int(np.prod(packed.shape())), np.nan, np.float32)

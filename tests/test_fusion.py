@@ -13,7 +13,8 @@ from recompute import parse, show, verify
 from recompute.builder import Builder
 from recompute.ir import Block, Operator, Role, Value
 from recompute.ops import loop
-from recompute.passes import Autodiff, Fusion, Liveness, MemoryPlan, OpenNorms, run_passes
+from recompute.passes import Autodiff, ChooseKernels, Fusion, Liveness, MemoryPlan, OpenNorms, run_passes
+from recompute.passes.fusion import _peak
 from recompute.passes.schedule import live_peak
 from recompute.program import Program
 from recompute.runtime.cpu import native
@@ -33,17 +34,12 @@ def values_of(block: Block, providers: tuple[str, ...]) -> list[np.ndarray]:
     """The outputs with the kernels of these providers and no lowering but the choice of them."""
     feed = feeds(block)
     data = {v.name: feed[v.name].copy() for v in (*block.parameters, *block.state)}
-    ready = run_passes(block, [*_choice(providers), Liveness(), MemoryPlan()])
+    chosen = [ChooseKernels(providers)] if providers else []
+    ready = run_passes(block, [*chosen, Liveness(), MemoryPlan()])
     program = Program(ready, data)
     return Executor(schedule=False, rebuild=False, providers=()).run(
         program, {v.name: feed[v.name] for v in block.inputs}, list(block.outputs)
     )
-
-
-def _choice(providers: tuple[str, ...]) -> list:
-    from recompute.passes import ChooseKernels
-
-    return [ChooseKernels(providers)] if providers else []
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,8 +65,6 @@ def test_random_programs_keep_their_bits_on_kernels(block: Block) -> None:
 
 
 def live_without_scratch(block: Block) -> int:
-    from recompute.passes.fusion import _peak
-
     return _peak(block, range(len(block.operators)))[0]
 
 

@@ -57,23 +57,38 @@ def test_directional_derivatives(name: str) -> None:
     feed = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feed.items()}
     block, pairs = differentiate(program.block, loss)
     grads = dict(zip([v.name for v, _ in pairs], run(program, block, feed, [g.name for _, g in pairs]), strict=True))
-    program.block = program.block.with_operators(program.block.operators, outputs=(loss,))
+    forward = program.block.with_operators([op for op in program.operators if not op.op.updates], outputs=(loss,))
+    made = [v.name for op in forward.operators for v in op.writes()]
+    known = {**feed, **dict(zip(made, run(program, forward, feed, made), strict=True))}
     executor, g = rc.Executor(), np.random.default_rng(2)
     names = sorted(grads)
     for i in range(DIRECTIONS):
         chosen = names if i == 0 else [names[int(g.integers(len(names)))]]
-        along = {n: g.standard_normal(grads[n].shape) * scale(program.data[n]) for n in chosen}
-        exact = sum(float((grads[n] * d).sum()) for n, d in along.items())
-        values = []
+        along = {n: g.standard_normal(grads[n].shape, np.float32) * scale(program.data[n]) for n in chosen}
+        exact = sum(float(np.vdot(grads[n], d)) for n, d in along.items())
+        rest = rc.Program(behind(forward, chosen), program.data)
+        given, values = {v.name: known[v.name] for v in rest.block.inputs}, []
         for step in (STEP, -2 * STEP):
             for n, d in along.items():
                 program.data[n] += step * d
-            values.append(float(executor.run(program, feed, [loss])[0].reshape(())))
+            values.append(float(executor.run(rest, given, [loss])[0].reshape(())))
         for n, d in along.items():
             program.data[n] += STEP * d
         numeric = (values[0] - values[1]) / (2 * STEP)
         # the loss has about 15 digits, which over a step of 1e-9 leaves 1e-5 (sums of many terms: a few times that)
         assert abs(exact - numeric) <= 5e-5 * max(1.0, abs(numeric)), (chosen[:1], exact, numeric)
+
+
+def behind(block: rc.Block, names: list[str]) -> rc.Block:
+    """The operators that these parameters reach; what they read of the others, whose bits stay, is fed."""
+    moved, operators = set(names), []
+    for op in block.operators:
+        if any(v.name in moved for v in op.reads()):
+            operators.append(op)
+            moved.update(v.name for v in op.writes())
+    read = {v.name: v for op in operators for v in op.reads()}
+    there = moved.union(v.name for v in block.persistent())
+    return block.with_operators(operators, inputs=tuple(v for n, v in read.items() if n not in there))
 
 
 #: so small that hardly any ReLU or max pooling of the millions in a network changes sides within it
@@ -82,7 +97,7 @@ STEP = 1e-9
 
 def scale(w: np.ndarray) -> float:
     """The size of a weight's elements, so that each direction moves it by the same share."""
-    return float(np.sqrt(np.mean(np.square(w)))) or 0.01
+    return float(np.sqrt(np.vdot(w, w) / w.size)) or 0.01
 
 
 def run(program: rc.Program, block: rc.Block, feed: dict[str, np.ndarray], fetch: list[str]) -> list[np.ndarray]:

@@ -301,8 +301,8 @@ class Mod(Elementwise, onnx=True):
 
 
 @dataclass(frozen=True)
-class CumSum(Op):
-    """Sums of the elements up to each one along `axis`; `exclusive`: without it; `reverse`: from the end."""
+class Running(Op, abstract=True):
+    """The elements up to each one along `axis`, taken together; `exclusive`: without it; `reverse`: from the end."""
 
     axis: int
     exclusive: int = 0
@@ -315,6 +315,29 @@ class CumSum(Op):
         normal_axis(self.axis, x.ndim, self)
         return (x,)
 
+    def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
+        """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
+        axis = normal_axis(self.axis, x.ndim, self)
+        x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
+        if self.reverse:
+            x, total = x[::-1], total[::-1]
+        if self.exclusive:
+            total[:1] = first
+            x, total = x[:-1], total[1:]
+        return x, total
+
+    @classmethod
+    def from_onnx(cls, node):
+        """The axis is an input."""
+        axis = int(node.need_constant(1, "axis").reshape(()))
+        options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
+        return node.emit(cls(axis=axis, **options), node.input(0))
+
+
+@dataclass(frozen=True)
+class CumSum(Running):
+    """Sums of the elements up to each one along `axis`; `exclusive`: without it; `reverse`: from the end."""
+
     def scratch(self, ins, outs):
         """float32 sums for the half precisions."""
         x = ins[0]
@@ -322,13 +345,7 @@ class CumSum(Op):
 
     def compute(self, xp, ins, outs, scratch):
         """One running sum on (turned) views."""
-        axis = normal_axis(self.axis, ins[0].ndim, self)
-        x, total = xp.moveaxis(ins[0], axis, 0), xp.moveaxis((*scratch, outs[0])[0], axis, 0)
-        if self.reverse:
-            x, total = x[::-1], total[::-1]
-        if self.exclusive:
-            total[:1] = 0
-            x, total = x[:-1], total[1:]
+        x, total = self.turned(xp, ins[0], (*scratch, outs[0])[0], 0)
         if total.size:
             xp.cumsum(x, axis=0, dtype=total.dtype, out=total)
         if scratch:
@@ -343,13 +360,6 @@ class CumSum(Op):
         axis = g.array(np.array(self.axis, np.int64))
         g.node("CumSum", [ins[0], axis], outs, exclusive=self.exclusive, reverse=self.reverse)
         return True
-
-    @classmethod
-    def from_onnx(cls, node):
-        """The axis is an input."""
-        axis = int(node.need_constant(1, "axis").reshape(()))
-        options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
-        return node.emit(cls(axis=axis, **options), node.input(0))
 
     @classmethod
     def samples(cls, draw):

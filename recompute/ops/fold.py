@@ -13,14 +13,15 @@ from .shape import Move
 from .window import Window, full, output_size
 
 
+@dataclass(frozen=True)
 class Windows(Move, abstract=True):
     """What both share: windows of `block` elements over an image of shape `image`."""
 
     image: tuple[int, ...]
     block: tuple[int, ...]
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
 
     def window(self) -> Window:
         """Index arithmetic."""
@@ -47,12 +48,6 @@ class Windows(Move, abstract=True):
 @dataclass(frozen=True)
 class Col2Im(Windows):
     """columns [N, C·∏block, windows] → [N, C, *image]: each column added where its window lies (ONNX Col2Im-18)."""
-
-    image: tuple[int, ...]
-    block: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
 
     def infer(self, x):
         """The images."""
@@ -104,12 +99,6 @@ def _samples(cls: Any) -> list[tuple[Any, str, str]]:
 class Im2Col(Windows):
     """[N, C, *image] → columns [N, C·∏block, windows]: the elements of each window, 0 outside."""
 
-    image: tuple[int, ...]
-    block: tuple[int, ...]
-    strides: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-
     def infer(self, x):
         """The columns."""
         w = self.window()
@@ -135,10 +124,7 @@ class Im2Col(Windows):
         padded = b.Pad(x, pads=(0, 0, *pads[:n], 0, 0, *pads[n:])) if any(pads) else x
         at = np.zeros((*w.kernel, *w.out), np.int64)
         for a in range(n):
-            places = np.arange(w.out[a]) * w.strides[a] + np.arange(w.kernel[a])[:, None] * w.dilations[a]
-            shape = [1] * 2 * n
-            shape[a], shape[n + a] = places.shape
-            at = at * wide[a] + places.reshape(shape)
+            at = at * wide[a] + _places(a, n, w.out[a], w.kernel[a], w.strides[a], w.dilations[a])
         flat = b.Reshape(padded, shape=(*x.shape[:2], math.prod(wide)))
         taken = b.Gather(flat, b.constant(at.reshape(-1), "i64"), axis=2)
         return (b.Reshape(taken, shape=(x.shape[0], x.shape[1] * w.taps, w.positions)),)
@@ -148,6 +134,14 @@ class Im2Col(Windows):
         """As Col2Im."""
         for op, _, shape in _samples(cls):
             yield draw.case(op, draw(f"f64[{shape}]"))
+
+
+def _places(axis: int, rank: int, out: int, kernel: int, stride: int, dilation: int) -> np.ndarray:
+    """Where the elements of the windows lie along one of `rank` axes; broadcasts with [*kernel, *out]."""
+    found = np.arange(kernel)[:, None] * dilation + np.arange(out) * stride
+    shape = [1] * 2 * rank
+    shape[axis], shape[rank + axis] = kernel, out
+    return found.reshape(shape)
 
 
 @imports("DeformConv")
@@ -165,10 +159,7 @@ def deform_conv(node: Any) -> Any:
     pads, out, taps = full(given.get("pads", ()), 2 * r, 0), offset.shape[2:], math.prod(kernel)
     base = np.zeros((*kernel, r, *out))
     for a in range(r):
-        place = np.arange(out[a]) * strides[a] - pads[a] + np.arange(kernel[a])[:, None] * dilations[a]
-        shape = [1] * (2 * r)
-        shape[a], shape[r + a] = place.shape
-        base[(slice(None),) * r + (a,)] = place.reshape(shape)
+        base[(slice(None),) * r + (a,)] = _places(a, r, out[a], kernel[a], strides[a], dilations[a]) - pads[a]
     # place p of n elements is (2p + 1) / n - 1 of the grid, where corners are not aligned
     scale = (2 / np.array(size)).reshape(r, *(1,) * r)
     shift = node.named(node.body().constant((base.reshape(taps, r, *out) + 0.5) * scale - 1, x.type.numpy))

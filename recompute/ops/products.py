@@ -9,6 +9,7 @@ import numpy as np
 
 from ..op import Cost, Op, imports
 from .common import normal_axis
+from .elementary import Running
 
 
 def shift(b: Any, v: Any, axis: int, *, forward: bool, fill: float) -> Any:
@@ -69,31 +70,15 @@ class LinearScan(Op):
 
 
 @dataclass(frozen=True)
-class CumProd(Op):
+class CumProd(Running):
     """Products of the elements up to each one along `axis`; `exclusive`: without it; `reverse`: from the end.
 
     ONNX CumProd-26.  The gradient is exact where elements are 0, too.
     """
 
-    axis: int
-    exclusive: int = 0
-    reverse: int = 0
-
-    def infer(self, x):
-        """x's type."""
-        normal_axis(self.axis, x.ndim, self)
-        if not x.ndim:
-            raise self.fail("needs at least one dimension", x)
-        return (x,)
-
     def compute(self, xp, ins, outs, scratch):
         """One running product on (turned) views."""
-        x, y = (xp.moveaxis(v, self.axis, 0) for v in (ins[0], outs[0]))
-        if self.reverse:
-            x, y = x[::-1], y[::-1]
-        if self.exclusive:
-            y[:1] = 1
-            x, y = x[:-1], y[1:]
+        x, y = self.turned(xp, ins[0], outs[0], 1)
         if y.size:
             xp.cumprod(x, axis=0, dtype=y.dtype, out=y)
 
@@ -108,13 +93,6 @@ class CumProd(Op):
         follows = shift(b, x, axis, forward=turned, fill=0.0)
         rest = b.LinearScan(follows, dy, axis=axis, reverse=1 - self.reverse)
         return [b.Mul(b.CumProd(x, axis=axis, exclusive=1, reverse=self.reverse), rest)]
-
-    @classmethod
-    def from_onnx(cls, node):
-        """The axis is an input."""
-        axis = int(node.need_constant(1, "axis").reshape(()))
-        options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
-        return node.emit(cls(axis=axis, **options), node.input(0))
 
     @classmethod
     def samples(cls, draw):

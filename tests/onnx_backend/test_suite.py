@@ -6,6 +6,7 @@ docs/operators.md.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import onnx
@@ -46,8 +47,11 @@ def test_excused_cases_exist() -> None:
 
 def test_document() -> None:
     """docs/operators.md is what the suite and the registry say today."""
-    if len(outcomes) < len(load_cases()):
+    missing = [c for c in load_cases() if c.name not in outcomes]
+    if missing and "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("the suite was not run whole")
+    for case in missing:  # another process ran them
+        outcomes[case.name] = run_case(case, facts)
     operator_table.gather_ours(facts)
     page = operator_table.document(facts, counts(outcomes), reasons(outcomes))
     written = operator_table.DOCUMENT.read_text(encoding="utf-8")

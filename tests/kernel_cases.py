@@ -1,0 +1,21 @@
+"""What the tests of kernels share: one operator applied to arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recompute.ir import Operator, Value
+from recompute.op import Op
+from recompute.types import TensorType
+
+
+def applied(op: Op, *arrays: np.ndarray | None, want: int | None = None, absent: Sequence[int] = ()) -> Operator:
+    """`op` over values of the arrays' types (None: an absent input).
+
+    `want`: how many outputs it has (default: all); `absent`: those in between that are left out.
+    """
+    ins = tuple(None if a is None else Value(f"x{i}", TensorType.of(a)) for i, a in enumerate(arrays))
+    types = op.infer(*(None if v is None else v.type for v in ins))[:want]
+    return Operator(op, ins, tuple(None if i in absent else Value(f"y{i}", t) for i, t in enumerate(types)))
