@@ -230,3 +230,13 @@ def test_shapes_share_code() -> None:
         for s in ((300, 64), (9, 9, 256), (5000, 7))
     }
     assert len(nests) == 1
+
+
+def test_loops_that_a_device_made_are_left_to_their_numerics() -> None:
+    """Halves, and functions that have no vector code here."""
+    for op, x in (
+        (Loop(body="%1 = Sin(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float32)),
+        (Loop(body="%1 = Abs(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float16)),
+    ):
+        assert not PROVIDER.accepts(applied(op, [x]))
+        assert PROVIDER.accepts(applied(Loop(body=op.body.replace("Sin", "Tanh"), yields=(2,)), [x.astype(np.float32)]))

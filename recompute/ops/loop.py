@@ -84,7 +84,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
     if not outs or outs[0] is None or op.op.random:
         return False
     if isinstance(op.op, Loop):
-        return device or not any(x.dtype in HALVES for x in nodes(op.op.expressions(_dtypes(types))))
+        return device or not _device_only(op.op.expressions(_dtypes(types)))
     least = 0 if device else SMALLEST
     if isinstance(op.op, Reduce):
         x = types[0]
@@ -97,8 +97,11 @@ def loops(op: Operator, *, device: bool = False) -> bool:
     found = formula(op.op, _dtypes(types))
     if found is None:
         return False
-    left = [x for x in nodes([x for x in found if x is not None]) if x.fn in _LEFT or x.dtype in HALVES]
-    return device or not left
+    return device or not _device_only([x for x in found if x is not None])
+
+
+def _device_only(roots: Sequence[Expr]) -> bool:
+    return any(x.fn in _LEFT or x.dtype in HALVES for x in nodes(roots))
 
 
 def _dtypes(types: Sequence[TensorType | None]) -> tuple[str | None, ...]:
