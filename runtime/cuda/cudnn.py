@@ -1,8 +1,9 @@
 """The providers "cudnn" and "cudnn_tf32": convolutions by cuDNN, through nvidia-cudnn-frontend.
 
-They are there where that package and a device are.  A plan is what cuDNN's heuristics like best of the engines that give
-the same bits at every run, add up sums as they are defined (no FFT, no Winograd) and need no more than `WORKSPACE`;
-whatever cuDNN does not plan is left to the other providers.  Plans are kept: an operator has one in a process.
+They are there where that package and a device are.  A plan is what cuDNN's heuristics like best of the engines that
+give the same bits at every run, add up sums as they are defined (no FFT, no Winograd) and need no more than
+`WORKSPACE`; whatever cuDNN does not plan is left to the other providers.  Plans are kept: an operator has one in a
+process.
 
 With channels last the weight is turned to cuDNN's layout, [m, kernel..., c], and its gradient turned back.
 """

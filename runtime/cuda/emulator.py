@@ -150,7 +150,7 @@ def on_host(device: Any, call: OnHost) -> None:
 
 
 def _product(p: Product) -> None:
-    wide = np.float64 if p.a.dtype == "f64" else np.float32
+    wide: Any = np.float64 if p.a.dtype == "f64" else np.float32
 
     def matrices(b: Buffer, rows: int, columns: int, lead: int, stride: int) -> np.ndarray:
         item = b.type.numpy.itemsize
