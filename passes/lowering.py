@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from ..ir import Block, Operator
 from ..types import TensorType
 from .base import Pass, run_passes
+from .transfers import LINK, Link, Seconds
 
 
 @dataclass(frozen=True)
 class Lowering:
     """The passes that fit a step to a machine; none by default.
 
-    `workspace`: the temporary buffers that an operator of the step will need when it is lowered.
+    `workspace`: the temporary buffers that an operator of the step will need when it is lowered.  `seconds`, `link`:
+    times by which copies to host memory and back are placed (see `Offload`).
     """
 
     passes: tuple[Pass, ...] = ()
     workspace: Callable[[Operator], tuple[TensorType, ...]] = Operator.workspace
+    seconds: Seconds | None = None
+    link: Link = LINK
 
     def run(self, block: Block) -> Block:
         """The block as the machine runs it, before `schedule`."""

@@ -36,7 +36,8 @@ class CUDAPlace:
 class Arena:
     """One allocation from which the buffers of a step are cut at planned addresses.
 
-    OutOfMemoryError where the machine cannot allocate it.
+    A step that moves values to the host and back has a second one there.  OutOfMemoryError where the machine cannot
+    allocate it.
     """
 
     def __init__(self, xp: Any, nbytes: int) -> None:
@@ -127,11 +128,12 @@ class Session:
         self.xp = xp
         self.report = memory_report(block)
         self.arena = Arena(xp, self.report.arena)
+        self.host = Arena(np, self.report.host) if self.report.host else None
         self.arrays: dict[str, Any] = {}
         self._bind_persistent(arrays)
         for name, value in block.values().items():
             if name in block.addresses:
-                self.arrays[name] = self.arena.at(block.addresses[name], value)
+                self.arrays[name] = self.arena_of(value).at(block.addresses[name], value)
         wanted = [op for op in block.operators if not isinstance(op.op, Free) and not self._is_there(op)]
         self.steps = []
         for op in wanted:
@@ -177,6 +179,13 @@ class Session:
             o is not None and at.get(v.name) == base + o for v, o in placed
         )
 
+    def arena_of(self, v: Value) -> Arena:
+        """Where a value of the step lies: on the device, or in host memory."""
+        if not v.type.host:
+            return self.arena
+        assert self.host is not None
+        return self.host
+
     def _array(self, v: Value | None) -> Any:
         return None if v is None else self.arrays[v.name]
 
@@ -185,6 +194,11 @@ class Session:
         """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
         names = {v.name for v in self.block.persistent()}
         return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
+
+    @property
+    def measured_host_bytes(self) -> int:
+        """Bytes of the host's arena."""
+        return 0 if self.host is None else self.host.nbytes
 
     def run(self) -> None:
         """Executes the instructions once.  JobError with the operator where its numerics fail."""

@@ -20,7 +20,7 @@ LAYERS = [
     {"op", "kernels", "element"},
     {"ir"},
     {"text"},
-    {"verify_addresses"},
+    {"verify_addresses", "verify_copies"},
     {"verify"},
     {"builder", "ops"},
     {"program"},

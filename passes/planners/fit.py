@@ -11,14 +11,12 @@ from typing import Any
 
 from ...errors import UsageError
 from ...ir import Block, Operator
-from ..base import run_passes
 from ..dead_code import DeadCode
-from ..liveness import Liveness
 from ..lowering import Lowering
-from ..memory_plan import MemoryPlan, memory_report
+from ..memory_plan import memory_report
 from ..rebuild import Rebuild
 from ..recompute import RecomputePlan, apply
-from ..schedule import Schedule, plan_best_order
+from ..schedule import Schedule, plan_cleaned
 from ..split_norms import FuseNorms, SplitNorms, as_parts
 from .auto import Auto, frontier_of
 from .base import Planned, plan, planner
@@ -108,8 +106,7 @@ class Fitting:
 
     def compiled(self, block: Block) -> Block:
         """A step lowered, with frees and addresses."""
-        block = self.lowering.run(block)
-        return plan_best_order(block) if self.schedule else run_passes(block, [Liveness(), MemoryPlan()])
+        return plan_cleaned(block, self.lowering, schedule=self.schedule)
 
     def bases(self) -> Iterator[tuple[Derived, bool]]:
         """Problems of the step as it is and as reordered; whether it is the latter."""
