@@ -25,7 +25,7 @@ from .auto import Auto, frontier_of
 from .base import Planned, plan, planner
 from .bound import least_budget, lower_bound
 from .derive import Derived, derive
-from .offload import bare, choose, logical_names
+from .fit_offload import fastest
 from .simulate import plan_of, simulate
 
 Seconds = Callable[[Operator], float]
@@ -34,8 +34,6 @@ Seconds = Callable[[Operator], float]
 _TRIES = 5
 #: a plan that leaves no more than this share of the budget unused is not asked to use it
 _CLOSE = 0.995
-#: plans that recompute less and move values instead: where, between the budget and the plain peak, they are looked for
-_BETWEEN = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
@@ -135,12 +133,22 @@ class Fitting:
 
     def carry_out(self, plan: RecomputePlan, scheduled: bool) -> Fitted:
         """The step with a plan that numbers its operators, or those of `ordered`."""
-        base = self.ordered if scheduled else self.block
-        after = FuseNorms().run(DeadCode().run(apply(base, plan)))
-        if plan.offloads:
-            after = Offload(plan.offloads, seconds=self.lowering.seconds, link=self.lowering.link).run(after)
+        after = self.applied(plan, scheduled)
         compiled = self.compiled(after)
+        base = self.ordered if scheduled else self.block
         return Fitted(after, compiled, peak_of(compiled), plan, None, base, scheduled)
+
+    def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
+        """The step with a plan, before frees and addresses."""
+        after = FuseNorms().run(DeadCode().run(apply(self.ordered if scheduled else self.block, plan)))
+        if not plan.offloads:
+            return after
+        return Offload(plan.offloads, seconds=self.lowering.seconds, link=self.lowering.link).run(after)
+
+    def order(self, block: Block) -> Block:
+        """A step lowered and in the order in which it runs, without frees."""
+        block = self.lowering.run(block)
+        return Schedule().run(block) if self.schedule else block
 
     def candidates(
         self,
@@ -252,7 +260,7 @@ class Fitting:
             if not found and not offload:
                 raise
         if offload and budget is not None:
-            return self._fastest(found, budget, strategy, options)
+            return fastest(self, found, budget, strategy, options or {})
         best = self.best_of(found, budget)
         if budget is not None and best.peak > budget:
             raise UsageError(self._misses(budget, strategy, best.peak))
@@ -262,47 +270,6 @@ class Fitting:
         """Simulated times of a compiled step with its copies."""
         assert self.lowering.seconds is not None
         return simulate_transfers(f.compiled, self.lowering.seconds, self.lowering.link)
-
-    def _fastest(self, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any] | None) -> Fitted:
-        """The fastest step within the budget of those found and those that move values as well as recompute."""
-        less = list(self._recomputing_less(budget, strategy, options))
-        moved = [m for f in (self.unrepeated, *less, *found) if (m := self._moved(f, budget)) is not None]
-        fitting = [f for f in (*found, *moved) if f.peak <= budget]
-        if not fitting:
-            least = min((f.peak for f in (self.unrepeated, *less, *found)), default=0)
-            raise UsageError(
-                f"neither recomputing ('{strategy}') nor host memory makes the step fit {budget:,} bytes: its lowest "
-                f"peak without host memory is {least:,}. Give a larger budget or a smaller batch"
-            )
-        return min(fitting, key=lambda f: (self.times(f).seconds, f.peak))
-
-    def _recomputing_less(self, budget: int, strategy: str, options: Mapping[str, Any] | None) -> Iterator[Fitted]:
-        """Plans for budgets between the one that is asked for and what the plain step takes."""
-        top = self.unrepeated.peak
-        for share in _BETWEEN if planner(strategy, **(options or {})).heeds_budget else ():
-            goal = budget + int(share * (top - budget))
-            with contextlib.suppress(UsageError):
-                yield self.best_of(list(self.candidates(goal, strategy, options, tries=1)), goal)
-
-    def _moved(self, f: Fitted, budget: int) -> Fitted | None:
-        """The step with as many values moved to the host as it takes to fit; None where none can make it fit."""
-        if f.peak <= budget or f.plan.offloads:
-            return None
-        assert self.lowering.seconds is not None
-        block = bare(f.compiled)
-        target = budget - memory_report(f.compiled).persistent
-        seen: set[tuple[str, ...]] = set()
-        for _ in range(_TRIES):
-            chosen = choose(block, target, self.lowering.seconds, self.lowering.link)
-            names = () if chosen is None else logical_names(chosen[0], f.block)
-            if not names or names in seen:
-                return None
-            seen.add(names)
-            found = self.carry_out(dataclasses.replace(f.plan, offloads=names), f.scheduled)
-            if found.peak <= budget:
-                return dataclasses.replace(found, planned=f.planned)
-            target -= found.peak - budget
-        return None
 
     def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
         """The cheapest within the budget; where none is, the one with the lowest peak."""
