@@ -36,12 +36,14 @@ class Offload(Pass):
     device, ever, than at the peak of the step whose copies take no time (`limit`, where that is more).  Where the rule
     comes first, the device waits.  A value that would come back before it has gone stays where there is room for it.
 
+    `tight`: all copies are awaited at once, for a program that is to be planned (which places them anew).
     `seconds`: the time of an operator (default: a plain roofline); `link`: what copies take.  No values: those of
     copies that are there.
     """
 
     values: tuple[str, ...] = ()
     limit: int = 0
+    tight: bool = False
     seconds: Seconds | None = None
     link: Link = LINK
 
@@ -54,13 +56,15 @@ class Offload(Pass):
         rests = find_rests(block, names)
         if not rests:
             return block
-        placing = _Placing(block, rests, self.seconds or roofline, self.link, self.limit)
-        return placing.run()
+        if self.tight:
+            return _written(block, [_tight(block, r) for r in rests])
+        return _Placing(block, rests, self.seconds or roofline, self.link, self.limit).run()
 
 
 def roofline(op: Operator) -> float:
     """Seconds on a device of 10 TFLOP/s and 1 TB/s, where nobody says another."""
-    cost = op.op.cost([v and v.type for v in op.inputs], [v and v.type for v in op.outputs])
+    types = [[None if v is None else v.type for v in vs] for vs in (op.inputs, op.outputs)]
+    cost = op.op.cost(*types)
     return max(cost.flops / 1e13, cost.bytes / 1e12) + 4e-6
 
 
@@ -149,15 +153,11 @@ class _Placing:
     def __init__(self, block: Block, rests: Sequence[Rest], seconds: Seconds, link: Link, limit: int) -> None:
         self.block, self.link = block, link
         self.starts = [0.0, *accumulate(seconds(op) for op in block.operators)]
-        self.moves = [self._tight(r) for r in rests]
+        self.moves = [_tight(block, r) for r in rests]
         tight = _written(block, self.moves)
         self.live = _live(tight)
         self.room = max(int(self.live.max(initial=0)), limit)
         self.tight = tight
-
-    def _tight(self, r: Rest) -> _Move:
-        slot = r.early + 1 - (r.early > r.made and _may_take(self.block.operators[r.early], r.value))
-        return _Move(r, slot, slot, r.late[0])
 
     def run(self) -> Block:
         leaving, coming = self._leaving(), self._coming()
@@ -217,6 +217,12 @@ class _Placing:
         m.fetch = slot
         self.live[slot : m.due] += m.bytes
         return slot
+
+
+def _tight(block: Block, r: Rest) -> _Move:
+    """A copy out awaited as soon as nothing else keeps the value, and a copy back awaited where it begins."""
+    slot = r.early + 1 - (r.early > r.made and _may_take(block.operators[r.early], r.value))
+    return _Move(r, slot, slot, r.late[0])
 
 
 def _may_take(op: Operator, v: Value) -> bool:

@@ -125,7 +125,12 @@ def steps_of(job: Any) -> Steps:
         input_shapes=input_shapes(args.input_shapes),
         options=options,
         trainable=split(args.trainable) if args.trainable else None,
-        compile_options={"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": args.providers},
+        compile_options={
+            "schedule": not args.no_schedule,
+            "rebuild": not args.no_rebuild,
+            "providers": args.providers,
+            "offload": args.offload,
+        },
         cost=args.cost,
     )
 

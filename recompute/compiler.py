@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, cleaned, memory_report, plan_memory
+from .passes import RecomputePlan, cleaned, memory_report, offloaded, plan_memory
 from .passes.planners.fit import Fitting
+from .passes.transfers import simulate
 from .planning import PlanFigures, SavedPlan, carry, fitting_of, lowering_for, request, saved_plan
 from .program import Program
 from .text import show
@@ -26,7 +27,11 @@ from .text import show
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates."""
+    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates.
+
+    `host_bytes`: what it allocates in host memory, for `offloaded_values`; `transfer_seconds`: of the copies there and
+    back; `stall_seconds`: in which the device waits for them, part of `estimated_step_seconds`.
+    """
 
     operators: int
     recomputed_operators: int
@@ -39,6 +44,10 @@ class StepFigures:
     repeated_flops: int
     repeated_forward_share: float
     estimated_step_seconds: float
+    offloaded_values: int = 0
+    host_bytes: int = 0
+    transfer_seconds: float = 0.0
+    stall_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def compile_step(
     strategy: str | None = None,
     strategy_options: Mapping[str, Any] | None = None,
     plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
+    offload: bool = False,
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
     schedule: bool = True,
@@ -89,15 +99,18 @@ def compile_step(
 
     `optimizer`: any of `rc.optimizers`.  What is recomputed: nothing, what `checkpoints` leave, as much as it takes
     for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak) as `strategy` finds it (default:
-    "auto"), or what a `plan` says.  `dump`: a folder for the text after each stage.  `schedule`: whether independent
-    operators may change places to need less memory.  `rebuild`: whether normalised values that gradients read are made
-    again from what is kept anyway (see passes/rebuild.py).  `providers`: whose kernels run it, in order of preference
-    (None: all that this machine has; `("numpy",)`: the operators' own numerics).  `cost`: what times are estimated by
-    (this CPU's roofline).
+    "auto"), or what a `plan` says.  `offload`: the checkpoints wait in host memory; with a budget, as many values as
+    make the step faster than recomputing alone would (docs/offload.md).  `dump`: a folder for the text after each
+    stage.  `schedule`: whether independent operators may change places to need less memory.  `rebuild`: whether
+    normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).
+    `providers`: whose kernels run it, in order of preference (None: all that this machine has; `("numpy",)`: the
+    operators' own numerics).  `cost`: what times are estimated by (this CPU's roofline).
     """
     from .optimizers import RecomputeOptimizer
 
-    wanted = request(budget, strategy, strategy_options, plan)
+    if isinstance(optimizer, RecomputeOptimizer) and offload:
+        raise UsageError("set enable_offload of the RecomputeOptimizer: what it recomputes is its own")
+    wanted = request(budget, strategy, strategy_options, plan, offload=offload)
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
         if wanted is not None or checkpoints is not None:
             raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
@@ -105,7 +118,9 @@ def compile_step(
     if checkpoints is not None:
         if wanted is not None:
             raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
-        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
+        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints)).set_offload(offload)
+    elif offload and wanted is None:
+        raise UsageError("offload needs checkpoints, which wait in host memory then, or a budget")
     cost = cost or this_cpu()
     with without_gc():
         step, stages = _made(program, loss, optimizer, fetch)
@@ -178,7 +193,9 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
     """
     report = memory_report(block)
     logical = logical or block
-    real = [op for op in logical.operators if not isinstance(op.op, Free)]
+    real = [op for op in logical.operators if not (isinstance(op.op, Free) or op.op.copies)]
+    cost = cost or this_cpu()
+    times = simulate(block, cost.seconds, link_of(cost))
     repeated = [op for op in real if op.role is Role.RECOMPUTE]
     forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
     again = total_cost(repeated).flops
@@ -193,7 +210,11 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
         flops=total_cost(real).flops,
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
-        estimated_step_seconds=step_seconds(logical, cost or this_cpu()),
+        estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
+        offloaded_values=len(offloaded(block)),
+        host_bytes=report.host,
+        transfer_seconds=times.transfer_seconds,
+        stall_seconds=times.stalls,
     )
 
 

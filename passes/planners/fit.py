@@ -143,7 +143,7 @@ class Fitting:
         after = FuseNorms().run(DeadCode().run(apply(self.ordered if scheduled else self.block, plan)))
         if not plan.offloads:
             return after
-        return Offload(plan.offloads, seconds=self.lowering.seconds, link=self.lowering.link).run(after)
+        return Offload(plan.offloads, tight=True).run(after)
 
     def order(self, block: Block) -> Block:
         """A step lowered and in the order in which it runs, without frees."""
@@ -254,13 +254,19 @@ class Fitting:
         if budget is not None and self.unrepeated.peak <= budget:
             return self.unrepeated
         found = [self.plain] if budget is not None and self.plain.peak <= budget else []
+        refusal = ""
         try:
             found += self.candidates(budget, strategy, options)
-        except UsageError:
+        except UsageError as e:
+            refusal = str(e)
             if not found and not offload:
                 raise
         if offload and budget is not None:
-            return fastest(self, found, budget, strategy, options or {})
+            best_with_host = fastest(self, found, budget, strategy, options or {})
+            if best_with_host is None:
+                refusal = refusal or self._misses(budget, strategy, min(f.peak for f in found))
+                raise UsageError(f"{refusal} (nor does it fit with values in host memory)")
+            return best_with_host
         best = self.best_of(found, budget)
         if budget is not None and best.peak > budget:
             raise UsageError(self._misses(budget, strategy, best.peak))

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _PLANS, _COMPILED, _TRIES = 8, 3, 4
 
 
-def fastest(fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]) -> Fitted:
+def fastest(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Fitted | None:
     """The fastest step within the budget, of `found` (those that only recompute) and those that move values too."""
     fitting_in = [f for f in found if f.peak <= budget]
     limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
@@ -38,11 +40,7 @@ def fastest(fitting: Fitting, found: list[Fitted], budget: int, strategy: str, o
             limit = fitting.times(moved).seconds
             fitting_in.append(moved)
     if not fitting_in:
-        least = min(f.peak for f in (fitting.unrepeated, *found))
-        raise UsageError(
-            f"neither strategy '{strategy}' nor host memory makes the step fit {budget:,} bytes: the lowest peak that "
-            f"recomputing alone finds is {least:,}. Give a larger budget or a smaller batch"
-        )
+        return None
     return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
 
 
