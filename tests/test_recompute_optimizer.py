@@ -360,7 +360,7 @@ def test_fleet_errors() -> None:
         strategy.recomputed = True
     with pytest.raises(UsageError, match=r"no key 'checkpoint' \(did you mean checkpoints"):
         strategy.recompute_configs = {"checkpoint": ["act1"]}
-    with pytest.raises(UsageError, match="'enable_offload'.* must be True or False"):
+    with pytest.raises(UsageError, match=r"'enable_offload'.* must be True or False"):
         strategy.recompute_configs = {"checkpoints": ["act1"], "enable_offload": "yes"}
     with pytest.raises(UsageError, match="must be a dict"):
         strategy.recompute_configs = ["act1"]  # type: ignore[assignment]
