@@ -43,9 +43,9 @@ class Transfer:
 class StepTimes:
     """`seconds` of a step: those of its operators, and `stalls`, in which the device waits for `transfers`."""
 
-    compute: float
-    stalls: float
-    transfers: tuple[Transfer, ...]
+    compute: float = 0.0
+    stalls: float = 0.0
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -19,7 +19,7 @@ from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
 from .passes import RecomputePlan, cleaned, memory_report, offloaded, plan_memory
 from .passes.planners.fit import Fitting
-from .passes.transfers import simulate
+from .passes.transfers import StepTimes, simulate
 from .planning import PlanFigures, SavedPlan, carry, fitting_of, lowering_for, request, saved_plan
 from .program import Program
 from .text import show
@@ -195,7 +195,8 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
     logical = logical or block
     real = [op for op in logical.operators if not (isinstance(op.op, Free) or op.op.copies)]
     cost = cost or this_cpu()
-    times = simulate(block, cost.seconds, link_of(cost))
+    moved = offloaded(block)
+    times = simulate(block, cost.seconds, link_of(cost)) if moved else StepTimes()
     repeated = [op for op in real if op.role is Role.RECOMPUTE]
     forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
     again = total_cost(repeated).flops
@@ -211,7 +212,7 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
         estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
-        offloaded_values=len(offloaded(block)),
+        offloaded_values=len(moved),
         host_bytes=report.host,
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,

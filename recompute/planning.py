@@ -19,6 +19,7 @@ from .passes.offload import without_copies
 from .passes.planners import planner
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
+from .passes.transfers import StepTimes
 from .runtime.lowering import lowering
 
 #: the first field of a plan's file
@@ -149,7 +150,7 @@ def figures_of(
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
     moved = fitted.plan.offloads
     bound = fitting.bound(budget) if bounded and budget is not None and not moved else None
-    times = fitting.times(fitted)
+    times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.compiled, cost)
     if bound is not None:
         once = step_seconds(fitting.once, cost)

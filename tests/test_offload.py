@@ -21,12 +21,23 @@ from recompute.data import synthetic_batch
 from recompute.errors import UsageError, VerifyError
 from recompute.ir import Block, Role, Value
 from recompute.op import op_class
-from recompute.passes import Autodiff, Liveness, MemoryPlan, Offload, memory_report, offloaded, run_passes
+from recompute.passes import (
+    ALIGNMENT,
+    Autodiff,
+    Liveness,
+    MemoryPlan,
+    Offload,
+    live_profile,
+    memory_report,
+    offloaded,
+    run_passes,
+)
 from recompute.passes.offload import find_rests, without_copies
 from recompute.passes.planners.offload import choose
 from recompute.passes.transfers import Link, simulate
 from recompute.runtime.checking import run_checked
 from recompute.runtime.executor import Session
+from recompute.timeline import timeline
 from recompute.types import TensorType
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -435,3 +446,16 @@ def test_links(name: str) -> None:
     """Every data sheet says how fast its host is, slower than its own memory by far."""
     link = link_of(device(name))
     assert link.out == link.back == DATASHEETS[name].link * 1e9 < device(name).bandwidth / 8 + 1
+
+
+def test_pictures_show_the_device() -> None:
+    """The account behind every picture adds up to what is alive on the device, copies and all."""
+    program, loss, checkpoints = network("bert-tiny")
+    step = compile_step(program, loss, rc.Adam(), checkpoints=checkpoints, offload=True)
+    block = step.program.block
+    account = timeline(block)
+    totals = [sum(rows) for rows in zip(*account.totals().values(), strict=True)]
+    assert totals == [live + step.figures.persistent_bytes for _, live in live_profile(block, ALIGNMENT)]
+    assert step.figures.host_bytes >= max(live for _, live in live_profile(block, host=True)) > 0
+    estimate = rc.estimate(program, loss=loss, checkpoints=checkpoints)
+    assert estimate.peak_bytes == sum(estimate.by_role.values())
