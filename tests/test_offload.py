@@ -459,3 +459,14 @@ def test_pictures_show_the_device() -> None:
     assert step.figures.host_bytes >= max(live for _, live in live_profile(block, host=True)) > 0
     estimate = rc.estimate(program, loss=loss, checkpoints=checkpoints)
     assert estimate.peak_bytes == sum(estimate.by_role.values())
+
+
+def test_optimizer_with_a_budget() -> None:
+    """What the planner says is what the executor allocates, on the device and beside it."""
+    program, loss, _ = network("mlp4", batch=512)
+    optimizer = rc.RecomputeOptimizer(rc.SGD()).set_budget("85%").set_strategy("cut-sweep").set_offload()
+    optimizer.minimize(program[loss])
+    session = rc.Executor().session(program, [loss])
+    assert program.planned.offloads == program.plan.offloads and program.planned.fits
+    assert session.measured_peak_bytes == program.planned.peak_bytes
+    assert session.measured_host_bytes == program.planned.host_bytes > 0
