@@ -11,6 +11,7 @@ from .fusion import Fusion
 from .liveness import Liveness
 from .lowering import Lowering
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
+from .offload import Offload, offloaded
 from .precision import PRECISIONS, Precision
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
@@ -34,6 +35,7 @@ __all__ = [
     "Lowering",
     "MemoryPlan",
     "MemoryReport",
+    "Offload",
     "OpenNorms",
     "Pass",
     "Precision",
@@ -46,6 +48,7 @@ __all__ = [
     "cleaned",
     "live_profile",
     "memory_report",
+    "offloaded",
     "pipeline",
     "plan_best_order",
     "plan_from_checkpoints",

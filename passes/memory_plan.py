@@ -1,4 +1,4 @@
-"""The memory plan: every value of the step gets an offset in one arena."""
+"""The memory plan: every value of the step gets an offset in one arena (those in host memory: in a second one)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ class MemoryReport:
     `arena`: what the executor allocates for one step's values; `live_peak`: the most bytes alive at once (no arena
     for this order and this sharing can be smaller); `persistent`: parameters, buffers, state and constants; `peak`:
     arena + persistent, which is all the memory a step takes; `peak_at`: index of the operator at the live peak.
+    `host`, `host_live_peak`: arena and most bytes alive in host memory, which is not the device's.
     """
 
     arena: int
     live_peak: int
     persistent: int
     peak_at: int
+    host: int = 0
+    host_live_peak: int = 0
 
     @property
     def peak(self) -> int:
@@ -59,8 +62,14 @@ class MemoryPlan(Pass):
     def _smallest(self, block: Block) -> tuple[list[Storage], dict[str, int]]:
         apart, joined = storages(block), storages(block, join=True)
         choices = [apart] if len(apart) == len(joined) else [joined, apart]  # a tie saves a copy
-        plans = [(found, self._pack([as_lifetime(s) for s in found])) for found in choices]
-        return min(plans, key=lambda p: height([as_lifetime(s) for s in p[0]], p[1]))
+        plans = [(found, self._both(found)) for found in choices]
+        return min(plans, key=lambda p: height([as_lifetime(s) for s in p[0] if not s.host], p[1]))
+
+    def _both(self, found: list[Storage]) -> dict[str, int]:
+        """Offsets in the arenas of the device and of the host."""
+        host = [as_lifetime(s) for s in found if s.host]
+        plan = self._pack([as_lifetime(s) for s in found if not s.host])
+        return {**plan, **self._pack(host)} if host else plan
 
     def _pack(self, lifetimes: list[Lifetime]) -> dict[str, int]:
         if not self.exact:
@@ -80,9 +89,9 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def collect_lifetimes(block: Block) -> list[Lifetime]:
-    """The allocations of the arena, in order of their start."""
-    return sorted((as_lifetime(s) for s in _storages_of(block)), key=lambda x: x.start)
+def collect_lifetimes(block: Block, *, host: bool = False) -> list[Lifetime]:
+    """The allocations of the device's arena (or of the host's), in order of their start."""
+    return sorted((as_lifetime(s) for s in _storages_of(block) if s.host is host), key=lambda x: x.start)
 
 
 def _storages_of(block: Block) -> list[Storage]:
@@ -98,14 +107,16 @@ def _storages_of(block: Block) -> list[Storage]:
     return joined if fits else apart
 
 
-def live_profile(block: Block, align: int = 1) -> Iterator[tuple[int, int]]:
+def live_profile(block: Block, align: int = 1, *, host: bool = False) -> Iterator[tuple[int, int]]:
     """(index, live bytes while that operator runs) for a block with frees; persistent values are not counted.
 
     Each allocation counts once, whichever of its values are alive, scratch while its operator runs, inputs from the
-    start.  Sizes are rounded up to multiples of `align` bytes.
+    start.  Sizes are rounded up to multiples of `align` bytes.  `host`: of host memory instead of the device's.
     """
     change: dict[int, int] = {}
     for s in _storages_of(block):
+        if s.host is not host:
+            continue
         size = -(-s.nbytes // align) * align
         change[s.start] = change.get(s.start, 0) + size
         change[s.end + 1] = change.get(s.end + 1, 0) - size
@@ -121,5 +132,9 @@ def memory_report(block: Block) -> MemoryReport:
     profile = list(live_profile(block))
     peak_at, live_peak = max(profile, key=lambda p: p[1], default=(-1, sum(v.nbytes for v in block.inputs)))
     values: dict[str, Value] = block.values()
-    arena = max((at + aligned(values[name].nbytes) for name, at in block.addresses.items()), default=0)
-    return MemoryReport(arena, live_peak, sum(v.nbytes for v in block.persistent()), peak_at)
+    arenas = [0, 0]
+    for name, at in block.addresses.items():
+        v = values[name]
+        arenas[v.type.host] = max(arenas[v.type.host], at + aligned(v.nbytes))
+    most = max((live for _, live in live_profile(block, host=True)), default=0) if arenas[True] else 0
+    return MemoryReport(arenas[0], live_peak, sum(v.nbytes for v in block.persistent()), peak_at, arenas[1], most)

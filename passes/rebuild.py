@@ -12,7 +12,8 @@ from ..ir import Block, Free, Operator, Role, Value
 from ..ops.common import Elementwise
 from .base import Pass
 
-_FORWARD = (Role.FORWARD, Role.LOSS)
+#: a copy to the host does not need its source again: what reads it later reads what comes back
+_FORWARD = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
 #: operations an element that an activation may take to be run again
 _CHEAP = 5
 

@@ -32,11 +32,15 @@ class Rerun:
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """Reruns in order of execution; `checkpoints` in order of production; `notes` for the user."""
+    """Reruns in order of execution; `checkpoints` in order of production; `notes` for the user.
+
+    `offloads`: values that wait in host memory (see passes/offload.py), by what they are called after the reruns.
+    """
 
     reruns: tuple[Rerun, ...] = ()
     checkpoints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    offloads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

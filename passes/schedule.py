@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
@@ -14,6 +14,7 @@ from .dead_code import DeadCode
 from .liveness import Liveness
 from .lowering import Lowering
 from .memory_plan import MemoryPlan, memory_report
+from .offload import Offload, offloaded, surviving, without_copies
 from .rebuild import Rebuild
 from .schedule_graph import Graph, Walk, aligned, graph_of
 from .schedule_window import Window, best_order
@@ -71,13 +72,12 @@ class Schedule(Pass):
         return [order for p, order in peaks if p < peak]
 
 
-def plan_best_order(block: Block) -> Block:
-    """`schedule`, `liveness` and `memory-plan`; an order whose arena is larger than that of the one given loses.
+def plan_best_order(block: Block, passes: Sequence[Pass] = (Liveness(), MemoryPlan())) -> Block:
+    """`schedule` and `passes`; an order whose arena is larger than that of the one given loses.
 
     Live bytes say which order is worth it, but what counts is the arena: where the packer leaves holes, the order
     given is planned as well.
     """
-    passes: list[Pass] = [Liveness(), MemoryPlan()]
     ordered = run_passes(block, [Schedule()])
     planned = run_passes(ordered, passes)
     if ordered is not block and memory_report(planned).arena > live_peak(block):
@@ -106,9 +106,14 @@ def plan_memory(
 
 
 def plan_lowered(block: Block, lowering: Lowering, *, schedule: bool) -> Block:
-    """A cleaned block lowered, in the best order found (`schedule`), with frees and addresses."""
-    block = lowering.run(block)
-    return plan_best_order(block) if schedule else run_passes(block, [Liveness(), MemoryPlan()])
+    """A cleaned block lowered, in the best order found (`schedule`), with frees and addresses, and with the copies that
+    it has placed for this order."""
+    moved = offloaded(block)
+    block = lowering.run(without_copies(block))
+    passes: list[Pass] = [Liveness(), MemoryPlan()]
+    if moved and (values := surviving(block, moved)):
+        passes.insert(0, Offload(values, seconds=lowering.seconds, link=lowering.link))
+    return plan_best_order(block, passes) if schedule else run_passes(block, passes)
 
 
 def live_peak(block: Block) -> int:
@@ -121,6 +126,8 @@ def live_peak(block: Block) -> int:
 def _peak(block: Block, join: bool) -> int:
     change = [0] * (len(block.operators) + 3)
     for s in storages(block, join=join):
+        if s.host:
+            continue
         change[s.start + 1] += aligned(s.nbytes)
         change[s.end + 2] -= aligned(s.nbytes)
     live = list(accumulate(change))

@@ -224,7 +224,7 @@ class _Buffers:
 
     def new(self, v: Value, opened: bool = False) -> None:
         self.of[v.name] = len(self.size)
-        self.size.append(aligned(v.nbytes))
+        self.size.append(0 if v.type.host else aligned(v.nbytes))
         self.opened.append(opened)
 
     def add(self, op: Operator) -> tuple[tuple[int, ...], tuple[tuple[int, ...], int]]:

@@ -19,7 +19,8 @@ ALIGNMENT = 64
 class Storage:
     """One allocation: its bytes, the positions between which it is needed, and its values with their offsets.
 
-    `start` is -1 for inputs; `end` is the last position (inclusive) at which a member is alive.
+    `start` is -1 for inputs; `end` is the last position (inclusive) at which a member is alive.  `host`: it lies in
+    host memory, in an arena of its own.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Storage:
     end: int = -1
     offsets: dict[str, int] = field(default_factory=dict)
     alive: set[str] = field(default_factory=set)
+    host: bool = False
 
 
 def storages(block: Block, *, join: bool = False) -> list[Storage]:
@@ -73,7 +75,7 @@ class _Sharing:
         self.joined = _joins(block, self.persistent) if join else {}
 
     def new(self, v: Value, at: int) -> Storage:
-        s = Storage(v.name, v.nbytes, at)
+        s = Storage(v.name, v.nbytes, at, host=v.type.host)
         self.found.append(s)
         return s
 

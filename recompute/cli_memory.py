@@ -125,7 +125,7 @@ def steps_of(job: Any) -> Steps:
         input_shapes=input_shapes(args.input_shapes),
         options=options,
         trainable=split(args.trainable) if args.trainable else None,
-        compile_options=compile_options(args),
+        compile_options={**compile_options(args), "offload": args.offload},
         cost=args.cost,
         precision=args.precision,
     )

@@ -79,9 +79,21 @@ def check_arguments(args: argparse.Namespace) -> None:
             if getattr(args, name) not in (None, False):
                 raise UsageError(f"{args.model} is a planning problem: --{name.replace('_', '-')} is for models")
         return
+    if args.offload:
+        _check_offload(args, answers)
     wanted = request_of(args)
     if args.save_plan is not None and wanted is None and not answers:
         raise UsageError("--save-plan needs a plan: give --memory-budget SIZE or --strategy NAME")
+
+
+def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
+    """What --offload goes with."""
+    for name in (*answers, *(["max_batch"] if args.max_batch else [])):
+        raise UsageError(f"--{name.replace('_', '-')} is about recomputation alone: leave out --offload")
+    if args.plan is not None:
+        raise UsageError("--plan says what waits in host memory: leave out --offload")
+    if args.checkpoints is None and args.budget is None:
+        raise UsageError("--offload needs --checkpoints, which wait in host memory then, or --memory-budget SIZE")
 
 
 def request_of(args: argparse.Namespace) -> Request | None:
@@ -89,7 +101,7 @@ def request_of(args: argparse.Namespace) -> Request | None:
     if args.checkpoints is not None or args.max_batch:
         return None
     budget = None if args.plan is not None else args.budget
-    return request(budget, args.strategy, None, args.plan)
+    return request(budget, args.strategy, None, args.plan, offload=args.offload)
 
 
 def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
@@ -97,7 +109,7 @@ def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
     args, wanted = job.args, request_of(job.args)
     assert wanted is not None
     job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
-    options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan}
+    options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, **options)
     except UsageError as e:
@@ -108,7 +120,7 @@ def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
     if limit is not None and step.figures.peak_bytes > limit:
         raise UsageError(f"with {args.plan} the step takes {step.figures.peak_bytes:,} bytes, the budget is {limit:,}")
     job.report.planned = step.planned.to_dict()
-    if step.figures.recomputed_operators:
+    if step.figures.recomputed_operators or step.figures.offloaded_values:
         job.report.recompute = asdict(step.figures)
         job.report.notes += list(step.plan.notes)
     return step
@@ -132,7 +144,7 @@ def report_plan(job: Any, step: Any) -> None:
     planned = step.planned
     if planned is None:
         return
-    if not planned.reruns:
+    if not planned.reruns and not planned.offloads:
         job.say(f"the plain step fits {human_bytes(planned.budget)}: nothing is recomputed" if planned.budget else
                 "nothing is recomputed")  # fmt: skip
     else:
@@ -140,6 +152,11 @@ def report_plan(job: Any, step: Any) -> None:
         if planned.gap is not None:
             text += (
                 ", the best there is" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} from the best there is"
+            )
+        if planned.offloads:
+            text += (
+                f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "
+                f"{human_seconds(planned.stall_seconds)} of waiting for them"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, Device, kept_bytes, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, Device, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, memory_report
+from .passes import RecomputePlan, memory_report, offloaded
 from .passes.planners.fit import Fitting
+from .passes.transfers import StepTimes, simulate
 from .planning import PlanFigures, Request, SavedPlan, carry, fitting_of, lower, request, saved_plan
 from .program import Program
 from .runtime.lowering import providers as providers_of
@@ -28,7 +29,11 @@ from .text import show
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates."""
+    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates.
+
+    `host_bytes`: what it allocates in host memory, for `offloaded_values`; `transfer_seconds`: of the copies there and
+    back; `stall_seconds`: in which the device waits for them, part of `estimated_step_seconds`.
+    """
 
     operators: int
     recomputed_operators: int
@@ -41,6 +46,10 @@ class StepFigures:
     repeated_flops: int
     repeated_forward_share: float
     estimated_step_seconds: float
+    offloaded_values: int = 0
+    host_bytes: int = 0
+    transfer_seconds: float = 0.0
+    stall_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ def compile_step(
     strategy: str | None = None,
     strategy_options: Mapping[str, Any] | None = None,
     plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
+    offload: bool = False,
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
     schedule: bool = True,
@@ -93,20 +103,21 @@ def compile_step(
 
     `optimizer`: any of `rc.optimizers`.  What is recomputed: nothing, what `checkpoints` leave, as much as it takes
     for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak) as `strategy` finds it (default:
-    "auto"), or what a `plan` says.  `dump`: a folder for the text after each stage.  `schedule`: whether independent
-    operators may change places to need less memory.  `rebuild`: whether normalised values that gradients read are made
-    again from what is kept anyway (see passes/rebuild.py).  `providers`: whose kernels run it, in order of preference
-    (None: all that there are for `place`; `("numpy",)`: the operators' own numerics).  `place`: where it will run
-    (None: this machine's processor); a device need not be there to compile for it.  `cost`: what times are estimated
-    by (this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the
-    optimizer says).
+    "auto"), or what a `plan` says.  `offload`: the checkpoints wait in host memory; with a budget, as many values as
+    make the step faster than recomputing alone would (docs/offload.md).  `dump`: a folder for the text after each
+    stage.  `schedule`: whether independent operators may change places to need less memory.  `rebuild`: whether
+    normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).
+    `providers`: whose kernels run it, in order of preference (None: all that there are for `place`; `("numpy",)`: the
+    operators' own numerics).  `place`: where it will run (None: this machine's processor); a device need not be there
+    to compile for it.  `cost`: what times are estimated by (this CPU's roofline).  `precision`: "fp32", "tf32", "bf16"
+    or "fp16" (see docs/precision.md; None: as the optimizer says).
     """
     from .amp import with_precision
 
     if providers is None and place is not None:
         providers = providers_of(place)
-    wanted = request(budget, strategy, strategy_options, plan)
-    optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints)
+    wanted = request(budget, strategy, strategy_options, plan, offload=offload)
+    optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints, offload=offload)
     cost = at_precision(cost or this_cpu(), precision)
     with without_gc():
         step, stages = _made(program, loss, optimizer, fetch)
@@ -126,10 +137,14 @@ def compile_step(
         return CompiledStep(step, step.plan, figures(step.block, cost, step.logical), cost, planned, saved)
 
 
-def _asked(optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | None) -> tuple[Any, Request | None]:
+def _asked(
+    optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
+) -> tuple[Any, Request | None]:
     """The optimizer, which knows the checkpoints, and the request, which may be the optimizer's."""
     from .optimizers import RecomputeOptimizer
 
+    if isinstance(optimizer, RecomputeOptimizer) and offload:
+        raise UsageError("set enable_offload of the RecomputeOptimizer: what it recomputes is its own")
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
         if wanted is not None or checkpoints is not None:
             raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
@@ -137,7 +152,9 @@ def _asked(optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | 
     if checkpoints is not None:
         if wanted is not None:
             raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
-        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints))
+        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints)).set_offload(offload)
+    elif offload and wanted is None:
+        raise UsageError("offload needs checkpoints, which wait in host memory then, or a budget")
     return optimizer, wanted
 
 
@@ -202,7 +219,10 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
     """
     report = memory_report(block)
     logical = logical or block
-    real = [op for op in logical.operators if not isinstance(op.op, Free)]
+    real = [op for op in logical.operators if not (isinstance(op.op, Free) or op.op.copies)]
+    cost = cost or this_cpu()
+    moved = offloaded(block)
+    times = simulate(block, cost.seconds, link_of(cost)) if moved else StepTimes()
     repeated = [op for op in real if op.role is Role.RECOMPUTE]
     forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
     again = total_cost(repeated).flops
@@ -217,7 +237,11 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
         flops=total_cost(real).flops,
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
-        estimated_step_seconds=step_seconds(logical, cost or this_cpu()),
+        estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
+        offloaded_values=len(moved),
+        host_bytes=report.host,
+        transfer_seconds=times.transfer_seconds,
+        stall_seconds=times.stalls,
     )
 
 

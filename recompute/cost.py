@@ -25,6 +25,7 @@ from .errors import UsageError
 from .files import cache_folder, machine, replacing
 from .ir import Block, Free, Operator, Role
 from .op import Cost
+from .passes.transfers import Link
 
 
 class CostModel(Protocol):
@@ -44,7 +45,8 @@ class Device:
 
     `flops` is for float32 and integers; `f16`, `bf16`, `f64`: for other element types (0: as `flops`), matrix units
     included; `tf32`: for float32 whose products may be rounded to it (0: it has none).  `memory` is 0 where nobody
-    knows.
+    knows.  `link`: bytes per second between its memory and the host's, each way (0: half the bandwidth, as where both
+    are one memory).
     """
 
     name: str
@@ -56,6 +58,7 @@ class Device:
     bf16: float = 0.0
     f64: float = 0.0
     tf32: float = 0.0
+    link: float = 0.0
 
     def with_tf32(self) -> Device:
         """The same device where float32 products may be rounded to TF32; itself where it has none."""
@@ -64,8 +67,8 @@ class Device:
         return dataclasses.replace(self, name=f"{self.name} with TF32", flops=self.tf32, tf32=0.0)
 
     def seconds(self, operator: Operator) -> float:
-        """Time of one operator; frees and views take none."""
-        if isinstance(operator.op, Free) or is_view(operator):
+        """Time of one operator; frees, views and copies beside the device's work take none."""
+        if isinstance(operator.op, Free) or operator.op.copies or is_view(operator):
             return 0.0
         cost = operator_cost(operator)
         return max(cost.flops / self._rate(operator), cost.bytes / self.bandwidth) + self.launch
@@ -106,14 +109,14 @@ def device(name: str) -> Device:
     tera = 1e12
     half = {"f16": sheet.f16 * tera, "bf16": (sheet.f16 if sheet.bf16 else sheet.f32) * tera}
     shown = found[0].upper().replace("RTX-", "RTX ").replace("TI", " Ti")
-    rates = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, **half}
+    rates = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
     found_device = Device(shown, sheet.f32 * tera, sheet.bandwidth * 1e9, _LAUNCH, sheet.memory << 30, **rates)
     return found_device.with_tf32() if variant else found_device
 
 
 @dataclass(frozen=True)
 class Datasheet:
-    """Published peaks: TFLOP/s by element type without sparsity, GB/s, GiB.
+    """Published peaks: TFLOP/s by element type without sparsity, GB/s, GiB, GB/s to the host's memory (each way).
 
     `f16` is that of the matrix units with float32 accumulation; `bf16`: whether bfloat16 is as fast; `tf32` 0: none.
     """
@@ -125,27 +128,33 @@ class Datasheet:
     f64: float
     bandwidth: float
     memory: int
+    link: float
 
 
+#: GB/s of 16 lanes of PCI Express each way: 8, 16, 32 GT/s a lane in packets of 128 of 130 bits (PCI-SIG, base
+#: specifications 3.0, 4.0, 5.0); of NVLink-C2C: NVIDIA's GH200 datasheet (2023) says 900 for both directions together
+_PCIE3, _PCIE4, _PCIE5, _C2C = 15.75, 31.5, 63.0, 450.0
 #: seconds between the starts of two small kernels in one CUDA stream: not in datasheets, a few microseconds on all
 _LAUNCH = 4e-6
 # NVIDIA's datasheets: V100 (SXM2, 2020), A100 (SXM, 2021), H100 and H200 (SXM, 2023/24; dense rates are half of those
 # "with sparsity"), L4 (2023), T4 (2019).  GeForce: NVIDIA's architecture whitepapers Turing (2018, appendix of the
-# 2080 Ti, reference clocks), Ampere GA102, Ada and RTX Blackwell (2025).  float64 of L4, T4 and GeForce is 1/64 of
+# 2080 Ti, reference clocks), Ampere GA102, Ada and RTX Blackwell (2025).  GH200: the one with 96 GB.  Each of them
+# names the generation of PCI Express, of 16 lanes.  float64 of L4, T4 and GeForce is 1/64 of
 # float32 (Turing: 1/32), as the whitepapers say.
 DATASHEETS: dict[str, Datasheet] = {
-    "v100-16": Datasheet(15.7, 0, 125, False, 7.8, 900, 16),
-    "v100-32": Datasheet(15.7, 0, 125, False, 7.8, 900, 32),
-    "a100-40": Datasheet(19.5, 156, 312, True, 9.7, 1555, 40),
-    "a100-80": Datasheet(19.5, 156, 312, True, 9.7, 2039, 80),
-    "h100": Datasheet(67, 494.5, 989.5, True, 34, 3350, 80),
-    "h200": Datasheet(67, 494.5, 989.5, True, 34, 4800, 141),
-    "l4": Datasheet(30.3, 60, 121, True, 0.473, 300, 24),
-    "t4": Datasheet(8.1, 0, 65, False, 0.253, 320, 16),
-    "rtx-2080ti": Datasheet(13.4, 0, 53.8, False, 0.42, 616, 11),
-    "rtx-3090": Datasheet(35.6, 35.6, 71, True, 0.556, 936, 24),
-    "rtx-4090": Datasheet(82.6, 82.6, 165.2, True, 1.29, 1008, 24),
-    "rtx-5090": Datasheet(104.8, 104.8, 209.5, True, 1.64, 1792, 32),
+    "v100-16": Datasheet(15.7, 0, 125, False, 7.8, 900, 16, _PCIE3),
+    "v100-32": Datasheet(15.7, 0, 125, False, 7.8, 900, 32, _PCIE3),
+    "a100-40": Datasheet(19.5, 156, 312, True, 9.7, 1555, 40, _PCIE4),
+    "a100-80": Datasheet(19.5, 156, 312, True, 9.7, 2039, 80, _PCIE4),
+    "h100": Datasheet(67, 494.5, 989.5, True, 34, 3350, 80, _PCIE5),
+    "h200": Datasheet(67, 494.5, 989.5, True, 34, 4800, 141, _PCIE5),
+    "gh200": Datasheet(67, 494.5, 989.5, True, 34, 4000, 96, _C2C),
+    "l4": Datasheet(30.3, 60, 121, True, 0.473, 300, 24, _PCIE4),
+    "t4": Datasheet(8.1, 0, 65, False, 0.253, 320, 16, _PCIE3),
+    "rtx-2080ti": Datasheet(13.4, 0, 53.8, False, 0.42, 616, 11, _PCIE3),
+    "rtx-3090": Datasheet(35.6, 35.6, 71, True, 0.556, 936, 24, _PCIE4),
+    "rtx-4090": Datasheet(82.6, 82.6, 165.2, True, 1.29, 1008, 24, _PCIE4),
+    "rtx-5090": Datasheet(104.8, 104.8, 209.5, True, 1.64, 1792, 32, _PCIE5),
 }
 
 
@@ -158,6 +167,12 @@ def this_cpu() -> Device:
     if path is not None:
         _write_rates(path, flops, bandwidth)
     return Device("this CPU", flops, bandwidth, 1e-6, _physical_memory(), f64=flops / 2)
+
+
+def link_of(cost: CostModel) -> Link:
+    """Between a device's memory and the host's, where the model says it; else as in this machine's memory."""
+    rate = getattr(cost, "link", 0.0) or getattr(cost, "bandwidth", 0.0) / 2 or this_cpu().bandwidth / 2
+    return Link(rate, rate, _LAUNCH)
 
 
 def _measured_rates() -> tuple[float, float]:
@@ -231,12 +246,15 @@ def step_seconds(block: Block, cost: CostModel) -> float:
 
 
 def kept_values(block: Block) -> dict[str, int]:
-    """Forward values that wait for the backward pass (written by the forward pass, read after it), and their bytes."""
+    """Forward values that wait for the backward pass (written by the forward pass, read after it), and their bytes.
+
+    Those that wait in host memory are not among them.
+    """
     forward = (Role.FORWARD, Role.LOSS)
     made: dict[str, int] = {}
     kept: dict[str, int] = {}
     for op in block.operators:
-        if isinstance(op.op, Free):
+        if isinstance(op.op, Free) or op.op.copies:
             continue
         if op.role in forward:
             if not op.op.updates:

@@ -24,7 +24,7 @@ ROLES = ("parameter", "optimizer state", "buffer", "input", "activation", "gradi
 _MOST_BATCHES = 20
 _KIND = {
     Role.FORWARD: "activation", Role.LOSS: "activation", Role.RECOMPUTE: "activation", Role.BACKWARD: "gradient",
-    Role.OPTIMIZE: "gradient", Role.COMMUNICATE: "gradient",
+    Role.OPTIMIZE: "gradient", Role.COMMUNICATE: "activation",
 }  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _newest(block: Block, at: int, sizes: Mapping[str, int]) -> dict[str, str]:
             gone.update(v.name for v in op.reads())
             continue
         for v in op.writes():
-            if v.name in gone or v.name not in block.addresses or not v.nbytes:
+            if v.name in gone or v.name not in block.addresses or not v.nbytes or v.type.host:
                 continue
             i = bisect.bisect(places, (block.addresses[v.name], "\U0010ffff")) - 1
             if i >= 0 and block.addresses[v.name] < places[i][0] + sizes[places[i][1]]:

@@ -28,7 +28,8 @@ class DistributedStrategy:
 
     `recompute`: whether forward values are dropped and computed again.  `recompute_configs`: {"checkpoints": [...]}
     (Paddle's), or {"budget": "8GiB"} and, if not the best, {"strategy": "chen"}; assigning it replaces what was there.
-    "checkpoint_shape" may be given and is not needed, as every shape here is static; "enable_offload" must be False.
+    "enable_offload": whether checkpoints wait in host memory (with a budget: as many values as make the step faster).
+    "checkpoint_shape" may be given and is not needed, as every shape here is static and any will do.
     `forward_recompute` and `recompute_checkpoints` are their older names.
 
     `amp`: whether the forward pass is in mixed precision.  `amp_configs`: what `recompute.amp.decorate` takes, such as
@@ -118,8 +119,8 @@ def _checked(name: str, configs: Any) -> dict[str, Any]:
     for key in configs:
         if key not in known:
             raise UsageError(f"{name} has no key '{key}'{nearest(key, known)}; it has: {', '.join(known)}")
-    if configs.get("enable_offload"):
-        raise UsageError("recompute_configs['enable_offload']: offload is not available yet; leave it False")
+    if not isinstance(configs.get("enable_offload", False), bool):
+        raise UsageError(f"{name}['enable_offload'] must be True or False, not {configs['enable_offload']!r}")
     return dict(configs)
 
 
@@ -145,5 +146,6 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
         found.set_budget(configs["budget"])
     if configs.get("strategy"):
         found.set_strategy(configs["strategy"])
+    found.enable_offload = configs.get("enable_offload", False)
     found.request  # noqa: B018 - says here what contradicts itself, not in minimize
     return found

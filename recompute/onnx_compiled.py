@@ -164,9 +164,10 @@ def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: in
 
 def _plan(found: Any) -> Any:
     """A RecomputePlan where the metadata hold one; what a user has put there instead stays as JSON says it."""
-    if not isinstance(found, dict) or set(found) != {f.name for f in dataclasses.fields(RecomputePlan)}:
+    fields = {f.name for f in dataclasses.fields(RecomputePlan)}
+    if not isinstance(found, dict) or {"offloads", *found} != fields:  # earlier versions have no offloads
         return found
-    texts = [found[k] for k in ("checkpoints", "notes")]
+    texts = [found.get(k, []) for k in ("checkpoints", "notes", "offloads")]
     reruns = found["reruns"]
     if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts) or not all(
         isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())

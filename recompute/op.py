@@ -63,6 +63,9 @@ class Op:
     small_outputs: ClassVar[tuple[int, ...]] = ()
     #: the numerics copy or reorder elements only (priced by bytes)
     moves_data: ClassVar[bool] = False
+    #: moves a value between the device's memory and the host's (see ops/offload.py): no other operator may read or
+    #: write values of the host
+    copies: ClassVar[bool] = False
     #: no class of this name is registered (a base for others)
     abstract: ClassVar[bool] = True
     #: what mixed precision does with its float32 inputs (see passes/precision.py): "low": they become the low type;

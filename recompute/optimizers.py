@@ -8,6 +8,7 @@ differ, PyTorch's are taken, as the values are checked against it; the class say
 from __future__ import annotations
 
 import copy
+import dataclasses
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +19,13 @@ import numpy as np
 from .budgets import Budget, parse_budget
 from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
-from .ir import Operator, Role
+from .ir import Block, Operator, Role
 from .ops.optimizer import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
 from .ops.optimizer_norm import LambUpdate, LarsUpdate
 from .optimizer_base import Optimizer, ParamsGrads, fraction, names_of, number, program_of
+from .passes.offload import Offload, offloaded
 from .passes.planners import planner
-from .passes.recompute import apply, plan_from_checkpoints
+from .passes.recompute import RecomputePlan, apply, plan_from_checkpoints
 from .planning import Request, carry, fitting_of, request
 from .program import Program, Variable
 from .verify import verify
@@ -232,6 +234,9 @@ class RecomputeOptimizer:
     it, `set_plan` takes what a planner has found before.  Checkpoints cut the forward pass into segments (Chen et al.
     2016, arXiv 1604.06174; Paddle's RecomputeOptimizer): kept are the checkpoints, what crosses a border, and
     everything after the last one.  Losses and gradients are the same bits with and without.
+
+    `enable_offload`: checkpoints wait for the backward pass in host memory; with a budget, as many values as make the
+    step faster than recomputing alone would.  They may be of any shapes.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -244,6 +249,7 @@ class RecomputeOptimizer:
         self._options: dict[str, Any] = {}
         self._plan: Any = None
         self._cost: CostModel | None = None
+        self._offload = False
 
     def around(self, optimizer: Any) -> RecomputeOptimizer:
         """The same recomputation around another optimizer."""
@@ -296,9 +302,25 @@ class RecomputeOptimizer:
         return self
 
     @property
+    def enable_offload(self) -> bool:
+        """Whether values may wait in host memory."""
+        return self._offload
+
+    @enable_offload.setter
+    def enable_offload(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise UsageError(f"enable_offload must be True or False, not {value!r}")
+        self._offload = value
+
+    def set_offload(self, value: bool = True) -> RecomputeOptimizer:
+        """Sets `enable_offload`; returns self."""
+        self.enable_offload = value
+        return self
+
+    @property
     def request(self) -> Request | None:
         """What a planner is asked for; None where checkpoints say it.  UsageError where several say it."""
-        found = request(self._budget, self._strategy, self._options, self._plan)
+        found = request(self._budget, self._strategy, self._options, self._plan, offload=self._offload)
         if found is not None and self._checkpoints:
             raise UsageError(
                 "checkpoints say what is kept, and a budget, strategy or plan says it too: give one of them (with "
@@ -335,8 +357,10 @@ class RecomputeOptimizer:
         names = _checkpoint_names(program, self._checkpoints)
         params_grads = self.inner.backward(loss, *options)
         plan = plan_from_checkpoints(program.block, names, loss.name)
-        program.block = verify(apply(program.block, plan))
-        program.plan = plan
+        block = apply(program.block, plan)
+        if self._offload:
+            block, plan = _offload_checkpoints(block, plan)
+        program.block, program.plan = verify(block), plan
         for note in plan.notes:
             warnings.warn(note, RecomputeWarning, stacklevel=3)
         return params_grads
@@ -397,6 +421,20 @@ class RecomputeOptimizer:
     def set_lr(self, value: float) -> None:
         """The inner optimizer's."""
         self.inner.set_lr(value)
+
+
+def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, RecomputePlan]:
+    """Has the checkpoints of a plan wait in host memory; those that nothing needs later stay, and the notes say so."""
+    block = Offload(plan.checkpoints, tight=True).run(block)
+    moved = offloaded(block)
+    notes = [
+        f"checkpoint '{n}' is not moved to the host: nothing needs it after the forward pass, or it is there to stay"
+        for n in plan.checkpoints
+        if n not in moved
+    ]
+    useless = {f"checkpoint '{n}' saves nothing" for n in moved}  # moved, it does
+    kept = [note for note in plan.notes if note.partition(":")[0] not in useless]
+    return block, dataclasses.replace(plan, offloads=moved, notes=(*kept, *notes))
 
 
 def _checkpoint_names(program: Program, checkpoints: Sequence[str | Variable]) -> list[str]:

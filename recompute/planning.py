@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .budgets import Budget, parse_budget
-from .cost import CostModel, Device, kept_values, step_seconds, this_cpu
+from .cost import CostModel, Device, kept_values, link_of, step_seconds, this_cpu
 from .errors import UsageError
 from .files import replacing
 from .ir import Block, Role
-from .passes import Lowering, RecomputePlan, Rerun, cleaned, plan_memory
+from .passes import Lowering, RecomputePlan, Rerun, cleaned, memory_report, plan_memory
+from .passes.offload import without_copies
 from .passes.planners import planner
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
+from .passes.transfers import StepTimes
 from .program import Program
 from .runtime.lowering import lowering
 
@@ -30,12 +32,13 @@ _FORWARD = (Role.FORWARD, Role.LOSS)
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: a budget, a strategy with its options, or a plan."""
+    """What was asked for: a budget, a strategy with its options, or a plan; `offload`: host memory may serve too."""
 
     budget: Budget | None = None
     strategy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     plan: RecomputePlan | SavedPlan | None = None
+    offload: bool = False
 
 
 def request(
@@ -43,11 +46,20 @@ def request(
     strategy: str | None = None,
     options: Mapping[str, Any] | None = None,
     plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
+    *,
+    offload: bool = False,
 ) -> Request | None:
     """The request, None where nothing was asked for.  UsageError for what contradicts itself or does not exist.
 
-    `budget`: see `parse_budget`; `plan`: a plan, or the path of one that was saved.
+    `budget`: see `parse_budget`; `plan`: a plan, or the path of one that was saved; `offload`: whether values may
+    wait in host memory (with a budget; a plan says it itself).
     """
+    if offload and plan is not None:
+        raise UsageError("a plan says what waits in host memory: leave out offload, or the plan")
+    if offload and budget is None and strategy is not None:
+        raise UsageError(
+            f"offload beside strategy '{strategy}' needs a budget: without one nobody can say what is to be moved"
+        )
     if plan is not None:
         if budget is not None or strategy is not None or options:
             raise UsageError("a plan says what runs again: leave out budget and strategy, or the plan")
@@ -65,7 +77,7 @@ def request(
     chosen = planner(strategy or DEFAULT, **(options or {}))
     if budget is None and chosen.strategy == DEFAULT:
         raise _needs_budget(DEFAULT)
-    return Request(None if budget is None else parse_budget(budget), strategy, dict(options or {}))
+    return Request(None if budget is None else parse_budget(budget), strategy, dict(options or {}), offload=offload)
 
 
 def _needs_budget(strategy: str) -> UsageError:
@@ -80,7 +92,9 @@ class PlanFigures:
 
     `bound`: seconds below which no plan within the budget exists, in any order of execution (None: not known);
     `gap`: how far the plan can be from the best there is, as a share of that; `kept`: forward values that wait for
-    the backward pass, as names for `--checkpoints`; `planning_seconds`: what finding it took.
+    the backward pass, as names for `--checkpoints`; `planning_seconds`: what finding it took.  `offloads`: those of
+    them that wait in host memory, where `host_bytes` are allocated; `transfer_seconds`: of all copies there and back;
+    `stall_seconds`: in which the device waits for them, part of `seconds`.
     """
 
     strategy: str
@@ -96,6 +110,10 @@ class PlanFigures:
     kept_bytes: int
     scheduled: bool
     costs: str
+    offloads: tuple[str, ...] = ()
+    host_bytes: int = 0
+    transfer_seconds: float = 0.0
+    stall_seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -116,7 +134,8 @@ class PlanFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists."""
-        return {**asdict(self), "kept": list(self.kept), "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
+        lists = {"kept": list(self.kept), "offloads": list(self.offloads)}
+        return {**asdict(self), **lists, "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
 
 
 def figures_of(
@@ -130,7 +149,9 @@ def figures_of(
     bounded: bool = True,
 ) -> PlanFigures:
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
-    bound = fitting.bound(budget) if bounded and budget is not None else None
+    moved = fitted.plan.offloads
+    bound = fitting.bound(budget) if bounded and budget is not None and not moved else None
+    times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.compiled, cost)
     if bound is not None:
         once = step_seconds(fitting.once, cost)
@@ -142,7 +163,7 @@ def figures_of(
         plain_peak_bytes=fitting.plain.peak,
         peak_bytes=fitted.peak,
         plain_seconds=plain_seconds,
-        seconds=step_seconds(fitted.compiled, cost),
+        seconds=step_seconds(fitted.compiled, cost) + times.stalls,
         bound=bound,
         planning_seconds=planning_seconds,
         reruns=sum(op.role is Role.RECOMPUTE for op in fitted.block.operators),
@@ -150,19 +171,24 @@ def figures_of(
         kept_bytes=kept_bytes,
         scheduled=fitted.scheduled,
         costs=cost.name,
+        offloads=moved,
+        host_bytes=memory_report(fitted.compiled).host,
+        transfer_seconds=times.transfer_seconds,
+        stall_seconds=times.stalls,
     )
 
 
 def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
     """Forward values that wait for the backward pass, in order of production, and the bytes of all of them.
 
-    Names of small outputs (statistics) are left out: user checkpoints keep those anyway.
+    Names of small outputs (statistics) are left out: user checkpoints keep those anyway.  What waits in host memory
+    has a name among them, but no bytes.
     """
     small = {
         v.name for op in block.operators for i, v in enumerate(op.outputs) if v is not None and i in op.op.small_outputs
     }
-    waiting = kept_values(block)
-    return tuple(n for n in waiting if n not in small), sum(waiting.values())
+    waiting = kept_values(without_copies(block))
+    return tuple(n for n in waiting if n not in small), sum(kept_values(block).values())
 
 
 # -- carrying out -----------------------------------------------------------------------------------------------------
@@ -171,7 +197,8 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> Lowering:
     """The lowering for `providers` (None: this machine's, but none where times are those of another device)."""
     elsewhere = isinstance(cost, Device) and cost is not this_cpu()
-    return lowering(() if providers is None and elsewhere else providers)
+    found = lowering(() if providers is None and elsewhere else providers)
+    return replace(found, seconds=cost.seconds, link=link_of(cost))
 
 
 def lower(program: Program, cost: CostModel, *, schedule: bool, rebuild: bool, providers: Sequence[str] | None) -> None:
@@ -207,7 +234,7 @@ def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool =
         bounded = False
     else:
         strategy = wanted.strategy or DEFAULT
-        fitted = fitting.fit(budget, strategy, wanted.options)
+        fitted = fitting.fit(budget, strategy, wanted.options, offload=wanted.offload)
         if budget is None and not fitted.plan.reruns and planner(strategy, **wanted.options).heeds_budget:
             raise _needs_budget(strategy)
     seconds = time.perf_counter() - start
@@ -236,7 +263,8 @@ class SavedPlan:
     """A plan by names, so that it serves other batches of the model too: see docs/cli.md for its file.
 
     `reruns`: pairs of names, the first output of the operator that runs again and the first output of the one before
-    which it does; `scheduled`: whether that was planned in the order of operators that needs less memory.
+    which it does; `scheduled`: whether that was planned in the order of operators that needs less memory; `offloads`:
+    values that wait in host memory.
     """
 
     model: str
@@ -246,6 +274,7 @@ class SavedPlan:
     reruns: tuple[tuple[str, str], ...]
     checkpoints: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    offloads: tuple[str, ...] = ()
 
     def for_block(self, base: Block) -> RecomputePlan:
         """The plan with operators by number.  UsageError with the name that the step does not have."""
@@ -265,13 +294,13 @@ class SavedPlan:
             if r.operator >= r.before or op.op.updates or (op.role not in _FORWARD and not op.views()):
                 raise UsageError(f"the plan is of another step: here '{pair[0]}' cannot run again before '{pair[1]}'")
         reruns.sort(key=lambda r: r.before)  # operators that run before the same one keep their order
-        return RecomputePlan(tuple(reruns), self.checkpoints)
+        return RecomputePlan(tuple(reruns), self.checkpoints, offloads=self.offloads)
 
     def to_dict(self) -> dict[str, Any]:
         """As in the file."""
         found = {"format": FORMAT, **asdict(self)}
         found["reruns"] = [list(pair) for pair in self.reruns]
-        found["checkpoints"] = list(self.checkpoints)
+        found["checkpoints"], found["offloads"] = list(self.checkpoints), list(self.offloads)
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -290,7 +319,8 @@ def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | No
         scheduled=fitted.scheduled,
         reruns=tuple((names[r.operator], names[r.before]) for r in fitted.plan.reruns),
         checkpoints=figures.kept,
-        figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled")},
+        figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled", "offloads")},
+        offloads=fitted.plan.offloads,
     )
 
 
@@ -318,11 +348,12 @@ def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
     for i, pair in enumerate(data["reruns"]):
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
             raise UsageError(f"{path}: reruns[{i}] is no pair of names")
-    if not all(isinstance(n, str) for n in data["checkpoints"]):
-        raise UsageError(f"{path}: checkpoints are names")
+    moved = data.get("offloads", [])  # plans of earlier versions have none
+    if not isinstance(moved, list) or not all(isinstance(n, str) for n in (*data["checkpoints"], *moved)):
+        raise UsageError(f"{path}: checkpoints and offloads are names")
     known: dict[str, Any] = {name: data[name] for name in _FIELDS}
     known["reruns"] = tuple((a, b) for a, b in data["reruns"])
-    known["checkpoints"] = tuple(data["checkpoints"])
+    known["checkpoints"], known["offloads"] = tuple(data["checkpoints"]), tuple(moved)
     return SavedPlan(**known)
 
 

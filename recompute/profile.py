@@ -78,8 +78,8 @@ class Profile:
         self.save()
 
     def seconds(self, operator: Operator) -> float:
-        """Measured time of one operator; frees and views take none."""
-        if isinstance(operator.op, Free) or is_view(operator):
+        """Measured time of one operator; frees, views and copies to the host and back take none."""
+        if isinstance(operator.op, Free) or operator.op.copies or is_view(operator):
             return 0.0
         key = signature(operator)
         if key not in self._known and key not in self.skipped:
@@ -92,7 +92,8 @@ class Profile:
 
     def measure(self, operators: Iterable[Operator]) -> None:
         """Measures all that is not known yet, and saves: no answer depends on the order of questions after this."""
-        distinct = {signature(op): op for op in operators if not isinstance(op.op, Free) and not is_view(op)}
+        real = (op for op in operators if not (isinstance(op.op, Free) or op.op.copies or is_view(op)))
+        distinct = {signature(op): op for op in real}
         for key, operator in distinct.items():
             if key not in self._known and key not in self.skipped:
                 self._measure(key, operator)
@@ -267,7 +268,7 @@ def _bind(operator: Operator, limit: int) -> tuple[list[Any], list[Any], list[An
     if total > limit:
         raise JobError(f"it takes {total:,} bytes, more than {limit:,}")
     try:
-        arena = Arena(np, total)
+        arena = Arena(total)
         arena.bytes()[...] = 0  # what a first run finds is as warm as what later ones do
     except MemoryError:
         raise JobError(f"there is no memory for its {total:,} bytes") from None

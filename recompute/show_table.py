@@ -55,7 +55,8 @@ def before_after(report: Any) -> str:
     if after is not None:
         table.add_column("recompute", justify="right")
         table.add_column("change", justify="right")
-    for label, key, show in _ROWS:
+    rows = _ROWS if after is None or not after["offloaded_values"] else (*_ROWS, *_OFFLOAD_ROWS)
+    for label, key, show in rows:
         if key == "estimated_step_seconds" and report.costs != "this CPU":
             label += f" ({report.costs})"
         row = [label, show(plain[key])]
@@ -79,6 +80,14 @@ _ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("operations of the step", "flops", human_flops),
     ("forward work repeated", "repeated_forward_share", lambda x: f"{x:.1%}"),
     ("estimated step time", "estimated_step_seconds", human_seconds),
+)
+#: where values wait in host memory
+_OFFLOAD_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("  waits for transfers", "stall_seconds", human_seconds),
+    ("transfers, beside the work", "transfer_seconds", human_seconds),
+    ("values in host memory", "offloaded_values", lambda n: f"{n:,}"),
+    ("host memory, pinned", "host_bytes", human_bytes),
+    ("  in bytes", "host_bytes", lambda n: f"{n:,}"),
 )
 _COMPARED = {"operators", "peak_bytes", "arena_bytes", "kept_bytes", "flops", "estimated_step_seconds"}
 

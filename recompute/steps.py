@@ -65,12 +65,14 @@ class Steps:
     ) -> None:
         if isinstance(optimizer, RecomputeOptimizer):
             checkpoints = checkpoints or optimizer._checkpoints
+            compile_options = {"offload": optimizer.enable_offload, **(compile_options or {})}
             optimizer = optimizer.inner
         self.asked = None if checkpoints is None else _names(checkpoints)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._loss = loss.name if isinstance(loss, Variable) else loss
         self.cost = at_precision(cost or this_cpu(), precision)
         self._compile_options = {**(compile_options or {}), "cost": self.cost, "precision": precision}
+        self._offload = bool(self._compile_options.get("offload"))
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
         if precision is not None and self.is_step:
             raise UsageError("the program is a training step already: its precision is what it is")
@@ -137,7 +139,8 @@ class Steps:
         else:
             program, loss = self.program(batch)
             names = self.resolved(checkpoints, batch)
-            step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **self._compile_options)
+            options = {**self._compile_options, "offload": bool(names) and self._offload}
+            step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **options)
         self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
 
@@ -146,7 +149,7 @@ class Steps:
         if self.is_step:
             raise UsageError("the program is a training step already: it is not planned again")
         program, loss = self.program(batch)
-        options = {k: v for k, v in self._compile_options.items() if k != "cost"}
+        options = {k: v for k, v in self._compile_options.items() if k not in ("cost", "offload")}
         return plain_fitting(program, loss, copy.copy(self._optimizer), self.cost, **options)
 
     def _remember(

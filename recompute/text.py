@@ -12,7 +12,7 @@
 
 An operator's line: role (none: forward), outputs, `=`, name, inputs (`_`: absent), attributes that differ from
 their defaults, `using` and the provider of its kernel (none: its own numerics), scratch buffers, and after `@` the
-addresses of outputs and scratch.
+addresses of outputs and scratch.  `host` before a type: the value lies in host memory, in an arena of its own.
 """
 
 from __future__ import annotations
@@ -168,6 +168,8 @@ class _Line:
 
     def type(self) -> TensorType:
         dtype = self.take("word")
+        if dtype == "host":
+            dtype += " " + self.take("word")
         self.need("[")
         shape = []
         while not self.skip("]"):

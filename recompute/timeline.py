@@ -149,7 +149,8 @@ def _held(block: Block, lifetimes: list[Lifetime]) -> dict[str, list[Value]]:
     values, producers = block.values(), block.producers()
     persistent = {v.name for v in block.persistent()}
     held = {x.name: [values[x.name]] for x in lifetimes}
-    guests = [n for n in values if n not in held and n not in persistent and n in block.addresses]
+    inside = (n for n, v in values.items() if n in block.addresses and not v.type.host)
+    guests = [n for n in inside if n not in held and n not in persistent]
     alive: list[tuple[int, int]] = []  # (address, index), sorted
     ends: list[tuple[int, int]] = []  # heap of (end, index)
     i = 0
@@ -191,7 +192,7 @@ def _makers(block: Block) -> dict[str, str]:
     found = {v.name: "inputs" for v in block.inputs}
     for op in block.operators:
         for v in op.writes():
-            if op.role in _FORWARD:
+            if op.role in _FORWARD or op.op.copies:
                 found.setdefault(v.name, "activations")
             else:
                 found.setdefault(v.name, "recomputed" if op.role is Role.RECOMPUTE else "gradients")
@@ -201,7 +202,10 @@ def _makers(block: Block) -> dict[str, str]:
 def _read_after_forward(block: Block) -> set[str]:
     """Names that an operator after the forward pass reads."""
     return {
-        v.name for op in block.operators if op.role not in _FORWARD and not isinstance(op.op, Free) for v in op.reads()
+        v.name
+        for op in block.operators
+        if op.role not in _FORWARD and not (isinstance(op.op, Free) or op.op.copies)
+        for v in op.reads()
     }
 
 

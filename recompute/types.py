@@ -49,7 +49,7 @@ _ONNX = {
 }  # fmt: skip
 _FROM_ONNX = {number: name for name, number in _ONNX.items()}
 _ONNX["string"] = 8  # known at compile time only: no program computes with strings
-_TYPE = re.compile(r"^(\w+)\[([\d,\s]*)\]$")
+_TYPE = re.compile(r"^(host )?(\w+)\[([\d,\s]*)\]$")
 
 
 def dtype_name(dtype: np.dtype | type | str) -> str:
@@ -86,10 +86,14 @@ MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A static type: element type (short name) and shape (dimensions ≥ 0, at most MAX_DIMENSIONS in a program)."""
+    """A static type: element type (short name) and shape (dimensions ≥ 0, at most MAX_DIMENSIONS in a program).
+
+    `host`: the value lies in host memory, beside the device's; only copies read and write it (ops/offload.py).
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
+    host: bool = False
 
     @property
     def size(self) -> int:
@@ -118,22 +122,26 @@ class TensorType:
 
     def with_shape(self, shape: tuple[int, ...] | list[int]) -> TensorType:
         """The same element type with another shape."""
-        return TensorType(self.dtype, tuple(int(d) for d in shape))
+        return TensorType(self.dtype, tuple(int(d) for d in shape), self.host)
 
     def with_dtype(self, dtype: str) -> TensorType:
         """The same shape with another element type."""
-        return TensorType(dtype, self.shape)
+        return TensorType(dtype, self.shape, self.host)
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{'host ' * self.host}{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def placed(self, *, host: bool) -> TensorType:
+        """The same elements in host memory, or on the device."""
+        return TensorType(self.dtype, self.shape, host)
 
     @staticmethod
     def parse(text: str) -> TensorType:
-        """Reads `f32[2,3]`.  ValueError where the text is no type."""
+        """Reads `f32[2,3]` or `host f32[2,3]`.  ValueError where the text is no type."""
         found = _TYPE.match(text)
-        if not found or found[1] not in DTYPES:
+        if not found or found[2] not in DTYPES:
             raise ValueError(f"'{text}' is no tensor type (expected e.g. f32[2,3])")
-        return TensorType(found[1], tuple(int(d) for d in found[2].split(",") if d.strip()))
+        return TensorType(found[2], tuple(int(d) for d in found[3].split(",") if d.strip()), bool(found[1]))
 
     @staticmethod
     def of(array: np.ndarray) -> TensorType:

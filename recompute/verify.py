@@ -11,6 +11,7 @@ from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
 from .types import MAX_DIMENSIONS
 from .verify_addresses import check_addresses
+from .verify_copies import Copies
 
 #: what `Block.products` may be
 PRODUCTS = ("", "tf32")
@@ -32,8 +33,9 @@ def verify(block: Block) -> Block:
 
     Rules: names are declared once and written once (state only by operators that update it); every read comes after
     the write and before the free; types are what the operators' type rules say, of at most 64 dimensions; a recomputed
-    operator reads no parameter or state after its update; outputs exist and are not freed; in a planned block every
-    read sees the bytes that were last written to its value.
+    operator reads no parameter or state after its update; outputs exist and are not freed; only copies touch values in
+    host memory, and what a copy writes is read by nobody but the wait that follows it (see ops/offload.py); in a
+    planned block every read sees the bytes that were last written to its value.
 
     Raises VerifyError with the operator and its neighbours.
     """
@@ -49,6 +51,7 @@ class _Checker:
         self.freed: set[str] = set()
         self.changed: set[str] = set()
         self.persistent = {v.name for v in block.persistent()}
+        self.copies = Copies(self.persistent)
         self.at = -1
 
     def fail(self, why: str) -> VerifyError:
@@ -59,6 +62,8 @@ class _Checker:
             if v.name in self.live:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
             self.check_dimensions(v)
+            if v.type.host:
+                raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload puts values there")
             self.live[v.name] = v
         for at, op in enumerate(self.block.operators):
             self.at = at
@@ -66,12 +71,16 @@ class _Checker:
                 self.check_free(op)
             else:
                 self.check_operator(op)
-        self.at = -1
+        self.at, why = self.copies.left()
+        if why:
+            raise self.fail(why)
         if self.block.products not in PRODUCTS:
             raise self.fail(f"products '{self.block.products}': known are {', '.join(filter(None, PRODUCTS))}")
         for name in self.block.outputs:
             if name not in self.live:
                 raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")
+            if self.copies.unfit(self.live[name]):
+                raise self.fail(f"output {show_name(name)} is in host memory, or the unfinished end of a copy")
         if self.block.addresses:
             fault = check_addresses(self.block)
             if fault is not None:
@@ -100,6 +109,9 @@ class _Checker:
             if op.role is Role.RECOMPUTE and read.name in self.changed:
                 raise self.fail(f"a recomputed operator reads {show_name(read.name)} after it was updated")
         self.check_types(op)
+        why = self.copies.step(self.at, op)
+        if why:
+            raise self.fail(why)
         for i, v in enumerate(op.outputs):
             if v is None:
                 continue

@@ -16,10 +16,12 @@ def check_addresses(block: Block) -> tuple[int, str] | None:
 
     The arena is a map from stretches of bytes to the value that wrote them last.  A view (`Op.views`) at its place in
     its input's buffer writes nothing, nor does a Concat whose parts are in place (`Op.joins`); another operator may
-    overlap an input only as `Op.inplace` allows.
+    overlap an input only as `Op.inplace` allows.  Values in host memory have addresses in an arena of their own.
     """
+    spaces = (False, True) if any(op.op.copies for op in block.operators) else (False,)
     try:
-        _Walk(block).run()
+        for host in spaces:
+            _Walk(block, host).run()
     except _Fault as e:
         return e.at, str(e)
     return None
@@ -32,8 +34,8 @@ class _Fault(VerifyError):
 
 
 class _Walk:
-    def __init__(self, block: Block) -> None:
-        self.block = block
+    def __init__(self, block: Block, host: bool) -> None:
+        self.block, self.host = block, host
         self.at = -1
         self.starts: list[int] = []  # disjoint stretches, sorted
         self.ends: list[int] = []
@@ -42,9 +44,11 @@ class _Walk:
         self.holds: dict[str, list[tuple[int, int, str]]] = {}
 
     def range_of(self, v: Value | None) -> tuple[int, int] | None:
-        """Where a value lies in the arena; None for persistent, absent and empty ones."""
-        at = self.block.addresses.get(v.name) if v is not None else None
-        return None if at is None or v is None or not v.nbytes else (at, at + v.nbytes)
+        """Where a value lies in the arena; None for persistent, absent and empty ones, and those of another arena."""
+        if v is None or v.type.host is not self.host or not v.nbytes:
+            return None
+        at = self.block.addresses.get(v.name)
+        return None if at is None else (at, at + v.nbytes)
 
     def run(self) -> None:
         for v in self.block.inputs:
@@ -67,6 +71,8 @@ class _Walk:
         for i, v in enumerate(op.outputs):
             if v is None or (i < len(views) and self.is_view(op, v, views[i])):
                 continue
+            if views and op.op.copies and self.range_of(v) is not None:
+                raise _Fault(self.at, f"{op.op.name} moves nothing: {show_name(v.name)} must lie where its input does")
             self.check_overlap(op, i, v)
             written.append(v)
         self.check_apart([*written, *op.scratch], op)

@@ -22,10 +22,14 @@ def run_checked(session: Session) -> None:
     Before an operator runs, its scratch and those outputs that do not take an input's place are filled with NaN, so
     that what it forgets to write is seen in the results; memory is filled with NaN as soon as nothing alive is in
     it.  After it ran, every byte outside of its outputs and scratch must be what it was.
+
+    Copies between device and host are made as late as they may be: where they are awaited.  A source that is
+    overwritten meanwhile, or a result that is read before, is seen in the results.
     """
     steps = iter(session.steps)
     step = next(steps, None)
     live = {v.name for v in session.block.inputs}
+    begun: dict[str, tuple[Operator, Step]] = {}
     with np.errstate(all="ignore"):
         for op in session.block.operators:
             if isinstance(op.op, Free):
@@ -33,47 +37,66 @@ def run_checked(session: Session) -> None:
                 _poison_dead(session, op, live)
                 continue
             live.update(v.name for v in op.writes())
+            if op.op.copies and op.views() and op.inputs[0] is not None:
+                _run_one(session, *begun.pop(op.inputs[0].name))
             if step is not None and step.op is op:
-                _run_one(session, op, step)
+                if op.op.copies and not op.views():
+                    _poison_outputs(session, op, step)
+                    begun[next(op.writes()).name] = op, step
+                else:
+                    _run_one(session, op, step)
                 step = next(steps, None)
 
 
-def _run_one(session: Session, op: Operator, step: Step) -> None:
+def _poison_outputs(session: Session, op: Operator, step: Step) -> None:
     inputs = {_range(session, v) for v in op.reads()}
     for v, array in zip((*op.outputs, *op.scratch), (*step.outs, *step.scratch), strict=True):
         if v is not None and not op.op.updates and _range(session, v) not in inputs and array.dtype != np.bool_:
             array.reshape(-1).view(np.uint8)[...] = POISON
-    raw = session.arena.bytes()
-    before = raw.copy()
+
+
+def _run_one(session: Session, op: Operator, step: Step) -> None:
+    _poison_outputs(session, op, step)
+    before = {host: raw.copy() for host, raw in _arenas(session).items()}
     (segment,) = segments([step])
     segment.run()
-    allowed = np.zeros(raw.size, np.bool_)
-    for v in (*op.writes(), *op.scratch):
-        at = _range(session, v)
-        if at is not None:
-            allowed[at[0] : at[1]] = True
-    wrong = np.flatnonzero((raw != before) & ~allowed)
-    if wrong.size:
-        raise JobError(
-            f"bytes {wrong[0]}..{wrong[-1]} of the arena were changed from outside by\n    {show_operator(op)}"
-        )
+    for host, raw in _arenas(session).items():
+        allowed = np.zeros(raw.size, np.bool_)
+        for v in (*op.writes(), *op.scratch):
+            at = _range(session, v)
+            if at is not None and at[0] is host:
+                allowed[at[1] : at[2]] = True
+        wrong = np.flatnonzero((raw != before[host]) & ~allowed)
+        if wrong.size:
+            raise JobError(
+                f"bytes {wrong[0]}..{wrong[-1]} of the {'host ' * host}arena were changed from outside by\n"
+                f"    {show_operator(op)}"
+            )
 
 
-def _range(session: Session, v: Value) -> tuple[int, int] | None:
+def _arenas(session: Session) -> dict[bool, np.ndarray]:
+    """The bytes of the device's arena and of the host's (True), if there is one."""
+    found = {False: session.arena.bytes()}
+    return found if session.host is None else {**found, True: session.host.bytes()}
+
+
+def _range(session: Session, v: Value) -> tuple[bool, int, int] | None:
+    """Whether a value lies in the host's arena, and where; None for those in no arena."""
     at = session.block.addresses.get(v.name)
-    return None if at is None or not v.nbytes else (at, at + v.nbytes)
+    return None if at is None or not v.nbytes else (v.type.host, at, at + v.nbytes)
 
 
 def _poison_dead(session: Session, op: Operator, live: set[str]) -> None:
     """Fills what was just freed with NaN where no live value lies in it."""
-    raw = session.arena.bytes()
-    dead = np.zeros(raw.size, np.bool_)
-    for v in op.reads():
-        at = _range(session, v)
-        if at is not None:
-            dead[at[0] : at[1]] = True
-    for name in live:
-        if name in session.arrays and name in session.block.addresses:
-            start = session.block.addresses[name]
-            dead[start : start + session.arrays[name].nbytes] = False
-    raw[dead] = POISON
+    values = session.block.values()
+    for host, raw in _arenas(session).items():
+        dead = np.zeros(raw.size, np.bool_)
+        for v in op.reads():
+            at = _range(session, v)
+            if at is not None and at[0] is host:
+                dead[at[1] : at[2]] = True
+        for name in live:
+            at = _range(session, values[name]) if name in session.block.addresses else None
+            if at is not None and at[0] is host:
+                dead[at[1] : at[2]] = False
+        raw[dead] = POISON

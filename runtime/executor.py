@@ -26,7 +26,8 @@ from .places import CPUPlace, EmulatedCUDAPlace, Place
 class Arena:
     """One allocation from which the buffers of a step are cut at planned addresses.
 
-    OutOfMemoryError where the machine cannot allocate it.
+    A step that moves values to the host and back has a second one there.  OutOfMemoryError where the machine cannot
+    allocate it.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -114,11 +115,12 @@ class Session:
         self.block = block
         self.report = memory_report(block)
         self.arena = Arena(self.report.arena)
+        self.host = Arena(self.report.host) if self.report.host else None
         self.arrays: dict[str, Any] = {}
         self._bind_persistent(arrays)
         for name, value in block.values().items():
             if name in block.addresses:
-                self.arrays[name] = self.arena.at(block.addresses[name], value)
+                self.arrays[name] = self.arena_of(value).at(block.addresses[name], value)
         wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
         self.steps = []
         for op in wanted:
@@ -142,6 +144,13 @@ class Session:
         for c in self.block.constants:
             self.arrays[c.value.name] = c.numpy()
 
+    def arena_of(self, v: Value) -> Arena:
+        """Where a value of the step lies: on the device, or in host memory."""
+        if not v.type.host:
+            return self.arena
+        assert self.host is not None
+        return self.host
+
     def _array(self, v: Value | None) -> Any:
         return None if v is None else self.arrays[v.name]
 
@@ -150,6 +159,11 @@ class Session:
         """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
         names = {v.name for v in self.block.persistent()}
         return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
+
+    @property
+    def measured_host_bytes(self) -> int:
+        """Bytes of the host's arena."""
+        return 0 if self.host is None else self.host.nbytes
 
     #: operators that run elsewhere than the step does: none
     on_host: tuple[Operator, ...] = ()

@@ -20,7 +20,7 @@ LAYERS = [
     {"op", "kernels", "element"},
     {"ir"},
     {"text"},
-    {"verify_addresses"},
+    {"verify_addresses", "verify_copies"},
     {"verify"},
     {"builder", "ops"},
     {"program"},
@@ -50,6 +50,7 @@ LAYERS = [
     {"report", "report_page", "plot", "trace", "snapshot", "pictures", "operator_times"},
     {"cli_costs", "cli_values"},
     {"check", "cli_memory", "cli_plan"},
+    {"cli_arguments"},
     {"cli"},
 ]
 

@@ -309,7 +309,7 @@ def test_profile_of_steps_that_run(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["lenet", "--device", "h20"], "unknown device 'h20' (did you mean h200?)"),
+        (["lenet", "--device", "h20"], "unknown device 'h20' (did you mean h200, gh200?)"),
         (["lenet", "--device", "h200", "--profile"], "--profile measures this machine: leave out --device"),
         (["--profile", "model.onnx"], "give a model before --profile"),
     ],

@@ -360,8 +360,8 @@ def test_fleet_errors() -> None:
         strategy.recomputed = True
     with pytest.raises(UsageError, match=r"no key 'checkpoint' \(did you mean checkpoints"):
         strategy.recompute_configs = {"checkpoint": ["act1"]}
-    with pytest.raises(UsageError, match="offload is not available yet"):
-        strategy.recompute_configs = {"checkpoints": ["act1"], "enable_offload": True}
+    with pytest.raises(UsageError, match=r"'enable_offload'.* must be True or False"):
+        strategy.recompute_configs = {"checkpoints": ["act1"], "enable_offload": "yes"}
     with pytest.raises(UsageError, match="must be a dict"):
         strategy.recompute_configs = ["act1"]  # type: ignore[assignment]
     with pytest.raises(UsageError, match="True or False"):

@@ -14,14 +14,18 @@ from ...ir import Block, Operator
 from ..dead_code import DeadCode
 from ..lowering import Lowering
 from ..memory_plan import memory_report
+from ..offload import Offload
 from ..rebuild import Rebuild
 from ..recompute import RecomputePlan, apply
 from ..schedule import Schedule, plan_lowered
 from ..split_norms import FuseNorms, SplitNorms, as_parts
+from ..transfers import StepTimes
+from ..transfers import simulate as simulate_transfers
 from .auto import Auto, frontier_of
 from .base import Planned, plan, planner
 from .bound import least_budget, lower_bound
 from .derive import Derived, derive
+from .fit_offload import fastest
 from .simulate import plan_of, simulate
 
 Seconds = Callable[[Operator], float]
@@ -69,6 +73,8 @@ class Fitting:
         lowering: Lowering | None = None,
     ) -> None:
         self.once, self.schedule, self.rebuild, self.lowering = block, schedule, rebuild, lowering or Lowering()
+        if self.lowering.seconds is None:
+            self.lowering = dataclasses.replace(self.lowering, seconds=seconds)
         self.block = SplitNorms().run(block) if rebuild else block
         self.seconds = as_parts(seconds)
         self._bounds: dict[int, float] = {}
@@ -127,10 +133,22 @@ class Fitting:
 
     def carry_out(self, plan: RecomputePlan, scheduled: bool) -> Fitted:
         """The step with a plan that numbers its operators, or those of `ordered`."""
-        base = self.ordered if scheduled else self.block
-        after = FuseNorms().run(DeadCode().run(apply(base, plan)))
+        after = self.applied(plan, scheduled)
         compiled = self.compiled(after)
+        base = self.ordered if scheduled else self.block
         return Fitted(after, compiled, peak_of(compiled), plan, None, base, scheduled)
+
+    def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
+        """The step with a plan, before frees and addresses."""
+        after = FuseNorms().run(DeadCode().run(apply(self.ordered if scheduled else self.block, plan)))
+        if not plan.offloads:
+            return after
+        return Offload(plan.offloads, tight=True).run(after)
+
+    def order(self, block: Block) -> Block:
+        """A step lowered and in the order in which it runs, without frees."""
+        block = self.lowering.run(block)
+        return Schedule().run(block) if self.schedule else block
 
     def candidates(
         self,
@@ -224,20 +242,40 @@ class Fitting:
             else:
                 return
 
-    def fit(self, budget: int | None, strategy: str = "auto", options: Mapping[str, Any] | None = None) -> Fitted:
-        """See `fit`."""
+    def fit(
+        self,
+        budget: int | None,
+        strategy: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        *,
+        offload: bool = False,
+    ) -> Fitted:
+        """See `fit`.  `offload`: values may also wait in host memory, where the step is faster then."""
         if budget is not None and self.unrepeated.peak <= budget:
             return self.unrepeated
         found = [self.plain] if budget is not None and self.plain.peak <= budget else []
+        refusal = ""
         try:
             found += self.candidates(budget, strategy, options)
-        except UsageError:
-            if not found:
+        except UsageError as e:
+            refusal = str(e)
+            if not found and not offload:
                 raise
+        if offload and budget is not None:
+            best_with_host = fastest(self, found, budget, strategy, options or {})
+            if best_with_host is None:
+                refusal = refusal or self._misses(budget, strategy, min(f.peak for f in found))
+                raise UsageError(f"{refusal} (nor does it fit with values in host memory)")
+            return best_with_host
         best = self.best_of(found, budget)
         if budget is not None and best.peak > budget:
             raise UsageError(self._misses(budget, strategy, best.peak))
         return best
+
+    def times(self, f: Fitted) -> StepTimes:
+        """Simulated times of a compiled step with its copies."""
+        assert self.lowering.seconds is not None
+        return simulate_transfers(f.compiled, self.lowering.seconds, self.lowering.link)
 
     def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
         """The cheapest within the budget; where none is, the one with the lowest peak."""
