@@ -35,7 +35,8 @@ def word(bits: bytes, nbytes: int) -> Any:
     repeated = bits * (nbytes // len(bits))
     if nbytes in (4, 8):
         return int.from_bytes(repeated, "little")
-    return {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 16: _Four}[nbytes].from_buffer_copy(repeated)
+    kinds: dict[int, Any] = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 16: _Four}
+    return kinds[nbytes].from_buffer_copy(repeated)
 
 
 def word_bytes(*numbers: int) -> int:
@@ -213,7 +214,7 @@ class Rows:
 def _structures(wide: bool) -> tuple[Any, Any]:
     kind = type(divisor(1, wide=wide))
     numbers = [(n, ctypes.c_longlong) for n in ("source", "target", "block", "words", "run", "from", "to")]
-    piece = type("Piece", (ctypes.Structure,), {"_fields_": [*numbers, ("by", kind), ("bytes", ctypes.c_int)]})
+    piece: Any = type("Piece", (ctypes.Structure,), {"_fields_": [*numbers, ("by", kind), ("bytes", ctypes.c_int)]})
     fields = [("count", ctypes.c_int), ("piece", piece * MOST_PIECES)]
     return piece, type("Pieces", (ctypes.Structure,), {"_fields_": fields})
 
