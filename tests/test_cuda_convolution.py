@@ -120,7 +120,7 @@ def test_halves_one_image_at_a_time(kind: str, last: bool, monkeypatch: Any) -> 
         monkeypatch.setitem(CASES, name, found)
         op, arrays = case(name, kind)
         op, arrays = in_form(op, arrays) if last else (op, arrays)
-        known = convolved(applied(op, arrays))
+        known = convolved(applied(op, *arrays))
         assert known is not None
         for dtype in ("bf16", "f32"):
             assert isinstance(kernels_convolution.plan(known, dtype, tf32=True), columns_plans)
@@ -150,9 +150,9 @@ def test_tf32_is_for_what_cublas_multiplies() -> None:
     for name, kind, wanted in (("3x3", "output", True), ("1x1", "weight", True), ("depthwise", "input", False),
                                ("small groups", "output", False)):  # fmt: skip
         op, arrays = case(name, kind)
-        bound = applied(op, arrays)
+        bound = applied(op, *arrays)
         assert by.accepts(bound) == wanted
-        assert not by.accepts(applied(op, [a.astype(np.float64) for a in arrays]))
+        assert not by.accepts(applied(op, *(a.astype(np.float64) for a in arrays)))
         if wanted:
             calls = by.bind(bound, *_handed(bound, by))
             assert all(c.tf32 for c in calls if isinstance(c, Product))
