@@ -59,17 +59,10 @@ class Boxes(Family):
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Rows where there are no more than two axes, else element by element (or vector by vector)."""
+        """One launch."""
         x, y = ins[0], outs[0]
         assert x is not None and y is not None
-        (_, _, (sizes, in_x, in_y, start, to)) = next(iter(boxes(op)))
-        if not y.size:
-            return []
-        *outer, (run, step, _) = grid((sizes, in_x, in_y, start, to))
-        if step == 1 and len(outer) == 1 and outer[0][1] >= 0:
-            item = x.type.numpy.itemsize
-            rows = Rows(x.address + start * item, y.address, outer[0][0], run, *outer[0][1:])
-            return copy_rows([rows], item)
+        (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
         return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
 
 

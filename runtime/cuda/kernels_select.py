@@ -114,7 +114,7 @@ class OneHot(Selection):
         at, y = ins[0], outs[0]
         assert at is not None and y is not None
         axis = rule.axis % len(y.shape)
-        lines = f"""const Index row = over(e, d0), outer = over(row, d1), i = row - outer * (Index)d1.by;
+        lines = """const Index row = over(e, d0), outer = over(row, d1), i = row - outer * (Index)d1.by;
         long long index = (long long)widen(indices[outer * (Index)d0.by + (e - row * (Index)d0.by)]);
         index += index < 0 ? (long long)d1.by : 0ll;
         const W found = index == (long long)i ? on : off;"""
