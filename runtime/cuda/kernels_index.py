@@ -23,8 +23,8 @@ from .strided import THREADS, WORDS, word_bytes
 if TYPE_CHECKING:
     from ...ir import Operator, Value
 
-#: words that a thread moves
-_EACH = 4
+#: words that a thread moves; rows and indices are fewer than
+_EACH, _MOST = 4, 1 << 30
 _PLACE = f"""
 // an index that counts from the end where it is negative
 template <class I> DEVICE long long place(I index, long long size, int* status)
@@ -155,9 +155,9 @@ class Gathers(Family):
     """(x, indices) → rows, or elements."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types; numbers of rows and indices have 31 bits."""
+        """All element types; numbers of rows and indices have 30 bits."""
         form = self._form(op)
-        return movable(op) and max(form[1], form[3]) < WIDE
+        return movable(op) and max(form[1], form[3]) < _MOST
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, where indices are no such."""
@@ -184,9 +184,9 @@ class GatherGradients(Family):
     """(indices, dy) → sums of the rows of dy."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats; numbers of rows and indices have 31 bits."""
+        """Floats; numbers of rows and indices have 30 bits."""
         form = self._form(op)
-        return _type(op.outputs[0]).dtype in ("f16", "bf16", "f32", "f64") and max(form[1], form[3]) < WIDE
+        return _type(op.outputs[0]).dtype in ("f16", "bf16", "f32", "f64") and max(form[1], form[3]) < _MOST
 
     def _form(self, op: Operator) -> tuple[int, int, int, int]:
         return form_of(op, _type(op.inputs[0]), _type(op.outputs[0]).shape)
@@ -269,10 +269,10 @@ class Scatters(Family):
     """(x, indices, updates) → x with rows or elements replaced, or reduced."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types, those with arithmetic for reductions; numbers of rows and indices have 31 bits."""
+        """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
         rule: Any = op.op
         form = self._form(op)
-        if max(form[1], form[3]) >= WIDE or not movable(op):
+        if max(form[1], form[3]) >= _MOST or not movable(op):
             return False
         return rule.reduction == "none" or _type(op.outputs[0]).dtype in {*C_TYPES} - {"bool"}
 
