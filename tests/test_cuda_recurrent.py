@@ -14,7 +14,9 @@ from recompute.ops.recurrent import GRADIENTS, filled, options
 from recompute.ops.recurrent_gru import GRU
 from recompute.ops.recurrent_lstm import LSTM
 from recompute.ops.recurrent_rnn import RNN
-from recompute.testing import Case, Draw
+from recompute.runtime.cuda import rounded
+from recompute.runtime.cuda.kernel import Product
+from recompute.testing import Case, Draw, case_block
 from recompute.types import DTYPES, TensorType
 
 #: where the tests run
@@ -113,3 +115,14 @@ def test_types_and_sizes(make: Any) -> None:
 def test_many_rows_are_added_in_parts() -> None:
     op = LSTM(2, "forward")
     check(*gradient(op, inputs(op, {3, 6, 7}, 6, 70), (0,)))
+
+
+def test_products_in_tf32() -> None:
+    for dtype in ("f32", "f64"):
+        op = GRU(5, "bidirectional")
+        arrays = [a if a is None else a.astype(DTYPES[dtype]) for a in inputs(op, {3, 5})]
+        bound = case_block(Case(op, tuple(arrays)))[0].operators[0]
+        assert rounded.Rounded().accepts(bound) == (dtype == "f32")
+        if dtype == "f32":
+            calls = Bound(Case(op, tuple(arrays)), bound, rounded.Rounded(), DEVICE[0]).calls
+            assert {c.tf32 for c in calls if isinstance(c, Product)} == {True}
