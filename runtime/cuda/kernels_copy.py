@@ -10,8 +10,8 @@ from ...ops.pad import inner
 from ...ops.scatter import strides
 from ..boxes import boxes, grid
 from .families import Buffers, Family, family
-from .kernel import Buffer, Call, Copy
-from .strided import WORDS, Axis, Rows, copy_rows, fill_with, gather_to
+from .kernel import Buffer, Call
+from .strided import WORDS, Axis, Rows, copy, copy_rows, fill_with, gather_to
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -44,7 +44,7 @@ class Rejoining(Family):
                 outer, run = [(run, step, target)], 1
             rows, source_step, target_step = outer[0] if outer else (1, run, run)
             if not outer and len(op.inputs) == len(op.outputs) == 1:
-                return [Copy(y.at(box[4], [run]), x.at(box[3], [run]))]
+                return copy(y.at(box[4], [run]), x.at(box[3], [run]))
             at, to = x.address + box[3] * item, y.address + box[4] * item
             parts.append(Rows(at, to, rows, run, source_step, target_step))
         return copy_rows(parts, next(v for v in op.reads()).type.numpy.itemsize)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ...ops.scatter import strides
 from ...types import TensorType
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, INDEX_OUTSIDE, STATUS, Buffer, Call, Copy, Fill, Kernel
+from .kernel import C_TYPES, COMPUTE, INDEX_OUTSIDE, STATUS, Buffer, Call, Fill, Kernel
 from .kernels_copy import movable
 from .loop_parts import WIDE, division, divisor
 from .sorting import sort, sort_scratch, sums, sums_scratch
-from .strided import THREADS, WORDS, word_bytes
+from .strided import THREADS, WORDS, copy, word_bytes
 
 if TYPE_CHECKING:
     from ...ir import Operator, Value
@@ -290,7 +290,7 @@ class Scatters(Family):
         """Numbers; then who writes where."""
         x, indices, updates, y = *ins[:3], outs[0]
         assert x is not None and indices is not None and updates is not None and y is not None
-        copied: list[Call] = [Copy(y, x)] if y.address != x.address and y.size else []
+        copied = copy(y, x)
         if not updates.size or not y.size:
             return copied
         how, (_, size, inner, count) = op.op.reduction, self._form(op)  # type: ignore[attr-defined]

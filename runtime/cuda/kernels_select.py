@@ -12,11 +12,11 @@ import numpy as np
 from ...ops.window import full
 from ...types import DTYPES
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, Buffer, Call, Copy, Kernel
+from .kernel import C_TYPES, Buffer, Call, Kernel
 from .kernels_copy import movable
 from .loop_parts import WIDE, division, divisor
 from .pooling_text import Form, columns_of, image_of
-from .strided import THREADS, WORDS, word
+from .strided import THREADS, WORDS, copy, word
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -154,7 +154,7 @@ class Bits(Family):
         """A copy."""
         x, y = ins[0], outs[0]
         assert x is not None and y is not None
-        return [Copy(y, x)] if y.size and y.address != x.address else []
+        return copy(y, x)
 
 
 @family("Im2Col", "Col2Im")

@@ -44,6 +44,11 @@ def word_bytes(*numbers: int) -> int:
     return math.gcd(16, *numbers)
 
 
+def copy(y: Buffer, x: Buffer) -> list[Call]:
+    """Calls that copy x to y, where it is not already."""
+    return [Copy(y, x)] if y.nbytes and y.address != x.address else []
+
+
 # -- outputs in order, from anywhere ----------------------------------------------------------------------------------
 
 
@@ -147,7 +152,7 @@ def gather_to(y: Buffer, x: Buffer, axes: Sequence[Axis], start: int = 0, fill: 
     item, axes = y.type.numpy.itemsize, joined(axes)
     last, whole = axes[-1], len(axes) == 1 and axes[0].kind == "copied"
     if whole and last.stride == 1:
-        return [Copy(y, x.at(start, y.shape))]
+        return copy(y, x.at(start, y.shape))
     per = 1
     if last.kind in ("copied", "inside") and last.stride == 1:
         strides = [a.stride * item for a in axes[:-1]]
@@ -200,7 +205,7 @@ def fill_with(y: Buffer, value: Any) -> list[Call]:
 class Rows:
     """`rows` rows of `run` elements, from `source` on, `source_step` elements apart, to `target`, `target_step` apart.
 
-    Addresses are in bytes.
+    Addresses are in bytes; one row at its own address is left alone.
     """
 
     source: int
@@ -259,7 +264,7 @@ template <class W> DEVICE void copy(const Piece& p)
 
 def copy_rows(parts: Sequence[Rows], item: int) -> list[Call]:
     """Calls that copy them all, `MOST_PIECES` a launch; elements of `item` bytes."""
-    parts = [p for p in parts if p.rows and p.run]
+    parts = [p for p in parts if p.rows and p.run and (p.rows > 1 or p.source != p.target)]
     calls: list[Call] = []
     for i in range(0, len(parts), MOST_PIECES):
         some = parts[i : i + MOST_PIECES]
