@@ -14,6 +14,8 @@ import numpy as np
 from recompute.ir import Operator, Value
 from recompute.kernels import accepting, provider
 from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda.device import open_device
 from recompute.runtime.cuda.kernel import Buffer, Kernel, Launch
 from recompute.runtime.lowering import providers
 from recompute.testing import Case, case_block
@@ -23,6 +25,11 @@ from recompute.types import FLOATS, TensorType
 _COARSE = {"RandomNormal": "f32", "RandomUniform": "f32"}
 #: bytes before and behind each buffer, and what is in them
 _GUARD, _GUARDED = 64, 0xA5
+
+
+def opened(place: Any) -> Any:
+    """The device of a place."""
+    return emulator.EmulatedDevice() if isinstance(place, EmulatedCUDAPlace) else open_device(place.device)
 
 
 def operator(case: Case) -> Operator:

@@ -238,5 +238,5 @@ def test_loops_that_a_device_made_are_left_to_their_numerics() -> None:
         (Loop(body="%1 = Sin(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float32)),
         (Loop(body="%1 = Abs(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float16)),
     ):
-        assert not PROVIDER.accepts(applied(op, [x]))
-        assert PROVIDER.accepts(applied(Loop(body=op.body.replace("Sin", "Tanh"), yields=(2,)), [x.astype(np.float32)]))
+        assert not PROVIDER.accepts(applied(op, x))
+        assert PROVIDER.accepts(applied(Loop(body=op.body.replace("Sin", "Tanh"), yields=(2,)), x.astype(np.float32)))

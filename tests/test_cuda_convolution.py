@@ -7,44 +7,46 @@ from typing import Any
 import numpy as np
 import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
-from cuda_cases import Bound
+from cuda_cases import Bound, opened
 
-import recompute as rc
 from recompute import kernels
-from recompute.kernels import accepting
-from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
 from recompute.runtime.cpu.convolved import convolved
 from recompute.runtime.cuda import (
     convolution_columns,
     convolution_products,
     convolution_text,
-    emulator,
     kernels_convolution,
+    rounded,
 )
 from recompute.runtime.cuda.kernel import Buffer, Product
-from recompute.runtime.lowering import providers
-from recompute.testing import Case, Draw, case_block
+from recompute.testing import Case, case_block
 from recompute.types import DTYPES
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
+#: where the tests run
+DEVICE: list[Any] = []
 columns_plans = (convolution_columns.ColumnsPlan, convolution_columns.ColumnsWeighPlan)
 EPS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
 
 
-def run(op: Any, arrays: list[np.ndarray], by: str = "", *, backwards: bool = False) -> np.ndarray:
-    """What the chosen provider gives, or `by`."""
-    block, feed = case_block(Draw("").case(op, *arrays))
-    if by:
-        assert kernels.provider(by).accepts(block.operators[0])
-        device = emulator.EmulatedDevice(backwards=backwards)
-        return Bound(Case(op, tuple(arrays)), block.operators[0], kernels.provider(by), device).run(0xFF)[0]
-    assert accepting(providers(CUDAPlace()), block.operators[0])
-    found = rc.Executor(EmulatedCUDAPlace(backwards=backwards)).run(rc.Program(block, {}), feed, list(block.outputs))
-    return np.asarray(found[0])
+@pytest.fixture(autouse=True)
+def device(cuda: Any) -> None:
+    """Opens the place that all of a test runs on."""
+    DEVICE[:] = [opened(cuda)]
+
+
+def run(op: Any, arrays: list[np.ndarray], by: str = "", *, again: bool = False) -> np.ndarray:
+    """What our own kernels give, or those of the provider `by`; `again`: from other rubbish, the last threads first."""
+    case = Case(op, tuple(arrays))
+    bound = case_block(case)[0].operators[0]
+    by = by or kernels.accepting(("cuda",), bound)
+    assert kernels.provider(by).accepts(bound)
+    if hasattr(DEVICE[0], "backwards"):
+        DEVICE[0].backwards = again
+    return Bound(case, bound, kernels.provider(by), DEVICE[0]).run(0x55 if again else 0xFF)[0]
 
 
 def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32", by: str = "") -> None:
-    """Sums of n terms err by at most n + 3 roundings of the sum of absolute values; backwards gives the same bits."""
+    """Sums of n terms err by at most n + 3 roundings of the sum of absolute values; the bits are the same again."""
     op, arrays = case(name, kind)
     arrays = [a.astype(DTYPES[dtype]) for a in arrays]
     exact, size = reference(op, arrays), reference(op, [abs(a) for a in arrays])
@@ -55,7 +57,7 @@ def check(name: str, kind: str, *, last: bool = False, dtype: str = "f32", by: s
     if last:
         op, arrays = in_form(op, arrays)
     found = run(op, arrays, by)
-    assert np.array_equal(found, run(op, arrays, by, backwards=True))
+    assert np.array_equal(found, run(op, arrays, by, again=True))
     if last and kind != "weight":
         found = np.moveaxis(found, -1, 1)
     added = EPS["f32" if dtype in ("f16", "bf16") else dtype]
@@ -120,11 +122,11 @@ def test_halves_one_image_at_a_time(kind: str, last: bool, monkeypatch: Any) -> 
         monkeypatch.setitem(CASES, name, found)
         op, arrays = case(name, kind)
         op, arrays = in_form(op, arrays) if last else (op, arrays)
-        known = convolved(applied(op, arrays))
+        known = convolved(applied(op, *arrays))
         assert known is not None
         for dtype in ("bf16", "f32"):
             assert isinstance(kernels_convolution.plan(known, dtype, tf32=True), columns_plans)
-            check(name, kind, last=last, dtype=dtype, by="cuda_tf32" if dtype == "f32" else "")
+            check(name, kind, last=last, dtype=dtype, by=rounded.Rounded.name if dtype == "f32" else "")
     kernels_convolution.plan.cache_clear()
 
 
@@ -146,13 +148,13 @@ def test_few_terms_many_elements(kind: str, monkeypatch: Any) -> None:
 
 
 def test_tf32_is_for_what_cublas_multiplies() -> None:
-    by = kernels.provider("cuda_tf32")
+    by = rounded.Rounded()
     for name, kind, wanted in (("3x3", "output", True), ("1x1", "weight", True), ("depthwise", "input", False),
                                ("small groups", "output", False)):  # fmt: skip
         op, arrays = case(name, kind)
-        bound = applied(op, arrays)
+        bound = applied(op, *arrays)
         assert by.accepts(bound) == wanted
-        assert not by.accepts(applied(op, [a.astype(np.float64) for a in arrays]))
+        assert not by.accepts(applied(op, *(a.astype(np.float64) for a in arrays)))
         if wanted:
             calls = by.bind(bound, *_handed(bound, by))
             assert all(c.tf32 for c in calls if isinstance(c, Product))

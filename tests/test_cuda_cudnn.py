@@ -118,7 +118,7 @@ def provider(monkeypatch: Any) -> Any:
 
 
 def run(provider: Any, op: Any, arrays: list[np.ndarray], offset: int = 0) -> np.ndarray:
-    bound = applied(op, arrays)
+    bound = applied(op, *arrays)
     assert provider.accepts(bound)
     device = emulator.EmulatedDevice()
 
@@ -154,19 +154,20 @@ def test_convolutions(kind: str, last: bool, provider: Any) -> None:
 
 def test_what_is_left_to_others(provider: Any, monkeypatch: Any) -> None:
     for name in ("depthwise", "1x1", "depth multiplier", "depthwise line"):
-        assert not provider.accepts(applied(*case(name, "output")))
+        op, arrays = case(name, "output")
+        assert not provider.accepts(applied(op, *arrays))
     op, arrays = case("3x3", "output")
-    assert not provider.accepts(applied(op, [a.astype(np.float64) for a in arrays]))
+    assert not provider.accepts(applied(op, *(a.astype(np.float64) for a in arrays)))
     monkeypatch.setattr(Graph, "too_much", True)
     cudnn.plan.cache_clear()
-    assert not provider.accepts(applied(op, arrays))
+    assert not provider.accepts(applied(op, *arrays))
     monkeypatch.setattr(Graph, "validate", lambda self: 1 / 0, raising=False)
     cudnn.plan.cache_clear()
     assert cudnn.plan(*provider_key(op, arrays), 0, tf32=False) == "ZeroDivisionError: division by zero"
 
 
 def provider_key(op: Any, arrays: list[np.ndarray]) -> tuple[Any, str]:
-    found = cudnn.convolved(applied(op, arrays))
+    found = cudnn.convolved(applied(op, *arrays))
     assert found is not None
     return found, "f32"
 

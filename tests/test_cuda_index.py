@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda_cases
 import numpy as np
 import pytest
 from test_cuda_moves import device, launched, numbers, run
 
+from recompute import Executor, Program
+from recompute.errors import JobError
 from recompute.ops.index import Gather, GatherGrad
 from recompute.ops.scatter import (
     GatherElements,
@@ -17,8 +20,10 @@ from recompute.ops.scatter import (
     ScatterElements,
     ScatterND,
 )
+from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.kernel import INDEX_OUTSIDE
+from recompute.testing import Case, case_block
 from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
@@ -54,11 +59,9 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16", "f64"])
 def test_gather_gradient(name: str, kind: str) -> None:
     size, columns, tokens = TABLES[name]
-    if kind in ("f16", "f64") and name not in ("types", "vocabulary", "odd"):
-        pytest.skip("enough of these")
     run(GatherGrad((size, columns)), indices(size, tokens), floats(kind, tokens, columns), units=64)
 
 
@@ -101,12 +104,15 @@ def test_coordinates(batch: int) -> None:
         run(ScatterND(), numbers("u8", 30, 5), indices(30, 40, 1), numbers("u8", 40, 5, seed=1))
 
 
+def test_a_session_says_which_trouble_there_was() -> None:
+    block, feed = case_block(Case(Gather(), (floats("f32", 6, 4), np.array([6]))))
+    program = Program(block, {})
+    with pytest.raises(JobError, match="an index is out of range"):
+        Executor(EmulatedCUDAPlace()).run(program, feed, list(block.outputs))
+
+
 @pytest.mark.parametrize("index", [6, -7])
 def test_an_index_out_of_range_is_reported(index: int) -> None:
-    import cuda_cases
-
-    from recompute.testing import Case
-
     at = np.array([0, index, 2])
     x, dy = floats("f32", 6, 4), floats("f32", 3, 4)
     for op, inputs in ((Gather(), (x, at)), (GatherGrad((6, 4)), (at, dy)), (GatherND(), (x, at[:, None]))):

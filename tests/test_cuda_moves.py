@@ -40,7 +40,9 @@ def numbers(kind: str, *shape: int, seed: int = 0) -> np.ndarray:
     return (drawn % 251 if kind == "u8" else drawn / 64).astype(t.numpy)
 
 
-def run(op: Op, *inputs: np.ndarray | None, want: int | None = None, units: float | None = None) -> list[cuda_cases.Bound]:
+def run(
+    op: Op, *inputs: np.ndarray | None, want: int | None = None, units: float | None = None
+) -> list[cuda_cases.Bound]:
     """Checks an operator by a family of its own; its bindings."""
     case = Case(op, inputs, want)
     assert family_of(cuda_cases.operator(case)) is not TRACED
@@ -101,9 +103,9 @@ def test_concat_and_split(kind: str) -> None:
 
 def test_many_parts_take_few_launches() -> None:
     parts = [numbers("f32", 3, 1 + i % 3, seed=i) for i in range(70)]
-    assert launched(run(Concat(1), *parts)) == ["copy_pieces"] * 3
+    assert launched(run(Concat(1), *parts)) == ["copy_32_pieces"] * 3
     whole = [numbers("f32", 1200 + i, 3, seed=i) for i in range(4)]
-    assert launched(run(Concat(0), *whole)) == ["copy_pieces"]
+    assert launched(run(Concat(0), *whole)) == ["copy_4_pieces"]
 
 
 SLICES = {

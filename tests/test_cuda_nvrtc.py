@@ -46,7 +46,7 @@ def version() -> str:
 def build(source: str, target: str) -> str:
     """What the compiler complains of; "" where it takes the text."""
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, None, None)
-    options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={target}")]
+    options = [o.encode() for o in (*OPTIONS, "--disable-warnings", f"--gpu-architecture={target}")]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
     nvrtc.nvrtcGetProgramLog(program, log)

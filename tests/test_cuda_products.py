@@ -12,7 +12,7 @@ import recompute as rc
 from recompute.ir import Operator, Value
 from recompute.kernels import provider
 from recompute.ops.linear import Gemm, MatMul
-from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
+from recompute.runtime import CUDAPlace
 from recompute.runtime.cuda import cublas, emulator
 from recompute.runtime.cuda.kernel import Buffer, Product
 from recompute.runtime.cuda.products import matrices
@@ -20,8 +20,15 @@ from recompute.runtime.lowering import providers
 from recompute.testing import Draw, case_block
 from recompute.types import DTYPES, TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
+#: where the tests run
+PLACE: list[Any] = []
 EPS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
+
+
+@pytest.fixture(autouse=True)
+def place(cuda: Any) -> None:
+    """All of a test runs there."""
+    PLACE[:] = [cuda]
 
 
 def check(op: Any, dtype: str, *shapes: tuple[int, ...]) -> None:
@@ -29,7 +36,7 @@ def check(op: Any, dtype: str, *shapes: tuple[int, ...]) -> None:
     draw = Draw(str(op))
     arrays = [draw(f"{dtype}[{','.join(map(str, s))}]") for s in shapes]
     block, feed = case_block(draw.case(op, *arrays))
-    (found,) = rc.Executor(EmulatedCUDAPlace()).run(rc.Program(block, {}), feed, list(block.outputs))
+    (found,) = rc.Executor(PLACE[0]).run(rc.Program(block, {}), feed, list(block.outputs))
     wide = [a.astype(np.float64) for a in arrays]
     exact, size = (_exact(op, ws) for ws in (wide, [abs(w) for w in wide]))
     k = arrays[0].shape[-2] if op.transA and arrays[0].ndim > 1 else arrays[0].shape[-1]
@@ -100,7 +107,7 @@ def test_halves_add_up_in_float() -> None:
     """2048 + 1 + 1 + ... is 2048 in halves."""
     a = np.ones((1, 4096), np.float16)
     block, feed = case_block(Draw("").case(MatMul(), a, np.ones((4096, 1), np.float16)))
-    (found,) = rc.Executor(EmulatedCUDAPlace()).run(rc.Program(block, {}), feed, list(block.outputs))
+    (found,) = rc.Executor(PLACE[0]).run(rc.Program(block, {}), feed, list(block.outputs))
     assert found[0, 0] == 4096
 
 

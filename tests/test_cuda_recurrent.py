@@ -7,21 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import Bound, operator
+from cuda_cases import Bound, opened, operator
 
 from recompute.kernels import provider
 from recompute.ops.recurrent import GRADIENTS, filled, options
 from recompute.ops.recurrent_gru import GRU
 from recompute.ops.recurrent_lstm import LSTM
 from recompute.ops.recurrent_rnn import RNN
-from recompute.runtime.cuda import emulator
-from recompute.testing import Case, Draw
+from recompute.runtime.cuda import rounded
+from recompute.runtime.cuda.kernel import Product
+from recompute.testing import Case, Draw, case_block
 from recompute.types import DTYPES, TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
+#: where the tests run
+DEVICE: list[Any] = []
 STEPS, BATCH, FEATURES = 5, 4, 3
 OPS = [LSTM, GRU, lambda n, d: GRU(n, d, 1), RNN, lambda n, d: RNN(n, d, "Relu"), lambda n, d: RNN(n, d, "Sigmoid")]
 DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+@pytest.fixture(autouse=True)
+def device(cuda: Any) -> None:
+    """Opens the place that all of a test runs on."""
+    DEVICE[:] = [opened(cuda)]
 
 
 def inputs(op: Any, optional: set[int], steps: int = STEPS, batch: int = BATCH) -> list[Any]:
@@ -69,11 +77,13 @@ def check(op: Any, arrays: list[Any], dtype: str = "f64", want: int | None = Non
     case = Case(op, tuple(rounded), want=want)
     applied = operator(case)
     assert applied.kernel
-    device = emulator.EmulatedDevice()
-    b = Bound(case, applied, provider(applied.kernel), device)
-    found = b.run(0xFF)
-    device.backwards = True
-    for i, (a, again, e) in enumerate(zip(found, b.run(0x55), exact, strict=True)):
+    b = Bound(case, applied, provider(applied.kernel), DEVICE[0])
+    both = []
+    for poison, backwards in ((0xFF, False), (0x55, True)):
+        if hasattr(DEVICE[0], "backwards"):
+            DEVICE[0].backwards = backwards
+        both.append(b.run(poison))
+    for i, (a, again, e) in enumerate(zip(*both, exact, strict=True)):
         assert a.tobytes() == again.tobytes(), f"{op}: output {i} depends on the order of threads"
         assert np.all(abs(a.astype(np.float64) - e) <= eps * (1 + abs(e).max(initial=0))), f"{op}: output {i}"
 
@@ -105,3 +115,14 @@ def test_types_and_sizes(make: Any) -> None:
 def test_many_rows_are_added_in_parts() -> None:
     op = LSTM(2, "forward")
     check(*gradient(op, inputs(op, {3, 6, 7}, 6, 70), (0,)))
+
+
+def test_products_in_tf32() -> None:
+    for dtype in ("f32", "f64"):
+        op = GRU(5, "bidirectional")
+        arrays = [a if a is None else a.astype(DTYPES[dtype]) for a in inputs(op, {3, 5})]
+        bound = case_block(Case(op, tuple(arrays)))[0].operators[0]
+        assert rounded.Rounded().accepts(bound) == (dtype == "f32")
+        if dtype == "f32":
+            calls = Bound(Case(op, tuple(arrays)), bound, rounded.Rounded(), DEVICE[0]).calls
+            assert {c.tf32 for c in calls if isinstance(c, Product)} == {True}

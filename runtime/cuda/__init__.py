@@ -14,10 +14,12 @@ import importlib.util
 
 #: provider → the module that registers it; the most preferred first
 MODULES = {"cudnn": "cudnn", "cublas": "products", "cuda": "families"}
+#: the same for those that may round float32 factors to TF32: put before the others where a program allows it
+TF32 = {"cudnn_tf32": "cudnn", "cublas_tf32": "products", "cuda_tf32": "rounded"}
 
 
 def register_all() -> None:
     """Registers the providers that are there."""
-    for module in MODULES.values():
+    for module in (*MODULES.values(), *TF32.values()):
         if importlib.util.find_spec(f"{__name__}.{module}") is not None:
             importlib.import_module(f"{__name__}.{module}")

@@ -126,8 +126,8 @@ def _part(v: Buffer, element: int) -> Buffer:
 class ColumnsPlan:
     """A convolution's output, or its input's gradient."""
 
-    def __init__(self, c: Convolved, dtype: str, *, tf32: bool) -> None:
-        self.c, self.dtype, self.tf32 = c, dtype, tf32
+    def __init__(self, c: Convolved, dtype: str) -> None:
+        self.c, self.dtype = c, dtype
         self.item = TensorType(dtype, ()).nbytes
         forward = c.kind == "output"
         found = [output(c.geometry, dtype, last=c.last)] if forward else list(gradients(c.geometry, dtype, last=c.last))
@@ -190,16 +190,15 @@ class ColumnsPlan:
         if g.last:
             steps = (q * _even(k), 1, _even(k))
             c, ldc = (target, g.group * rows) if direct else (scratch[2], lead)
-            product = Product(cols, weights, c, count * q, rows, k, _even(k), lead, ldc, beta=beta, tf32=self.tf32)
+            product = Product(cols, weights, c, count * q, rows, k, _even(k), lead, ldc, beta=beta)
         elif direct:
             steps = (k * q, q, 1)
             product = Product(weights, cols, target, rows, q, k, lead, q, q, ta=True, beta=beta, batch=count,
-                              strides=(0, k * q, to), tf32=self.tf32)  # fmt: skip
+                              strides=(0, k * q, to))  # fmt: skip
         else:
             whole = _even(count * q)
             steps = (q, whole, 1)
-            product = Product(weights, cols, scratch[2], rows, count * q, k, lead, whole, whole, ta=True,
-                              tf32=self.tf32)  # fmt: skip
+            product = Product(weights, cols, scratch[2], rows, count * q, k, lead, whole, whole, ta=True)
         calls: list[Call] = [_write(g, from_, cols, count, steps), product]
         if not direct:
             own = None if bias is None else bias.at(group * rows, (rows,))
@@ -236,8 +235,8 @@ def joining(dtype: str) -> Kernel:
 class ColumnsWeighPlan:
     """A weight's gradient: float32 sums of (tap, channel), to which the images of a part are added at a time."""
 
-    def __init__(self, c: Convolved, dtype: str, *, tf32: bool) -> None:
-        self.c, self.dtype, self.g, self.tf32 = c, dtype, weigh(c.geometry, dtype, last=c.last), tf32
+    def __init__(self, c: Convolved, dtype: str) -> None:
+        self.c, self.dtype, self.g = c, dtype, weigh(c.geometry, dtype, last=c.last)
         self.terms, self.positions = self.g.columns, self.g.positions
         each = TensorType(dtype, ()).nbytes * (_even(self.terms) + (0 if c.last else self.g.rows)) * self.positions
         self.fits = each <= _MOST
@@ -288,16 +287,13 @@ class ColumnsWeighPlan:
                     lead,
                     ta=True,
                     beta=beta,
-                    tf32=self.tf32,
                 ),
             ]
         whole, size = _even(count * q), g.rows * count * q
         return [
             _write(g, from_, cols, count, (q, whole, 1)),
             joining(self.dtype)(size, dy, scratch[2], size, q, count, to, whole),
-            Product(
-                scratch[2], cols, sums, g.rows, k, count * q, whole, whole, lead, tb=True, beta=beta, tf32=self.tf32
-            ),
+            Product(scratch[2], cols, sums, g.rows, k, count * q, whole, whole, lead, tb=True, beta=beta),
         ]
 
 
@@ -310,5 +306,5 @@ def by_columns(c: Convolved, dtype: str, *, tf32: bool) -> ColumnsPlan | Columns
         return None
     if geo.group > _GROUPS or least < _ROWS or geo.rows < _TERMS:
         return None
-    found = (ColumnsWeighPlan if c.kind == "weight" else ColumnsPlan)(c, dtype, tf32=tf32)
+    found = (ColumnsWeighPlan if c.kind == "weight" else ColumnsPlan)(c, dtype)
     return found if found.fits else None

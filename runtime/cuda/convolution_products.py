@@ -31,8 +31,8 @@ def spread_bias(bias: Buffer, out: Buffer, *, last: bool) -> Call:
 class PointwisePlan:
     """Any of the three products."""
 
-    def __init__(self, c: Convolved, dtype: str, *, tf32: bool) -> None:
-        self.c, self.dtype, self.tf32 = c, dtype, tf32
+    def __init__(self, c: Convolved, dtype: str) -> None:
+        self.c, self.dtype = c, dtype
         self.parts = 0
         geo = c.geometry
         if c.kind == "weight" and not c.last and geo.batch > 1:
@@ -75,22 +75,21 @@ class PointwisePlan:
         geo = self.c.geometry
         n, lx, ly = geo.batch * geo.window.positions, geo.group * geo.cg, geo.group * geo.mg
         if self.c.kind == "output":
-            return Product(x, w, y, n, geo.mg, geo.cg, lx, geo.cg, ly, tb=True, beta=beta, tf32=self.tf32)
+            return Product(x, w, y, n, geo.mg, geo.cg, lx, geo.cg, ly, tb=True, beta=beta)
         if self.c.kind == "input":
-            return Product(y, w, x, n, geo.cg, geo.mg, ly, geo.cg, lx, beta=beta, tf32=self.tf32)
-        return Product(y, x, w, geo.mg, geo.cg, n, ly, lx, geo.cg, ta=True, tf32=self.tf32)
+            return Product(y, w, x, n, geo.cg, geo.mg, ly, geo.cg, lx, beta=beta)
+        return Product(y, x, w, geo.mg, geo.cg, n, ly, lx, geo.cg, ta=True)
 
     def _images(self, x: Buffer, y: Buffer, w: Buffer, beta: float) -> Call:
         """Channels second: every image is a matrix."""
         geo = self.c.geometry
         p, (sx, sy) = geo.window.positions, (math.prod(self.c.x[1:]), math.prod(self.c.y[1:]))
         if self.c.kind == "output":
-            return Product(w, x, y, geo.mg, p, geo.cg, geo.cg, p, p, beta=beta, batch=geo.batch, strides=(0, sx, sy),
-                           tf32=self.tf32)  # fmt: skip
+            return Product(w, x, y, geo.mg, p, geo.cg, geo.cg, p, p, beta=beta, batch=geo.batch, strides=(0, sx, sy))
         if self.c.kind == "input":
             return Product(w, y, x, geo.cg, p, geo.mg, geo.cg, p, p, ta=True, beta=beta, batch=geo.batch,
-                           strides=(0, sy, sx), tf32=self.tf32)  # fmt: skip
-        return Product(y, x, w, geo.mg, geo.cg, p, p, p, geo.cg, tb=True, tf32=self.tf32)
+                           strides=(0, sy, sx))  # fmt: skip
+        return Product(y, x, w, geo.mg, geo.cg, p, p, p, geo.cg, tb=True)
 
     def _sums(self, x: Buffer, y: Buffer, parts: Buffer, group: int) -> list[Call]:
         """A weight's gradient: part i adds up images i, i + parts, ..."""
@@ -104,11 +103,11 @@ class PointwisePlan:
             a, b = (v.at(first * s, (v.size - first * s,)) for v, s in ((y, sy), (x, sx)))
             calls.append(
                 Product(a, b, target, geo.mg, geo.cg, p, p, p, geo.cg, tb=True, beta=1.0 if first else 0.0,
-                        batch=count, strides=(sy, sx, whole), tf32=self.tf32)
+                        batch=count, strides=(sy, sx, whole))
             )  # fmt: skip
         return calls
 
 
-def pointwise(c: Convolved, dtype: str, *, tf32: bool) -> PointwisePlan | None:
+def pointwise(c: Convolved, dtype: str) -> PointwisePlan | None:
     """The plan of a convolution that is a product of matrices; None where it is none."""
-    return PointwisePlan(c, dtype, tf32=tf32) if c.geometry.pointwise and c.geometry.group <= _GROUPS else None
+    return PointwisePlan(c, dtype) if c.geometry.pointwise and c.geometry.group <= _GROUPS else None

@@ -32,7 +32,7 @@ FLOATS = ("f32", "f16", "bf16")
 WORKSPACE = 128 << 20
 _DATA = {"f32": "FLOAT", "f16": "HALF", "bf16": "BFLOAT16"}
 #: properties of engines that are not wanted, of float32 only, and of float32 that is not to be rounded to TF32
-_UNWANTED = ("NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD", "WINOGRAD_TILE_4x4",
+_UNWANTED = ("NONDETERMINISTIC", "FFT", "WINOGRAD", "WINOGRAD_TILE_4x4",
              "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")  # fmt: skip
 _ROUNDING, _TENSOR_CORES = "DOWN_CONVERT_INPUTS", "TENSOR_CORE"
 

@@ -9,14 +9,13 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ...kernels import register
 from ...ops.channels_last import FORMS
 from ...ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from ...types import TensorType
 from ..cpu.convolved import Convolved, convolved, operands
-from .convolution_columns import ColumnsPlan, ColumnsWeighPlan, by_columns
+from .convolution_columns import by_columns
 from .convolution_depthwise import depthwise
-from .convolution_products import PointwisePlan, pointwise
+from .convolution_products import pointwise
 from .convolution_tiles import GatherPlan, WeighPlan
 from .families import Buffers, Family, family
 from .kernel import Buffer, Call, Fill
@@ -43,7 +42,7 @@ class Plan(Protocol):
 def plan(c: Convolved, dtype: str, *, tf32: bool = False) -> Plan:
     """The way to compute a convolution that is not empty; `tf32`: float32 factors may be rounded to TF32."""
     tf32 = tf32 and dtype == "f32"
-    if found := depthwise(c, dtype) or pointwise(c, dtype, tf32=tf32) or by_columns(c, dtype, tf32=tf32):
+    if found := depthwise(c, dtype) or pointwise(c, dtype) or by_columns(c, dtype, tf32=tf32):
         return found
     return WeighPlan(c, dtype) if c.kind == "weight" else GatherPlan(c, dtype)
 
@@ -67,7 +66,7 @@ def _planned(op: Operator, *, tf32: bool) -> Plan | None:
 
 @family(*(name for op in _OPERATORS for name in (op.__name__, FORMS[op].__name__)))
 class Convolutions(Family):
-    """All kinds, both layouts.  `tf32`: float32 factors may be rounded to TF32 (11 bits)."""
+    """All kinds, both layouts.  `tf32`: in the way that suits float32 products with factors rounded to TF32."""
 
     def __init__(self, *, tf32: bool = False) -> None:
         self.tf32 = tf32
@@ -90,26 +89,3 @@ class Convolutions(Family):
             return [Fill(outs[0])] if outs[0].size else []
         x, w, y, bias = operands(op, ins, outs)
         return found.bind(x, w, y, bias, scratch)
-
-
-class ConvolutionsTF32(Convolutions):
-    """The provider "cuda_tf32": float32 convolutions that cuBLAS multiplies, with factors rounded to TF32."""
-
-    name = "cuda_tf32"
-
-    def __init__(self) -> None:
-        super().__init__(tf32=True)
-
-    def accepts(self, op: Operator) -> bool:
-        """Where the plan rounds; other ones are the provider "cuda"'s."""
-        found = convolved(op, ("f32",))
-        if found is None or len(found.geometry.window.out) > 3:
-            return False
-        return isinstance(plan(found, "f32", tf32=True), (PointwisePlan, ColumnsPlan, ColumnsWeighPlan))
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """As the family."""
-        return super().bind(op, (*ins, *(None,) * 8), (*outs, *(None,) * 8), scratch)
-
-
-register(ConvolutionsTF32())

@@ -10,8 +10,8 @@ from ...ops.pad import inner
 from ...ops.scatter import strides
 from ..boxes import boxes, grid
 from .families import Buffers, Family, family
-from .kernel import Buffer, Call, Copy
-from .strided import WORDS, Axis, Rows, copy_rows, fill_with, gather_to
+from .kernel import Buffer, Call
+from .strided import WORDS, Axis, Rows, copy, copy_rows, fill_with, gather_to
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -44,7 +44,7 @@ class Rejoining(Family):
                 outer, run = [(run, step, target)], 1
             rows, source_step, target_step = outer[0] if outer else (1, run, run)
             if not outer and len(op.inputs) == len(op.outputs) == 1:
-                return [Copy(y.at(box[4], [run]), x.at(box[3], [run]))]
+                return copy(y.at(box[4], [run]), x.at(box[3], [run]))
             at, to = x.address + box[3] * item, y.address + box[4] * item
             parts.append(Rows(at, to, rows, run, source_step, target_step))
         return copy_rows(parts, next(v for v in op.reads()).type.numpy.itemsize)
@@ -59,17 +59,10 @@ class Boxes(Family):
         return movable(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """Rows where there are no more than two axes, else element by element (or vector by vector)."""
+        """One launch."""
         x, y = ins[0], outs[0]
         assert x is not None and y is not None
-        (_, _, (sizes, in_x, in_y, start, to)) = next(iter(boxes(op)))
-        if not y.size:
-            return []
-        *outer, (run, step, _) = grid((sizes, in_x, in_y, start, to))
-        if step == 1 and len(outer) == 1 and outer[0][1] >= 0:
-            item = x.type.numpy.itemsize
-            rows = Rows(x.address + start * item, y.address, outer[0][0], run, *outer[0][1:])
-            return copy_rows([rows], item)
+        (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
         return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
 
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from ...ops.scatter import strides
 from ...types import TensorType
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, INDEX_OUTSIDE, STATUS, Buffer, Call, Copy, Fill, Kernel
+from .kernel import C_TYPES, COMPUTE, INDEX_OUTSIDE, STATUS, Buffer, Call, Fill, Kernel
 from .kernels_copy import movable
 from .loop_parts import WIDE, division, divisor
 from .sorting import sort, sort_scratch, sums, sums_scratch
-from .strided import THREADS, WORDS, word_bytes
+from .strided import THREADS, WORDS, copy, word_bytes
 
 if TYPE_CHECKING:
     from ...ir import Operator, Value
 
-#: words that a thread moves
-_EACH = 4
+#: words that a thread moves; rows and indices are fewer than
+_EACH, _MOST = 4, 1 << 30
 _PLACE = f"""
 // an index that counts from the end where it is negative
 template <class I> DEVICE long long place(I index, long long size, int* status)
@@ -155,9 +155,9 @@ class Gathers(Family):
     """(x, indices) → rows, or elements."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types; numbers of rows and indices have 31 bits."""
+        """All element types; numbers of rows and indices have 30 bits."""
         form = self._form(op)
-        return movable(op) and max(form[1], form[3]) < WIDE
+        return movable(op) and max(form[1], form[3]) < _MOST
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Row numbers, where indices are no such."""
@@ -184,9 +184,9 @@ class GatherGradients(Family):
     """(indices, dy) → sums of the rows of dy."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats; numbers of rows and indices have 31 bits."""
+        """Floats; numbers of rows and indices have 30 bits."""
         form = self._form(op)
-        return _type(op.outputs[0]).dtype in ("f16", "bf16", "f32", "f64") and max(form[1], form[3]) < WIDE
+        return _type(op.outputs[0]).dtype in ("f16", "bf16", "f32", "f64") and max(form[1], form[3]) < _MOST
 
     def _form(self, op: Operator) -> tuple[int, int, int, int]:
         return form_of(op, _type(op.inputs[0]), _type(op.outputs[0]).shape)
@@ -269,10 +269,10 @@ class Scatters(Family):
     """(x, indices, updates) → x with rows or elements replaced, or reduced."""
 
     def accepts(self, op: Operator) -> bool:
-        """All element types, those with arithmetic for reductions; numbers of rows and indices have 31 bits."""
+        """All element types, those with arithmetic for reductions; numbers of rows and indices have 30 bits."""
         rule: Any = op.op
         form = self._form(op)
-        if max(form[1], form[3]) >= WIDE or not movable(op):
+        if max(form[1], form[3]) >= _MOST or not movable(op):
             return False
         return rule.reduction == "none" or _type(op.outputs[0]).dtype in {*C_TYPES} - {"bool"}
 
@@ -290,7 +290,7 @@ class Scatters(Family):
         """Numbers; then who writes where."""
         x, indices, updates, y = *ins[:3], outs[0]
         assert x is not None and indices is not None and updates is not None and y is not None
-        copied: list[Call] = [Copy(y, x)] if y.address != x.address and y.size else []
+        copied = copy(y, x)
         if not updates.size or not y.size:
             return copied
         how, (_, size, inner, count) = op.op.reduction, self._form(op)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -9,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...ops.window import full
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Launch
 from .loop_parts import WIDE, divisor
-from .pooling_text import Form, max_gather, max_gradient, max_pool, mean_gradient, mean_pool
+from .pooling_text import Form, max_gather, max_gradient, max_pool, mean_gradient, mean_of_large, mean_pool
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
 #: planes of a thread where there is enough work, and how much that is
 _PLANES, _MUCH = 4, 1 << 20
+#: taps from which on a window is a warp's
+_LARGE = 64
 #: rows up to this length are a warp's
 _WARP = 1024
 
@@ -53,7 +56,9 @@ def form_of(op: Operator, near: Buffer, far: Buffer, buffers: Sequence[Buffer | 
     return Form(w.kernel, w.strides, w.dilations, w.begin, end, last, lanes, wide)
 
 
-def over_places(k: Kernel, op: Operator, form: Form, near: Buffer, far: Buffer, operands: Sequence[Any]) -> list[Call]:
+def over_places(
+    k: Kernel, op: Operator, form: Form, near: Buffer, far: Buffer, operands: Sequence[Any]
+) -> list[Launch]:
     """The launch of a kernel of `pooling_text` for all places of the near side."""
     here, there = _spatial(op, near.shape), _spatial(op, far.shape)
     area, wide = math.prod(here), form.wide
@@ -131,6 +136,10 @@ class AveragePool(Windows):
             return []
         back, include = op.op.name.endswith("Grad"), bool(_plain(op).count_include_pad)
         form = form_of(op, made, given, (given, made), back=back)
+        if not (back or form.last) and math.prod(form.kernel) >= _LARGE:
+            form = dataclasses.replace(form, lanes=1)
+            launch = over_places(mean_of_large(form, made.dtype, include=include), op, form, made, given, (given, made))
+            return [dataclasses.replace(launch[0], grid=(-(-made.size // (launch[0].block[0] // 32)), 1, 1))]
         k = (mean_gradient if back else mean_pool)(form, made.dtype, include=include)
         return over_places(k, op, form, made, given, (given, made))
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...types import TensorType
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, Buffer, Call, Copy, Fill, Kernel
+from .kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
 from .loop_parts import WIDE, division, divisor
+from .strided import copy
 
 if TYPE_CHECKING:
     from ...ir import Operator
@@ -214,7 +215,7 @@ class Resizing(Family):
         assert x is not None and y is not None
         steps = list(self._steps(op))
         if not steps or not x.size or not y.size:
-            return [] if not y.size else [Copy(y, x)] if x.size else [Fill(y)]
+            return copy(y, x) if x.size else [Fill(y)] if y.size else []
         stages = [x, *scratch, y]
         return [self._along(op.op, *s, a, b) for s, a, b in zip(steps, stages, stages[1:], strict=False)]
 

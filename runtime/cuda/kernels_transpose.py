@@ -25,11 +25,8 @@ _TILES = {1: (64, 68), 2: (64, 66), 4: (32, 33), 8: (32, 33)}
 _NARROW = 8
 
 
-@functools.cache
-def tiles(nbytes: int, outer: int, *, wide: bool) -> Kernel:
-    """Rows are neighbours in x (columns `across` apart), columns in y (rows `down` apart); `outer` more axes."""
-    size, pitch = _TILES[nbytes]
-    each = size * size // THREADS
+def _outer(outer: int) -> str:
+    """Statements that add a tile's place along the other axes to `at` and `to`."""
     lines, rest = [], "rest"
     for i in range(outer - 1, 0, -1):
         lines += [f"const Index q{i} = over({rest}, d{i});", f"const Index c{i} = {rest} - q{i} * (Index)d{i}.by;"]
@@ -37,13 +34,21 @@ def tiles(nbytes: int, outer: int, *, wide: bool) -> Kernel:
     lines += [f"const Index c0 = {rest};"] if outer else []
     for i in range(outer):
         lines.append(f"at += (long long)c{i} * from{i}; to += (long long)c{i} * to{i};")
+    return "\n    ".join(lines)
+
+
+@functools.cache
+def tiles(nbytes: int, outer: int, *, wide: bool) -> Kernel:
+    """Rows are neighbours in x (columns `across` apart), columns in y (rows `down` apart); `outer` more axes."""
+    size, pitch = _TILES[nbytes]
+    each = size * size // THREADS
     body = f"""    typedef {WORDS[nbytes]} W;
     __shared__ W tile[{size}][{pitch}];
     const Index above = over(blockIdx.x, high), rest = over(above, broad);
     const long long r0 = (blockIdx.x - above * (Index)high.by) * {size}ll;
     const long long c0_ = (above - rest * (Index)broad.by) * {size}ll;
     long long at = 0, to = 0;
-    {(chr(10) + "    ").join(lines)}
+    {_outer(outer)}
     const int x0 = threadIdx.x % {size}, y0 = threadIdx.x / {size};
     W found[{each}];
     #pragma unroll

@@ -124,6 +124,18 @@ class Form:
             text = f"({text} * {self.kernel[a]} + k{a})"
         return text
 
+    def of_number(self) -> tuple[str, str, int]:
+        """Statements that make `i{a}`, where tap number `t` of the window at the place is; the test whether that is
+        inside; how many taps there are.
+        """
+        lines, rest = [], "t"
+        for a in range(self.rank - 1, -1, -1):
+            k = f"{rest} % {self.kernel[a]}" if a else rest
+            lines.append(f"const int i{a} = p{a} * {self.strides[a]} + {k} * {self.dilations[a]} - {self.begin[a]};")
+            rest = f"{rest} / {self.kernel[a]}"
+        inside = " && ".join(f"i{a} >= 0 && i{a} < n{a}" for a in range(self.rank))
+        return " ".join(lines), inside, math.prod(self.kernel)
+
     def over_taps(self, body: str) -> str:
         """`body` for each element of the window at the place that is inside, in the order of the taps."""
         lines = []
@@ -191,19 +203,12 @@ def _lowest(dtype: str) -> str:
 
 def _numbered(form: Form) -> str:
     """The flat position (channels first) of a lane's tap number `t`."""
-    lines, rest = [], "t"
-    for a in range(form.rank - 1, -1, -1):
-        k = f"({rest} % {form.kernel[a]})" if a else f"({rest})"
-        lines.append(
-            f"const long long j{a} = p{a} * {form.strides[a]}ll + {k} * {form.dilations[a]} - {form.begin[a]};"
-        )
-        rest = f"{rest} / {form.kernel[a]}"
-    flat = "j0"
+    flat = "(long long)i0"
     for a in range(1, form.rank):
-        flat = f"({flat} * n{a} + j{a})"
+        flat = f"({flat} * n{a} + i{a})"
     volume = " * ".join(["1ll", *(f"n{a}" for a in range(form.rank))])
     plane = "image * across + (e - q * groups.by) * LANES + l" if form.last else "group * LANES + l"
-    return " ".join([*lines, f"at.of[l] = {flat} + (long long)({plane}) * ({volume});"])
+    return f"{form.of_number()[0]} at.of[l] = {flat} + (long long)({plane}) * ({volume});"
 
 
 @functools.cache
@@ -230,7 +235,7 @@ def max_pool(form: Form, dtype: str, number: str, *, indices: bool) -> Kernel:
         stores += [f"Pack<{n}, LANES> tap;", _each_lane(f"tap.of[l] = ({n})which[l];")]
         stores.append("give(numbers + near, tap, step, here);")
     if indices:
-        stores += ["Pack<long long, LANES> at;", _each_lane(f"{{ const long long t = which[l]; {_numbered(form)} }}")]
+        stores += ["Pack<long long, LANES> at;", _each_lane(f"{{ const int t = (int)which[l]; {_numbered(form)} }}")]
         stores.append(
             "#pragma unroll\nfor (int l = 0; l < LANES; l++)\n    if (l < here) indices[near + l * step] = at.of[l];"
         )
@@ -271,19 +276,14 @@ def max_gradient(form: Form, dtype: str, number: str) -> Kernel:
 @functools.cache
 def max_gather(form: Form, dtype: str, number: str) -> Kernel:
     """The elements at the numbered places of their windows."""
-    lines, rest = [], "t"
-    for a in range(form.rank - 1, -1, -1):
-        k = f"{rest} % {form.kernel[a]}" if a else rest
-        lines.append(f"const int i{a} = p{a} * {form.strides[a]} + {k} * {form.dilations[a]} - {form.begin[a]};")
-        rest = f"{rest} / {form.kernel[a]}"
-    inside = " && ".join(f"i{a} >= 0 && i{a} < n{a}" for a in range(form.rank))
+    lines, inside, taps = form.of_number()
     body = f"""    const Pack<{C_TYPES[number]}, LANES> tap = some(numbers + near, step, here);
     Pack<{C_TYPES[dtype]}, LANES> found = {{}};
     #pragma unroll
     for (int l = 0; l < LANES; l++) {{
         const int t = (int)tap.of[l];
-        {" ".join(lines)}
-        if (l < here && {inside} && t < {math.prod(form.kernel)}) found.of[l] = x[{form.far_place()} + l * far_step];
+        {lines}
+        if (l < here && {inside} && t < {taps}) found.of[l] = x[{form.far_place()} + l * far_step];
     }}
     give(y + near, found, step, here);
 """
@@ -308,6 +308,26 @@ def mean_pool(form: Form, dtype: str, *, include: bool) -> Kernel:
 
 
 @functools.cache
+def mean_of_large(form: Form, dtype: str, *, include: bool) -> Kernel:
+    """As `mean_pool`, for large windows and channels first: a warp for each."""
+    lines, inside, taps = form.of_number()
+    head = form.head().replace("* blockDim.x + threadIdx.x;", "* (blockDim.x / 32) + threadIdx.x / 32;")
+    body = f"""    {COMPUTE[dtype]} s = 0;
+    #pragma unroll 8
+    for (int t = threadIdx.x % 32; t < {taps}; t += 32) {{
+        {lines}
+        if ({inside}) s += widen(x[{form.far_place()}]);
+    }}
+    s = warp_reduce(s, Plus());
+    const {COMPUTE[dtype]} count = ({COMPUTE[dtype]})({form.counted("p", "n", include=include)});
+    if (threadIdx.x % 32 == 0) y[near] = narrow<{C_TYPES[dtype]}>(s / count);
+"""
+    parameters = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {form.parameters}"
+    name = f"mean_of_large_{dtype}{'_all' if include else ''}_{form.name}"
+    return Kernel(name, parameters, head + body, form.before + _COUNTED)
+
+
+@functools.cache
 def mean_gradient(form: Form, dtype: str, *, include: bool) -> Kernel:
     """Each element's share of dy from all windows that it is in."""
     a, count = COMPUTE[dtype], form.counted("i", "size", include=include)
@@ -325,15 +345,10 @@ def mean_gradient(form: Form, dtype: str, *, include: bool) -> Kernel:
 @functools.cache
 def columns_of(form: Form, dtype: str) -> Kernel:
     """[planes, taps, windows]: the elements of each window, 0 outside."""
-    lines, rest, taps = [], "t", math.prod(form.kernel)
-    for a in range(form.rank - 1, -1, -1):
-        k = f"{rest} % {form.kernel[a]}" if a else rest
-        lines.append(f"const int i{a} = p{a} * {form.strides[a]} + {k} * {form.dilations[a]} - {form.begin[a]};")
-        rest = f"{rest} / {form.kernel[a]}"
-    inside = " && ".join(f"i{a} >= 0 && i{a} < n{a}" for a in range(form.rank))
+    lines, inside, taps = form.of_number()
     body = f"""    const Index to = group * LANES * step * {taps} + place;
     for (int t = 0; t < {taps}; t++) {{
-        {" ".join(lines)}
+        {lines}
         Pack<{C_TYPES[dtype]}, LANES> found = {{}};
         if ({inside}) found = some(x + ({form.far_place()}), far_step, here);
         give(y + to + t * step, found, step * {taps}, here);

@@ -44,14 +44,7 @@ def digit_counts() -> Kernel:
     return Kernel("digit_counts", "const int* keys, int* counts, int count, int tile, int shift", body)
 
 
-@functools.cache
-def placed_by_digit(*, first: bool) -> Kernel:
-    """Keys and their numbers in the order of a digit, equal ones in their old order; thread d has digit d.
-
-    `first`: the numbers are 0, 1, 2, ...
-    """
-    old = "start + (int)j" if first else "number[j]"
-    body = f"""    __shared__ int sums[2][{_DIGITS}], key[{_STAGE}]{"" if first else f", number[{_STAGE}]"};
+_PLACED = f"""    __shared__ int sums[2][{_DIGITS}], key[{_STAGE}]MORE;
     __shared__ unsigned digits[{_STAGE} / 4];
     const int d = threadIdx.x;
     int all = 0, before = 0;
@@ -75,7 +68,7 @@ def placed_by_digit(*, first: bool) -> Kernel:
         for (int j = d; j < {_STAGE}; j += {_DIGITS}) {{
             const bool there = start + j < stop;
             key[j] = there ? keys[start + j] : 0;
-            {"" if first else "number[j] = there ? numbers[start + j] : 0;"}
+            LOAD
             ((unsigned char*)digits)[j] = key[j] >> shift & {_DIGITS - 1};
         }}
         __syncthreads();
@@ -86,12 +79,25 @@ def placed_by_digit(*, first: bool) -> Kernel:
                 if ((four >> 8 * k & {_DIGITS - 1}) == (unsigned)d && i + k < here) {{
                     const int j = i + k;
                     sorted[to] = key[j];
-                    order[to++] = {old};
+                    order[to++] = OLD;
                 }}
         }}
     }}
 """
-    numbers = "" if first else "const int* numbers, "
+
+
+@functools.cache
+def placed_by_digit(*, first: bool) -> Kernel:
+    """Keys and their numbers in the order of a digit, equal ones in their old order; thread d has digit d.
+
+    `first`: the numbers are 0, 1, 2, ...
+    """
+    more, load, old, numbers = f", number[{_STAGE}]", "number[j] = there ? numbers[start + j] : 0;", "number[j]", ""
+    if first:
+        more, load, old = "", "", "start + j"
+    else:
+        numbers = "const int* numbers, "
+    body = _PLACED.replace("MORE", more).replace("LOAD", load).replace("OLD", old)
     parameters = f"const int* keys, {numbers}const int* counts, int* sorted, int* order, int count, int tile, int shift"
     return Kernel(f"placed_by_digit{'_first' if first else ''}", parameters, body)
 
@@ -131,12 +137,7 @@ def sums_scratch(count: int, columns: int, dtype: str) -> tuple[TensorType, ...]
     return (TensorType("f64" if dtype == "f64" else "f32", (chunks if chunks > 1 else 0, 2, columns)),)
 
 
-@functools.cache
-def chunk_sums(dtype: str, lanes: int, *, wide: bool) -> Kernel:
-    """Sums of the runs of one chunk (y) of `chunk` sorted keys, for vectors of columns (x) of [outer, inner]."""
-    a = COMPUTE[dtype]
-    body = f"""    typedef {a} A;
-    __shared__ int key[{_MOST_CHUNK} + 1], row[{_MOST_CHUNK}];
+_CHUNK_SUMS = f"""    __shared__ int key[{_MOST_CHUNK} + 1], row[{_MOST_CHUNK}];
     const int base = blockIdx.y * chunk, here = min(chunk, count - base);
     for (int j = threadIdx.x; j <= here; j += {_THREADS}) {{
         if (base + j < count) key[j] = keys[base + j];
@@ -147,7 +148,7 @@ def chunk_sums(dtype: str, lanes: int, *, wide: bool) -> Kernel:
     if (q >= columns) return;
     const Index o = over(q, inner), c = q - o * (Index)inner.by;
     bool open = base && keys[base - 1] == key[0];
-    A s[{lanes}] = {{}};
+    A s[LANES] = {{}};
     for (int i = 0; i < here; i += {_TOGETHER}) {{
         Vector x[{_TOGETHER}];
         #pragma unroll
@@ -157,30 +158,35 @@ def chunk_sums(dtype: str, lanes: int, *, wide: bool) -> Kernel:
         for (int k = 0; k < {_TOGETHER}; k++) {{
             const int j = i + k;
             if (j >= here) break;
-            for (int l = 0; l < {lanes}; l++) s[l] += widen(x[k].of[l]);
+            for (int l = 0; l < LANES; l++) s[l] += widen(x[k].of[l]);
             if (j + 1 < here && key[j + 1] == key[j]) continue;
             const bool on = j + 1 == here && base + here < count && key[here] == key[j];
             if (open || on) {{
-                A* to = partial + ((blockIdx.y * 2ll + !open) * columns + q) * {lanes};
-                for (int l = 0; l < {lanes}; l++) to[l] = s[l];
+                A* to = partial + ((blockIdx.y * 2ll + !open) * columns + q) * LANES;
+                for (int l = 0; l < LANES; l++) to[l] = s[l];
             }} else {{
                 Vector found;
-                for (int l = 0; l < {lanes}; l++) found.of[l] = narrow<{C_TYPES[dtype]}>(s[l]);
+                for (int l = 0; l < LANES; l++) found.of[l] = narrow<T>(s[l]);
                 dx[((long long)o * size + key[j]) * inner.by + c] = found;
             }}
-            for (int l = 0; l < {lanes}; l++) s[l] = 0;
+            for (int l = 0; l < LANES; l++) s[l] = 0;
             open = false;
         }}
     }}
 """
-    return Kernel(
-        f"chunk_sums_{dtype}_{lanes}{'_wide' if wide else ''}",
+
+
+@functools.cache
+def chunk_sums(dtype: str, lanes: int, *, wide: bool) -> Kernel:
+    """Sums of the runs of one chunk (y) of `chunk` sorted keys, for vectors of columns (x) of [outer, inner]."""
+    a, c = COMPUTE[dtype], C_TYPES[dtype]
+    types = f"enum {{ LANES = {lanes} }};\ntypedef {c} T;\ntypedef {a} A;\ntypedef {pack(dtype, lanes)} Vector;\n"
+    parameters = (
         f"const int* keys, const int* order, const Vector* dy, Vector* dx, {a}* partial, int count, int chunk, "
-        "long long columns, long long size, Divisor inner",
-        body,
-        f"{division(wide=wide)}typedef {pack(dtype, lanes)} Vector;\n",
-        _THREADS,
+        "long long columns, long long size, Divisor inner"
     )
+    name = f"chunk_sums_{dtype}_{lanes}{'_wide' if wide else ''}"
+    return Kernel(name, parameters, _CHUNK_SUMS, division(wide=wide) + types, _THREADS)
 
 
 @functools.cache

@@ -22,8 +22,8 @@ from .loop_parts import WIDE, division, divisor
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
 #: threads of a block, and words that each of them moves
 THREADS, _EACH = 256, 4
-#: pieces of one launch: their numbers are arguments, of which a kernel has 4 KiB
-MOST_PIECES = 32
+#: pieces of one launch, few or many: their numbers are arguments, of which a kernel has 4 KiB
+_FEW_PIECES, MOST_PIECES = 4, 32
 
 
 class _Four(ctypes.Structure):
@@ -35,12 +35,18 @@ def word(bits: bytes, nbytes: int) -> Any:
     repeated = bits * (nbytes // len(bits))
     if nbytes in (4, 8):
         return int.from_bytes(repeated, "little")
-    return {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 16: _Four}[nbytes].from_buffer_copy(repeated)
+    kinds: dict[int, Any] = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 16: _Four}
+    return kinds[nbytes].from_buffer_copy(repeated)
 
 
 def word_bytes(*numbers: int) -> int:
     """The largest word that divides all these numbers of bytes."""
     return math.gcd(16, *numbers)
+
+
+def copy(y: Buffer, x: Buffer) -> list[Call]:
+    """Calls that copy x to y, where it is not already."""
+    return [Copy(y, x)] if y.nbytes and y.address != x.address else []
 
 
 # -- outputs in order, from anywhere ----------------------------------------------------------------------------------
@@ -146,7 +152,7 @@ def gather_to(y: Buffer, x: Buffer, axes: Sequence[Axis], start: int = 0, fill: 
     item, axes = y.type.numpy.itemsize, joined(axes)
     last, whole = axes[-1], len(axes) == 1 and axes[0].kind == "copied"
     if whole and last.stride == 1:
-        return [Copy(y, x.at(start, y.shape))]
+        return copy(y, x.at(start, y.shape))
     per = 1
     if last.kind in ("copied", "inside") and last.stride == 1:
         strides = [a.stride * item for a in axes[:-1]]
@@ -199,7 +205,7 @@ def fill_with(y: Buffer, value: Any) -> list[Call]:
 class Rows:
     """`rows` rows of `run` elements, from `source` on, `source_step` elements apart, to `target`, `target_step` apart.
 
-    Addresses are in bytes.
+    Addresses are in bytes; one row at its own address is left alone.
     """
 
     source: int
@@ -210,24 +216,23 @@ class Rows:
     target_step: int
 
 
-def _structures(wide: bool) -> tuple[Any, Any]:
+@functools.cache
+def _pieces(most: int, *, wide: bool) -> Any:
+    """The structure of that name in the kernel's text."""
     kind = type(divisor(1, wide=wide))
     numbers = [(n, ctypes.c_longlong) for n in ("source", "target", "block", "words", "run", "from", "to")]
-    piece = type("Piece", (ctypes.Structure,), {"_fields_": [*numbers, ("by", kind), ("bytes", ctypes.c_int)]})
-    fields = [("count", ctypes.c_int), ("piece", piece * MOST_PIECES)]
-    return piece, type("Pieces", (ctypes.Structure,), {"_fields_": fields})
-
-
-_STRUCTURES = {wide: _structures(wide) for wide in (False, True)}
+    piece: Any = type("Piece", (ctypes.Structure,), {"_fields_": [*numbers, ("by", kind), ("bytes", ctypes.c_int)]})
+    fields = [("count", ctypes.c_int), ("piece", piece * most)]
+    return type("Pieces", (ctypes.Structure,), {"_fields_": fields})
 
 
 @functools.cache
-def copying(*, wide: bool) -> Kernel:
+def copying(most: int, *, wide: bool) -> Kernel:
     """Pieces, each over some blocks."""
     before = f"""{division(wide=wide)}
 // `words` words of `bytes` bytes in rows of `run`, `from` and `to` words apart; `block`: the first one that copies them
 struct Piece {{ long long source, target, block, words, run, from, to; Divisor by; int bytes; }};
-struct Pieces {{ int count; Piece piece[{MOST_PIECES}]; }};
+struct Pieces {{ int count; Piece piece[{most}]; }};
 
 template <class W> DEVICE void copy(const Piece& p)
 {{
@@ -254,18 +259,18 @@ template <class W> DEVICE void copy(const Piece& p)
     switch (p.bytes) {{
 {cases}    }}
 """
-    return Kernel(f"copy_pieces{'_wide' if wide else ''}", "Pieces all", body, before, THREADS)
+    return Kernel(f"copy_{most}_pieces{'_wide' if wide else ''}", "Pieces all", body, before, THREADS)
 
 
 def copy_rows(parts: Sequence[Rows], item: int) -> list[Call]:
     """Calls that copy them all, `MOST_PIECES` a launch; elements of `item` bytes."""
-    parts = [p for p in parts if p.rows and p.run]
+    parts = [p for p in parts if p.rows and p.run and (p.rows > 1 or p.source != p.target)]
     calls: list[Call] = []
     for i in range(0, len(parts), MOST_PIECES):
         some = parts[i : i + MOST_PIECES]
         wide = any(p.rows * p.run >= WIDE for p in some)
-        _, structure = _STRUCTURES[wide]
-        all_, block = structure(count=len(some)), 0
+        most = _FEW_PIECES if len(some) <= _FEW_PIECES else MOST_PIECES
+        all_, block = _pieces(most, wide=wide)(count=len(some)), 0
         for j, p in enumerate(some):
             steps = [item * s for s in (p.source_step, p.target_step) if p.rows > 1]
             nbytes = word_bytes(p.source, p.target, p.run * item, *steps)
@@ -275,5 +280,5 @@ def copy_rows(parts: Sequence[Rows], item: int) -> list[Call]:
             for (name, _), number in zip(piece._fields_, (*numbers, divisor(run, wide=wide), nbytes), strict=True):
                 setattr(piece, name, number)
             block += -(-p.rows * run // (_EACH * THREADS))
-        calls.append(copying(wide=wide).blocks(block, args=(all_,)))
+        calls.append(copying(most, wide=wide).blocks(block, args=(all_,)))
     return calls

@@ -193,7 +193,10 @@ def reduction(fn: str, dtype: str, kind: str, out: str, *, warp: bool) -> Kernel
     before = WALK
     if warp:
         body += "    a = warp_reduce(a, Together());\n    if (lane) return;\n"
-        before += "struct Together { template <class A> __device__ __forceinline__ A operator()(A a, A b) const "
+        before += "// a shuffle gives an int for what is smaller\n"
+        before += (
+            "struct Together { template <class A, class B> __device__ __forceinline__ A operator()(A a, B b) const "
+        )
         before += f"{{ return {_TOGETHER[fn]}; }} }};\n"
     last = f"({COMPUTE[kind]})a" if kind not in FLOATS and a != "bool" else "a"
     body += f"    out[at[0] * parts + part] = narrow<{C_TYPES[out]}>({last});\n"
