@@ -59,11 +59,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"{where}: an .onnx file or a zoo name (--list-models prints them; -h helps)")
     if args.run is not None and args.run < 1:
         raise UsageError(f"--run needs at least 1 step, not {args.run}")
-    where = place(args.place)
+    there = place(args.place)
     if args.run is not None and args.place != "cpu":
         from .runtime import Executor
 
-        Executor(where)  # says now what is missing, not after all the planning
+        Executor(there)  # says now what is missing, not after all the planning
     if args.batch is not None and args.batch < 1:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
     if args.data is not None and args.run is None:

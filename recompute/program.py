@@ -73,6 +73,11 @@ class Arrays(dict[str, np.ndarray]):
                 self._holder.claim(name)
         self._holder = holder
 
+    def let_go(self, holder: Holder) -> None:
+        """Nobody holds them any more, if `holder` did."""
+        if self._holder is holder:
+            self._holder = None
+
     def __getitem__(self, name: str) -> np.ndarray:
         if self._holder is not None:
             self._holder.claim(name)

@@ -132,9 +132,9 @@ def _put(program: Program, v: Value, array: np.ndarray) -> None:
     old = program.data.get(v.name)
     fits = old is not None and tuple(old.shape) == v.shape and old.dtype == v.type.numpy
     if fits and hasattr(old, "set"):  # on a device
-        old.set(np.asarray(array, order="C"))  # type: ignore[union-attr]
-    elif fits and old.flags.writeable:  # type: ignore[union-attr]
-        old[...] = array  # type: ignore[index]
+        old.set(np.asarray(array, order="C"))
+    elif fits and old.flags.writeable:
+        old[...] = array
     else:
         program.data[v.name] = np.array(array)
 

@@ -13,6 +13,7 @@ from test_zoo_training import network
 import recompute as rc
 from recompute.compiler import CompiledStep, compile_step
 from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime.cuda.emulator import compiler
 from recompute.testing import in_float64
 
 #: networks that are small enough for the emulated device
@@ -68,9 +69,6 @@ def test_recomputation_changes_no_bit(name: str, cuda: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "bert-tiny"])
 def test_the_order_of_threads_changes_no_bit(name: str) -> None:
-    pytest.importorskip("recompute.runtime.cuda.emulator")
-    from recompute.runtime.cuda.emulator import compiler
-
     if not compiler():
         pytest.skip("the emulated device needs a C++ compiler")
     found = []
@@ -108,3 +106,28 @@ def test_a_device_that_is_not_there_is_named() -> None:
         pytest.skip("there is a device")
     with pytest.raises(rc.RecomputeError, match=r"CUDAPlace\(0\): .*CuPy|CUDAPlace\(0\): .*device"):
         rc.Executor(rc.CUDAPlace(0))
+
+
+@pytest.mark.parametrize("name", ["lenet", "bert-tiny"])
+def test_values_wait_in_host_memory_with_the_same_bits(name: str, cuda: Any) -> None:
+    program, loss, feed = network(name)
+    kept = [c for c in rc.models.info(name).checkpoints if c in program] or ["relu1"]
+    found = []
+    for offload in (False, True):
+        step = compile_step(program, loss, rc.Momentum(0.01), checkpoints=kept, place=cuda, offload=offload)
+        losses, after = two_steps(step, loss, feed, cuda)
+        found.append([x.tobytes() for x in losses] + [a.tobytes() for a in after.data.values()])
+    assert step.figures.host_bytes > 0
+    assert found[0] == found[1]
+
+
+def test_copies_may_be_as_late_as_they_are_awaited() -> None:
+    if not compiler():
+        pytest.skip("the emulated device needs a C++ compiler")
+    program, loss, feed = network("bert-tiny")
+    kept = [c for c in rc.models.info("bert-tiny").checkpoints if c in program]
+    found = []
+    for place in (EmulatedCUDAPlace(), EmulatedCUDAPlace(backwards=True)):
+        step = compile_step(program, loss, rc.Momentum(0.01), checkpoints=kept, place=place, offload=True)
+        found.append([x.tobytes() for x in two_steps(step, loss, feed, place)[0]])
+    assert found[0] == found[1]

@@ -111,7 +111,7 @@ def halves_in_float32(cls: C) -> C:
             if found is not a:
                 a[...] = found
 
-    cls.scratch, cls.compute = whole, rounded  # type: ignore[method-assign]
+    cls.scratch, cls.compute = whole, rounded  # type: ignore[method-assign, assignment]
     return cls
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ...errors import JobError, MissingExtraError, OutOfMemoryError, UsageError
 from .cublas import WORKSPACE, Cublas
 from .emulator import on_host
-from .kernel import STATUS, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product
+from .kernel import STATUS, Await, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, Transfer
 
 #: how NVRTC is asked; the architecture is added by CuPy
 OPTIONS = ("--std=c++17", "--fmad=false")
@@ -65,6 +65,9 @@ class CupyDevice:
         self.name = properties["name"].decode()
         self.processors: int = properties["multiProcessorCount"]
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        #: kind of copy → its stream; address of a copy's target → the event behind it, until it is awaited
+        self._copies: dict[int, Any] = {}
+        self._transfers: dict[int, Any] = {}
         self._staging: dict[int, list[Any]] = {}
         address, self._memory = self.allocate(STATUS.nbytes)
         self.status = Buffer(address, STATUS.type)
@@ -86,11 +89,25 @@ class CupyDevice:
             ) from None
         return memory.ptr, memory
 
-    def upload(self, target: Buffer, array: np.ndarray) -> None:
-        """An array's contents into the device's memory, in order with what was launched: the copy is staged in pinned
-        memory, so that the caller's array may change at once."""
+    def allocate_host(self, nbytes: int) -> tuple[int, Any]:
+        """The address of fresh pinned memory, and what keeps it; nothing for 0.  OutOfMemoryError."""
+        if not nbytes:
+            return 0, None
+        try:
+            memory = self.cupy.cuda.PinnedMemory(nbytes)
+        except (self.runtime.CUDARuntimeError, MemoryError) as e:
+            raise OutOfMemoryError(f"the host cannot pin {nbytes:,} bytes for what is offloaded: {e}") from None
+        return memory.ptr, memory
+
+    def upload(self, target: Buffer, array: np.ndarray, *, staged: bool = False) -> None:
+        """An array's contents into the device's memory, in order with what was launched; the caller's array may change
+        at once.  `staged`: through pinned memory that is kept for the next array of this size, without waiting."""
         array = np.ascontiguousarray(array)
         if not array.nbytes:
+            return
+        if not staged:
+            self.runtime.memcpyAsync(target.address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream.ptr)
+            self.synchronize()
             return
         pinned, event = self._pinned(array.nbytes)
         ctypes.memmove(pinned.ptr, array.ctypes.data, array.nbytes)
@@ -116,8 +133,11 @@ class CupyDevice:
         return found
 
     def synchronize(self) -> None:
-        """Waits for all that was launched."""
-        self.stream.synchronize()
+        """Waits for all that was launched.  JobError where a kernel failed."""
+        try:
+            self.stream.synchronize()
+        except self.runtime.CUDARuntimeError as e:
+            raise JobError(f"{self.name}: {e}; the process cannot use the device any more") from None
 
     # -- kernels --------------------------------------------------------------------------------------------------
 
@@ -148,6 +168,8 @@ class CupyDevice:
         if isinstance(call, Copy):
             target, source, n = call.target.address, call.source.address, call.source.nbytes
             return lambda: r.memcpyAsync(target, source, n, _ON_DEVICE, stream) if n else None
+        if isinstance(call, (Transfer, Await)):
+            return self._transfer(call)
         if isinstance(call, Fill):
             target, n, byte = call.target.address, call.target.nbytes, call.byte
             return lambda: r.memsetAsync(target, byte, n, stream) if n else None
@@ -155,6 +177,25 @@ class CupyDevice:
             return functools.partial(on_host, self, call)
         assert isinstance(call, Library)
         return functools.partial(call.run, stream)
+
+    def _transfer(self, call: Transfer | Await) -> Callable[[], None]:
+        """Events between the step's stream and the copies': a copy begins behind what was launched before it."""
+        event = functools.partial(self.cupy.cuda.Event, disable_timing=True)
+        if isinstance(call, Await):
+            return functools.partial(self.stream.wait_event, self._transfers.pop(call.target.address))
+        kind = _TO_HOST if call.target.type.host else _TO_DEVICE
+        copies = self._copies.setdefault(kind, self.cupy.cuda.Stream(non_blocking=True))
+        begun, done = event(), event()
+        self._transfers[call.target.address] = done
+        words = (call.target.address, call.source.address, call.source.nbytes, kind, copies.ptr)
+
+        def run() -> None:
+            begun.record(self.stream)
+            copies.wait_event(begun)
+            self.runtime.memcpyAsync(*words)
+            done.record(copies)
+
+        return run
 
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])

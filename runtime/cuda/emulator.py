@@ -23,7 +23,7 @@ import numpy as np
 from ...errors import JobError, MissingExtraError, OutOfMemoryError
 from ...files import cache_folder
 from ...types import TensorType
-from .kernel import STATUS, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, prelude
+from .kernel import STATUS, Await, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, Transfer, prelude
 
 _FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w",
           "-U_FORTIFY_SOURCE")  # fmt: skip
@@ -49,6 +49,7 @@ class EmulatedDevice:
         if not compiler():
             raise MissingExtraError("the emulated CUDA device needs a C++ compiler: set CXX, or install g++")
         self.backwards = backwards
+        self._transfers: dict[int, Callable[[], None]] = {}
         address, self._memory = self.allocate(STATUS.nbytes)
         self.status = Buffer(address, STATUS.type)
 
@@ -62,7 +63,11 @@ class EmulatedDevice:
             raise OutOfMemoryError(f"the emulated device cannot allocate {nbytes:,} bytes") from None
         return -(-raw.ctypes.data // 256) * 256, raw
 
-    def upload(self, target: Buffer, array: np.ndarray) -> None:
+    def allocate_host(self, nbytes: int) -> tuple[int, Any]:
+        """The same: all of it is host memory."""
+        return self.allocate(nbytes)
+
+    def upload(self, target: Buffer, array: np.ndarray, *, staged: bool = False) -> None:
         """An array's contents into the device's memory."""
         view(target)[...] = array
 
@@ -93,6 +98,8 @@ class EmulatedDevice:
         if isinstance(call, Copy):
             target, source = (_bytes(b) for b in (call.target, call.source))
             return lambda: np.copyto(target, source)
+        if isinstance(call, (Transfer, Await)):
+            return self._transfer(call)
         if isinstance(call, Fill):
             whole = _bytes(call.target)
             return lambda: whole.fill(call.byte)
@@ -100,6 +107,15 @@ class EmulatedDevice:
             return functools.partial(on_host, self, call)
         assert isinstance(call, Library)
         raise JobError(f"{call.name} runs on a GPU only")
+
+    def _transfer(self, call: Transfer | Await) -> Callable[[], None]:
+        """A transfer runs at once; `backwards`, as late as it may: when it is awaited."""
+        if isinstance(call, Await):
+            late = self._transfers.pop(call.target.address)
+            return late if self.backwards else lambda: None
+        run = functools.partial(np.copyto, _bytes(call.target), _bytes(call.source))
+        self._transfers[call.target.address] = run
+        return (lambda: None) if self.backwards else run
 
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])

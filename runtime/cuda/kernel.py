@@ -215,6 +215,24 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A copy between the device's memory and the host's begins; what was launched before is done by then.
+
+    One of both is host memory (`type.host`).  It runs on a stream of its direction, beside what is launched next.
+    """
+
+    target: Buffer
+    source: Buffer
+
+
+@dataclass(frozen=True)
+class Await:
+    """What is launched from here on runs behind the last transfer to `target`."""
+
+    target: Buffer
+
+
+@dataclass(frozen=True)
 class Fill:
     """All bytes of a buffer are `byte`."""
 
@@ -241,4 +259,4 @@ class Library:
     held: tuple[Any, ...] = ()
 
 
-Call = Launch | Product | Copy | Fill | OnHost | Library
+Call = Launch | Product | Copy | Transfer | Await | Fill | OnHost | Library

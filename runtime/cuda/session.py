@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ import numpy as np
 from ...errors import JobError, UsageError
 from ...ir import Block, Free, Operator, Value
 from ...kernels import fits, provider
+from ...ops.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
 from ..binding import already_there, contents
-from .kernel import TROUBLE, Buffer, Call, Launch, OnHost
+from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Product, Transfer
 from .postpone import postponed
 
 
@@ -73,25 +74,30 @@ class CudaSession:
         self.arrays: dict[str, Buffer] = {}
         self._memory: list[Any] = []
         self._place(device)
-        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
+        wanted = [op for op in block.operators if not isinstance(op.op, Free) and _does_something(block, op)]
         calls = postponed(((op, self._calls(op)) for op in wanted), self._used)
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
         self._segments: list[Callable[[], None]] | None = None
         self._ran = False
-        if isinstance(data, Arrays):
-            data.held_by(self)
+        self._data = data if isinstance(data, Arrays) else None
+        if self._data is not None:
+            self._data.held_by(self)
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def _place(self, device: Any) -> None:
-        start, memory = device.allocate(self.report.arena)
-        self._memory.append(memory)
+        sizes = {False: self.report.arena, True: self.report.host}
+        starts = {}
+        for host, size in sizes.items():
+            starts[host], memory = (device.allocate_host if host else device.allocate)(size)
+            self._memory.append(memory)
         for name, value in self.block.values().items():
             if name in self.block.addresses:
-                if self.block.addresses[name] + value.nbytes > self.report.arena:
-                    raise JobError(f"'{name}' does not fit the arena of {self.report.arena} bytes")
-                self.arrays[name] = Buffer(start + self.block.addresses[name], value.type)
+                at, host = self.block.addresses[name], value.type.host
+                if at + value.nbytes > sizes[host]:
+                    raise JobError(f"'{name}' does not fit the {'host ' * host}arena of {sizes[host]} bytes")
+                self.arrays[name] = Buffer(starts[host] + at, value.type)
         persistent = list(self.block.persistent())
         self.persistent_bytes = sum(-(-v.nbytes // ALIGNMENT) * ALIGNMENT for v in persistent)
         at, memory = device.allocate(self.persistent_bytes)
@@ -106,6 +112,11 @@ class CudaSession:
     def measured_peak_bytes(self) -> int:
         """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
         return self.report.arena + sum(self.arrays[v.name].nbytes for v in self.block.persistent())
+
+    @property
+    def measured_host_bytes(self) -> int:
+        """Bytes of the arena in host memory."""
+        return self.report.host
 
     def holds(self, program: Any) -> bool:
         """Whether a program's arrays are those that this session was made with."""
@@ -122,6 +133,8 @@ class CudaSession:
         """Gives everything back to the host; the device's memory goes with the session."""
         for name in list(self._newer):
             self.claim(name)
+        if self._data is not None:
+            self._data.let_go(self)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -132,8 +145,12 @@ class CudaSession:
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
             )
         ins, outs, scratch = ([self._buffer(v) for v in vs] for vs in (op.inputs, op.outputs, op.scratch))
+        if op.op.copies:  # see ops/offload.py
+            return (Await(outs[0]) if isinstance(op.op, CopyWait) else Transfer(outs[0], ins[0]),)
         if op.kernel:
-            return tuple(provider(op.kernel).bind(op, ins, outs, scratch))
+            calls = provider(op.kernel).bind(op, ins, outs, scratch)
+            tf32 = self.block.products == "tf32"
+            return tuple(replace(c, tf32=True) if tf32 and isinstance(c, Product) else c for c in calls)
         return (OnHost(op.op, tuple(ins), tuple(outs), tuple(v.type for v in op.scratch)),)
 
     def _used(self, op: Operator) -> tuple[list[Buffer], list[Buffer]]:
@@ -145,7 +162,7 @@ class CudaSession:
 
     def feed(self, name: str, array: Any) -> None:
         """An input's contents for the next run."""
-        self.device.upload(self.arrays[name], np.asarray(array))
+        self.device.upload(self.arrays[name], np.asarray(array), staged=True)
 
     def fetch(self, name: str) -> np.ndarray:
         """A copy of a value after a run.  JobError where a kernel met what cannot be computed."""
@@ -199,6 +216,11 @@ class CudaSession:
             found = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
         self._ran, self._newer = True, set(self.hosts)
         return found
+
+
+def _does_something(block: Block, op: Operator) -> bool:
+    """Whether anything is launched for an operator: a wait for a copy is, although its result is there."""
+    return op.op.copies or not already_there(block, op)
 
 
 def _kept(block: Block) -> list[Value]:
