@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...types import TensorType
 from ..cpu.convolved import Convolved
@@ -57,7 +57,7 @@ def _at(names: Sequence[str], pitch: Three) -> str:
 
 def turned_axes(g: G) -> G:
     """The same with its last two axes exchanged."""
-    swapped = {}
+    swapped: dict[str, Any] = {}
     for f in dataclasses.fields(g):
         v = getattr(g, f.name)
         if isinstance(v, tuple):
