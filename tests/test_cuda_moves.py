@@ -11,7 +11,7 @@ import pytest
 
 from recompute.op import Op
 from recompute.ops.join import Concat, Split, Tile
-from recompute.ops.pad import Pad
+from recompute.ops.pad import Pad, PadGrad
 from recompute.ops.shape import Fill as Filled
 from recompute.ops.shape import Reshape, Transpose
 from recompute.ops.slice import Slice, SliceGrad
@@ -137,6 +137,19 @@ def test_padding(kind: str) -> None:
     run(Pad((1, -1, 0, -3, -1, 2, 0, 4), value=1.5), x)
     for mode in ("reflect", "edge", "wrap"):
         run(Pad((0, 3, 0, 7, 1, 0, 0, 5), mode), x)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padding_undone(mode: str) -> None:
+    for shape, pads in (
+        ((3, 5, 8, 12), (0, 3, 0, 7, 1, 0, 0, 5)),
+        ((2, 1, 4), (1, 3, 0, 2, 4, 0)),
+        ((5, 2), (9, 5, 14, 1)),
+        ((40, 33), (0, 1, 0, 1)),
+    ):
+        dy = Pad(pads, mode).infer(TensorType("f32", shape))[0].shape
+        for kind in ("f32", "f64", "f16") if shape == (5, 2) else ("f32",):
+            run(PadGrad(pads, mode), numbers(kind, *dy), units=64)
 
 
 @pytest.mark.parametrize("kind", KINDS)

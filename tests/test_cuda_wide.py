@@ -1,0 +1,70 @@
+"""CUDA kernels that move elements with indices of 64 bits, which only huge tensors take: made to, here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_cuda_index import floats, indices
+from test_cuda_moves import launched, numbers, run
+
+from recompute.ops.average_pool import AveragePool, AveragePoolGrad
+from recompute.ops.fold import Col2Im, Im2Col
+from recompute.ops.index import Gather, GatherGrad
+from recompute.ops.join import Concat, Split
+from recompute.ops.pad import Pad
+from recompute.ops.pool import MaxPool
+from recompute.ops.resize import Resize, ResizeGrad
+from recompute.ops.scatter import ScatterND
+from recompute.ops.select import Trilu
+from recompute.ops.shape import Transpose
+from recompute.ops.slice import Slice
+from recompute.runtime.cuda import (
+    emulator,
+    kernels_index,
+    kernels_pooling,
+    kernels_resize,
+    kernels_select,
+    kernels_transpose,
+    sorting,
+    strided,
+)
+
+pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor counts as huge."""
+    for module in (
+        kernels_index, kernels_pooling, kernels_resize, kernels_select, kernels_transpose, sorting, strided,
+    ):  # fmt: skip
+        monkeypatch.setattr(module, "WIDE", 1)
+
+
+def test_moves() -> None:
+    assert launched(run(Transpose((0, 2, 1)), numbers("f32", 3, 40, 33))) == ["transpose_32_1_wide"]
+    assert launched(run(Transpose((1, 0, 2)), numbers("f16", 3, 40, 16))) == ["gather_c_c_c_128_wide"]
+    parts = [numbers("f32", 5, n) for n in (3, 8, 1)]
+    assert launched(run(Concat(1), *parts)) == ["copy_4_pieces_wide"]
+    run(Split((3, 8, 1), 1), numbers("f32", 5, 12))
+    run(Slice((1, -1), (9, -20), (0, 1), (2, -3)), numbers("f32", 11, 40))
+    run(Pad((1, 2, 0, 3)), numbers("f64", 7, 9))
+    run(Trilu(2), numbers("f32", 3, 9, 17))
+
+
+def test_numbers() -> None:
+    run(Gather(1), numbers("f32", 3, 20, 12), indices(20, 31))
+    run(GatherGrad((3, 20, 12), 1), indices(20, 100), floats("f32", 3, 100, 12), units=64)
+    run(ScatterND(), numbers("f32", 30, 5), indices(30, 40, 1), numbers("f32", 40, 5, seed=1))
+
+
+def test_windows() -> None:
+    x, fields = floats("f32", 2, 5, 9, 11), {"kernel_shape": (3, 3), "strides": (2, 1), "pads": (1, 1, 1, 1)}
+    run(MaxPool(**fields), x, units=0)
+    run(AveragePool(**fields), x, units=16)
+    run(AveragePoolGrad(shape=(9, 11), **fields), floats("f32", 2, 5, 5, 11), units=16)
+    run(Im2Col((9, 11), (3, 2)), x)
+    run(Col2Im((9, 11), (3, 2)), floats("f32", 2, 30, 70), units=64)
+    run(Resize(shape=(2, 5, 20, 13), mode="linear"), x, units=64)
+    run(ResizeGrad(shape=(2, 5, 4, 3), mode="linear"), x, units=64)
+    run(Resize(shape=(2, 5, 20, 13)), np.ascontiguousarray(x))
