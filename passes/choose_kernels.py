@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ..ir import Block, Free, Operator
-from ..kernels import accepting
+from ..kernels import accepting, with_variants
 from .base import Pass
 
 
@@ -14,6 +14,7 @@ from .base import Pass
 class ChooseKernels(Pass):
     """Name the provider of each operator's kernel: the first of `providers` that accepts it, "" where none does.
 
+    Where the block says that products may be rounded (`products tf32`), a provider's variant NAME_tf32 is asked first.
     A provider's answer depends on the operator and its types only, so that a recomputed clone runs on the kernel of
     its original and gives the same bits.
     """
@@ -23,8 +24,10 @@ class ChooseKernels(Pass):
     def run(self, block: Block) -> Block:
         """The same operators with their kernels; scratch buffers and addresses come later."""
 
+        names = with_variants(self.providers, block.products)
+
         def chosen(op: Operator) -> Operator:
-            name = "" if isinstance(op.op, Free) else accepting(self.providers, op)
+            name = "" if isinstance(op.op, Free) or op.op.copies else accepting(names, op)
             return op if name == op.kernel else dataclasses.replace(op, kernel=name, scratch=())
 
         return block.with_operators(map(chosen, block.operators))

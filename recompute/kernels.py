@@ -58,6 +58,13 @@ def accepting(names: tuple[str, ...], op: Operator) -> str:
     return found
 
 
+def with_variants(names: tuple[str, ...], products: str) -> tuple[str, ...]:
+    """Providers, each behind its variant for blocks whose products may be rounded, where there is one."""
+    if not products:
+        return names
+    return tuple(n for name in names for n in (f"{name}_{products}", name) if n == name or n in PROVIDERS)
+
+
 def register(provider: Provider) -> None:
     """Makes a provider known by its name."""
     PROVIDERS[provider.name] = provider
@@ -66,8 +73,9 @@ def register(provider: Provider) -> None:
 
 def provider(name: str) -> Provider:
     """The provider of that name.  UsageError where this machine has none."""
-    if name not in PROVIDERS:
-        importlib.import_module(f"{__package__}.runtime.cpu").register_all()
+    for kind in ("cpu", "cuda"):
+        if name not in PROVIDERS:
+            importlib.import_module(f"{__package__}.runtime.{kind}").register_all()
     if name not in PROVIDERS:
         raise UsageError(
             f"the program was lowered for kernels of '{name}'{nearest(name, PROVIDERS)}, which are not here: install "

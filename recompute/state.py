@@ -131,9 +131,7 @@ def _put(program: Program, v: Value, array: np.ndarray) -> None:
     """Writes into the array that is there where that can be done, else a copy takes its place."""
     old = program.data.get(v.name)
     fits = old is not None and tuple(old.shape) == v.shape and old.dtype == v.type.numpy
-    if fits and hasattr(old, "set"):  # on a device
-        old.set(np.asarray(array, order="C"))
-    elif fits and old.flags.writeable:
+    if fits and old.flags.writeable:
         old[...] = array
     else:
         program.data[v.name] = np.array(array)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError, nearest
 from ..ir import Block, Free, Operator
-from ..kernels import PROVIDERS, accepting, fits, provider
+from ..kernels import PROVIDERS, accepting, fits, provider, with_variants
 from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
 from ..passes.layouts import turned, turned_operator
 from ..types import TensorType
@@ -45,8 +45,7 @@ def lowering(names: Sequence[str] | None = None, place: Place | None = None) -> 
     if not wanted:
         return Lowering()
     fusion: tuple[Pass, ...] = (OpenNorms(), Fusion(device=on_cuda)) if {"loops", "cuda"} & set(wanted) else ()
-    layout = () if on_cuda else (ChannelsLast(wanted),)
-    passes = (FoldTransposes(), *layout, *fusion, ChooseKernels(wanted))
+    passes = (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
     return Lowering(passes, functools.partial(_workspace, wanted), wanted)
 
 
@@ -63,10 +62,12 @@ def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
 
 def foreign(block: Block, to: Lowering) -> bool:
     """Whether a block was lowered for kernels that are not those of a lowering, or need other workspaces here."""
+    names = with_variants(to.providers, block.products)
     named = {op.kernel for op in block.operators if op.kernel}
-    if not named <= set(to.providers) or any(op.kernel and not fits(op) for op in block.operators):
+    if not named <= set(names) or any(op.kernel and not fits(op) for op in block.operators):
         return True
     on_device = "cuda" in to.providers  # where an operator without a kernel is slow
     return on_device and any(
-        not op.kernel and not isinstance(op.op, Free) and accepting(to.providers, op) for op in block.operators
+        not op.kernel and not isinstance(op.op, Free) and not op.op.copies and accepting(names, op)
+        for op in block.operators
     )

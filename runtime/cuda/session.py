@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
 from ..binding import already_there, contents
-from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Product, Transfer
+from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Transfer
 from .postpone import postponed
 
 
@@ -148,9 +148,7 @@ class CudaSession:
         if op.op.copies:  # see ops/offload.py
             return (Await(outs[0]) if isinstance(op.op, CopyWait) else Transfer(outs[0], ins[0]),)
         if op.kernel:
-            calls = provider(op.kernel).bind(op, ins, outs, scratch)
-            tf32 = self.block.products == "tf32"
-            return tuple(replace(c, tf32=True) if tf32 and isinstance(c, Product) else c for c in calls)
+            return tuple(provider(op.kernel).bind(op, ins, outs, scratch))
         return (OnHost(op.op, tuple(ins), tuple(outs), tuple(v.type for v in op.scratch)),)
 
     def _used(self, op: Operator) -> tuple[list[Buffer], list[Buffer]]:
