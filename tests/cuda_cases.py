@@ -5,11 +5,13 @@ No planner stands between: every buffer has guard bytes around it, and outputs a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from recompute.ir import Operator, Value
 from recompute.kernels import accepting, provider
@@ -25,6 +27,18 @@ from recompute.types import FLOATS, TensorType
 _COARSE = {"RandomNormal": "f32", "RandomUniform": "f32"}
 #: bytes before and behind each buffer, and what is in them
 _GUARD, _GUARDED = 64, 0xA5
+
+
+#: where kernels run in tests: "cuda" for the device (see test_gpu.py), else on the processor
+PLACE = os.environ.get("RECOMPUTE_TEST_PLACE", "emulated")
+needs_device = pytest.mark.skipif(
+    PLACE == "emulated" and not emulator.compiler(), reason="the emulated device needs a C++ compiler (or $CXX)"
+)
+
+
+def device() -> Any:
+    """The device that tests of kernels use."""
+    return emulator.EmulatedDevice() if PLACE == "emulated" else open_device(0)
 
 
 def opened(place: Any) -> Any:

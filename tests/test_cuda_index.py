@@ -21,12 +21,11 @@ from recompute.ops.scatter import (
     ScatterND,
 )
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.kernel import INDEX_OUTSIDE
 from recompute.testing import Case, case_block
 from recompute.types import TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 
 def floats(kind: str, *shape: int, seed: int = 0) -> np.ndarray:

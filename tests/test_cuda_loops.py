@@ -19,18 +19,18 @@ from recompute.element import HALVES, evaluate, formula
 from recompute.op import Op, op_class
 from recompute.ops.loop import Loop, loops
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda import emulator, kernels_loops, kernels_reduce, loop_parts
+from recompute.runtime.cuda import kernels_loops, kernels_reduce, loop_parts
 from recompute.runtime.cuda.kernel import Buffer, Launch
 from recompute.runtime.cuda.postpone import postponed
 from recompute.testing import Case, Draw, all_ops, cases
 from recompute.types import DTYPES, TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 
 @functools.cache
 def device() -> Any:
-    return emulator.EmulatedDevice()
+    return cuda_cases.device()
 
 
 def checked(*given: Case, units: float = 64) -> list[list[Bound]]:

@@ -15,14 +15,13 @@ from recompute.ops.pad import Pad, PadGrad
 from recompute.ops.shape import Fill as Filled
 from recompute.ops.shape import Reshape, Transpose
 from recompute.ops.slice import Slice, SliceGrad
-from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.families import family_of
 from recompute.runtime.cuda.kernel import Copy, Fill, Launch
 from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import Case
 from recompute.types import TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 #: element types of 1, 2, 4 and 8 bytes
 KINDS = ("u8", "f16", "f32", "f64")
@@ -30,7 +29,7 @@ KINDS = ("u8", "f16", "f32", "f64")
 
 @functools.cache
 def device() -> Any:
-    return emulator.EmulatedDevice()
+    return cuda_cases.device()
 
 
 def numbers(kind: str, *shape: int, seed: int = 0) -> np.ndarray:

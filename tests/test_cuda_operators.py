@@ -13,12 +13,11 @@ from recompute.ops.loss_scale import InverseIfFinite
 from recompute.ops.optimizer_norm import GlobalNorm
 from recompute.ops.products import LinearScan
 from recompute.ops.resize import Resize, ResizeGrad
-from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.families import family_of
 from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import Case, Draw, all_ops, cases
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 OPS = {cls.__name__: cls for cls in all_ops() if cls.__name__ != "Free"}
 
@@ -36,7 +35,7 @@ ON_HOST = {
 
 @functools.cache
 def device() -> Any:
-    return emulator.EmulatedDevice()
+    return cuda_cases.device()
 
 
 @functools.cache

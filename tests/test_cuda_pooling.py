@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda_cases
 import numpy as np
 import pytest
 from test_cuda_index import floats
@@ -13,10 +14,10 @@ from recompute.ops.average_pool import AveragePool, AveragePoolGrad
 from recompute.ops.channels_last import channels_last_form, to_last
 from recompute.ops.global_pool import GlobalAveragePool, GlobalMaxPool, GlobalMaxPoolGrad
 from recompute.ops.pool import MaxPool, MaxPoolGather, MaxPoolGrad
-from recompute.runtime.cuda import emulator, kernels_pooling
+from recompute.runtime.cuda import kernels_pooling
 from recompute.types import TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 #: windows as attributes, and an input's shape
 WINDOWS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda_cases
 import numpy as np
 import pytest
 from test_cuda_index import floats
 from test_cuda_moves import launched, numbers, run
 
 from recompute.ops.resize import Resize, ResizeGrad
-from recompute.runtime.cuda import emulator
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 PLACES = (
     "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_half_pixel_for_nn",

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from recompute.op import op_class
-from recompute.runtime.cuda import emulator
 from recompute.testing import Case, Draw
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 
 def norms(draw: Draw) -> Any:
@@ -69,7 +68,7 @@ CASES = [*norms(Draw("norms")), *rows(Draw("rows"))]
 
 @pytest.fixture(scope="module")
 def bindings() -> list[Any]:
-    device = emulator.EmulatedDevice()
+    device = cuda_cases.device()
     found = [cuda_cases.bound(c, device) for c in CASES]
     device.compile(k for runs in found for b in runs for k in b.kernels)
     return found

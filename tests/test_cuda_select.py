@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cuda_cases
 import numpy as np
 import pytest
 from test_cuda_index import floats
@@ -10,10 +11,9 @@ from test_cuda_moves import KINDS, launched, numbers, run
 from recompute.ops.bitcast import BitCast
 from recompute.ops.fold import Col2Im, Im2Col
 from recompute.ops.select import Eye, OneHot, ReverseSequence, Trilu
-from recompute.runtime.cuda import emulator
 from recompute.types import TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 
 @pytest.mark.parametrize("kind", KINDS)

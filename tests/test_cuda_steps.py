@@ -131,3 +131,17 @@ def test_copies_may_be_as_late_as_they_are_awaited() -> None:
         step = compile_step(program, loss, rc.Momentum(0.01), checkpoints=kept, place=place, offload=True)
         found.append([x.tobytes() for x in two_steps(step, loss, feed, place)[0]])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["lenet", "bert-tiny"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_lower_precision_stays_near(name: str, precision: str, cuda: Any) -> None:
+    program, loss, feed = network(name)
+    losses = []
+    for chosen in ("fp32", precision):
+        step = compile_step(program, loss, rc.Momentum(0.01), place=cuda, precision=chosen)
+        losses.append([float(x) for x in two_steps(step, loss, feed, cuda)[0]])
+    count = 1 if precision == "fp16" else 2  # at the first scale gradients overflow, and the step is skipped
+    np.testing.assert_allclose(
+        losses[1][:count], losses[0][:count], rtol={"tf32": 2e-3, "bf16": 3e-2, "fp16": 5e-3}[precision]
+    )

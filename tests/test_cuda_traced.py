@@ -13,12 +13,11 @@ import pytest
 
 from recompute.ir import Operator, Value
 from recompute.op import Op
-from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.traced import TRACED, recording
 from recompute.testing import Case
 from recompute.types import TensorType
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 Code = Callable[..., None]
 
@@ -43,7 +42,7 @@ class Coded(Op, abstract=True):
 
 @functools.cache
 def device() -> Any:
-    return emulator.EmulatedDevice()
+    return cuda_cases.device()
 
 
 def coded(code: Code, ins: Sequence[np.ndarray], outs: Sequence[str], taken: Sequence[int] = ()) -> Case:

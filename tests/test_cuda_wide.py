@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cuda_cases
 import numpy as np
 import pytest
 from test_cuda_index import floats, indices
@@ -19,7 +20,6 @@ from recompute.ops.select import Trilu
 from recompute.ops.shape import Transpose
 from recompute.ops.slice import Slice
 from recompute.runtime.cuda import (
-    emulator,
     kernels_index,
     kernels_pooling,
     kernels_resize,
@@ -29,7 +29,7 @@ from recompute.runtime.cuda import (
     strided,
 )
 
-pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="the emulated device needs a C++ compiler")
+pytestmark = cuda_cases.needs_device
 
 
 @pytest.fixture(autouse=True)

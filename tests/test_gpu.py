@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,11 +90,24 @@ def test_tf32_is_asked_for() -> None:
     del memory
 
 
+def on_device_tests(files: list[str], *tool: str) -> subprocess.CompletedProcess[str]:
+    """Tests of kernels, with the device in the emulator's place; `tool`: what runs them."""
+    environment = {**os.environ, "RECOMPUTE_TEST_PLACE": "cuda"}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not nvrtc and not cudnn", *files]
+    return subprocess.run([*tool, *tests], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_every_kernel_gives_its_numbers_on_the_device() -> None:
+    folder = Path(__file__).parent
+    names = sorted(str(p) for p in folder.glob("test_cuda_*.py") if p.stem != "test_cuda_steps")
+    done = on_device_tests(names)
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
 def test_kernels_are_clean_in_compute_sanitizer() -> None:
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.path.exists(tool):
         pytest.skip("compute-sanitizer is not installed")
-    tests = [os.path.join(os.path.dirname(__file__), "test_cuda_rows.py")]
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run([tool, "--error-exitcode", "9", *pytest_], capture_output=True, text=True, check=False)
+    rows = str(Path(__file__).parent / "test_cuda_rows.py")
+    done = on_device_tests([rows], tool, "--error-exitcode", "9")
     assert done.returncode != 9, done.stdout[-3000:]
