@@ -34,7 +34,9 @@ def test_as_onnx_runtime_computes_it(name: str, theirs: dict[str, np.ndarray]) -
         want = theirs.get(f"{name}/{i}")
         if want is not None:
             assert mine.shape == want.shape and mine.dtype == want.dtype
-            np.testing.assert_allclose(mine, want, rtol=2e-5, atol=2e-5 if name.startswith("MatMulNBits") else 2e-6)
+            near = 2e-5 if name.startswith("MatMulNBits") else 2e-6  # of the largest: sums cancel
+            near *= max(1.0, float(np.abs(want).max(initial=0))) if np.asarray(want).dtype.kind == "f" else 1.0
+            np.testing.assert_allclose(mine, want, rtol=2e-5, atol=near)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
