@@ -15,7 +15,7 @@ from typing import Any
 
 from .budgets import parse_bytes
 from .compiler import Candidate, checkpoint_candidates
-from .cost import CostModel
+from .cost import CostModel, costs_of
 from .errors import MissingExtraError, UsageError
 from .passes import RecomputePlan
 from .passes.planners import plan_of
@@ -132,7 +132,7 @@ def max_batch(
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost, precision=precision, compile_options={} if place is None else {"providers": providers(place)},
+        cost=cost or costs_of(place), precision=precision, compile_options={} if place is None else {"providers": providers(place)},
     )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget))
 

@@ -54,9 +54,10 @@ def _prices(args: argparse.Namespace) -> bool:
 @contextlib.contextmanager
 def chosen(args: argparse.Namespace) -> Iterator[None]:
     """Sets `args.cost`, the cost model.  What was measured is kept, also where the job fails or is interrupted."""
-    from .cost import this_cpu
+    from .cli_values import place
+    from .cost import costs_of
 
-    args.cost = args.cost or this_cpu()
+    args.cost = args.cost or costs_of(place(args.place))
     if not _prices(args):
         yield
         return

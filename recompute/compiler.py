@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, Device, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
 from .passes import RecomputePlan, memory_report, offloaded
@@ -109,7 +109,7 @@ def compile_step(
     normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).
     `providers`: whose kernels run it, in order of preference (None: all that there are for `place`; `("numpy",)`: the
     operators' own numerics).  `place`: where it will run (None: this machine's processor); a device need not be there
-    to compile for it.  `cost`: what times are estimated by (this CPU's roofline).  `precision`: "fp32", "tf32", "bf16"
+    to compile for it.  `cost`: what times are estimated by (the device's data sheet, or this CPU's roofline).  `precision`: "fp32", "tf32", "bf16"
     or "fp16" (see docs/precision.md; None: as the optimizer says).
     """
     from .amp import with_precision
@@ -118,7 +118,7 @@ def compile_step(
         providers = providers_of(place)
     wanted = request(budget, strategy, strategy_options, plan, offload=offload)
     optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints, offload=offload)
-    cost = at_precision(cost or this_cpu(), precision)
+    cost = at_precision(cost or costs_of(place), precision)
     with without_gc():
         step, stages = _made(program, loss, optimizer, fetch)
         planned = saved = None

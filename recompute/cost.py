@@ -26,6 +26,7 @@ from .files import cache_folder, machine, replacing
 from .ir import Block, Free, Operator, Role
 from .op import Cost
 from .passes.transfers import Link
+from .runtime.places import CUDAPlace, EmulatedCUDAPlace, Place
 
 
 class CostModel(Protocol):
@@ -167,6 +168,22 @@ def this_cpu() -> Device:
     if path is not None:
         _write_rates(path, flops, bandwidth)
     return Device("this CPU", flops, bandwidth, 1e-6, _physical_memory(), f64=flops / 2)
+
+
+def costs_of(place: Place | None) -> Device:
+    """What times on a place are estimated by where nobody says: the data sheet of the CUDA device that is there, found
+    by its name and memory; else this CPU's rates."""
+    if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
+        from .runtime.cuda.device import described
+
+        name, memory = described(place.device)
+        plain = "".join(c for c in name.lower() if c.isalnum())
+        fitting = [k for k in DATASHEETS if k.partition("-")[0 if k[:3] != "rtx" else 2] in plain]
+        if fitting:
+            return device(
+                min(fitting, key=lambda k: (-len(k.split("-")[0]), abs((DATASHEETS[k].memory << 30) - memory)))
+            )
+    return this_cpu()
 
 
 def link_of(cost: CostModel) -> Link:

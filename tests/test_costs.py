@@ -317,3 +317,25 @@ def test_profile_of_steps_that_run(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_command_line_errors(args: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "expected"),
+    [
+        ("NVIDIA H200", 140.4, "H200"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100-80"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "A100-40"),
+        ("NVIDIA GH200 480GB", 94.5, "GH200"),
+        ("NVIDIA GeForce RTX 2080 Ti", 10.8, "RTX 2080 Ti"),
+        ("NVIDIA L40S", 44.4, "this CPU"),
+        ("", 0, "this CPU"),
+    ],
+)
+def test_a_device_is_known_by_name_and_memory(
+    name: str, gib: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recompute.cost import costs_of
+    from recompute.runtime.cuda import device
+
+    monkeypatch.setattr(device, "described", lambda number: (name, int(gib * 2**30)))
+    assert costs_of(rc.CUDAPlace(0)).name == expected

@@ -44,6 +44,16 @@ def unavailable(device: int = 0) -> str:
     return ""
 
 
+def described(device: int) -> tuple[str, int]:
+    """Name and bytes of memory of a device; ("", 0) where it is not there."""
+    if unavailable(device):
+        return "", 0
+    from cupy_backends.cuda.api import runtime
+
+    found = runtime.getDeviceProperties(device)
+    return found["name"].decode(), int(found["totalGlobalMem"])
+
+
 class CupyDevice:
     """CUDA device number `number`.  MissingExtraError where CuPy or the device is missing."""
 
