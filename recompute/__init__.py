@@ -19,6 +19,7 @@ _LAZY = {
     "Executor": "runtime",
     "CPUPlace": "runtime",
     "CUDAPlace": "runtime",
+    "EmulatedCUDAPlace": "runtime",
     "Pass": "passes",
     "pipeline": "passes",
     "run_passes": "passes",

@@ -132,7 +132,8 @@ def max_batch(
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost or costs_of(place), precision=precision, compile_options={} if place is None else {"providers": providers(place)},
+        cost=cost or costs_of(place), precision=precision,
+        compile_options={} if place is None else {"providers": providers(place)},
     )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget))
 

@@ -109,8 +109,8 @@ def compile_step(
     normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).
     `providers`: whose kernels run it, in order of preference (None: all that there are for `place`; `("numpy",)`: the
     operators' own numerics).  `place`: where it will run (None: this machine's processor); a device need not be there
-    to compile for it.  `cost`: what times are estimated by (the device's data sheet, or this CPU's roofline).  `precision`: "fp32", "tf32", "bf16"
-    or "fp16" (see docs/precision.md; None: as the optimizer says).
+    to compile for it.  `cost`: what times are estimated by (the device's data sheet, or this CPU's roofline).
+    `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer says).
     """
     from .amp import with_precision
 

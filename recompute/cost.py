@@ -178,11 +178,10 @@ def costs_of(place: Place | None) -> Device:
 
         name, memory = described(place.device)
         plain = "".join(c for c in name.lower() if c.isalnum())
-        fitting = [k for k in DATASHEETS if k.partition("-")[0 if k[:3] != "rtx" else 2] in plain]
-        if fitting:
-            return device(
-                min(fitting, key=lambda k: (-len(k.split("-")[0]), abs((DATASHEETS[k].memory << 30) - memory)))
-            )
+        off = {k: abs(memory / (sheet.memory << 30) - 1) for k, sheet in DATASHEETS.items()}
+        kinds = {k: k.removeprefix("rtx-").partition("-")[0] for k in DATASHEETS}
+        if fitting := [k for k in DATASHEETS if kinds[k] in plain and off[k] < 0.3]:
+            return device(min(fitting, key=lambda k: (-len(kinds[k]), off[k])))
     return this_cpu()
 
 
