@@ -18,8 +18,8 @@ import recompute as rc
 from recompute.compiler import compile_step
 from recompute.files import cache_folder
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda.device import OPTIONS
 from recompute.runtime.cuda.kernel import Kernel, prelude
+from recompute.runtime.cuda.nvrtc import OPTIONS
 from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import all_ops, cases
 
@@ -110,3 +110,24 @@ def test_a_wrong_text_is_found() -> None:
     wrong = Kernel("wrong", "float* x", "    x[0] = y;")
     with pytest.raises(AssertionError, match="wrong"):
         check([wrong], "sm_90")
+
+
+def test_a_module_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a device is given it; nothing but our own options."""
+    pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    from recompute.runtime.cuda import nvrtc as ours
+
+    version()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours._folder.cache_clear()
+    kernel = Kernel("twice", "float* x", "    x[threadIdx.x] *= 2;")
+    assert (ours.target(90), ours.target(80)) == ("sm_90", "sm_80")
+    assert ours.target(10_000).startswith("compute_")
+    made = ours.compiled(kernel, "sm_90")
+    assert made.startswith(b"\x7fELF")
+    (kept,) = tmp_path.rglob("*.bin")
+    kept.write_bytes(b"kept")
+    assert ours.compiled(kernel, "sm_90") == b"kept"
+    with pytest.raises(rc.RecomputeError, match=r'"y" is undefined'):
+        ours.compiled(Kernel("wrong", "float* x", "    x[0] = y;"), "sm_90")
+    ours._folder.cache_clear()

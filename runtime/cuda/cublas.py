@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import JobError
+from ...errors import JobError, MissingExtraError
 from .kernel import Product
 
 #: cudaDataType
@@ -37,11 +37,19 @@ _SIGNATURES: dict[str, Sequence[Any]] = {
 
 
 @functools.cache
-def _library() -> dict[str, Any]:
-    """Its functions: symbols are looked up in CuPy's extension module, and so in what that depends on."""
-    from cupy_backends.cuda.libs import cublas
+def library() -> dict[str, Any]:
+    """Its functions: symbols are looked up in CuPy's extension module, and so in what that depends on.
 
-    loaded = ctypes.CDLL(str(cublas.__file__))
+    MissingExtraError where it cannot be loaded.
+    """
+    try:
+        from cupy_backends.cuda.libs import cublas
+
+        loaded = ctypes.CDLL(str(cublas.__file__))
+    except Exception as e:  # whatever a missing library does
+        raise MissingExtraError(
+            f"cuBLAS cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') brings it"
+        ) from None
     found = {}
     for name, types in _SIGNATURES.items():
         try:
@@ -64,7 +72,7 @@ class Cublas:
 
     def call(self, name: str, *words: Any) -> None:
         """One of its functions.  JobError where it fails."""
-        status = _library()[name](*words)
+        status = library()[name](*words)
         if status:
             raise JobError(f"{name} failed with status {status}")
 

@@ -7,22 +7,25 @@ allocation, and a launch's arguments are prepared once.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
+import gc
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...errors import JobError, MissingExtraError, OutOfMemoryError, UsageError
+from . import cublas, nvrtc
 from .cublas import WORKSPACE, Cublas
 from .emulator import on_host
 from .kernel import STATUS, Await, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, Transfer
 
-#: how NVRTC is asked; the architecture is added by CuPy
-OPTIONS = ("--std=c++17", "--fmad=false")
+#: pinned memory that stays for the next arrays of their sizes, at most
+_STAGED = 4 << 30
 _TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
 
 
@@ -71,6 +74,8 @@ class CupyDevice:
         self.number = number
         self.device = cupy.cuda.Device(number)
         self.device.use()
+        cublas.library()
+        self.target = nvrtc.target(int(self.device.compute_capability))
         properties = runtime.getDeviceProperties(number)
         self.name = properties["name"].decode()
         self.processors: int = properties["multiProcessorCount"]
@@ -89,8 +94,9 @@ class CupyDevice:
 
     def allocate(self, nbytes: int) -> tuple[int, Any]:
         """The address of fresh memory, and what keeps it.  OutOfMemoryError where the device has not so much."""
+        self.device.use()  # the current device is a thread's
         try:
-            memory = self.cupy.cuda.Memory(max(nbytes, 1))  # a cudaMalloc of its own: no pool rounds it up
+            memory = self._malloc(max(nbytes, 1))
         except self.runtime.CUDARuntimeError as e:
             free, total = self.runtime.memGetInfo()
             raise OutOfMemoryError(
@@ -98,6 +104,15 @@ class CupyDevice:
                 "takes less, so do checkpoints; --memory-budget, or rc.max_batch, says what fits"
             ) from None
         return memory.ptr, memory
+
+    def _malloc(self, nbytes: int) -> Any:
+        """A cudaMalloc of its own: no pool rounds it up."""
+        try:
+            return self.cupy.cuda.Memory(nbytes)
+        except self.runtime.CUDARuntimeError:
+            gc.collect()  # sessions that nobody has any more
+            self.cupy.get_default_memory_pool().free_all_blocks()
+            return self.cupy.cuda.Memory(nbytes)
 
     def allocate_host(self, nbytes: int) -> tuple[int, Any]:
         """The address of fresh pinned memory, and what keeps it; nothing for 0.  OutOfMemoryError."""
@@ -116,8 +131,9 @@ class CupyDevice:
         if not array.nbytes:
             return
         if not staged:
-            self.runtime.memcpyAsync(target.address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream.ptr)
-            self.synchronize()
+            with self._failures():
+                self.runtime.memcpyAsync(target.address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream.ptr)
+                self.stream.synchronize()
             return
         pinned, event = self._pinned(array.nbytes)
         ctypes.memmove(pinned.ptr, array.ctypes.data, array.nbytes)
@@ -126,9 +142,12 @@ class CupyDevice:
 
     def _pinned(self, nbytes: int) -> tuple[Any, Any]:
         """Pinned memory that no copy is reading, and the event to record behind the next copy: two of each size."""
+        if nbytes not in self._staging and sum(n * len(p) for n, p in self._staging.items()) + 2 * nbytes > _STAGED:
+            self.synchronize()
+            self._staging.clear()
         pair = self._staging.setdefault(nbytes, [])
-        if len(pair) < 2:
-            pair.append((self.cupy.cuda.alloc_pinned_memory(nbytes), self.cupy.cuda.Event(disable_timing=True)))
+        if len(pair) < 2:  # a pool would round up to a power of two
+            pair.append((self.cupy.cuda.PinnedMemory(nbytes), self.cupy.cuda.Event(disable_timing=True)))
         else:
             pair.reverse()
             pair[-1][1].synchronize()
@@ -137,24 +156,38 @@ class CupyDevice:
     def download(self, source: Buffer) -> np.ndarray:
         """A copy on the host, when all that was launched before is done."""
         found = np.empty(source.shape, source.type.numpy)
-        if source.nbytes:
-            self.runtime.memcpyAsync(found.ctypes.data, source.address, source.nbytes, _TO_HOST, self.stream.ptr)
-        self.synchronize()
+        with self._failures():
+            if source.nbytes:
+                self.runtime.memcpyAsync(found.ctypes.data, source.address, source.nbytes, _TO_HOST, self.stream.ptr)
+            self.stream.synchronize()
         return found
 
     def synchronize(self) -> None:
         """Waits for all that was launched.  JobError where a kernel failed."""
-        try:
+        with self._failures():
             self.stream.synchronize()
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What a kernel did wrong is known when it is waited for."""
+        try:
+            yield
         except self.runtime.CUDARuntimeError as e:
             raise JobError(f"{self.name}: {e}; the process cannot use the device any more") from None
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """This thread launches on the device's stream."""
+        self.device.use()
+        with self.stream:
+            yield
 
     # -- kernels --------------------------------------------------------------------------------------------------
 
     def compile(
         self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = lambda done, count: None
     ) -> None:
-        """Compiles what was not compiled before, several at a time; CuPy's cache on disk knows the rest."""
+        """Compiles what was not compiled before, several at a time; a cache on disk knows the rest."""
         missing = list({k.digest: k for k in kernels if k.digest not in self._functions}.values())
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for i, (digest, made) in enumerate(pool.map(self._compiled, missing)):
@@ -163,10 +196,9 @@ class CupyDevice:
 
     def _compiled(self, k: Kernel) -> tuple[str, Any]:
         self.device.use()  # the current device is a thread's
-        try:
-            return k.digest, self.cupy.RawModule(code=k.source, options=OPTIONS).get_function(k.name).kernel
-        except self.cupy.cuda.compiler.CompileException as e:
-            raise JobError(f"NVRTC does not take the kernel {k.name}: {str(e)[:3000]}") from None
+        module = self.cupy.cuda.Module()
+        module.load(nvrtc.compiled(k, self.target))
+        return k.digest, module.get_function(k.name)  # which keeps the module
 
     def prepare(self, call: Call) -> Callable[[], None]:
         """What runs a call on the device's stream, as often as it is wanted."""
@@ -194,7 +226,9 @@ class CupyDevice:
         if isinstance(call, Await):
             return functools.partial(self.stream.wait_event, self._transfers.pop(call.target.address))
         kind = _TO_HOST if call.target.type.host else _TO_DEVICE
-        copies = self._copies.setdefault(kind, self.cupy.cuda.Stream(non_blocking=True))
+        if kind not in self._copies:
+            self._copies[kind] = self.cupy.cuda.Stream(non_blocking=True)
+        copies = self._copies[kind]
         begun, done = event(), event()
         self._transfers[call.target.address] = done
         words = (call.target.address, call.source.address, call.source.nbytes, kind, copies.ptr)
@@ -233,12 +267,15 @@ class CupyDevice:
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """What `run` launches, as one CUDA graph; calling it replays the graph."""
-        with self.stream:
+        with self.current():
             self.stream.begin_capture()
             try:
                 run()
-            finally:
-                graph = self.stream.end_capture()
+            except BaseException:
+                with contextlib.suppress(self.runtime.CUDARuntimeError):  # the capture is invalid: say why, not that
+                    self.stream.end_capture()
+                raise
+            graph = self.stream.end_capture()
         return functools.partial(graph.launch, self.stream)
 
     def event(self) -> Any:

@@ -2,7 +2,8 @@
 
 The first run launches everything one by one; the second one captures the launches, and from then on they are replayed.
 Whatever changes from step to step (learning rate, step counter, random keys, loss scale) lies in the device's memory.
-Operators that run on the host cut the step into several graphs; `on_host` names them.
+Operators that run on the host cut the step into several graphs; `on_host` names them.  A part that a copy to host
+memory crosses is launched one by one every time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +82,10 @@ class CudaSession:
         self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
         self._segments: list[Callable[[], None]] | None = None
         self._ran = False
-        self._data = data if isinstance(data, Arrays) else None
-        if self._data is not None:
-            self._data.held_by(self)
+        #: weak: the arrays know this session, whose memory is to go when the program does
+        self._data = weakref.ref(data) if isinstance(data, Arrays) else None
+        if isinstance(data, Arrays):
+            data.held_by(self)
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -133,8 +136,9 @@ class CudaSession:
         """Gives everything back to the host; the device's memory goes with the session."""
         for name in list(self._newer):
             self.claim(name)
-        if self._data is not None:
-            self._data.let_go(self)
+        data = None if self._data is None else self._data()
+        if data is not None:
+            data.let_go(self)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,7 @@ class CudaSession:
         found: list[Callable[[], None]] = []
         for host, group in itertools.groupby(self.steps, key=lambda s: s.on_host):
             steps = list(group)
-            if host:
+            if host or not _joined(steps):
                 found += [s.run for s in steps]
             else:
                 found.append(self.device.capture(lambda steps=steps: [s.run() for s in steps]))
@@ -226,8 +230,21 @@ def _kept(block: Block) -> list[Value]:
 
 
 def _current(device: Any) -> Any:
-    """cuBLAS's binding launches on the current stream."""
-    return device.stream if hasattr(device, "stream") else contextlib.nullcontext()
+    """This thread launches on the device's stream."""
+    return device.current() if hasattr(device, "current") else contextlib.nullcontext()
+
+
+def _joined(steps: Sequence[Step]) -> bool:
+    """Whether all copies that begin here are awaited here, and none that began before: a graph takes no others."""
+    open_: set[int] = set()
+    for c in (c for s in steps for c in s.calls):
+        if isinstance(c, Transfer):
+            open_.add(c.target.address)
+        elif isinstance(c, Await):
+            if c.target.address not in open_:
+                return False
+            open_.remove(c.target.address)
+    return not open_
 
 
 def _clocked(steps: Sequence[Step]) -> list[tuple[Operator, float]]:
