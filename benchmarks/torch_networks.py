@@ -197,7 +197,7 @@ class Bert(Segmented):
 
     def embed(self, ids: Tensor, kinds: Tensor) -> Tensor:
         """[n, seq] to [n, seq, hidden]."""
-        positions = torch.arange(ids.shape[1])
+        positions = torch.arange(ids.shape[1], device=ids.device)
         return self.dropout(self.norm(self.word(ids) + self.token_type(kinds) + self.position(positions)))
 
     def head(self, x: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class Gpt2(Segmented):
     def segments(self):
         """Embeddings; layers; norm and logits."""
         return [
-            lambda ids: self.dropout(self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))),
+            lambda ids: self.dropout(self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))),
             *((lambda x, layer=layer: layer(x, self.mask)) for layer in self.h),
             lambda x: nn.functional.linear(self.ln_f(x), self.wte.weight),
         ]
@@ -336,6 +336,59 @@ class Lstm(Segmented):
         return self.through(x)
 
 
+class Double(nn.Module):
+    """Two 3x3 convolutions, a ReLU behind each, of one input or of two joined: [n, first, h, w] to [n, out, h, w]."""
+
+    def __init__(self, first: int, out: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(first, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """ReLU in place, as in most ports."""
+        return torch.relu_(self.conv2(torch.relu_(self.conv1(x))))
+
+
+class Up(Double):
+    """What comes from below, twice as large, behind its skip; then as above."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__(2 * out, out)
+        self.deconv = nn.ConvTranspose2d(2 * out, out, 2, 2)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:  # type: ignore[override]
+        """[n, 2 out, h, w] and [n, out, 2 h, 2 w] to the latter's shape."""
+        return super().forward(torch.cat([skip, self.deconv(x)], 1))
+
+
+class UNet(Segmented):
+    """U-Net with padded convolutions, parameters named as in the zoo; with `recompute` each level keeps its inputs."""
+
+    def __init__(self, channels: int = 3, classes: int = 2, width: int = 64, image: Any = None) -> None:
+        super().__init__()
+        sizes = [width << level for level in range(4)]
+        for level, (first, out) in enumerate(zip([channels, *sizes], sizes, strict=False), 1):
+            self.add_module(f"down{level}", Double(first, out))
+            self.add_module(f"up{level}", Up(out))
+        self.middle = Double(sizes[-1], 2 * sizes[-1])
+        self.classifier = nn.Conv2d(width, classes, 1)
+
+    def run(self, part: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        """A part, recomputed or not."""
+        return checkpoint(part, *given, use_reentrant=False) if self.recompute else part(*given)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes, h, w]."""
+        skips = []
+        for level in range(1, 5):
+            x = self.run(self.get_submodule(f"down{level}"), x)
+            skips.append(x)
+            x = nn.functional.max_pool2d(x, 2)
+        x = self.run(self.middle, x)
+        for level in range(4, 0, -1):
+            x = self.run(self.get_submodule(f"up{level}"), x, skips[level - 1])
+        return self.classifier(x)
+
+
 def network(name: str, **options: Any) -> Segmented:
     """A network by the zoo's name; `options`: some of those that the zoo has."""
     makers: dict[str, Callable[..., Segmented]] = {
@@ -343,10 +396,15 @@ def network(name: str, **options: Any) -> Segmented:
         "resnet50": functools.partial(ResNet, (3, 4, 6, 3), bottleneck=True),
         "vgg16": functools.partial(Vgg, (2, 2, 3, 3, 3)),
         "mobilenet_v2": MobileNetV2,
+        "bert-large": functools.partial(Bert, layers=24, hidden=1024, heads=16),
         "bert-base": functools.partial(Bert, layers=12),
         "bert-mini": functools.partial(Bert, layers=4, hidden=256, heads=4),
+        "bert-tiny": functools.partial(Bert, layers=2, hidden=128, heads=2),
+        "gpt2-small": functools.partial(Gpt2, layers=12, hidden=768, heads=12, vocab=50257, context=1024),
+        "gpt2-tiny": functools.partial(Gpt2, layers=2, hidden=128, heads=2, vocab=5000, context=256),
         "gpt2-mini": functools.partial(Gpt2, layers=4, hidden=256, heads=4, vocab=50257, context=512, seq=128),
         "lstm": functools.partial(Lstm, features=32, hidden=64, layers=2),
+        "unet": UNet,
     }
     return makers[name](**options)
 

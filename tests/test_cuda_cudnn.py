@@ -24,6 +24,9 @@ class Tensor:
     def __init__(self, dim: Any = None, stride: Any = None) -> None:
         self.dim, self.stride = dim, stride
 
+    def get_uid(self) -> int:
+        return id(self)
+
     def set_output(self, yes: bool) -> Tensor:
         return self
 
@@ -92,17 +95,17 @@ class Graph:
         return {"output": conv, "input": ConvGradInput(shape=x[2:], **fields),
                 "weight": ConvGradWeight(kernel=w[2:], **fields)}[self.kind]  # fmt: skip
 
-    def execute(self, addresses: dict[Tensor, int], workspace: int, handle: int) -> None:
+    def _execute(self, addresses: dict[int, int], workspace: int, handle: int) -> None:
         assert handle == 7
         assert self.calls[:4] == ["validate", "build_operation_graph", "create_execution_plans",
                                   "deselect_numeric_notes"]  # fmt: skip
-        arrays = [np.ascontiguousarray(t.at(addresses[t])) for t in self.given]
-        self.out.at(addresses[self.out])[...] = reference(self.operator(), arrays)
+        arrays = [np.ascontiguousarray(t.at(addresses[id(t)])) for t in self.given]
+        self.out.at(addresses[id(self.out)])[...] = reference(self.operator(), arrays)
 
 
-@pytest.fixture
-def provider(monkeypatch: Any) -> Any:
-    """The provider with a stand-in for the package."""
+@pytest.fixture(params=["classic", "1.32"])
+def provider(request: Any, monkeypatch: Any) -> Any:
+    """The provider with a stand-in for the package, in an older form and in a newer one."""
     names = (*cudnn._UNWANTED, "DOWN_CONVERT_INPUTS", "TENSOR_CORE")
     fake = types.ModuleType("cudnn")
     fake.__dict__.update(
@@ -110,11 +113,18 @@ def provider(monkeypatch: Any) -> Any:
         heur_mode=types.SimpleNamespace(A=0, FALLBACK=1), numerical_note=enum.Enum("Note", names),
         create_handle=lambda: 7, set_stream=lambda handle, stream: None,
     )  # fmt: skip
+    if request.param == "1.32":
+        fake.__dict__.update(
+            pygraph=None, _pybind_module=types.SimpleNamespace(backend_graph=Graph),
+            create_handle=lambda: types.SimpleNamespace(backend_handle=7),
+        )  # fmt: skip
+    cudnn._handle.cache_clear()
     monkeypatch.setitem(sys.modules, "cudnn", fake)
     monkeypatch.setattr(cudnn, "_current_device", lambda: 0)
     cudnn.plan.cache_clear()
     yield cudnn.Cudnn()
     cudnn.plan.cache_clear()
+    cudnn._handle.cache_clear()
 
 
 def run(provider: Any, op: Any, arrays: list[np.ndarray], offset: int = 0) -> np.ndarray:

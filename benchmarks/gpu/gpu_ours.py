@@ -68,7 +68,7 @@ def compiled(row: Row, variant: str, place: Any) -> tuple[CompiledStep, str]:
     if variant in ("ours-recomputed", "checkpoints"):
         options["checkpoints"] = [c for c in models.info(row.network, **row.options).checkpoints if c in program]
     elif variant not in ("ours", "plain"):
-        options |= {"budget": "60%", "strategy": {"sqrt": "sqrt"}.get(variant, variant)}
+        options |= {"budget": "60%", "strategy": {"sqrt": "chen-sweep"}.get(variant, variant)}
     return compile_step(program, loss, optimizer(row), **options), loss
 
 

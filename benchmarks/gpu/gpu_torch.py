@@ -21,8 +21,8 @@ WARM, SECONDS, LEAST = 3, 1.5, 5
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    """Loss of the first step, time of a step, the most memory that was allocated."""
-    row, variant = Row(**job["row"]), job["variant"]
+    """Losses of the first steps, time of a step, the most memory that was allocated.  `on`: "cuda", or "cpu" to try."""
+    row, variant, on = Row(**job["row"]), job["variant"], job.get("on", "cuda")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
     torch.backends.cudnn.benchmark = True
@@ -30,18 +30,20 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     net = network(row.network, **row.options).train()
     load_zoo(net, {n.removeprefix("weights/"): arrays[n] for n in arrays.files if n.startswith("weights/")})
     net.recompute = variant == "checkpoint"
-    net = net.cuda()
+    net = net.to(on, memory_format=torch.channels_last if variant == "channels_last" else torch.preserve_format)
     for module in net.modules():
         if hasattr(module, "fast"):
             module.fast = True
-    *inputs, label = (torch.from_numpy(arrays[f"feed/{n}"]).cuda() for n in arrays["order"])
+    *inputs, label = (torch.from_numpy(arrays[f"feed/{n}"]).to(on) for n in arrays["order"])
+    if variant == "channels_last":
+        inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
     optimizer = (torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, fused=True) if row.optimizer == "momentum"
                  else torch.optim.Adam(net.parameters(), lr=RATE, fused=True))  # fmt: skip
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(row.precision)
-    scaler = torch.amp.GradScaler(enabled=row.precision == "fp16")
+    scaler = torch.amp.GradScaler(on, enabled=row.precision == "fp16")
 
     def loss_of() -> torch.Tensor:
-        with torch.autocast("cuda", half or torch.bfloat16, enabled=half is not None):
+        with torch.autocast(on, half or torch.bfloat16, enabled=half is not None):
             logits = net(*inputs)
             if logits.ndim == label.ndim + 1 and logits.shape[0:1] + logits.shape[2:] == label.shape:
                 return nn.functional.cross_entropy(logits, label)
@@ -59,7 +61,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
     first = float(step())
     for _ in range(WARM - 1):
-        step()
+        last = step()
+    last = float(last)
+    if on == "cpu":
+        return {"loss": first, "last_loss": last}
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     begin, steps = time.perf_counter(), 0
@@ -70,7 +75,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.synchronize()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / steps
-    return {"ms": seconds * 1e3, "loss": first, "peak": torch.cuda.max_memory_allocated()}
+    return {"ms": seconds * 1e3, "loss": first, "last_loss": last, "peak": torch.cuda.max_memory_allocated(),
+            "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -54,11 +54,22 @@ def unavailable() -> str:
 
 
 @functools.cache
-def _handle(device: int) -> int:
-    """cuDNN's handle on the current device."""
+def _handle(device: int) -> Any:
+    """cuDNN's handle on the current device: a number, or (from frontend 1.2x on) an object that has it."""
     import cudnn
 
-    return int(cudnn.create_handle())
+    return cudnn.create_handle()
+
+
+def _number(handle: Any) -> int:
+    """The library's own handle."""
+    return int(getattr(handle, "backend_handle", handle))
+
+
+def _graphs(cudnn: Any) -> Any:
+    """The class of graphs in C++: newer frontends put one in Python before it, which has engines of its own and knows
+    no alignment."""
+    return getattr(getattr(cudnn, "_pybind_module", None), "backend_graph", None) or cudnn.pygraph
 
 
 def _current_device() -> int:
@@ -69,19 +80,19 @@ def _current_device() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """cuDNN's graph for a convolution: its tensors x, w and y, and the bytes that it works in."""
+    """cuDNN's graph for a convolution: the numbers of its tensors x, w and y, and the bytes that it works in."""
 
     graph: Any
-    tensors: tuple[Any, Any, Any]
+    tensors: tuple[int, int, int]
     workspace: int
-    handle: int
+    handle: Any
 
     def run(self, addresses: tuple[int, int, int], workspace: int, stream: int) -> None:
         """Launches it on a stream."""
         import cudnn
 
         cudnn.set_stream(handle=self.handle, stream=stream)
-        self.graph.execute(dict(zip(self.tensors, addresses, strict=True)), workspace, handle=self.handle)
+        self.graph._execute(dict(zip(self.tensors, addresses, strict=True)), workspace, _number(self.handle))
 
 
 def ends(c: Convolved) -> tuple[int, ...] | None:
@@ -118,11 +129,11 @@ def plan(c: Convolved, dtype: str, device: int, *, tf32: bool, aligned: int = 16
         return f"{type(e).__name__}: {e}"
 
 
-def _plan(cudnn: Any, c: Convolved, dtype: str, handle: int, *, tf32: bool, aligned: int, room: int) -> Plan:
+def _plan(cudnn: Any, c: Convolved, dtype: str, handle: Any, *, tf32: bool, aligned: int, room: int) -> Plan:
     kind = getattr(cudnn.data_type, _DATA[dtype])
     single = cudnn.data_type.FLOAT
-    graph = cudnn.pygraph(
-        handle=handle, io_data_type=kind, intermediate_data_type=single, compute_data_type=single, name=c.kind
+    graph = _graphs(cudnn)(
+        handle=_number(handle), io_data_type=kind, intermediate_data_type=single, compute_data_type=single, name=c.kind
     )
     tensors = _tensors(graph, c, kind, aligned)
     graph.validate()
@@ -137,7 +148,8 @@ def _plan(cudnn: Any, c: Convolved, dtype: str, handle: int, *, tf32: bool, alig
     workspace = int(graph.get_workspace_size())
     if workspace > room:
         raise JobError(f"a plan of {workspace} bytes")
-    return Plan(graph, tensors, workspace, handle)
+    x, w, y = (int(t.get_uid()) for t in tensors)
+    return Plan(graph, (x, w, y), workspace, handle)
 
 
 def _tensors(graph: Any, c: Convolved, kind: Any, aligned: int) -> tuple[Any, Any, Any]:
