@@ -58,7 +58,8 @@ def optimizer(row: Row) -> Any:
 
 
 def compiled(row: Row, variant: str, place: Any) -> tuple[CompiledStep, str]:
-    """The step of a variant, and its loss."""
+    """The step of a variant, and its loss.  Strategies are given what lies in the middle of a plain step's peak and
+    that with the zoo's checkpoints."""
     program = rc.load(models.build(row.network, batch=row.batch, seed=SEED, **row.options))
     kind, _ = losses.natural_loss(program)
     loss = kind if kind in program else getattr(losses, kind)(program).name
@@ -68,7 +69,8 @@ def compiled(row: Row, variant: str, place: Any) -> tuple[CompiledStep, str]:
     if variant in ("ours-recomputed", "checkpoints"):
         options["checkpoints"] = [c for c in models.info(row.network, **row.options).checkpoints if c in program]
     elif variant not in ("ours", "plain"):
-        options |= {"budget": "60%", "strategy": {"sqrt": "chen-sweep"}.get(variant, variant)}
+        peaks = [compiled(row, v, place)[0].figures.peak_bytes for v in ("plain", "checkpoints")]
+        options |= {"budget": sum(peaks) // 2, "strategy": {"sqrt": "chen-sweep"}.get(variant, variant)}
     return compile_step(program, loss, optimizer(row), **options), loss
 
 
