@@ -138,13 +138,14 @@ def sums_scratch(count: int, columns: int, dtype: str) -> tuple[TensorType, ...]
 
 
 _CHUNK_SUMS = f"""    __shared__ int key[{_MOST_CHUNK} + 1], row[{_MOST_CHUNK}];
-    const int base = blockIdx.y * chunk, here = min(chunk, count - base);
+    const int part = blockIdx.x / across;
+    const int base = part * chunk, here = min(chunk, count - base);
     for (int j = threadIdx.x; j <= here; j += {_THREADS}) {{
         if (base + j < count) key[j] = keys[base + j];
         if (j < here) row[j] = order[base + j];
     }}
     __syncthreads();
-    const Index q = (Index)blockIdx.x * {_THREADS} + threadIdx.x;
+    const Index q = (Index)(blockIdx.x % across) * {_THREADS} + threadIdx.x;
     if (q >= columns) return;
     const Index o = over(q, inner), c = q - o * (Index)inner.by;
     bool open = base && keys[base - 1] == key[0];
@@ -162,7 +163,7 @@ _CHUNK_SUMS = f"""    __shared__ int key[{_MOST_CHUNK} + 1], row[{_MOST_CHUNK}];
             if (j + 1 < here && key[j + 1] == key[j]) continue;
             const bool on = j + 1 == here && base + here < count && key[here] == key[j];
             if (open || on) {{
-                A* to = partial + ((blockIdx.y * 2ll + !open) * columns + q) * LANES;
+                A* to = partial + ((part * 2ll + !open) * columns + q) * LANES;
                 for (int l = 0; l < LANES; l++) to[l] = s[l];
             }} else {{
                 Vector found;
@@ -178,12 +179,13 @@ _CHUNK_SUMS = f"""    __shared__ int key[{_MOST_CHUNK} + 1], row[{_MOST_CHUNK}];
 
 @functools.cache
 def chunk_sums(dtype: str, lanes: int, *, wide: bool) -> Kernel:
-    """Sums of the runs of one chunk (y) of `chunk` sorted keys, for vectors of columns (x) of [outer, inner]."""
+    """Sums of the runs of one chunk of `chunk` sorted keys, for vectors of columns of [outer, inner], a chunk's in
+    `across` blocks."""
     a, c = COMPUTE[dtype], C_TYPES[dtype]
     types = f"enum {{ LANES = {lanes} }};\ntypedef {c} T;\ntypedef {a} A;\ntypedef {pack(dtype, lanes)} Vector;\n"
     parameters = (
         f"const int* keys, const int* order, const Vector* dy, Vector* dx, {a}* partial, int count, int chunk, "
-        "long long columns, long long size, Divisor inner"
+        "unsigned across, long long columns, long long size, Divisor inner"
     )
     name = f"chunk_sums_{dtype}_{lanes}{'_wide' if wide else ''}"
     return Kernel(name, parameters, _CHUNK_SUMS, division(wide=wide) + types, _THREADS)
@@ -191,30 +193,31 @@ def chunk_sums(dtype: str, lanes: int, *, wide: bool) -> Kernel:
 
 @functools.cache
 def joined_sums(dtype: str, *, wide: bool) -> Kernel:
-    """Sums of the runs that begin in one chunk (y) and end in another, for columns (x)."""
+    """Sums of the runs that begin in one chunk and end in another, for columns, in `across` blocks."""
     body = f"""    typedef {COMPUTE[dtype]} A;
-    const int base = blockIdx.y * chunk, stop = base + chunk;
+    const int part = blockIdx.x / across, base = part * chunk;
+    const int stop = base > count - chunk ? count : base + chunk;
     const int mine = stop < count ? keys[stop - 1] : -1;
     if (mine < 0 || keys[stop] != mine) return;
     if (base && keys[base] == mine && keys[base - 1] == mine) return;
-    const Index q = (Index)blockIdx.x * blockDim.x + threadIdx.x;
+    const Index q = (Index)(blockIdx.x % across) * blockDim.x + threadIdx.x;
     if (q >= columns) return;
-    int last = blockIdx.y + 1, high = (count - 1) / chunk;  // the last chunk that begins with this run
+    int last = part + 1, high = (count - 1) / chunk;  // the last chunk that begins with this run
     while (last < high) {{
         const int middle = (last + high + 1) / 2;
         if (keys[middle * chunk] == mine) last = middle;
         else high = middle - 1;
     }}
-    A s = partial[(blockIdx.y * 2ll + 1) * columns + q];
+    A s = partial[(part * 2ll + 1) * columns + q];
     #pragma unroll 8
-    for (int i = blockIdx.y + 1; i <= last; i++)
+    for (int i = part + 1; i <= last; i++)
         s += partial[i * 2ll * columns + q];
     const Index o = over(q, inner), c = q - o * (Index)inner.by;
     dx[((long long)o * size + mine) * inner.by + c] = narrow<{C_TYPES[dtype]}>(s);
 """
     parameters = (
         f"const int* keys, const {COMPUTE[dtype]}* partial, {C_TYPES[dtype]}* dx, int count, int chunk, "
-        "long long columns, long long size, Divisor inner"
+        "unsigned across, long long columns, long long size, Divisor inner"
     )
     name = f"joined_sums_{dtype}{'_wide' if wide else ''}"
     return Kernel(name, parameters, body, division(wide=wide), 128)
@@ -235,11 +238,12 @@ def sums(
         lanes = 1
     chunks = -(-count // chunk)
     k = chunk_sums(dx.dtype, lanes, wide=wide)
-    args = (count, chunk, columns // lanes, size, divisor(inner // lanes, wide=wide))
-    grid = -(-columns // (lanes * _THREADS)), chunks
-    calls: list[Call] = [k.blocks(*grid, args=(keys, order, dy, dx, partial, *args))]
+    across = -(-columns // (lanes * _THREADS))
+    args = (count, chunk, across, columns // lanes, size, divisor(inner // lanes, wide=wide))
+    calls: list[Call] = [k.blocks(across * chunks, args=(keys, order, dy, dx, partial, *args))]
     if chunks > 1:
         k = joined_sums(dx.dtype, wide=wide)
-        rest = (count, chunk, columns, size, divisor(inner, wide=wide))
-        calls.append(k.blocks(-(-columns // 128), chunks, args=(keys, partial, dx, *rest)))
+        across = -(-columns // 128)
+        rest = (count, chunk, across, columns, size, divisor(inner, wide=wide))
+        calls.append(k.blocks(across * chunks, args=(keys, partial, dx, *rest)))
     return calls
