@@ -3,6 +3,7 @@ kernels are clean in compute-sanitizer.  (Numbers, bits and peaks: test_cuda_*.p
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -94,6 +95,8 @@ def on_device_tests(files: list[str], *tool: str) -> subprocess.CompletedProcess
     """Tests of kernels, with the device in the emulator's place; `tool`: what runs them."""
     environment = {**os.environ, "RECOMPUTE_TEST_PLACE": "cuda"}
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not nvrtc and not cudnn", *files]
+    if not tool and importlib.util.find_spec("xdist") is not None:  # most of the time is NVRTC's
+        tests += ["-n", str(min(os.cpu_count() or 1, 12))]
     return subprocess.run([*tool, *tests], capture_output=True, text=True, env=environment, check=False)
 
 

@@ -42,6 +42,11 @@ class Channels:
         """Chunks of a channel."""
         return -(-self.count // self.chunk)
 
+    @property
+    def fits(self) -> bool:
+        """Whether its kernels run: fewer than 2³² elements a channel, a grid's rows for the channels."""
+        return self.count < 1 << 32 and (-(-self.c // 32) if self.last else self.c) <= 65535
+
     def partial(self, dtype: str) -> TensorType:
         """Two numbers a chunk and channel, in what `dtype` is computed with."""
         return TensorType("f64" if dtype == "f64" else "f32", (2, self.chunks, self.c))

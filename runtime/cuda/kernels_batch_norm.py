@@ -137,8 +137,8 @@ class ChannelNorms(Family):
     """What the operators share."""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats; fewer than 2³² elements a channel."""
-        return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and form_of(op).count < 1 << 32
+        """Floats; as many elements and channels as kernels can have."""
+        return all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes())) and form_of(op).fits
 
     def vectors(self, op: Operator, count: int) -> TensorType:
         """Numbers of channels, as they are computed."""

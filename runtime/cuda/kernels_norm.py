@@ -158,14 +158,14 @@ class NormalizationGradients(Family):
         return Channels(a, g * s, p, p == 1)
 
     def accepts(self, op: Operator) -> bool:
-        """Floats, statistics as they are computed, fewer than 2³² elements a channel and 2³¹ a row."""
+        """Floats, statistics as they are computed, fewer than 2³¹ elements a row."""
         rule: Any = op.op
         x, _, mean, inverse = op.inputs[:4]
         assert x is not None and inverse is not None
         wide = "f64" if x.dtype == "f64" else "f32"
         good = all(v.dtype in _FLOATS for v in (*op.reads(), *op.writes()))
         good = good and all(v is None or v.dtype == wide for v in (mean, inverse))
-        return good and self.form(op).count < 1 << 32 and rule.view[2] * rule.view[3] < 1 << 31
+        return good and self.form(op).fits and rule.view[2] * rule.view[3] < 1 << 31
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Chunks' sums."""
