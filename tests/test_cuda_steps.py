@@ -3,6 +3,8 @@ bits with and without recomputation, the predicted peak, and arrays that the hos
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import cache
 from typing import Any
 
@@ -14,7 +16,10 @@ import recompute as rc
 from recompute.compiler import CompiledStep, compile_step
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda.emulator import compiler
+from recompute.runtime.cuda.kernel import Await, Buffer, Transfer
+from recompute.runtime.cuda.session import Step, _joined
 from recompute.testing import in_float64
+from recompute.types import TensorType
 
 #: networks that are small enough for the emulated device
 SMALL = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18", "mobilenet_v2")
@@ -145,3 +150,27 @@ def test_lower_precision_stays_near(name: str, precision: str, cuda: Any) -> Non
     np.testing.assert_allclose(
         losses[1][:count], losses[0][:count], rtol={"tf32": 2e-3, "bf16": 3e-2, "fp16": 5e-3}[precision]
     )
+
+
+def test_memory_goes_with_the_program() -> None:
+    """Without the garbage collector: the next program may need all of the device."""
+    if not compiler():
+        pytest.skip("no C++ compiler")
+    program, loss, feed = network("mlp")
+    step = compile_step(program, loss, rc.Momentum(0.01), place=EmulatedCUDAPlace())
+    trained, executor = step.program.clone(), rc.Executor(EmulatedCUDAPlace())
+    executor.run(trained, feed, [loss])
+    session = weakref.ref(executor.session(trained, [loss]))
+    gc.disable()
+    try:
+        del trained
+        assert session() is None
+    finally:
+        gc.enable()
+
+
+def test_graphs_take_whole_copies_only() -> None:
+    here, there = Buffer(256, TensorType("f32", (4,))), Buffer(512, TensorType("f32", (4,), host=True))
+    begun, awaited = (Step(None, (c,), ()) for c in (Transfer(there, here), Await(there)))  # type: ignore[arg-type]
+    assert _joined([]) and _joined([begun, awaited])
+    assert not _joined([begun]) and not _joined([awaited]) and not _joined([awaited, begun])

@@ -166,8 +166,14 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool, fours: bo
     size = f"long long columns, long long size, const {C_TYPES[g.dtype]}* bias"
     name = f"convolution_{g.dtype}_{t.bm}x{t.bn}"
     return Kernel(
-        name, f"const {wide}* w, const {C_TYPES[g.dtype]}* x, {C_TYPES[result]}* y, {size}", body, threads=t.threads
-    )
+        name, f"const {wide}* w, const {C_TYPES[g.dtype]}* x, {C_TYPES[result]}* y, {size}", body, threads=t.threads,
+        beside=_beside(t, wide),
+    )  # fmt: skip
+
+
+def _beside(t: Tile, wide: str) -> int:
+    """Two blocks of the largest tile: 128 registers a thread, of which the compiler would take a few more."""
+    return 2 if wide == "float" and t.tm * t.tn == 64 else 0
 
 
 def _places(g: Gather, *, fours: bool) -> tuple[str, str]:
@@ -409,7 +415,7 @@ def weigh(g: Weigh, t: Tile, *, result: str, kind: str) -> Kernel:
         text = text.replace(word, value)
     parameters = f"const {C_TYPES[g.dtype]}* x, const {C_TYPES[g.dtype]}* dy, {C_TYPES[result]}* dw, {kind} terms"
     return Kernel(f"weight_gradient_{g.dtype}_{t.bm}x{t.bn}", parameters, head + ";\n" + _PLACES + _SUMS + text,
-                  threads=t.threads)  # fmt: skip
+                  threads=t.threads, beside=_beside(t, wide))  # fmt: skip
 
 
 def _weigh_load(g: Weigh) -> str:

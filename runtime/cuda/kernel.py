@@ -49,7 +49,8 @@ class Kernel:
     """A kernel's text.
 
     `parameters`: as C declares them, "const float* x, float* y, long long n".  `before`: device functions and
-    structures that it uses.  `threads`: of a block, at most.
+    structures that it uses.  `threads`: of a block, at most.  `beside`: blocks that a multiprocessor is to have at a
+    time, which bounds the registers (0: as the compiler likes).
     """
 
     name: str
@@ -57,6 +58,7 @@ class Kernel:
     body: str
     before: str = ""
     threads: int = 256
+    beside: int = 0
 
     @functools.cached_property
     def types(self) -> tuple[str, ...]:
@@ -67,7 +69,8 @@ class Kernel:
     @property
     def text(self) -> str:
         """The kernel and what stands before it."""
-        head = f"__global__ void __launch_bounds__({self.threads}) {self.name}({self.parameters})"
+        bounds = f"{self.threads}, {self.beside}" if self.beside else f"{self.threads}"
+        head = f"__global__ void __launch_bounds__({bounds}) {self.name}({self.parameters})"
         return f"{self.before.strip()}\n\n{head}\n{{\n{self.body.rstrip()}\n}}\n".lstrip()
 
     @functools.cached_property
