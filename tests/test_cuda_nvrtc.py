@@ -15,6 +15,7 @@ import pytest
 from test_zoo_training import network
 
 import recompute as rc
+from recompute import models
 from recompute.compiler import compile_step
 from recompute.files import cache_folder
 from recompute.runtime import EmulatedCUDAPlace
@@ -25,11 +26,11 @@ from recompute.testing import all_ops, cases
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the extra 'dev', on Linux")
 
-#: architecture → how far: to its machine code, or to PTX (the other half takes most of the time)
-TARGETS = {"sm_90": "sm_90", "sm_80": "compute_80"}
+#: machine code is asked for
+TARGETS = ("sm_90", "sm_80")
 #: texts of one program
 TOGETHER = 32
-NETWORKS = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18", "mobilenet_v2", "unet")
+NETWORKS = models.names()
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def of_samples() -> tuple[Kernel, ...]:
     return (*cuda_cases.texts(ops), *cuda_cases.texts(ops, TRACED))
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_samples(target: str) -> None:
     check(of_samples(), target)
 
@@ -99,7 +100,7 @@ def of_network(name: str) -> tuple[Kernel, ...]:
     return tuple(cuda_cases.texts(step.program.block.operators))
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name: str, target: str) -> None:
     check(of_network(name), target)
