@@ -49,10 +49,13 @@ def build(source: str, target: str) -> str:
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, None, None)
     options = [o.encode() for o in (*OPTIONS, "--disable-warnings", f"--gpu-architecture={target}")]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
-    nvrtc.nvrtcGetProgramLog(program, log)
+    size = nvrtc.nvrtcGetProgramLogSize(program)[1]
+    log = b""
+    if int(failed) and size > 1:  # it writes into these bytes, and Python shares those of length 1
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
-    return log.decode(errors="replace") or "failed" if int(failed) else ""
+    return (log.decode(errors="replace") or "failed") if int(failed) else ""
 
 
 @functools.cache
