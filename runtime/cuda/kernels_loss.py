@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ...types import TensorType
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, LABEL_OUTSIDE, STATUS, Buffer, Call, Kernel
+from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: rows up to this length are a warp's
-_WARP = 1024
 #: what a label counts: 0 if it is ignored, or outside, which is reported
 _WEIGHT = f"""
 template <class T, class L> DEVICE double weight(const T* weights, L label, long long ignored, int ignore, int classes,
@@ -37,28 +36,16 @@ template <class T, class L> DEVICE double weight(const T* weights, L label, long
 _RULE = "long long ignored, int ignore, int classes, long long inner, int* status"
 
 
-def _rows(dtype: str, *, warp: bool) -> str:
-    """What each thread of a row begins with: the row's number, base, and which elements are its own."""
-    row, first, by = (
-        ("(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
-        if warp
-        else ("blockIdx.x", "threadIdx.x", "blockDim.x")
-    )
-    return f"""    typedef {C_TYPES[dtype]} T;
-    typedef {COMPUTE[dtype]} A;
-    const long long row = {row};
-    if (row >= rows) return;
-    const long long base = row / inner * inner * classes + row % inner;
-    const int first = {first}, by = {by};
-"""
+#: where a label's row begins
+_BASE = "base = row / inner * inner * classes + row % inner"
 
 
 @functools.cache
 def cross_entropy(dtype: str, label: str, *, warp: bool, keeps: bool) -> Kernel:
     """Rows to their losses; `keeps`: their log-probabilities too."""
-    c, reduce = C_TYPES[dtype], "warp_reduce" if warp else "block_reduce"
+    c, reduce = C_TYPES[dtype], f"{kind(warp)}_reduce"
     body = (
-        _rows(dtype, warp=warp)
+        head(dtype, _BASE, warp=warp)
         + f"""    A m = -infinity<A>();
     for (int j = first; j < classes; j += by) m = larger(m, widen(x[base + j * inner]));
     m = {reduce}(m, Larger());
@@ -81,7 +68,7 @@ def cross_entropy(dtype: str, label: str, *, warp: bool, keeps: bool) -> Kernel:
     )
     kept = f"{c}* log_prob, " if keeps else ""
     return Kernel(
-        f"cross_entropy_{dtype}_{label}_{'warp' if warp else 'block'}{'_kept' if keeps else ''}",
+        f"cross_entropy_{dtype}_{label}_{kind(warp)}{'_kept' if keeps else ''}",
         f"const {c}* x, const {C_TYPES[label]}* labels, const {c}* weights, {kept}double* losses, "
         f"double* label_weights, long long rows, {_RULE}",
         body,
@@ -163,7 +150,7 @@ def scales(dtype: str, label: str) -> Kernel:
 def cross_entropy_gradient(dtype: str, label: str, *, warp: bool) -> Kernel:
     """scale · (exp(log_prob) - 1 at the label)."""
     body = (
-        _rows(dtype, warp=warp)
+        head(dtype, _BASE, warp=warp)
         + f"""    const A scale = (A)scales[row];
     const {C_TYPES[label]} at = labels[row];
     for (int j = first; j < classes; j += by) {{
@@ -175,7 +162,7 @@ def cross_entropy_gradient(dtype: str, label: str, *, warp: bool) -> Kernel:
     )
     c = C_TYPES[dtype]
     return Kernel(
-        f"cross_entropy_gradient_{dtype}_{label}_{'warp' if warp else 'block'}",
+        f"cross_entropy_gradient_{dtype}_{label}_{kind(warp)}",
         f"const {c}* log_prob, const {C_TYPES[label]}* labels, const double* scales, {c}* out, long long rows, "
         "int classes, long long inner",
         body,
@@ -246,10 +233,10 @@ class Losses(LabelLosses):
         if "Softmax" not in op.op.name:
             first = likelihood(x.dtype, labels.dtype)(rows, x, labels, weights, *tail)
         else:
-            warp = classes <= _WARP
+            warp = by_warp(classes)
             k = cross_entropy(x.dtype, labels.dtype, warp=warp, keeps=kept is not None)
             given = (x, labels, weights, *([kept] if kept is not None else []), *tail)
-            first = k.blocks(-(-rows // 8) if warp else rows, args=given)
+            first = over_rows(k, rows, given, warp=warp)
         if rule.reduction == "none":
             return [first, each(out.dtype)(rows, losses, out, rows)]
         last = reduced(out.dtype, mean=rule.reduction == "mean")
@@ -276,7 +263,7 @@ class LossGradients(LabelLosses):
         if not soft:
             k = likelihood_gradient(out.dtype, labels.dtype)
             return [first, k(out.size, labels, scale, out, rows, classes, max(inner, 1))]
-        warp = classes <= _WARP
+        warp = by_warp(classes)
         k = cross_entropy_gradient(out.dtype, labels.dtype, warp=warp)
         args = (ins[0], labels, scale, out, rows, classes, max(inner, 1))
-        return [first, k.blocks(-(-rows // 8) if warp else rows, args=args)]
+        return [first, over_rows(k, rows, args, warp=warp)]

@@ -14,42 +14,27 @@ from ...types import TensorType
 from .channel_sums import Channels, over_chunks, products, whole_sums
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
-#: rows up to this length are a warp's
-_WARP = 1024
-
-
-def _head(dtype: str, *, warp: bool) -> str:
-    """What each thread begins with: its row, and which of its elements are the thread's own."""
-    row, first, by = (
-        ("(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
-        if warp
-        else ("blockIdx.x", "threadIdx.x", "blockDim.x")
-    )
-    return f"""    typedef {C_TYPES[dtype]} T;
-    typedef {COMPUTE[dtype]} A;
-    const long long row = {row};
-    if (row >= rows) return;
-    const long long base = row * n, group = row % groups * size;
-    const int first = {first}, by = {by};
-"""
+#: where a row begins, and its group's scales
+_BASE = "base = row * n, group = row % groups * size"
 
 
 @functools.cache
 def forward(dtype: str, kinds: tuple[str, str], *, centre: bool, warp: bool, plain: bool) -> Kernel:
     """(x - mean) · inverse · scale + bias; `plain`: every element of a row has its own scale (p = 1)."""
-    reduce = "warp_reduce" if warp else "block_reduce"
+    reduce = f"{kind(warp)}_reduce"
     at = "group + j" if plain else "group + j / run"
     mean = f"""    A m = 0;
     for (int j = first; j < n; j += by) m += widen(x[base + j]);
     m = {reduce}(m, Plus()) / n;
 """
     body = (
-        _head(dtype, warp=warp)
+        head(dtype, _BASE, warp=warp)
         + (mean if centre else "    const A m = 0;\n")
         + f"""    A q = 0;
     for (int j = first; j < n; j += by) {{
@@ -70,7 +55,7 @@ def forward(dtype: str, kinds: tuple[str, str], *, centre: bool, warp: bool, pla
 """
     )
     c, a = C_TYPES[dtype], COMPUTE[dtype]
-    name = f"norm_{dtype}_{'_'.join(kinds)}_{'warp' if warp else 'block'}{'' if centre else '_rms'}"
+    name = f"norm_{dtype}_{'_'.join(kinds)}_{kind(warp)}{'' if centre else '_rms'}"
     return Kernel(
         f"{name}{'' if plain else '_runs'}",
         f"const {c}* x, const {C_TYPES[kinds[0]]}* scale, const {C_TYPES[kinds[1]]}* bias, {c}* y, {a}* mean, "
@@ -82,10 +67,10 @@ def forward(dtype: str, kinds: tuple[str, str], *, centre: bool, warp: bool, pla
 @functools.cache
 def gradient(dtype: str, scale: str, *, centre: bool, warp: bool) -> Kernel:
     """inverse · (dy · scale - mean of that - x̂ · mean of (dy · scale · x̂))."""
-    reduce = "warp_reduce" if warp else "block_reduce"
+    reduce = f"{kind(warp)}_reduce"
     m = "mean[row]" if centre else "0"
     body = (
-        _head(dtype, warp=warp)
+        head(dtype, _BASE, warp=warp)
         + f"""    const A m = {m}, k = inverse[row];
     A s = 0, q = 0;
     for (int j = first; j < n; j += by) {{
@@ -104,17 +89,13 @@ def gradient(dtype: str, scale: str, *, centre: bool, warp: bool) -> Kernel:
 """
     )
     c, a = C_TYPES[dtype], COMPUTE[dtype]
-    name = f"norm_gradient_{dtype}_{scale}_{'warp' if warp else 'block'}{'' if centre else '_rms'}"
+    name = f"norm_gradient_{dtype}_{scale}_{kind(warp)}{'' if centre else '_rms'}"
     return Kernel(
         name,
         f"const {c}* x, const {C_TYPES[scale]}* scale, const {a}* mean, const {a}* inverse, const {c}* dy, {c}* dx, "
         "long long rows, int n, int groups, int size, int run",
         body,
     )
-
-
-def _launch(k: Kernel, rows: int, warp: bool, args: Sequence[Any]) -> Call:
-    return k.blocks(-(-rows // 8) if warp else rows, args=args)
 
 
 @family("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization")
@@ -135,11 +116,11 @@ class Normalizations(Family):
         if not a * g:
             return []
         mean, inverse = (outs[1], outs[2]) if rule.centred else (None, outs[1])
-        warp = s * p <= _WARP
+        warp = by_warp(s * p)
         kinds = (scale.dtype, scale.dtype if bias is None else bias.dtype)
         k = forward(x.dtype, kinds, centre=rule.centred, warp=warp, plain=p == 1)
         args = (x, scale, bias, outs[0], mean, inverse, rule.epsilon, a * g, s * p, g, s, max(p, 1))
-        return [_launch(k, a * g, warp, args)]
+        return [over_rows(k, a * g, args, warp=warp)]
 
 
 def _view(op: Operator) -> Any:
@@ -188,7 +169,8 @@ class NormalizationGradients(Family):
         args = (scratch[0], None, dscale, dbias, None, form.c, form.chunks)
         calls.append(total.blocks(form.c, args=args, block=(128,)))
         if x.size:
-            warp = s * p <= _WARP
+            warp = by_warp(s * p)
             last = gradient(x.dtype, scale.dtype, centre=mean is not None, warp=warp)
-            calls.append(_launch(last, a * g, warp, (x, scale, mean, inverse, dy, dx, a * g, s * p, g, s, max(p, 1))))
+            given = (x, scale, mean, inverse, dy, dx, a * g, s * p, g, s, max(p, 1))
+            calls.append(over_rows(last, a * g, given, warp=warp))
         return calls

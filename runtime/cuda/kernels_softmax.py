@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from ...ops.common import normal_axis
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from .kernel import C_TYPES, Buffer, Call, Kernel
+from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
     from ...ir import Operator
-
-#: rows up to this length are a warp's
-_WARP = 1024
 
 # element j of a row is at base + j · step; `first`, `by`: the row's threads; R: their reduction
 _BODIES = {
@@ -59,19 +57,9 @@ def kernel(name: str, dtype: str, *, warp: bool) -> Kernel:
     """The kernel over `rows` rows of `n` elements, `step` apart; neighbouring rows are neighbours within a step."""
     c = C_TYPES[dtype]
     dy = f"const {c}* dy, " if name.endswith("Grad") else ""
-    reduce, row, first, by = (
-        ("warp_reduce", "(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
-        if warp
-        else ("block_reduce", "blockIdx.x", "threadIdx.x", "blockDim.x")
-    )
-    body = f"""    typedef {c} T;
-    typedef {COMPUTE[dtype]} A;
-    long long row = {row};
-    if (row >= rows) return;
-    long long base = row / step * step * n + row % step;
-    int first = {first}, by = {by};
-""" + _BODIES[name].replace("R(", f"{reduce}(")
-    return Kernel(f"{name}_{dtype}_{'warp' if warp else 'block'}",
+    body = head(dtype, "base = row / step * step * n + row % step", warp=warp)
+    body += _BODIES[name].replace("R(", f"{kind(warp)}_reduce(")
+    return Kernel(f"{name}_{dtype}_{kind(warp)}",
                   f"const {c}* x, {dy}{c}* out, long long rows, int n, long long step", body)  # fmt: skip
 
 
@@ -93,7 +81,7 @@ class SoftmaxRows(Family):
         rows = out.size // max(n, 1)
         if not out.size:
             return []
-        warp = n <= _WARP
+        warp = by_warp(n)
         given = [b for b in ins if b is not None]
         k = kernel(op.op.name, out.dtype, warp=warp)
-        return [k.blocks(-(-rows // 8) if warp else rows, args=(*given, out, rows, n, step))]
+        return [over_rows(k, rows, (*given, out, rows, n, step), warp=warp)]
