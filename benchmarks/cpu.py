@@ -29,15 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import cpu_ours
-import numpy as np
-import onnx
 from cpu_networks import BEST, NETWORKS, QUICK, RECOMPUTED, WITHOUT_ONEDNN, Network
 from cpu_pool import Failed, Pool, Worker, available_memory
 from memory_pytorch import torch_environment
-from onnx import numpy_helper
-from zoo_steps import MIB, headline, machine, row_text
-
-from recompute import models
+from zoo_steps import MIB, headline, machine, row_text, write_data
 
 FOLDER = Path(__file__).resolve().parent
 #: relative difference of the losses of step 1 that different orders of summation may make
@@ -108,7 +103,7 @@ class Session:
 
     def __init__(self, net: Network, args: argparse.Namespace, folder: Path, python: str) -> None:
         self.net, self.args, self.folder, self.python = net, args, folder, python
-        self.feed = write_data(net, folder, with_model=args.ort is not None)
+        _, self.feed = write_data(net.zoo, net.batch, SEED, folder, with_model=args.ort is not None, **net.options)
         self.rows: dict[str, Row] = {}
 
     def workers(self) -> dict[str, Worker]:
@@ -202,23 +197,6 @@ def torch_variants(net: Network, args: argparse.Namespace) -> dict[str, tuple[tu
         found["compile"] = ((*best, "compile"), MALLOC)
     found["checkpoint"] = (("checkpoint",), {})
     return found
-
-
-def write_data(net: Network, folder: Path, *, with_model: bool) -> list[str]:
-    """Weights and a batch for PyTorch's side as data.npz (and the network as model.onnx); the feed's order."""
-    model = models.build(net.zoo, batch=net.batch, seed=SEED, **net.options)
-    if with_model:
-        onnx.save(model, str(folder / "model.onnx"))
-    entry = models.info(net.zoo, **net.options)
-    assert entry.label is not None
-    specs = [*entry.inputs, entry.label]
-    draw = np.random.default_rng(SEED)
-    arrays = {f"feed/{s.name}": s.sample(draw, batch=net.batch) for s in specs}
-    for t in model.graph.initializer:
-        if t.data_type == onnx.TensorProto.FLOAT and not t.name.endswith((".running_mean", ".running_var")):
-            arrays[f"weights/{t.name}"] = numpy_helper.to_array(t)
-    np.savez(folder / "data.npz", **arrays)
-    return [s.name for s in specs]
 
 
 # -- what comes out ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 import recompute as rc
 from recompute import losses, models
@@ -40,6 +42,29 @@ def zoo_batch(step: CompiledStep, name: str, **options: Any) -> dict[str, np.nda
     entry = models.info(name, **options)
     specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
     return synthetic_batch(step.program, 0, specs)
+
+
+def write_data(
+    name: str, batch: int, seed: int, folder: Path, *, with_model: bool = False, **options: Any
+) -> tuple[Path, list[str]]:
+    """A network's weights and a batch as FOLDER/data.npz for PyTorch's side, and the inputs' names in order.
+
+    Arrays are `weights/NAME` (those that are trained) and `feed/NAME`; `with_model`: the network too, as model.onnx.
+    """
+    model = models.build(name, batch=batch, seed=seed, **options)
+    if with_model:
+        onnx.save(model, str(folder / "model.onnx"))
+    entry = models.info(name, **options)
+    assert entry.label is not None
+    specs = [*entry.inputs, entry.label]
+    draw = np.random.default_rng(seed)
+    arrays = {f"feed/{s.name}": s.sample(draw, batch=batch) for s in specs}
+    for t in model.graph.initializer:
+        if t.data_type == onnx.TensorProto.FLOAT and not t.name.endswith((".running_mean", ".running_var")):
+            arrays[f"weights/{t.name}"] = numpy_helper.to_array(t)
+    path, order = folder / "data.npz", [s.name for s in specs]
+    np.savez(path, order=np.array(order), **arrays)
+    return path, order
 
 
 def machine() -> dict[str, Any]:

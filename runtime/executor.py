@@ -308,11 +308,10 @@ class Executor:
             raise UsageError(f"input{'s' * (len(missing) > 1)} not fed: {_list({n: inputs[n] for n in missing})}")
         for name, v in inputs.items():
             array = feed[name]
-            if not hasattr(array, "__cuda_array_interface__"):
-                try:
-                    array = np.asarray(array)
-                except ValueError as e:  # nested lists of unequal lengths
-                    raise UsageError(f"input '{name}' is no array: {e}") from None
+            try:
+                array = np.asarray(array)
+            except (TypeError, ValueError) as e:  # another library's array on a device; lists of unequal lengths
+                raise UsageError(f"input '{name}' is no array: {e}") from None
             if tuple(array.shape) != v.shape:
                 raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program wants {list(v.shape)}")
             if array.dtype != v.type.numpy:

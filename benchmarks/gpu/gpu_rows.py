@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 SEED, RATE = 0, 1e-5
 
 
@@ -70,23 +68,10 @@ BATCHES: tuple[Batch, ...] = (
 
 
 def data_of(row: Row, folder: Path) -> Path:
-    """Weights and one batch as data.npz: `weights/NAME`, `feed/NAME`, and the feed's order as `order`."""
-    from onnx import TensorProto, numpy_helper
+    """Weights and one batch (see `zoo_steps.write_data`)."""
+    from zoo_steps import write_data  # not in PyTorch's process
 
-    from recompute import models
-
-    model = models.build(row.network, batch=row.batch, seed=SEED, **row.options)
-    entry = models.info(row.network, **row.options)
-    assert entry.label is not None
-    specs = [*entry.inputs, entry.label]
-    draw = np.random.default_rng(SEED)
-    arrays = {f"feed/{s.name}": s.sample(draw, batch=row.batch) for s in specs}
-    for t in model.graph.initializer:
-        if t.data_type == TensorProto.FLOAT and not t.name.endswith((".running_mean", ".running_var")):
-            arrays[f"weights/{t.name}"] = numpy_helper.to_array(t)
-    path = folder / "data.npz"
-    np.savez(path, order=np.array([s.name for s in specs]), **arrays)
-    return path
+    return write_data(row.network, row.batch, SEED, folder, **row.options)[0]
 
 
 def overlay(root: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from ...errors import JobError, MissingExtraError, OutOfMemoryError, UsageError
 from . import cublas, nvrtc
 from .cublas import WORKSPACE, Cublas
 from .emulator import on_host
-from .kernel import STATUS, Await, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, Transfer
+from .kernel import STATUS, Await, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, Transfer, quietly
 
 #: pinned memory that stays for the next arrays of their sizes, at most
 _STAGED = 4 << 30
@@ -184,9 +184,7 @@ class CupyDevice:
 
     # -- kernels --------------------------------------------------------------------------------------------------
 
-    def compile(
-        self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = lambda done, count: None
-    ) -> None:
+    def compile(self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = quietly) -> None:
         """Compiles what was not compiled before, several at a time; a cache on disk knows the rest."""
         missing = list({k.digest: k for k in kernels if k.digest not in self._functions}.values())
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:

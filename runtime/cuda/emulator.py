@@ -23,7 +23,22 @@ import numpy as np
 from ...errors import JobError, MissingExtraError, OutOfMemoryError
 from ...files import cache_folder
 from ...types import TensorType
-from .kernel import STATUS, Await, Buffer, Call, Copy, Fill, Kernel, Launch, Library, OnHost, Product, Transfer, prelude
+from .kernel import (
+    STATUS,
+    Await,
+    Buffer,
+    Call,
+    Copy,
+    Fill,
+    Kernel,
+    Launch,
+    Library,
+    OnHost,
+    Product,
+    Transfer,
+    prelude,
+    quietly,
+)
 
 _FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w",
           "-U_FORTIFY_SOURCE")  # fmt: skip
@@ -80,9 +95,7 @@ class EmulatedDevice:
 
     # -- kernels --------------------------------------------------------------------------------------------------
 
-    def compile(
-        self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = lambda done, count: None
-    ) -> None:
+    def compile(self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = quietly) -> None:
         """Compiles what was not compiled before."""
         missing = list({k.digest: k for k in kernels if _known(k.digest) is None}.values())
         for i in range(0, len(missing), _TOGETHER):

@@ -89,19 +89,23 @@ class Cuda:
 
     name = "cuda"
 
+    def find(self, op: Operator) -> Family | None:
+        """Who runs an operator."""
+        return family_of(op)
+
     def accepts(self, op: Operator) -> bool:
         """Whether a family does."""
-        return family_of(op) is not None
+        return self.find(op) is not None
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """As the family says."""
-        found = family_of(op)
+        found = self.find(op)
         assert found is not None
         return found.scratch(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The family's calls."""
-        found = family_of(op)
+        found = self.find(op)
         assert found is not None
         return found.bind(op, (*ins, *(None,) * 8), (*outs, *(None,) * 8), scratch)
 

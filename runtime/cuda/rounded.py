@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...kernels import register
-from ...types import TensorType
 from ..cpu.convolved import convolved
 from .convolution_columns import ColumnsPlan, ColumnsWeighPlan
 from .convolution_products import PointwisePlan
-from .families import Buffers, Family
+from .families import Buffers, Cuda, Family
 from .kernel import Buffer, Call, Product
 from .kernels_convolution import Convolutions, plan
 from .kernels_recurrent import Backward, Forward
@@ -43,26 +42,18 @@ def _family(op: Operator) -> Family | None:
     return _CONVOLUTIONS if by_cublas else None
 
 
-class Rounded:
+class Rounded(Cuda):
     """The provider; see the module's text."""
 
     name = "cuda_tf32"
 
-    def accepts(self, op: Operator) -> bool:
-        """Whether cuBLAS multiplies, in float32."""
-        return _family(op) is not None
-
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """As the family says."""
-        found = _family(op)
-        assert found is not None
-        return found.scratch(op)
+    def find(self, op: Operator) -> Family | None:
+        """Who runs it, where cuBLAS multiplies, in float32."""
+        return _family(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """The family's calls, their products in TF32."""
-        found = _family(op)
-        assert found is not None
-        calls = found.bind(op, (*ins, *(None,) * 8), (*outs, *(None,) * 8), scratch)
+        calls = super().bind(op, ins, outs, scratch)
         return [dataclasses.replace(c, tf32=True) if isinstance(c, Product) else c for c in calls]
 
 

@@ -26,7 +26,7 @@ from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
 from ..binding import already_there, contents
-from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Transfer
+from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
 from .postpone import postponed
 
 
@@ -65,7 +65,7 @@ class CudaSession:
         block: Block,
         data: Mapping[str, np.ndarray],
         device: Any,
-        progress: Callable[[int, int], None] = lambda done, count: None,
+        progress: Callable[[int, int], None] = quietly,
     ) -> None:
         self.block, self.device = block, device
         self.report = memory_report(block)
