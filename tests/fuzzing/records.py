@@ -171,7 +171,7 @@ def _change_member(r: random.Random, members: dict[str, bytes], name: str) -> No
         odd = [float("nan"), float("inf"), 1e30, -1e30] if a.dtype.kind == "f" else [-1, 2**31 - 1, -(2**31), 1000]
         b = a.copy()
         if b.size:
-            b.reshape(-1)[r.randrange(b.size)] = r.choice(odd)
+            b.reshape(-1)[r.randrange(b.size)] = np.array(r.choice(odd)).astype(b.dtype)
         members[name] = npy(b)
     elif how == 5:
         members[name] = npy(np.asfortranarray(a))
