@@ -35,7 +35,7 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
         elif "mask" in v.name.lower():
             batch[v.name] = np.ones(v.shape, v.type.numpy)
         else:
-            batch[v.name] = g.integers(0, _limit(program.logical, v), v.shape).astype(v.type.numpy)
+            batch[v.name] = g.integers(0, max(1, _limit(program.logical, v)), v.shape).astype(v.type.numpy)
     return batch
 
 

@@ -18,6 +18,8 @@ UNCLEAR = re.compile(
     r"\b(KeyError|IndexError|AttributeError|TypeError|ValueError|AssertionError|OverflowError|ZeroDivisionError"
     r"|UnboundLocalError|RecursionError|StopIteration|NotImplementedError|object has no attribute|NoneType)\b"
 )
+#: where an error's name stands behind the node or operator that it is about
+NAMED = re.compile(r"^\w+Error in\s|its inputs or attributes do not fit \([^\n]*\)")
 
 
 @functools.cache
@@ -58,5 +60,5 @@ def outcome(kind: str, path: Path, number: int, name: str) -> str:
         message = str(e)
         if not message:
             return "unclear: an error without a text"
-        found = UNCLEAR.search(re.sub(r"^\w+Error in\s", "", message))  # an operator's numerics, with the operator
+        found = UNCLEAR.search(NAMED.sub("", message))
         return f"unclear: {' '.join(message.split())}" if found else "refused"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from contrib_cases import cases
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -267,9 +268,63 @@ def change_order(r: random.Random, model: ModelProto, node: NodeProto) -> None:
         f.name = r.choice(["Inner", "Outer", "", "Relu"])
 
 
+def change_size(r: random.Random, model: ModelProto, node: NodeProto) -> None:
+    """A size in all weights, inputs and lists at once, so that they still fit each other: 0 more often than others."""
+    every = graphs(model)
+    sizes = [d for g in every for t in g.initializer for d in t.dims]
+    sizes += [d.dim_value for g in every for v in g.input for d in v.type.tensor_type.shape.dim if d.dim_value]
+    if not sizes:
+        return
+    old, new = r.choice(sizes), r.choice([0, 0, 0, 1, 2, 5, 17])
+    for g in every:
+        for v in (*g.input, *g.output, *g.value_info):
+            for d in v.type.tensor_type.shape.dim:
+                if d.dim_value == old:
+                    d.dim_value = new
+        for t in g.initializer:
+            if old in t.dims:
+                _resize(t, [new if d == old else d for d in t.dims])
+
+
+def _resize(t: TensorProto, shape: list[int]) -> None:
+    try:
+        array = onnx.numpy_helper.to_array(t)
+        t.CopyFrom(onnx.numpy_helper.from_array(np.resize(array, shape), t.name))
+    except Exception:  # damaged before
+        return
+
+
+def change_dtype(r: random.Random, model: ModelProto, node: NodeProto) -> None:
+    """An element type in all weights, inputs and casts at once."""
+    every = graphs(model)
+    known = [t.data_type for g in every for t in g.initializer]
+    known += [v.type.tensor_type.elem_type for g in every for v in g.input]
+    if not known:
+        return
+    old, new = r.choice(known), r.choice([1, 10, 11, 16, 2, 3, 4, 5, 6, 7, 9, 12, 13])
+    for g in every:
+        for v in (*g.input, *g.output, *g.value_info):
+            if v.type.tensor_type.elem_type == old:
+                v.type.tensor_type.elem_type = new
+        for t in g.initializer:
+            if t.data_type == old:
+                _retype(t, new)
+        for a in (a for n in g.node for a in n.attribute if a.name in ("to", "dtype") and a.i == old):
+            a.i = new
+
+
+def _retype(t: TensorProto, new: int) -> None:
+    try:
+        with np.errstate(all="ignore"):
+            array = onnx.numpy_helper.to_array(t).astype(helper.tensor_dtype_to_np_dtype(new))
+        t.CopyFrom(onnx.numpy_helper.from_array(array, t.name))
+    except Exception:
+        return
+
+
 CHANGES: list[Callable[[random.Random, ModelProto, NodeProto], None]] = [
     change_attribute, change_attribute, change_attribute, add_attribute, change_weight, change_weight, change_input,
-    change_wires, change_operator, change_order, change_name,
+    change_wires, change_operator, change_order, change_name, change_size, change_size, change_dtype, change_dtype,
 ]  # fmt: skip
 
 
