@@ -70,7 +70,7 @@ def change_size_everywhere(r: random.Random, lines: list[str], i: int) -> None:
     sizes = [d for line in lines for m in _TYPE.finditer(line) for d in m[3].split(",") if d]
     if not sizes:
         return
-    old, new = r.choice(sizes), str(r.choice([0, 0, 1, 2, 3, 17, 1000, *NUMBERS]))
+    old, new = r.choice(sizes), "0" if r.random() < 0.35 else str(r.choice([1, 2, 3, 17, 1000, *NUMBERS]))
     pattern = re.compile(rf"(?<=[\[,]){old}(?=[\],])")
     lines[:] = [pattern.sub(new, line) for line in lines]
 

@@ -152,7 +152,8 @@ def samples(everything: bool) -> Iterator[tuple[str, rc.Block]]:
 def _texts(everything: bool) -> list[tuple[str, bytes]]:
     found = [(name, rc.show(step.program.block).encode()) for name, step in steps().items()] * 3
     found += [(f"{n} unplanned", rc.show(s.program.logical).encode()) for n, s in steps().items() if "numpy" in n]
-    return found + [(name, rc.show(block).encode()) for name, block in samples(everything)]
+    single = [(name, rc.show(block).encode()) for name, block in samples(everything)]
+    return found + single + [s for s in single if "native" in s[0]] * 2
 
 
 def _exported(everything: bool) -> list[tuple[str, bytes]]:
