@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
     for v in _stored(program):
         if v.name in arrays:
             _put(program, v, arrays[v.name])
+    _mended(program, arrays)
 
 
 def save_state(program: Program, path: str | PathLike[str]) -> None:
@@ -107,6 +108,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     for v in _stored(program):
         if v.name in arrays:
             _put(program, v, arrays.pop(v.name))
+    _mended(program, found)
 
 
 def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[str, np.ndarray]:
@@ -121,6 +123,12 @@ def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[st
         offset = 8 + length + header[v.name]["data_offsets"][0]
         found[v.name] = np.fromfile(path, v.type.numpy, v.size, offset=offset).reshape(v.shape)
     return found
+
+
+def _mended(program: Program, loaded: Iterable[str]) -> None:
+    """A whole state makes a program usable that a failed step has left half updated."""
+    if {v.name for v in _stored(program)} <= set(loaded):
+        program.broken = ""
 
 
 def _stored(program: Program) -> tuple[Value, ...]:
