@@ -73,5 +73,5 @@ def test_element_types_that_there_are_not(op: str, options: dict[str, int]) -> N
     given = [helper.make_tensor_value_info("x", kind, [3]), helper.make_tensor_value_info("s", TensorProto.FLOAT, [])]
     made = onnx.ValueInfoProto(name="y")
     graph = helper.make_graph([node], "g", given[: len(inputs)], [made])
-    with pytest.raises(rc.ModelError, match="element type|is not supported"):
+    with pytest.raises(rc.ModelError, match="supported"):
         rc.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]))

@@ -235,7 +235,7 @@ def _follow(r: random.Random, model: onnx.ModelProto, text: str) -> None:
         return
     held = {t.name: t for t in model.graph.initializer}
     for v in (*block.parameters, *block.buffers, *block.state):
-        if v.nbytes > 1 << 20:
+        if v.nbytes > 1 << 20 or max(v.shape, default=0) > 1 << 20:
             return
         t = held.get(v.name)
         if t is None or (tuple(t.dims), t.data_type) != (v.shape, dtype_to_onnx(v.dtype)):

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,11 @@ def steps() -> dict[str, Any]:
     return found
 
 
-def samples(everything: bool) -> Iterator[tuple[str, rc.Block]]:
-    """Operators' samples as planned programs: for NumPy, and in single precision for kernels where there are some."""
+def samples(everything: bool, stored: bool = False) -> Iterator[tuple[str, rc.Block]]:
+    """Operators' samples as planned programs: for NumPy, and in single precision for kernels where there are some.
+
+    `stored`: with buffers, which a file holds, in place of inputs.
+    """
     from recompute.passes import plan_memory
     from recompute.runtime.lowering import lowering
     from recompute.testing import all_ops, case_block, cases
@@ -141,6 +145,8 @@ def samples(everything: bool) -> Iterator[tuple[str, rc.Block]]:
             if not everything and number % _SPARSE:
                 continue
             block, _ = case_block(case)
+            if stored:
+                block = replace(block, inputs=(), buffers=(*block.buffers, *block.inputs))
             yield f"{cls.__name__} {i}", plan_memory(block, schedule=False, lowering=own)
             with contextlib.suppress(rc.VerifyError):  # not every operator takes another element type
                 single = rc.verify(rc.parse(rc.show(block).replace("f64", "f32")))
@@ -162,12 +168,10 @@ def _exported(everything: bool) -> list[tuple[str, bytes]]:
         if "offloaded" not in name:
             found += [(name, rc.export_step(step.program).SerializeToString())] * 4
     draw = np.random.default_rng(4)
-    for name, block in samples(everything):  # with its inputs as contents of the file
-        kept = rc.parse(rc.show(block).replace("  input ", "  buffer "))
-        kept = kept.with_operators(kept.operators, addresses={})
-        data = {v.name: contents(draw, v.type) for v in (*kept.buffers, *kept.state)}
-        if all(v.dtype in onnx_types() for v in kept.values().values()):
-            found.append((name, _bare_step(name, kept, data)))
+    for name, block in samples(everything, stored=True):
+        data = {v.name: contents(draw, v.type) for v in (*block.buffers, *block.state)}
+        if all(v.dtype in onnx_types() for v in block.values().values()):
+            found.append((name, _bare_step(name, block, data)))
     return found
 
 
@@ -180,7 +184,9 @@ def onnx_types() -> frozenset[str]:
 def _bare_step(name: str, block: rc.Block, data: dict[str, np.ndarray]) -> bytes:
     """A compiled step's file without the graph that other runtimes would run."""
     tensors = [onnx.numpy_helper.from_array(a, n) for n, a in data.items()]
-    model = helper.make_model(helper.make_graph([], name, [], [], tensors))
+    names = [t.name for t in tensors]
+    graph = helper.make_graph([helper.make_node("Identity", names[:1], ["_"])], name, [], [], tensors)
+    model = helper.make_model(graph)
     model.metadata_props.add(key="recompute.program", value=rc.show(block))
     model.metadata_props.add(key="recompute.gradients", value="[]")
     return model.SerializeToString()
