@@ -236,7 +236,10 @@ def save(part: Part, number: int, found: str, args: argparse.Namespace) -> None:
     """Keeps a file with what was found."""
     from fuzzing.files import SUFFIX, damaged
 
-    _, data = damaged(part.kind, part.fuzzer, args.seed, number, not args.small)
+    try:
+        _, data = damaged(part.kind, part.fuzzer, args.seed, number, not args.small)
+    except Exception as e:  # a fault of the fuzzer
+        data = str(e).encode()
     stem = f"{part.kind}_{part.fuzzer}_{args.seed}_{number}"
     args.save.mkdir(parents=True, exist_ok=True)
     (args.save / (stem + SUFFIX[part.kind])).write_bytes(data)

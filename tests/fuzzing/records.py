@@ -247,7 +247,7 @@ def _follow(r: random.Random, model: onnx.ModelProto, text: str) -> None:
     inputs = {i.name for i in model.graph.input}
     for v in block.inputs:
         if v.name not in inputs:
-            model.graph.input.append(onnx.helper.make_tensor_value_info(v.name, 1, v.shape))
+            model.graph.input.append(onnx.helper.make_tensor_value_info(v.name, 1, None))
 
 
 DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
