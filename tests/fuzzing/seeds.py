@@ -209,7 +209,7 @@ def _plans() -> list[tuple[str, bytes]]:
     wanted: list[tuple[str, dict[str, Any]]] = [
         ("chain", {"strategy": "feng-huang"}),
         ("chain", {"strategy": "chen"}),
-        ("chain", {"budget": "96%", "offload": True}),
+        ("chain", {"plan": compiled("chain", checkpoints=["a1", "a3"], offload=True, schedule=False).plan}),
         ("image", {"strategy": "feng-huang"}),
         ("rows", {"strategy": "feng-huang"}),
     ]
