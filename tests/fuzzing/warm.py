@@ -20,5 +20,7 @@ def up() -> None:
         program = made.program.clone()
         for number in (0, 1):
             targets.run(program, targets.feeds(program.block, 0), number)
+    for name in ("chain", "image", "rows"):
+        targets.plain_step(name)
     for number, (_, block) in enumerate(seeds.samples(False)):
         targets.run_block(block, targets.persistent(block, 0), 4 * number)
