@@ -17,7 +17,7 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from .errors import ModelError, RecomputeError, UsageError
-from .files import is_special, replacing
+from .files import afterwards, is_special, replacing, together
 from .ir import Block, Value
 from .onnx_function_builder import fill_tensor, value_info
 from .onnx_model import read_model, tensor_array
@@ -56,11 +56,12 @@ def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterabl
     if sum(map(_nbytes, _all_tensors(model.graph))) > external_above and not is_special(path):
         data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
-        if data is not None:
-            with replacing(data) as temporary, open(temporary, "xb") as file:
-                model = _externalised(model, file, data.name)
-        with replacing(path) as temporary:
-            temporary.write_bytes(model.SerializeToString())
+        with together():
+            if data is not None:
+                with replacing(data) as temporary, open(temporary, "wb") as file:
+                    model = _externalised(model, file, data.name)
+            with replacing(path) as temporary:
+                temporary.write_bytes(model.SerializeToString())
     except BaseException as e:
         if data is not None:
             data.unlink(missing_ok=True)
@@ -69,7 +70,8 @@ def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterabl
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
         raise ModelError(f"cannot write '{path}': {reason}") from None
     if not is_special(path):
-        _remove_stale(path, {data.name if data else "", *(Path(k).name for k in keep)})
+        kept = {data.name if data else "", *(Path(k).name for k in keep)}
+        afterwards(lambda: _remove_stale(path, kept))
 
 
 def _remove_stale(path: Path, keep: set[str]) -> None:

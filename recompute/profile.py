@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .cache import is_own, make_private
 from .cost import CostModel, is_view, this_cpu
 from .errors import JobError, UsageError
 from .files import cache_folder, machine, replacing
@@ -130,8 +131,8 @@ class Profile:
         try:
             with contextlib.suppress(FileNotFoundError, ValueError):  # what is damaged is replaced
                 self._known = {**_read(self.path)[1], **self._known}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as temporary:
+            make_private(self.path.parent)
+            with replacing(self.path, at_once=True) as temporary:
                 rows = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(self._known.items()))
                 head = f'{_MARK} "machine": {json.dumps(machine()[0])}, "seconds": {{'
                 temporary.write_text(f"{head}\n{rows}\n}}}}\n")
@@ -161,9 +162,10 @@ class _NoProfile(ValueError):
 
 
 def default_path() -> Path | None:
-    """The file of this machine in the user's cache folder; None where there is none."""
+    """The file of this machine in the user's cache folder; None where there is none, or others can write to it."""
     folder = cache_folder()
-    return None if folder is None else folder / f"profile-{machine()[1]}.json"
+    path = None if folder is None else folder / f"profile-{machine()[1]}.json"
+    return path if path is not None and is_own(path) else None
 
 
 def _read(path: Path) -> tuple[str, dict[str, tuple[float, float]]]:
