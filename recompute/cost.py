@@ -23,7 +23,7 @@ import numpy as np
 
 from .cache import is_own, make_private
 from .errors import UsageError
-from .files import cache_folder, machine, replacing
+from .files import apart, cache_folder, machine, replacing
 from .ir import Block, Free, Operator, Role
 from .op import Cost
 from .passes.transfers import Link
@@ -215,7 +215,7 @@ def _write_rates(path: Path, flops: float, bandwidth: float) -> None:
     if _read_rates(path) is None and is_own(path):
         with contextlib.suppress(OSError):  # nothing is lost but the next process's 50 ms
             make_private(path.parent)
-            with replacing(path, at_once=True) as temporary:
+            with apart(), replacing(path) as temporary:
                 temporary.write_text(json.dumps({"machine": machine()[0], "flops": flops, "bandwidth": bandwidth}))
 
 

@@ -199,11 +199,11 @@ def discard_unfinished() -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, at_once: bool = False) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A temporary name in the same folder to write to, which takes `path`'s place at the end.
 
     Where the body fails, nothing is left behind and what was at `path` stays as it was.  A device or a pipe gets
-    the whole contents written to it.  Inside of `together` the file takes its place when all do, unless `at_once`.
+    the whole contents written to it.  Inside of `together` the file takes its place when all do.
     OSError as the system raises it, about `path`.
     """
     if path.is_dir():
@@ -212,7 +212,7 @@ def replacing(path: Path, *, at_once: bool = False) -> Iterator[Path]:
     try:
         with one.written():
             yield one.temporary
-        waiting = None if at_once else _waiting.get()
+        waiting = _waiting.get()
         if waiting is None:
             one.take_place()
         else:
@@ -239,6 +239,17 @@ def together() -> Iterator[None]:
         for one in reversed(waiting):
             one.discard()
         raise
+    finally:
+        _waiting.reset(token)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Files that are written inside take their places at once, inside of `together` too: what is read again, or kept
+    for later processes."""
+    token = _waiting.set(None)
+    try:
+        yield
     finally:
         _waiting.reset(token)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from recompute import files
-from recompute.files import afterwards, make_folder, replacing, together, why_no_folder, why_not_writable
+from recompute.files import afterwards, apart, make_folder, replacing, together, why_no_folder, why_not_writable
 
 WRITER = """
 import sys, time
@@ -108,7 +108,7 @@ def test_files_together_are_all_there_or_none(tmp_path: Path) -> None:
                 with together(), replacing(tmp_path / "x" / "y" / name) as temporary:
                     temporary.write_text(name)
             afterwards(lambda: done.append(",".join(names(tmp_path))))
-            with replacing(tmp_path / "cache", at_once=True) as temporary:
+            with apart(), replacing(tmp_path / "cache") as temporary:
                 temporary.write_text("measured")
             assert len(names(tmp_path)) == 5 and not (tmp_path / "x" / "y" / "1").exists()
             if fails:
