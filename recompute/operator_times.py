@@ -171,7 +171,7 @@ def _table(rows: Sequence[Timing], *, single: bool) -> str:
     heads = (f"the {len(rows)} longest", "result", "kernel") if single else ("operator", "kernel", "calls")
     for head in heads:
         justify = "right" if head == "calls" else "left"
-        table.add_column(head, no_wrap=True, max_width=32 if head == "result" else None, justify=justify)  # type: ignore[arg-type]
+        table.add_column(head, no_wrap=True, max_width=32 if head == "result" else None, justify=justify)
     for head in ("time", "share", *(() if single else ("work",)), "GFLOP/s", "GB/s", "roofline"):
         table.add_column(head, justify="right", no_wrap=True)
     for t in rows:

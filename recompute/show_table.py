@@ -121,7 +121,7 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
         ("bytes", "right"),
         ("work since the last", "right"),
     ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, overflow="fold")
     for c in candidates:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
     text = render(table)
