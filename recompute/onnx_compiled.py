@@ -24,6 +24,7 @@ from .onnx_model import read_model, tensor_array
 from .onnx_subgraph import first_output, scope_of
 from .passes import RecomputePlan, Rerun
 from .program import Program
+from .room import need_room
 from .state import contents
 from .text import parse
 from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
@@ -281,6 +282,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
                 graph.input.append(value_info(name, v.type))
     for t in _all_tensors(graph):
         if t.data_location == onnx.TensorProto.EXTERNAL:
+            need_room(2 * _nbytes(t))  # as bytes, and in the tensor
             t.raw_data = tensor_array(t).tobytes()
             t.ClearField("external_data")
             t.ClearField("data_location")

@@ -272,3 +272,32 @@ def test_warnings_are_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         assert main([MLP]) == 0 and main([MLP, "-q"]) == 0
     assert capsys.readouterr().err == "warning: a folder\\x1b is not used\n"
     assert not files._unfinished and cli_ending.Signalled(15).number == 15
+
+
+CRAMPED = """
+import resource
+import numpy as np
+from onnx import TensorProto
+from recompute.onnx_function_builder import fill_tensor
+x = np.zeros(1 << 26, np.float32)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), -1))
+try:
+    fill_tensor(TensorProto(), "x", x)
+except MemoryError:
+    print("said")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_where_there_is_no_room_for_a_tensor_an_error_says_so() -> None:
+    """Protobuf would end the process."""
+    found = subprocess.run([sys.executable, "-c", CRAMPED], capture_output=True, text=True, timeout=100)
+    assert (found.returncode, found.stdout) == (0, "said\n"), found.stderr
+
+
+def test_networks_of_the_zoo_ask_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("recompute.models.common.need_room", asked.append)
+    model = rc.models.build("mlp4", batch=1)
+    assert asked[-1] >= 2 * sum(len(t.raw_data) for t in model.graph.initializer) and len(asked) > 4
