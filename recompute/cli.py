@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from . import cli_ending
-from .cli_arguments import parser
 from .cli_values import compile_options, finite, input_shapes, place, split, zoo_option
 from .errors import JobError, UsageError, nearest
 from .files import replacing, together
@@ -23,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argparse.Namespace(verbose=False)
     with cli_ending.prepared(args):
         try:
+            from .cli_arguments import parser  # takes long: an interruption is seen to already
+
             code = _run(parser().parse_args(argv, args))
             cli_ending.flush()
         except BaseException as e:
