@@ -18,14 +18,13 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import JobError
-from ...files import cache_folder, replacing
 from ...threads import once, set_up_lock
+from . import code_cache
 
 #: changes whenever object code made before must not be loaded any more
 _VERSION = "2"
@@ -224,14 +223,18 @@ class _Toolchain:
         """Names object code by all that it depends on."""
         return hashlib.sha256("\0".join((self.made_by, *parts)).encode()).hexdigest()[:32]
 
-    def load(self, key: str, code: bytes) -> None:
-        """Loads the function in this object code; `addresses` has it from then on."""
+    def has(self, function: str) -> bool:
+        """Whether this process has a function of that name, which object code can call."""
+        return bool(self.llvm.address_of_symbol(function))
+
+    def load(self, key: str, code: bytes) -> int:
+        """The address of the function in this object code."""
         self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         address = self.engine.get_function_address(f"k_{key}")
         if not address:
             raise JobError(f"native code without the function k_{key}")
-        self.addresses[key] = address
+        return address
 
     def object_code(self, module: Any, key: str) -> bytes:
         """Optimised machine code of a module whose `kernel` gets the name that belongs to the key."""
@@ -264,40 +267,12 @@ def loaded(key: str, make: Callable[[], Any]) -> int:
     if key not in tools.addresses:
         with set_up_lock():  # LLVM's engine and numba's compiler are one for all threads
             if key not in tools.addresses:
-                _load(tools, key, make)
+                code = code_cache.kept(key, tools.has)
+                if code is None:
+                    code = tools.object_code(make(), key)
+                    code_cache.keep(key, code)
+                tools.addresses[key] = tools.load(key, code)
     return tools.addresses[key]
-
-
-def _load(tools: _Toolchain, key: str, make: Callable[[], Any]) -> None:
-    folder = cache_folder()
-    path = None if folder is None else folder / "kernels" / f"{key}.o"
-    code = None if path is None else _read(path)
-    if code is None:
-        code = tools.object_code(make(), key)
-        if path is not None:
-            _write(path, code)
-    tools.load(key, code)
-
-
-def _digest(code: bytes) -> bytes:
-    return hashlib.sha256(code).digest()
-
-
-def _read(path: Path) -> bytes | None:
-    """Object code that was kept; None where there is none, or where the file was damaged."""
-    with contextlib.suppress(OSError):
-        held = path.read_bytes()
-        if _digest(held[32:]) == held[:32]:
-            return held[32:]
-    return None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Keeps object code, if it can: without, the next process compiles again, no more."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_bytes(_digest(code) + code)
 
 
 def compile_ir(ir: str) -> int:
