@@ -126,7 +126,7 @@ def test_problem_survives_its_file(tmp_path: Path) -> None:
         ('{"format": "recompute-problem-1", "values": [], "nodes": 3}', "wrong kind"),
         ('{"format": "recompute-problem-1", "values": [], "nodes": [3]}', r"nodes\[0\] is of the wrong kind"),
         ('{"format": "recompute-problem-1", "values": [], "nodes": [{"cost": "x"}]}', "'cost' is of the wrong kind"),
-        ('{"format": "recompute-problem-1", "values": [{"bytes": 9223372036854775808, "name": "v"}], "nodes": []}', r"2\^63 bytes"),
+        ('{"format": "recompute-problem-1", "fixed": 9223372036854775808, "values": [], "nodes": []}', r"2\^63 bytes"),
         ('{"format": "recompute-problem-1", "values": [{"bytes": true}], "nodes": []}', "is not a whole number"),
     ],
 )  # fmt: skip
