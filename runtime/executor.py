@@ -84,7 +84,7 @@ class NativeSteps:
         failed = self.table.run()
         if failed is not None:
             of = [step for step in self.steps for _ in step.calls]
-            native.check(show_operator(of[failed].op))
+            self.table.check(show_operator(of[failed].op))
 
 
 def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...types import TensorType
+from ..trouble import LABEL_OUTSIDE
 from . import native
 from .families import Family, family, floats
-from .jit import inline, kernel
+from .jit import inline, kernel, report
 from .mathematics import exp
 from .native import Call
 from .row_sums import exponentials, largest
@@ -23,8 +24,6 @@ from .row_sums import exponentials, largest
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: what a kernel reports for a label outside of the classes
-LABEL_OUT_OF_RANGE = 1
 _MEAN, _SUM, _NONE = 0, 1, 2
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 
@@ -35,7 +34,7 @@ def _weight(weights, label, ignored, ignore, classes, status):
     if ignore and label == ignored:
         return 0.0
     if label < 0 or label >= classes:
-        status[0] = LABEL_OUT_OF_RANGE
+        report(status, LABEL_OUTSIDE, label, classes)
         return 0.0
     return float(weights[label]) if weights.size else 1.0
 

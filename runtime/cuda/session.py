@@ -25,8 +25,10 @@ from ...ops.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
+from ...types import TensorType
+from .. import trouble
 from ..binding import already_there, contents
-from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
+from .kernel import STATUS, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
 from .postpone import postponed
 
 
@@ -79,6 +81,7 @@ class CudaSession:
         wanted = [op for op in block.operators if not isinstance(op.op, Free) and _does_something(block, op)]
         calls = postponed(((op, self._calls(op)) for op in wanted), self._used)
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
+        calls = self._reporting(calls)
         self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
         self._segments: list[Callable[[], None]] | None = None
         self._ran = False
@@ -169,11 +172,36 @@ class CudaSession:
     def fetch(self, name: str) -> np.ndarray:
         """A copy of a value after a run.  JobError where a kernel met what cannot be computed."""
         found = self.device.download(self.arrays[name])
-        status = int(self.device.download(self.device.status))
-        if status:
-            self.device.upload(self.device.status, np.zeros((), np.int32))
-            raise JobError(TROUBLE.get(status, f"a kernel reports status {status}"))
+        self._check()
         return found
+
+    def _reporting(self, calls: Sequence[tuple[Operator, tuple[Call, ...]]]) -> list[tuple[Operator, tuple[Call, ...]]]:
+        """The calls, with a status of this session for each operator whose kernels report one."""
+        reports = [i for i, (_, cs) in enumerate(calls) if any(isinstance(c, Launch) and c.reports for c in cs)]
+        self._reporters = [calls[i][0] for i in reports]
+        at, memory = self.device.allocate(len(reports) * STATUS.nbytes)
+        self._memory.append(memory)
+        self._status = Buffer(at, TensorType("i64", (len(reports), *STATUS.shape)))
+        self._clear()
+        found = list(calls)
+        for k, i in enumerate(reports):
+            own = self._status.at(k * STATUS.size, STATUS.shape)
+            op, cs = calls[i]
+            found[i] = op, tuple(c.reporting(own) if isinstance(c, Launch) else c for c in cs)
+        return found
+
+    def _clear(self) -> None:
+        if self._reporters:
+            self.device.upload(self._status, np.zeros(self._status.shape, np.int64))
+
+    def _check(self) -> None:
+        """JobError with the first operator that has reported what it cannot compute, since the last one."""
+        if not self._reporters:
+            return
+        for op, status in zip(self._reporters, self.device.download(self._status).tolist(), strict=True):
+            if status[0]:
+                self._clear()
+                raise JobError(f"{trouble.explained(status)}, in\n    {show_operator(op)}")
 
     @property
     def on_host(self) -> list[Operator]:
