@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..ir import Block, Free, Operator, Value
+from ..verify_addresses import ALIGNMENT
 
-#: bytes to which every allocation is aligned: a cache line, and the widest vector register
-ALIGNMENT = 64
 
 
 @dataclass

@@ -17,8 +17,8 @@ from ..kernels import fits, provider
 from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
-from .binding import already_there, contents
-from .cpu import native
+from .binding import already_there, contents, need_addresses
+from .cpu import MODULES, native
 from .lowering import foreign, lowering
 from .places import CPUPlace, EmulatedCUDAPlace, Place
 
@@ -47,9 +47,9 @@ class Arena:
         return self._raw[self._start : self._start + self.nbytes]
 
     def at(self, address: int, value: Value) -> Any:
-        """The buffer of `value` at `address`."""
+        """The buffer of `value` at `address`.  JobError where it is not all in the arena."""
         begin = self._start + address
-        if address + value.nbytes > self.nbytes:
+        if address < 0 or address + value.nbytes > self.nbytes:
             raise JobError(f"'{value.name}' at {address} does not fit the arena of {self.nbytes} bytes")
         return self._raw[begin : begin + value.nbytes].view(value.type.numpy).reshape(value.shape)
 
@@ -113,6 +113,7 @@ class Session:
         progress: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
         self.block = block
+        need_addresses(block)
         self.report = memory_report(block)
         self.arena = Arena(self.report.arena)
         self.host = Arena(self.report.host) if self.report.host else None
@@ -129,7 +130,7 @@ class Session:
         self._segments = segments(self.steps)
 
     def _step(self, op: Operator) -> Step:
-        if op.kernel and not fits(op):  # it would write beyond its buffers
+        if op.kernel and not (op.kernel in MODULES and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
@@ -274,7 +275,8 @@ class Executor:
             self._sessions.pop(program, None)  # its arena goes before the next one comes: one arena a program
             bound = None
             for name, array in program.data.items():
-                if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
+                held = isinstance(array, (np.ndarray, np.generic))  # else `contents` says what is wrong
+                if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
             rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
             block = self._planned(program, wanted, rebuild=rebuild)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..types import TensorType
-from .common import Elementwise
+from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
 TILE = 1 << 15
@@ -34,6 +34,7 @@ class Tiled(Elementwise, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
+        self.need(*inputs, count=arity(type(self)))
         first = inputs[0]
         assert first is not None
         if any(t != first for t in inputs):

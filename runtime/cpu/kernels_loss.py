@@ -143,8 +143,8 @@ class LabelLosses(Family):
         return _REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
 
     def scores(self, op: Operator) -> Any:
-        """The largest operand."""
-        return max((*op.reads(), *op.writes()), key=lambda v: v.size)
+        """The operand with the most axes."""
+        return max((*op.reads(), *op.writes()), key=lambda v: v.ndim)
 
     def form(self, op: Operator) -> tuple[int, int, int]:
         """N, C, D; where the classes come last, N counts all rows and D is 1."""
@@ -159,8 +159,8 @@ class LabelLosses(Family):
         return "Softmax" in op.op.name
 
     def accepts(self, op: Operator) -> bool:
-        """Floats of one type; for cross entropy, where the classes lie together."""
-        return floats(op) and (not self.soft(op) or self.form(op)[2] == 1)
+        """Floats of one type, some of them; for cross entropy, where the classes lie together."""
+        return floats(op) and self.scores(op).size > 0 and (not self.soft(op) or self.form(op)[2] == 1)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Two numbers a label."""

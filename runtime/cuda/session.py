@@ -27,7 +27,8 @@ from ...program import Arrays
 from ...text import show_operator
 from ...types import TensorType
 from .. import trouble
-from ..binding import already_there, contents
+from ..binding import already_there, contents, need_addresses
+from . import MODULES, TF32
 from .kernel import STATUS, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
 from .postpone import postponed
 
@@ -70,6 +71,7 @@ class CudaSession:
         progress: Callable[[int, int], None] = quietly,
     ) -> None:
         self.block, self.device = block, device
+        need_addresses(block)
         self.report = memory_report(block)
         #: host arrays of the persistent values; those that the host has seen since the last run
         self.hosts: dict[str, np.ndarray] = {v.name: contents(v, data) for v in _kept(block)}
@@ -101,7 +103,7 @@ class CudaSession:
         for name, value in self.block.values().items():
             if name in self.block.addresses:
                 at, host = self.block.addresses[name], value.type.host
-                if at + value.nbytes > sizes[host]:
+                if at < 0 or at + value.nbytes > sizes[host]:
                     raise JobError(f"'{name}' does not fit the {'host ' * host}arena of {sizes[host]} bytes")
                 self.arrays[name] = Buffer(starts[host] + at, value.type)
         persistent = list(self.block.persistent())
@@ -146,7 +148,7 @@ class CudaSession:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _calls(self, op: Operator) -> tuple[Call, ...]:
-        if op.kernel and not fits(op):  # it would write beyond its buffers
+        if op.kernel and not (op.kernel in {**MODULES, **TF32} and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
