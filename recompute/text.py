@@ -32,6 +32,8 @@ from .types import TensorType
 
 #: lists in lists that an attribute may have
 _DEEPEST = 8
+#: characters of a line that an error shows
+_SHOWN = 400
 _PLAIN = re.compile(r"[A-Za-z0-9_./\-$@#]+\Z")
 _DECLARATIONS = (("input", "inputs"), ("param", "parameters"), ("buffer", "buffers"), ("state", "state"))
 
@@ -143,7 +145,9 @@ class _Line:
             end = found.end()
 
     def error(self, why: str) -> UsageError:
-        return UsageError(f"line {self.number}: {why}\n    {self.text.strip()}")
+        line = self.text.strip()
+        shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+        return UsageError(f"line {self.number}: {why}\n    {shown}")
 
     def peek(self) -> str:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
@@ -207,8 +211,10 @@ class _Line:
         words = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
         if token in words:
             return words[token]
+        if re.match(r"^[-+]?\d+$", token):
+            return self.integer(token)
         try:
-            return self.integer(token) if re.match(r"^[-+]?\d+$", token) else float(token)
+            return float(token)
         except ValueError:
             raise self.error(f"'{token}' is no attribute value") from None
 

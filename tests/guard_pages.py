@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import faulthandler
 import mmap
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ PAGE = mmap.PAGESIZE
 #: bytes that an operand may take
 ROOM = 512 * PAGE
 #: seconds that one case may take
-PATIENCE = 4
+PATIENCE = 20
 #: what whole numbers in attributes become
 NUMBERS = (-1, 0, 1, 2, 3, 7, -(1 << 31), 1 << 40)
 #: indices that no axis of a sample has
@@ -48,9 +48,10 @@ class Slot:
             if libc.mprotect(guard, PAGE, 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
 
-    def place(self, nbytes: int, at_end: bool) -> int:
-        """The address of an operand that ends at the guard page behind, or begins at the one before."""
-        return self.end - nbytes if at_end else self.begin
+    def place(self, nbytes: int, at_end: bool, align: int = 1) -> int:
+        """The address of an operand that ends at the guard page behind (but for what `align` leaves free), or begins
+        at the one before."""
+        return (self.end - nbytes) // align * align if at_end else self.begin
 
 
 def array_at(address: int, t: TensorType) -> np.ndarray:
@@ -97,8 +98,8 @@ def in_types(case: Case, dtype: str) -> tuple[Op, tuple[np.ndarray | None, ...]]
     return dataclasses.replace(case.op, **dict.fromkeys(names, dtype)), arrays
 
 
-def runs_of(op: Op, arrays: Sequence[np.ndarray | None], want: int | None, mutate: bool = True) -> Iterator[Run]:
-    """A sample as it is, with outputs in the places of inputs, and mutated."""
+def runs_of(op: Op, arrays: Sequence[np.ndarray | None], want: int | None, kinds: Sequence[Any]) -> Iterator[Run]:
+    """A sample as it is, with outputs in the places of inputs, and mutated in these ways."""
     given = tuple(arrays)
     found = applied(op, given, want)
     if found is None:
@@ -109,14 +110,11 @@ def runs_of(op: Op, arrays: Sequence[np.ndarray | None], want: int | None, mutat
             x = found.inputs[j] if j < len(found.inputs) else None
             if x is not None and v is not None and x.type == v.type:
                 yield Run(found, given, f"output {i} in place of input {j}", ((i, j),))
-    if mutate:
-        yield from _out_of_range(op, given, want)
-        yield from _absent(op, given, want)
-        yield from _empty(op, given, want)
-        yield from _attributes(op, given, want)
+    for mutated in kinds:
+        yield from mutated(op, given, want)
 
 
-def _out_of_range(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
+def out_of_range(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
     """Integers that no axis has; floats that are no place."""
     for i, a in enumerate(arrays):
         if a is None or not a.size or a.dtype == np.bool_:
@@ -135,7 +133,7 @@ def _out_of_range(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | Non
             yield Run(op_, (*arrays[:i], wild, *arrays[i + 1 :]), f"input {i} out of range")
 
 
-def _absent(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
+def absent(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
     """Each input left out, where the type rule allows it; fewer outputs."""
     for i, a in enumerate(arrays):
         if a is None or i in op.updates:
@@ -153,7 +151,7 @@ def _absent(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> 
                 yield Run(found, arrays, f"{count} outputs")
 
 
-def _empty(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
+def empty(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
     """Each size that a dimension has becomes 0: everywhere, and in one operand only."""
     present = [i for i, a in enumerate(arrays) if a is not None]
     sizes = sorted({d for i in present for d in arrays[i].shape if d})  # type: ignore[union-attr]
@@ -169,7 +167,7 @@ def _empty(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> I
                     yield Run(found, cut, f"size {size} of {which} as 0")
 
 
-def _attributes(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
+def attributes(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
     """Each whole number of an attribute becomes others."""
     for f in dataclasses.fields(op):
         old = getattr(op, f.name)
@@ -189,12 +187,25 @@ def _attributes(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None)
                 yield Run(found, arrays, f"{f.name}={new}")
 
 
+def same_memory(op: Op, arrays: tuple[np.ndarray | None, ...], want: int | None) -> Iterator[Run]:
+    """The first two inputs of one type are one buffer."""
+    for j, b in enumerate(arrays):
+        for i, a in enumerate(arrays[:j]):
+            if a is None or b is None or i in op.updates or j in op.updates or TensorType.of(a) != TensorType.of(b):
+                continue
+            found = applied(op, (*arrays[:j], a, *arrays[j + 1 :]), want)
+            if found is not None:
+                ins = (*found.inputs[:j], found.inputs[i], *found.inputs[j + 1 :])
+                yield Run(dataclasses.replace(found, inputs=ins), (*arrays[:j], a, *arrays[j + 1 :]), f"{i} is {j}")
+            return
+
+
 def _resized(op: Op, size: int) -> Op | None:
     """The operator whose attribute `shape` has 0 in the place of a size."""
     shape = getattr(op, "shape", None)
     if not isinstance(shape, tuple) or size not in shape:
         return None
-    return dataclasses.replace(op, **{"shape": tuple(0 if d == size else d for d in shape)})
+    return dataclasses.replace(op, shape=tuple(0 if d == size else d for d in shape))
 
 
 class Child:
@@ -215,7 +226,7 @@ class Child:
             self.faults += told
             if os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
-                print(name, describe(runs[int(self.at[0]) - 1])[:300], flush=True); self.faults.append(f"{name} in {describe(runs[int(self.at[0]) - 1])}")
+                self.faults.append(f"{name} in {describe(runs[int(self.at[0]) - 1])}")
             elif self.at[0] < len(runs) or os.WEXITSTATUS(status):
                 self.faults.append(f"the child ended with {os.WEXITSTATUS(status)} after {self.at[0]} of {len(runs)}")
                 break
@@ -229,7 +240,7 @@ class Child:
             code = 1
             try:
                 os.close(reader)
-                sys.stderr.flush()
+                faulthandler.disable()  # the parent tells what happened
                 with os.fdopen(writer, "w") as out:
                     self._work(runs, begin, out)
                 code = 0
@@ -267,21 +278,28 @@ def describe(run: Run) -> str:
 class Operands:
     """The buffers of one run, each in a slot of its own."""
 
-    def __init__(self, count: int = 48) -> None:
-        self.slots = [Slot() for _ in range(count)]
+    def __init__(self, count: int = 48, align: int = 1) -> None:
+        self.slots, self.align = [Slot() for _ in range(count)], align
 
     def placed(self, run: Run, scratch: Sequence[TensorType], at_end: bool) -> tuple[list, list, list]:
         """Types and addresses of inputs, outputs and scratch; inputs have their contents, the others rubbish."""
         free = iter(self.slots)
 
         def put(t: TensorType | None) -> tuple[int, TensorType] | None:
-            return None if t is None else (next(free).place(t.nbytes, at_end), t)
+            return None if t is None else (next(free).place(t.nbytes, at_end, self.align), t)
 
         types = [None if v is None else v.type for v in run.op.inputs]
         ins = [put(t) for t in types]
+        for j, v in enumerate(run.op.inputs):
+            if v is not None:
+                ins[j] = ins[run.op.inputs.index(v)]
         shared, updates = dict(run.shared), run.op.op.updates
         outs = [
-            ins[shared[i]] if i in shared else ins[updates[i]] if i < len(updates) else put(None if v is None else v.type)
+            ins[shared[i]]
+            if i in shared
+            else ins[updates[i]]
+            if i < len(updates)
+            else put(None if v is None else v.type)
             for i, v in enumerate(run.op.outputs)
         ]
         spare = [put(t) for t in scratch]

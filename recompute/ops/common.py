@@ -42,8 +42,10 @@ def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
 
 
 @functools.cache
-def arity(cls: type[Op]) -> int:
-    """How many inputs an element-wise operator has: those of its `element`, or of its ufunc."""
+def arity(cls: type[Elementwise]) -> int:
+    """How many inputs an element-wise operator has: `takes`, or those of its ufunc, its `element` or its `expand`."""
+    if cls.takes:
+        return cls.takes
     if (ufunc := getattr(cls, "ufunc", "")) and hasattr(np, ufunc):
         return getattr(np, ufunc).nin
     given = list(inspect.signature(cls.element).parameters.values())[1:]
@@ -58,6 +60,10 @@ class Elementwise(Op, abstract=True):
 
     #: floating-point operations for one output element
     flops_per_element: ClassVar[int] = 1
+    #: how many inputs there are, where neither `ufunc` nor `element` says it
+    takes: ClassVar[int] = 0
+    #: takes floats only, as ONNX has it
+    floats: ClassVar[bool] = False
     autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
@@ -70,6 +76,8 @@ class Elementwise(Op, abstract=True):
         present = [t for t in inputs if t is not None]
         if any(t.dtype != present[0].dtype for t in present):
             raise self.fail("element types differ", *inputs)
+        if self.floats and not present[0].is_float:
+            raise self.fail("takes floats only", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
 
     def out_dtype(self, dtype: str) -> str:

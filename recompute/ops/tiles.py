@@ -31,6 +31,7 @@ class Tiled(Elementwise, abstract=True):
     masks: ClassVar[int] = 0
     #: a tile whose output would overwrite its input is computed beside it first
     inplace = (1, 0, 2)
+    floats = True
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
@@ -39,6 +40,8 @@ class Tiled(Elementwise, abstract=True):
         assert first is not None
         if any(t != first for t in inputs):
             raise self.fail("types differ", *inputs)
+        if self.floats and not first.is_float:
+            raise self.fail("takes floats only", *inputs)
         return (first,)
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
