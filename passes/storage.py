@@ -13,7 +13,6 @@ from ..ir import Block, Free, Operator, Value
 from ..verify_addresses import ALIGNMENT
 
 
-
 @dataclass
 class Storage:
     """One allocation: its bytes, the positions between which it is needed, and its values with their offsets.

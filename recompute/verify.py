@@ -162,7 +162,9 @@ class _Checker:
         if self.block.addresses and not op.kernel:
             wanted = tuple(op.workspace())
             if tuple(v.type for v in op.scratch) != wanted:
-                raise self.fail(f"{op.op.name} needs scratch buffers of other types: {', '.join(map(str, wanted)) or 'none'}")
+                raise self.fail(
+                    f"{op.op.name} needs scratch buffers of other types: {', '.join(map(str, wanted)) or 'none'}"
+                )
         for v in op.scratch:
             self.check_size(v)
 

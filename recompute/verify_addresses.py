@@ -11,7 +11,6 @@ from .ir import Block, Free, Operator, Value
 from .text import show_name
 from .types import MAX_BYTES
 
-
 #: bytes to which every value of the arena is aligned: a cache line, and the widest vector register
 ALIGNMENT = 64
 

@@ -69,7 +69,7 @@ class Step:
         try:
             self.op.op.compute(np, self.ins, self.outs, self.scratch)
         except Exception as e:
-            raise JobError(f"{type(e).__name__} in\n    {show_operator(self.op)}\n{e}") from e
+            raise JobError(f"{e or type(e).__name__}, in\n    {show_operator(self.op)}\n({type(e).__name__})") from e
 
 
 @dataclass(frozen=True)

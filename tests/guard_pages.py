@@ -32,7 +32,7 @@ PATIENCE = 20
 #: what whole numbers in attributes become
 NUMBERS = (-1, 0, 1, 2, 3, 7, -(1 << 31), 1 << 40)
 #: indices that no axis of a sample has
-OUTSIDE = (1 << 62, -(1 << 62), -(1 << 63), (1 << 31) - 1, 10**6, -(10**6), 7, -8)
+OUTSIDE = (0, -1, 1 << 62, -(1 << 62), -(1 << 63), (1 << 31) - 1, 10**6, -(10**6), 7, -8)
 
 
 class Slot:

@@ -210,7 +210,9 @@ class Loop(Op):
             raise self.fail(f"its body takes {self.members[0].result} inputs", *inputs)
         results = {m.result for m in self.members}
         if not self.yields or len({*self.yields}) < len(self.yields) or not results.issuperset(self.yields):
-            raise self.fail(f"it yields {list(self.yields)}: each must be a result of the body, and none twice", *inputs)
+            raise self.fail(
+                f"it yields {list(self.yields)}: each must be a result of the body, and none twice", *inputs
+            )
         return tuple(found[y] for y in self.yields)
 
     def expressions(self, dtypes: Sequence[str | None]) -> list[Expr]:
