@@ -71,7 +71,8 @@ class Step:
         try:
             self.op.op.compute(np, self.ins, self.outs, self.scratch)
         except Exception as e:
-            raise JobError(f"{e or type(e).__name__}, in\n    {show_operator(self.op)}\n({type(e).__name__})") from e
+            kind = "" if isinstance(e, (IndexError, ValueError)) and str(e) else f"{type(e).__name__}: "
+            raise JobError(f"{kind}{e}, in\n    {show_operator(self.op)}") from e
 
 
 @dataclass(frozen=True)
@@ -369,7 +370,7 @@ class Executor:
 
 def _short(e: BaseException) -> str:
     """The first line of an error's text; its name where it has none."""
-    return str(e).partition("\n")[0][:200] or type(e).__name__
+    return str(e).partition("\n")[0][:200].removesuffix(", in") or type(e).__name__
 
 
 def _names(program: Program, fetch_list: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -41,9 +40,18 @@ def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
         raise op.fail("shapes do not broadcast", *types) from None
 
 
-@functools.cache
-def arity(cls: Any) -> int:
+def arity(op: Any) -> int:
     """How many inputs an element-wise operator has: `takes`, or those of its ufunc, its `element` or its `expand`."""
+    cls = type(op)
+    if cls not in _ARITIES:
+        _ARITIES[cls] = _arity(cls)
+    return _ARITIES[cls]
+
+
+_ARITIES: dict[Any, int] = {}
+
+
+def _arity(cls: Any) -> int:
     if cls.takes:
         return cls.takes
     if (ufunc := getattr(cls, "ufunc", "")) and hasattr(np, ufunc):
@@ -68,7 +76,7 @@ class Elementwise(Op, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The broadcast type."""
-        self.need(*inputs, count=arity(type(self)))
+        self.need(*inputs, count=arity(self))
         return self.of_present(*inputs)
 
     def of_present(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:

@@ -290,6 +290,10 @@ class ReverseSequence(Move, onnx=True):
             y[i, :length] = x[i, :length][::-1]
             y[i, length:] = x[i, length:]
 
+    def checks(self, ins, outs):
+        """Lengths within the time axis."""
+        return ((1, ("length", ins[0].shape[self.time_axis])),)
+
     def gradient(self, b, ins, outs, grads):
         """Turned round again."""
         return [b.ReverseSequence(grads[0], ins[1], batch_axis=self.batch_axis, time_axis=self.time_axis), None]
