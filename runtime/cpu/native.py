@@ -24,6 +24,7 @@ import numpy as np
 
 from ...errors import JobError
 from ...threads import once, set_up_lock
+from .. import trouble
 from . import code_cache
 
 #: changes whenever object code made before must not be loaded any more
@@ -34,8 +35,8 @@ _VERSION = "2"
 class Call:
     """One call of a kernel: its address, operands, and how many pieces of work there are.
 
-    Operands: arrays (their address), integers, floats (as doubles).  `parallel`: the work is split over the threads;
-    otherwise one call does all of it, outside of any parallel region.
+    Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
+    threads; otherwise one call does all of it, outside of any parallel region.
     """
 
     address: int
@@ -43,9 +44,18 @@ class Call:
     work: int = 1
     parallel: bool = True
 
-    def words(self) -> np.ndarray:
-        """The operands as the kernel reads them."""
-        return np.array([_word(x) for x in self.operands] or [0], np.int64)
+    def words(self, status: np.ndarray) -> np.ndarray:
+        """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
+        return np.array([_word(status if x is STATUS else x) for x in self.operands] or [0], np.int64)
+
+
+class _Status:
+    """What STATUS is."""
+
+
+#: stands for the address of the status of whoever makes the call (see runtime/trouble.py): an operand of kernels that
+#: may meet what they cannot compute
+STATUS = _Status()
 
 
 def _word(x: Any) -> int:
@@ -57,10 +67,14 @@ def _word(x: Any) -> int:
 
 
 class Table:
-    """Calls in a row, bound once: `run()` makes all of them without Python in between."""
+    """Calls in a row, bound once: `run()` makes all of them without Python in between.
+
+    A table has a status of its own, so that two of them, run in two threads, tell their own errors only.
+    """
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._keep = [(c.operands, c.words()) for c in calls]
+        self.status = np.zeros(trouble.WORDS, np.int64)
+        self._keep = [(c.operands, c.words(self.status)) for c in calls]
         self._rows = np.array(
             [
                 (c.address, words.ctypes.data, c.work, c.parallel and c.work > 1)
@@ -69,7 +83,7 @@ class Table:
             np.int64,
         ).reshape(len(calls), 4)
         self._run = _driver()
-        self._arguments = (self._rows.ctypes.data, len(calls), threads(), STATUS.ctypes.data)
+        self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
 
     def run(self) -> int | None:
         """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
@@ -78,6 +92,11 @@ class Table:
         else:
             failed = self._run(*self._arguments)
         return None if failed < 0 else failed
+
+    def check(self, where: str = "") -> None:
+        """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""
+        if self.status[0]:
+            raise JobError(trouble.explained(self.status.tolist()) + (f", in\n    {where}" if where else ""))
 
 
 #: whether this process is a fork of another, whose OpenMP threads it does not have
@@ -104,12 +123,15 @@ def _worker() -> ThreadPoolExecutor:
 def together(calls: Sequence[Call]) -> Call:
     """One call of several over the same work: a part of it goes through all of them before it meets another thread's.
 
-    Only for calls in which a piece of work reads of the others' results what the same piece has made.
+    Only for calls in which a piece of work reads of the others' results what the same piece has made, and which report
+    no status.
     """
     work = {c.work for c in calls}
     if len(work) != 1:
         raise ValueError(f"calls over different work, {sorted(work)}, do not go together")
-    words = [c.words() for c in calls]
+    if any(x is STATUS for c in calls for x in c.operands):
+        raise ValueError("a call that reports a status does not go together with others")
+    words = [c.words(np.empty(0, np.int64)) for c in calls]
     rows = np.array([(c.address, w.ctypes.data) for c, w in zip(calls, words, strict=True)], np.int64)
     kept = {id(x): x for c in calls for x in c.operands if isinstance(x, np.ndarray)}
     return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop())
@@ -139,17 +161,6 @@ done:
   ret void
 }
 """
-
-
-#: a kernel that fails writes a number other than zero here (see `check`)
-STATUS = np.zeros(1, np.int64)
-
-
-def check(where: str = "") -> None:
-    """JobError where a kernel has failed since the last check.  `where`: the operator that it ran."""
-    if STATUS[0]:
-        status, STATUS[0] = int(STATUS[0]), 0
-        raise JobError(f"a native kernel failed with status {status}" + (f" in\n    {where}" if where else ""))
 
 
 @functools.cache
@@ -331,6 +342,7 @@ done:
 define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
 entry:
   %mode = call i32 @flush()
+  store volatile i64 0, ptr %status
   %t32 = trunc i64 %threads to i32
   %several = icmp sgt i64 %threads, 1
   %threaded = and i1 %several, PARALLEL
