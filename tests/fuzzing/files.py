@@ -15,7 +15,7 @@ FUZZERS = ("bytes", "structure")
 SUFFIX = {"onnx": ".onnx", "text": ".rir", "step": ".onnx", "plan": ".json", "state": ".safetensors", "data": ".npz"}
 #: names of errors that say nothing to a user, in a message that is one of ours
 UNCLEAR = re.compile(
-    r"\b(KeyError|IndexError|AttributeError|TypeError|ValueError|AssertionError|OverflowError|ZeroDivisionError"
+    r"\b(KeyError|UFuncTypeError|IndexError|AttributeError|TypeError|ValueError|AssertionError|OverflowError|ZeroDivisionError"
     r"|UnboundLocalError|RecursionError|StopIteration|NotImplementedError|object has no attribute|NoneType)\b"
 )
 #: where an error's name stands behind the node or operator that it is about
