@@ -1,4 +1,4 @@
-"""Models brought up to date by onnx itself, after what would not end is refused: functions inlined, opsets converted."""
+"""Models brought up to date by onnx itself, once it is known to end: functions inlined, old opsets converted."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from .onnx_schema import check_node, describe, has_operator
 MIN_OPSET = 1
 #: initializers larger than this do not travel through the version converter
 _SMALL_BYTES = 1024
+#: constants given by nodes that are larger than this do not, either
+_LARGE_BYTES = 1 << 16
 #: where operators wait that the version converter does not know
 _PARKED = "onnx_recompute.parked"
 
@@ -31,7 +33,7 @@ def prepare(model: onnx.ModelProto, budget: Budget | None = None) -> onnx.ModelP
         raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are read")
     if not model.functions and opset >= TARGET_OPSET:
         return model
-    light, weights = _without_weights(model)
+    light, weights, constants = _without_weights(model)
     if light.functions:
         check_functions(light, budget or Budget())
         light = _inlined(light)
@@ -40,7 +42,17 @@ def prepare(model: onnx.ModelProto, budget: Budget | None = None) -> onnx.ModelP
         light = _converted(light, opset)
     for t in weights:
         light.graph.initializer.append(t)
-    return light
+    return _with_constants(light, constants) if constants else light
+
+
+def _with_constants(model: onnx.ModelProto, constants: list[onnx.NodeProto]) -> onnx.ModelProto:
+    """The model with Constant nodes in the place of inputs."""
+    names = {n.output[0] for n in constants}
+    nodes, inputs = list(model.graph.node), [i for i in model.graph.input if i.name not in names]
+    del model.graph.node[:], model.graph.input[:]
+    model.graph.node.extend([*constants, *nodes])
+    model.graph.input.extend(inputs)
+    return model
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -180,8 +192,8 @@ def _resize_from_the_corner(node: onnx.NodeProto) -> None:
     node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
 
 
-def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """A copy in which large initializers are graph inputs, and those initializers."""
+def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto], list[onnx.NodeProto]]:
+    """A copy in which large initializers and constants are graph inputs, those initializers, and those constants."""
     light = onnx.ModelProto()
     large = [t for t in model.graph.initializer if t.ByteSize() > _SMALL_BYTES]
     names = {t.name for t in large}
@@ -190,12 +202,24 @@ def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx
     light.functions.extend(model.functions)
     graph = light.graph
     graph.name = model.graph.name or "main"
-    graph.node.extend(model.graph.node)
+    held = [n for n in model.graph.node if n.op_type == "Constant" and _is_large_constant(n)]
+    if held:
+        outputs = {n.output[0] for n in held}
+        graph.node.extend(n for n in model.graph.node if n.op_type != "Constant" or n.output[0] not in outputs)
+    else:
+        graph.node.extend(model.graph.node)
     graph.output.extend(model.graph.output)
     graph.input.extend(model.graph.input)
     graph.initializer.extend(t for t in model.graph.initializer if t.name not in names)
     declared = {i.name for i in model.graph.input}
-    for t in large:
-        if t.name not in declared:
-            graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-    return light, large
+    for name, t in (*((t.name, t) for t in large), *((n.output[0], n.attribute[0].t) for n in held)):
+        if name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
+    return light, large, held
+
+
+def _is_large_constant(node: onnx.NodeProto) -> bool:
+    if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or len(node.attribute) != 1:
+        return False
+    a = node.attribute[0]
+    return a.name == "value" and a.type == onnx.AttributeProto.TENSOR and len(a.t.raw_data) > _LARGE_BYTES

@@ -7,7 +7,7 @@ products, and operators that nothing else here can run.  Everything else stays i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,18 @@ from .onnx_limits import PYTHON
 
 #: shapes, axes and sizes have at most this many numbers
 MAX_SIZES = 256
+#: sequences are written out, tensor by tensor
+MAX_SEQUENCE = 10_000
 
 
 def _rates() -> dict[str, int]:
     """Units of an element of the inputs and outputs, by operator."""
     groups = {
-        2: """Abs Neg Not Add Sub Mul And Or Xor Where Equal Less Greater LessOrEqual GreaterOrEqual Min Max Sum Mean Relu
-            Clip Cast CastLike BitCast Concat Gather Slice Split Squeeze Unsqueeze Reshape Transpose Flatten Expand Tile
-            Pad Trilu EyeLike DepthToSpace SpaceToDepth Range BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitShift Ceil
-            Floor Sign IsNaN IsInf PRelu LeakyRelu ThresholdedRelu ReduceSum ReduceMax ReduceMin ReduceProd ReduceMean
-            ArgMax ArgMin""",
+        2: """Abs Neg Not Add Sub Mul And Or Xor Where Equal Less Greater LessOrEqual GreaterOrEqual Min Max Sum Mean
+            Relu Clip Cast CastLike BitCast Concat Gather Slice Split Squeeze Unsqueeze Reshape Transpose Flatten
+            Expand Tile Pad Trilu EyeLike DepthToSpace SpaceToDepth Range BitwiseAnd BitwiseOr BitwiseXor BitwiseNot
+            BitShift Ceil Floor Sign IsNaN IsInf PRelu LeakyRelu ThresholdedRelu ReduceSum ReduceMax ReduceMin
+            ReduceProd ReduceMean ArgMax ArgMin""",
         5: "CumSum CumProd Compress OneHot NonZero ReverseSequence GatherElements Round Identity CenterCropPad Hardmax",
         20: """Div Mod Pow Sqrt Exp Log Reciprocal Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Sigmoid
             Softplus Softsign Softmax LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare
@@ -45,13 +47,25 @@ _RATES = _rates()
 _ML_RATE = 5 * PYTHON
 #: operators computed here without ONNX's evaluator (see onnx_text)
 TEXT = {"StringConcat", "StringSplit", "RegexFullMatch"}
+_AXES = "Squeeze Unsqueeze CumSum CumProd Trilu ReduceSum ReduceMax ReduceMin ReduceMean ReduceProd ReduceL1 ReduceL2"
+_AXES += " ReduceLogSum ReduceLogSumExp ReduceSumSquare"
 #: (operator, inputs) that hold shapes, axes or sizes
-_SIZE_INPUTS = {
-    **dict.fromkeys(("Reshape", "Expand", "Tile", "Squeeze", "Unsqueeze", "CenterCropPad", "OneHot", "TopK", "CumSum"), (1,)),
-    **dict.fromkeys(("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd"), (1,)),
-    **dict.fromkeys(("ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow"), (0,)),
-    "Pad": (1, 3), "Slice": (1, 2, 3, 4), "Range": (0, 1, 2), "DFT": (1, 2),
-}  # fmt: skip
+_SIZE_INPUTS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(["Reshape", "Expand", "Tile", "CenterCropPad", "OneHot", "TopK", "AffineGrid", "Upsample"], (1,)),
+    **dict.fromkeys(_AXES.split(), (1,)),
+    **dict.fromkeys(["ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow"], (0,)),
+    "Pad": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Range": (0, 1, 2),
+    "DFT": (1, 2),
+    "Resize": (1, 2, 3),
+    "Col2Im": (1, 2),
+    "MaxUnpool": (2,),
+    "Dropout": (1, 2),
+    "Loop": (0, 1),
+    "If": (0,),
+    "STFT": (1, 3),
+}
 
 
 def may_fold(node: onnx.NodeProto) -> bool:
@@ -61,10 +75,19 @@ def may_fold(node: onnx.NodeProto) -> bool:
     return node.op_type in _RATES or node.op_type in TEXT
 
 
-def sizes_fit(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> bool:
-    """Whether the inputs that hold shapes, axes and sizes have no more numbers than any tensor has dimensions."""
-    found = (arrays[i] for i in _SIZE_INPUTS.get(node.op_type, ()) if i < len(arrays))
-    return all(a is None or a.size <= MAX_SIZES for a in found)
+def check_sizes(node: onnx.NodeProto, known: Mapping[str, Any]) -> None:
+    """ModelError where an input that holds a shape, axes or sizes has more numbers than any tensor has dimensions.
+
+    Such an input is written out as a list by whoever reads it; `known`: what is known by name, with its `array`.
+    """
+    places = _SIZE_INPUTS.get(node.op_type)
+    most = MAX_SIZES
+    if node.op_type in ("Split", "SplitToSequence"):
+        places, most = (1,), len(node.output) if node.op_type == "Split" else MAX_SEQUENCE
+    for i in places or ():
+        if i < len(node.input) and (found := known.get(node.input[i])) is not None and found.array.size > most:
+            size = found.array.size
+            raise ModelError(f"its input {i} ('{node.input[i]}') has {size:,} numbers, at most {most:,} make sense")
 
 
 def work_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) -> int:

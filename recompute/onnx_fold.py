@@ -13,7 +13,7 @@ import onnx
 import onnx.shape_inference
 
 from .errors import ModelError
-from .onnx_costs import MAX_SIZES, TEXT, bytes_of, check_trees, may_fold, ml_results, sizes_fit, work_of
+from .onnx_costs import MAX_SIZES, TEXT, bytes_of, check_trees, may_fold, ml_results, work_of
 from .onnx_limits import EVALUATED, Budget
 from .onnx_text import evaluate_text
 from .types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
@@ -122,8 +122,6 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
 
 def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budget: Budget) -> bool:
     """Whether a node is small enough to be computed at load time; its work is charged then."""
-    if not sizes_fit(node, [ins[n].array if n else None for n in node.input]):
-        return False
     results = _results(node, ins, opset)
     if results is None or results > MAX_FOLDED:
         return False
@@ -280,13 +278,17 @@ _BY_CONTENTS: dict[str, Callable[..., int]] = {
     "NonZero": lambda x: x.size * x.ndim,
     "DFT": lambda x, length=None, *_: x.size * (_product(length) if length is not None else 1),
 }
-_BROADCAST = ("Add", "Sub", "Mul", "Equal", "Where")
+_BROADCAST = ("Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Where")
 # the commonest shape arithmetic, without the evaluator's set-up
 _QUICK: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Equal": np.equal,
+    "Less": np.less,
+    "Greater": np.greater,
+    "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal,
     "Where": np.where,
     "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes.reshape(-1).tolist())),
     "Squeeze": lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.reshape(-1).tolist())),

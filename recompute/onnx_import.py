@@ -20,6 +20,7 @@ from .initialize import initialise
 from .ir import Block, Value
 from .onnx_control import CONTROL, on_sequences
 from .onnx_convert import prepare
+from .onnx_costs import check_sizes
 from .onnx_fold import Known, fold, remember, static_shape_value
 from .onnx_limits import Budget, LimitError, memory_bytes
 from .onnx_loops import Unrolled
@@ -34,6 +35,10 @@ from .types import TensorType
 
 #: constants of at most this many elements are written into the program's text, larger ones become buffers
 _INLINE = 64
+#: nodes that cannot be imported, after which the rest is not looked at
+_MANY = 200
+#: bytes that no value may take
+_NO_MEMORY = 1 << 62
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
 #: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
@@ -67,7 +72,7 @@ def load(
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
     models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
     the machine's memory), and all that is computed from constants at load time; `max_seconds`: the work that the file
-    may ask for beside being read (default: 10), counted in operations (docs/import.md: limits).
+    may ask for beside being read (default: 8), counted in operations (docs/import.md: limits).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
@@ -253,14 +258,21 @@ class Importer:
         """Imports every node; nodes that cannot be are gathered into one ModelError."""
         self.run_nodes(self.graph.node)
         if self._problems:
-            lines = "\n  ".join(self._problems[:20])
-            more = f"\n  and {len(self._problems) - 20} more" if len(self._problems) > 20 else ""
-            raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Raises all that could not be imported as one ModelError."""
+        lines = "\n  ".join(self._problems[:20])
+        count = f"{len(self._problems) - 20}" if len(self._problems) < _MANY else "many"
+        more = f"\n  and {count} more" if len(self._problems) > 20 else ""
+        raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
 
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Imports nodes in order."""
         for node in nodes:
             self.run_node(node)
+            if len(self._problems) >= _MANY:
+                self._refuse()
 
     def run_node(self, node: onnx.NodeProto) -> None:
         """Folds, or hands the node to its operator."""
@@ -276,6 +288,7 @@ class Importer:
             return
         try:
             check_node(node, self.opset)
+            check_sizes(node, self.known)
             if node.op_type in CONTROL and node.domain in ("", "ai.onnx"):
                 CONTROL[node.op_type](self, node)
                 return
@@ -338,7 +351,11 @@ class Importer:
 
     def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
-        made = {v.name for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates}
+        written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
+        for v in written:
+            if v.type.nbytes >= _NO_MEMORY:
+                raise ModelError(f"its result {v.type} would take {v.type.nbytes:,} bytes: no machine has them")
+        made = {v.name for v in written}
         names: dict[str, str] = {}
         for wanted, v in zip(node.output, results, strict=False):
             if not wanted:

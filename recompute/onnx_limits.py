@@ -17,7 +17,7 @@ from typing import Any
 from .errors import ModelError, UsageError
 
 #: seconds of work that a file may ask for
-MAX_SECONDS = 10.0
+MAX_SECONDS = 8.0
 #: units of work that stand for a second: about half of what a core does in one
 UNITS = 500_000_000
 #: units of a node that is written out by a loop or a function
@@ -25,7 +25,7 @@ NODE = 50_000
 #: units of one operation of Python's own
 PYTHON = 1_000
 #: units of a node that ONNX's evaluator computes, whatever its size
-EVALUATED = 150_000
+EVALUATED = 500_000
 #: a single node of more units is not computed while loading, but in the step
 MOST_OF_ONE = 1_000_000_000
 #: bytes that constants may take, besides `_GROWTH` times what the file holds
@@ -92,7 +92,7 @@ class Budget:
         """LimitError where `units` of work are more than is left, or the clock says so.  Nothing is charged."""
         if units > self.work:
             raise LimitError(
-                f"{what}: loading this model takes more work than {self.max_seconds:g} seconds' "
+                f"{what}: loading this model takes more than {self.max_seconds:g} seconds of work "
                 "(max_seconds= or --max-seconds allows more)"
             )
         if time.monotonic() > self._deadline:

@@ -41,7 +41,8 @@ def check_trips(importer: Importer, body: Subgraph, trips: int, types: dict[str,
 
     `types`: shapes of the body's inputs, as far as they are known.
     """
-    nodes = trips * sum(written_nodes(n, Scope.of(importer, body, types)) for n in body.nodes)
+    scope = Scope.of(importer, body, types)
+    nodes = trips * sum(written_nodes(n, scope) for n in body.nodes)
     if nodes:
         importer.budget.check_work(nodes * NODE, f"{what}, {nodes:,} nodes when its loops are written out")
 

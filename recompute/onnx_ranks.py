@@ -17,7 +17,7 @@ from .errors import ModelError
 from .onnx_subgraph import graphs_of
 
 #: dimensions that onnx may write out for a value
-MAX_RANK = 1024
+MAX_RANK = 128
 #: (operator, input) that is a shape
 _SHAPES = {"Expand": 1, "Reshape": 1, "ConstantOfShape": 0, "Resize": 3, "MaxUnpool": 2, "CenterCropPad": 1,
            "AffineGrid": 1, "Col2Im": 1}  # fmt: skip
@@ -98,7 +98,7 @@ def _visit(graph: onnx.GraphProto, bounds: _Bounds, found: list[onnx.NodeProto])
 def _checked(v: onnx.ValueInfoProto) -> int:
     rank = len(v.type.tensor_type.shape.dim)
     if rank > MAX_RANK:
-        raise ModelError(f"'{v.name}' is declared with {rank:,} dimensions; {MAX_RANK:,} are read at the most")
+        raise ModelError(f"'{v.name}' is declared with {rank:,} dimensions; {MAX_RANK} are read at the most")
     return rank
 
 
@@ -113,7 +113,7 @@ def _declared(v: onnx.ValueInfoProto, bounds: _Bounds) -> None:
 
 def _tensor(name: str, t: onnx.TensorProto, bounds: _Bounds) -> None:
     if len(t.dims) > MAX_RANK:
-        raise ModelError(f"tensor '{name}' has {len(t.dims):,} dimensions; {MAX_RANK:,} are read at the most")
+        raise ModelError(f"tensor '{name}' has {len(t.dims):,} dimensions; {MAX_RANK} are read at the most")
     bounds.ranks[name], bounds.lengths[name] = len(t.dims), math.prod(t.dims)
     if bounds.lengths[name] <= 64 and t.data_type == onnx.TensorProto.INT64 and not t.external_data:
         try:
@@ -163,6 +163,8 @@ def _exact(node: onnx.NodeProto, ranks: list[int], rank: int) -> int:
     """A sharper bound for the operators of shape arithmetic."""
     if node.op_type in ("Shape", "NonZero"):
         return 2
+    if node.op_type in _SHAPES or node.op_type in _GROWING:
+        return rank
     return max(ranks, default=0) if node.op_type in _SAME or node.op_type in _TOGETHER else rank
 
 
