@@ -53,6 +53,7 @@ _AXES += " ReduceLogSum ReduceLogSumExp ReduceSumSquare"
 _SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(["Reshape", "Expand", "Tile", "CenterCropPad", "OneHot", "TopK", "AffineGrid", "Upsample"], (1,)),
     **dict.fromkeys(_AXES.split(), (1,)),
+    **dict.fromkeys(("Split", "SplitToSequence"), (1,)),
     **dict.fromkeys(["ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow"], (0,)),
     "Pad": (1, 3),
     "Slice": (1, 2, 3, 4),
@@ -80,11 +81,12 @@ def check_sizes(node: onnx.NodeProto, known: Mapping[str, Any]) -> None:
 
     Such an input is written out as a list by whoever reads it; `known`: what is known by name, with its `array`.
     """
-    places = _SIZE_INPUTS.get(node.op_type)
-    most = MAX_SIZES
-    if node.op_type in ("Split", "SplitToSequence"):
-        places, most = (1,), len(node.output) if node.op_type == "Split" else MAX_SEQUENCE
-    for i in places or ():
+    op_type = node.op_type
+    places = _SIZE_INPUTS.get(op_type)
+    if places is None:
+        return
+    most = {"Split": len(node.output), "SplitToSequence": MAX_SEQUENCE}.get(op_type, MAX_SIZES)
+    for i in places:
         if i < len(node.input) and (found := known.get(node.input[i])) is not None and found.array.size > most:
             size = found.array.size
             raise ModelError(f"its input {i} ('{node.input[i]}') has {size:,} numbers, at most {most:,} make sense")

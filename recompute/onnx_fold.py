@@ -122,14 +122,14 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
 
 def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budget: Budget) -> bool:
     """Whether a node is small enough to be computed at load time; its work is charged then."""
-    results = _results(node, ins, opset)
+    arrays = [ins[n].array for n in node.input if n]
+    by_hand = _by_hand(node, arrays)
+    results = _results(node, ins, opset) if by_hand is None else by_hand[0]
     if results is None or results > MAX_FOLDED:
         return False
-    arrays = [ins[n].array for n in node.input if n]
     work = work_of(node, arrays, results)
     if work > budget.most_of_one or bytes_of(node, arrays, results) > _MOST_BYTES:
         return False
-    by_hand = node.op_type in _QUICK and not node.attribute
     budget.spend(work + (0 if by_hand else budget.of_one(EVALUATED)), "computing it")
     return True
 
@@ -152,10 +152,6 @@ def _results(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> int 
     """Elements of the results at the most, None where ONNX's type rules cannot say."""
     arrays = [ins[n].array for n in node.input if n]
     try:
-        if node.op_type in _QUICK and not node.attribute:
-            if node.op_type not in _BROADCAST:
-                return arrays[0].size
-            return math.prod(np.broadcast_shapes(*(a.shape for a in arrays)))
         if node.op_type == "Range":
             start, limit, delta = (float(a.reshape(())) for a in arrays)
             return max(0, math.ceil((limit - start) / delta))
@@ -223,10 +219,9 @@ def _constant_of_shape(node: onnx.NodeProto, shape: np.ndarray) -> np.ndarray:
 
 
 def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dict[str, Known] | None:
-    quick = _QUICK.get(node.op_type)
-    arrays = [ins[n].array if n else None for n in node.input]
     try:
-        results = [quick(*arrays)] if quick and not node.attribute else _reference(node, ins, opset)
+        by_hand = _by_hand(node, [ins[n].array for n in node.input if n])
+        results = _reference(node, ins, opset) if by_hand is None else [by_hand[1]()]
     except Exception as e:  # what the evaluator cannot do, the program may
         if isinstance(e, MemoryError):
             raise
@@ -248,6 +243,32 @@ def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | N
         if name:
             found[name] = Known(r, "folded")
     return found
+
+
+def _by_hand(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, Callable[[], Any]] | None:
+    """The commonest shape arithmetic, without the evaluator's set-up: how many elements it gives, and what gives them.
+
+    None where ONNX's evaluator is to do it, or to say what is wrong.
+    """
+    op_type, options = node.op_type, {a.name: a.i for a in node.attribute}
+    if node.domain not in ("", "ai.onnx") or options.keys() - {"axis", "to"} or "" in node.input:
+        return None
+    if op_type in _QUICK and not options:
+        try:
+            size = arrays[0].size if op_type not in _BROADCAST else math.prod(np.broadcast(*arrays).shape)
+        except ValueError:
+            return None
+        return size, lambda: _QUICK[op_type](*arrays)
+    axis, x = options.get("axis", 0), arrays[0]
+    if op_type == "Cast":
+        to = dtype_from_onnx(options.get("to", 0))
+        plain = to in _PLAIN and x.dtype.kind in "biuf" and x.dtype in DTYPES.values()
+        return (x.size, lambda: x.astype(DTYPES[to])) if plain and to is not None else None
+    if op_type not in ("Gather", "Concat") or not all(-a.ndim <= axis < a.ndim for a in arrays[:1]):
+        return None
+    if op_type == "Gather":
+        return arrays[1].size * x.size // max(x.shape[axis], 1), lambda: np.take(x, arrays[1], axis=axis)
+    return sum(a.size for a in arrays), lambda: np.concatenate(arrays, axis)
 
 
 def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> list[Any]:

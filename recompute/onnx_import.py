@@ -352,9 +352,11 @@ class Importer:
     def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
         written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
-        for v in written:
-            if v.type.nbytes >= _NO_MEMORY:
-                raise ModelError(f"its result {v.type} would take {v.type.nbytes:,} bytes: no machine has them")
+        for result in written:
+            if result.type.nbytes >= _NO_MEMORY:
+                raise ModelError(
+                    f"its result {result.type} would take {result.type.nbytes:,} bytes: no machine has them"
+                )
         made = {v.name for v in written}
         names: dict[str, str] = {}
         for wanted, v in zip(node.output, results, strict=False):

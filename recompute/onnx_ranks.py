@@ -11,6 +11,7 @@ from collections import ChainMap
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 
 from .errors import ModelError
@@ -116,10 +117,7 @@ def _tensor(name: str, t: onnx.TensorProto, bounds: _Bounds) -> None:
         raise ModelError(f"tensor '{name}' has {len(t.dims):,} dimensions; {MAX_RANK} are read at the most")
     bounds.ranks[name], bounds.lengths[name] = len(t.dims), math.prod(t.dims)
     if bounds.lengths[name] <= 64 and t.data_type == onnx.TensorProto.INT64 and not t.external_data:
-        try:
-            values = onnx.numpy_helper.to_array(t).reshape(-1).tolist()
-        except Exception:  # what is wrong with it is said where it is read
-            return
+        values = np.frombuffer(t.raw_data, np.int64).tolist() if t.raw_data else t.int64_data
         bounds.products[name] = math.prod(max(1, abs(v)) for v in values)
 
 
