@@ -88,7 +88,7 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="where it runs: cpu (default), cuda, cuda:N, or emulated (no device)",
     )
     what.add_argument(
-        "--max-seconds", type=float, metavar="S", help="seconds of work that loading a file may take (default: 8)"
+        "--max-seconds", type=float, metavar="S", help="seconds of work that loading a file may take (default: 6)"
     )
     what.add_argument(
         "--max-bytes",

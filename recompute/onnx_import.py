@@ -72,7 +72,7 @@ def load(
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
     models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
     the machine's memory), and all that is computed from constants at load time; `max_seconds`: the work that the file
-    may ask for beside being read (default: 8), counted in operations (docs/import.md: limits).
+    may ask for beside being read (default: 6), counted in operations (docs/import.md: limits).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.

@@ -17,7 +17,7 @@ from typing import Any
 from .errors import ModelError, UsageError
 
 #: seconds of work that a file may ask for
-MAX_SECONDS = 8.0
+MAX_SECONDS = 6.0
 #: units of work that stand for a second: about half of what a core does in one
 UNITS = 500_000_000
 #: units of a node that is written out by a loop or a function
