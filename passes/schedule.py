@@ -24,6 +24,8 @@ from .storage import storages
 _GROUP = 5
 #: readers of one buffer that are looked at, at most, when a cluster grows
 _FAN = 12
+#: operators that are looked at, about, while a limit is sought
+_LOOKS = 400_000
 #: sets of operators that the search of one window may look at
 _TRIES = 40_000
 
@@ -141,7 +143,8 @@ def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
 
 
 def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
-    """The lowest limit that `fit` can keep to, forwards or backwards, by halving."""
+    """The lowest limit that `fit` can keep to, forwards or backwards, by halving; less often for very many operators."""
+    steps = max(min(steps, _LOOKS // max(len(order), 1)), 1)
     back = graph.reversed()
     high = max(graph.profile(order), default=0)
     low = graph.bound()

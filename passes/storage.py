@@ -40,6 +40,15 @@ def storages(block: Block, *, join: bool = False) -> list[Storage]:
     return _Sharing(block, join).run()
 
 
+def sharings(block: Block) -> list[list[Storage]]:
+    """The allocations of a block with frees, without joins; and with them, where that makes fewer."""
+    apart = storages(block)
+    if not any(op.joins() for op in block.operators):
+        return [apart]
+    joined = storages(block, join=True)
+    return [apart] if len(apart) == len(joined) else [apart, joined]
+
+
 def offsets_inside(op: Operator) -> tuple[int | None, ...]:
     """Where each output lies in its first input's storage; () unless all can: bytes of parts would be there twice."""
     offsets = op.views()
@@ -159,6 +168,7 @@ def _joins(block: Block, persistent: set[str]) -> dict[str, tuple[Value, int]]:
     """Part → (joined value, offset), where every part is made by an ordinary operator just for this."""
     makers: dict[str, Operator] = {}
     uses: dict[str, int] = {}
+    outputs = set(block.outputs)
     for op in block.operators:
         if isinstance(op.op, Free):
             continue
@@ -175,7 +185,7 @@ def _joins(block: Block, persistent: set[str]) -> dict[str, tuple[Value, int]]:
         parts = [v for v in op.inputs if v is not None]
         ordinary = all(
             v.name in makers and v.name not in persistent and uses[v.name] == 1 and v.name not in found
-            and v.name not in block.outputs and not any(o is not None for o in makers[v.name].views())
+            and v.name not in outputs and not any(o is not None for o in makers[v.name].views())
             and not makers[v.name].joins()
             for v in parts
         )  # fmt: skip

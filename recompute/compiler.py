@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
 from .passes import RecomputePlan, memory_report, offloaded
@@ -223,18 +223,19 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
     cost = cost or this_cpu()
     moved = offloaded(block)
     times = simulate(block, cost.seconds, link_of(cost)) if moved else StepTimes()
-    repeated = [op for op in real if op.role is Role.RECOMPUTE]
-    forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
-    again = total_cost(repeated).flops
+    flops = dict.fromkeys(Role, 0)
+    for op in real:
+        flops[op.role] += operator_cost(op).flops
+    forward, again = flops[Role.FORWARD] + flops[Role.LOSS], flops[Role.RECOMPUTE]
     return StepFigures(
         operators=len(real),
-        recomputed_operators=len(repeated),
+        recomputed_operators=sum(op.role is Role.RECOMPUTE for op in real),
         peak_bytes=report.peak,
         arena_bytes=report.arena,
         live_peak_bytes=report.live_peak + report.persistent,
         persistent_bytes=report.persistent,
         kept_bytes=kept_bytes(logical),
-        flops=total_cost(real).flops,
+        flops=sum(flops.values()),
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
         estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
@@ -248,7 +249,7 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
 def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
     """Names and globs as value names in order of production.  UsageError with the nearest names for a miss."""
     declared = {v.name for v in program.block.declared()}
-    names = list(program.block.values())
+    names = program.block.values()
     chosen: dict[str, None] = {}
     for pattern in patterns:
         name = program.aliases.get(pattern, pattern)
