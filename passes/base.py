@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import re
 import tempfile
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,6 +74,18 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
         if folder is not None:
             (folder / f"{i:02d}-{p.name}.rir").write_text(show(block))
     return block
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Compiling makes many objects and no cycles: Python's collector would only look through all of them again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _check_order(passes: Sequence[Pass]) -> None:

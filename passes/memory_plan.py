@@ -128,6 +128,13 @@ def live_profile(block: Block, align: int = 1, *, host: bool = False) -> Iterato
 
 def memory_report(block: Block) -> MemoryReport:
     """The figures of a planned block."""
+    found = block.facts.get("memory report")
+    if found is None:
+        found = block.facts["memory report"] = _report(block)
+    return found
+
+
+def _report(block: Block) -> MemoryReport:
     profile = list(live_profile(block))
     peak_at, live_peak = max(profile, key=lambda p: p[1], default=(-1, sum(v.nbytes for v in block.inputs)))
     values: dict[str, Value] = block.values()

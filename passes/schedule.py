@@ -120,9 +120,11 @@ def plan_lowered(block: Block, lowering: Lowering, *, schedule: bool) -> Block:
 
 def live_peak(block: Block) -> int:
     """The most bytes alive at once in a block without frees, as the memory plan will count them."""
-    joins = any(op.joins() for op in block.operators)
-    block = Liveness().run(block)
-    return min(_peak(block, join) for join in ((False, True) if joins else (False,)))
+    if "live peak" not in block.facts:
+        joins = any(op.joins() for op in block.operators)
+        freed = Liveness().run(block)
+        block.facts["live peak"] = min(_peak(freed, join) for join in ((False, True) if joins else (False,)))
+    return block.facts["live peak"]
 
 
 def _peak(block: Block, join: bool) -> int:
@@ -143,7 +145,7 @@ def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
 
 
 def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
-    """The lowest limit that `fit` can keep to, forwards or backwards, by halving; less often for very many operators."""
+    """The lowest limit that `fit` can keep to, forwards or backwards, by halving; less often for many operators."""
     steps = max(min(steps, _LOOKS // max(len(order), 1)), 1)
     back = graph.reversed()
     high = max(graph.profile(order), default=0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
-import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from .budgets import Budget
 from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
 from .errors import UsageError, nearest
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, memory_report, offloaded
+from .passes import RecomputePlan, memory_report, offloaded, without_gc
 from .passes.planners.fit import Fitting
 from .passes.transfers import StepTimes, simulate
 from .planning import PlanFigures, Request, SavedPlan, carry, fitting_of, lower, request, saved_plan
@@ -65,18 +63,6 @@ class CompiledStep:
     cost: CostModel = field(default_factory=this_cpu)
     planned: PlanFigures | None = None
     saved: SavedPlan | None = None
-
-
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Compiling makes many objects and no cycles: Python's collector would only look through all of them again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def compile_step(

@@ -11,6 +11,7 @@ import enum
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -100,14 +101,20 @@ class Operator:
         """Types of the temporary buffers of whatever runs it."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
+        if type(self.op).scratch is Op.scratch:
+            return ()
         return self.op.scratch([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""
+        if type(self.op).views is Op.views:  # as of most operators, which are asked often
+            return ()
         return self.op.views([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def joins(self) -> tuple[int | None, ...]:
         """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
+        if type(self.op).joins is Op.joins:
+            return ()
         return self.op.joins([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def renamed(self, names: Mapping[str, str]) -> Operator:
@@ -162,8 +169,8 @@ class Block:
 
     `outputs` names the values that must survive to the end of a run.  `addresses` (bytes from the start of the
     arena, by value name) is there once memory is planned.  `products`: "tf32" where a device may round the factors of
-    float32 products to TF32's 10 bits of fraction (sums stay float32); "" where it may not.  `verified`: the verifier
-    has found no fault (never set where there are addresses, which a dictionary holds).
+    float32 products to TF32's 10 bits of fraction (sums stay float32); "" where it may not.  `facts`: what has
+    been worked out about the block already, by whoever asks for it again.
     """
 
     name: str = "main"
@@ -176,7 +183,7 @@ class Block:
     outputs: tuple[str, ...] = ()
     addresses: Mapping[str, int] = field(default_factory=dict)
     products: str = ""
-    verified: bool = field(default=False, init=False, repr=False, compare=False)
+    facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def persistent(self) -> Iterator[Value]:
         """Values that live across steps: parameters, buffers, state, constants."""

@@ -39,10 +39,10 @@ def verify(block: Block) -> Block:
 
     Raises VerifyError with the operator and its neighbours.
     """
-    if not (block.verified or _TRUSTED.get()):
+    if not (_TRUSTED.get() or "verified" in block.facts):
         _Checker(block).run()
-        if not block.addresses:
-            object.__setattr__(block, "verified", True)  # a pass that changes nothing gives the block that it got
+        if not block.addresses:  # which a dictionary holds; a pass that changes nothing gives the block that it got
+            block.facts["verified"] = True
     return block
 
 
