@@ -78,7 +78,7 @@ class Operator:
 
     `scratch` holds the temporary buffers its numerics need, once `liveness` has named them.  `kernel`: the provider
     that runs it (see kernels.py); "" is the operator's own numerics.  `typed`: the verifier has found its types right,
-    which depends on nothing else.
+    and where it puts its results, which depends on nothing else.
     """
 
     op: Op

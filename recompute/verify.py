@@ -115,10 +115,11 @@ class _Checker:
                 raise self.fail(f"a recomputed operator reads {show_name(read.name)} after it was updated")
         if not op.typed:
             self.check_types(op)
-            object.__setattr__(op, "typed", True)  # operators never change: the passes after this one need not ask
         why = self.copies.step(self.at, op)
         if why:
             raise self.fail(why)
+        if not op.typed:
+            object.__setattr__(op, "typed", True)  # operators never change: the passes after this one need not ask
         for i, v in enumerate(op.outputs):
             if v is None:
                 continue

@@ -25,8 +25,10 @@ class Copies:
     def step(self, at: int, op: Operator) -> str:
         """What an operator does wrong (its types are right already)."""
         if not op.op.copies:
+            if op.typed and not self.targets:  # seen before, and nothing that it could read is in host memory
+                return ""
             touched = (*op.outputs, *op.scratch)
-            if self.targets:  # before the first copy, nothing that could be read is in host memory
+            if self.targets:
                 touched = (*op.inputs, *touched)
             host = [v for v in touched if v is not None and v.type.host]
             if host:
