@@ -37,6 +37,8 @@ from .types import TensorType
 _INLINE = 64
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
+#: what makes a name a glob
+_GLOB = frozenset("*?[")
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
 #: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
@@ -112,6 +114,8 @@ class Importer:
         self._opsets = {o.domain: o.version for o in model.opset_import}
         self.training = training
         self.trainable = [trainable] if isinstance(trainable, str) else trainable
+        self._trained = set(self.trainable or ())  # names are looked up, globs tried one after the other
+        self._globs = [p for p in self._trained if not _GLOB.isdisjoint(p)]
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}
@@ -242,7 +246,7 @@ class Importer:
         if not known.type.is_float or not op_type:
             return False
         if self.trainable is not None:
-            return any(name == p or fnmatch.fnmatchcase(name, p) for p in self.trainable)
+            return name in self._trained or any(fnmatch.fnmatchcase(name, p) for p in self._globs)
         if known.type.ndim == 0:
             return False
         at_weight = position in _WEIGHT_POSITIONS.get(op_type, ())
@@ -392,7 +396,8 @@ class Importer:
             outputs=tuple(outputs),
         )
         program = Program(block, self.data, source=source)
-        program.aliases = {a: n for a, n in self.aliases.items() if a not in block.values()}
+        values = block.values()
+        program.aliases = {a: n for a, n in self.aliases.items() if a not in values}
         return program
 
     def _rename_last(self, v: Value, name: str) -> Value:
@@ -402,7 +407,8 @@ class Importer:
 
     def _check_trainable(self) -> None:
         for pattern in self.trainable or ():
-            if not any(p == pattern or fnmatch.fnmatchcase(p, pattern) for p in self.parameters):
+            globbed = () if _GLOB.isdisjoint(pattern) else self.parameters
+            if pattern not in self.parameters and not any(fnmatch.fnmatchcase(p, pattern) for p in globbed):
                 floats = [n for n, k in self.known.items() if k.type.is_float]
                 raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
 

@@ -251,7 +251,7 @@ def fixed_inputs(
     types = {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
     for name, t in types.items():
         if why := t.impossible():
-            raise ModelError(f"input '{name}' {why}")
+            raise (UsageError if batch or shapes else ModelError)(f"input '{name}' {why}")
     return types
 
 
