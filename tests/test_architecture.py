@@ -16,7 +16,7 @@ HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safet
 
 #: layer of each module, the lowest first; a module may import from lower layers, and from its own
 LAYERS = [
-    {"types", "errors", "files", "budgets"},
+    {"types", "errors", "files", "budgets", "patterns"},
     {"op", "kernels", "element"},
     {"ir"},
     {"text"},
