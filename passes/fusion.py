@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,18 +44,19 @@ class Fusion(Pass):
         n = len(block.operators)
         profile = _profile(block, range(n)) if groups else []
         most = max((live for live, _ in profile), default=0)
-        for count in itertools.count():
-            if not groups or count * n > 4 * _LOOKS:
-                return block
+        looks = 0
+        while groups and looks <= 4 * _LOOKS:
             fused, places = _fused(walk, groups)
             profile = _profile(fused, places)
             found, at = max(profile, default=(0, -1))
             if found <= most:
                 return fused
-            few = count * n < _LOOKS  # where it does not take long, no more loops go than must
+            few = looks < _LOOKS  # where it does not take long, no more loops go than must
             full = [at] if few else sorted({place for live, place in profile if live > most})
             apart = [g for g in groups if not _any_between(full, g.members[0], g.members[-1])]
             groups = apart if len(apart) < len(groups) else []
+            looks += n
+        return block
 
 
 @dataclass(eq=False)

@@ -7,7 +7,6 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
@@ -30,6 +29,7 @@ from .onnx_reference import emit_reference
 from .onnx_schema import attribute_value, check_node, describe, quantized_pairs
 from .onnx_subgraph import names_read
 from .op import IMPORTERS, REGISTRY
+from .patterns import Patterns
 from .program import Program
 from .types import TensorType
 
@@ -37,8 +37,6 @@ from .types import TensorType
 _INLINE = 64
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
-#: what makes a name a glob
-_GLOB = frozenset("*?[")
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
 #: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
@@ -113,9 +111,7 @@ class Importer:
         self.budget = budget or Budget()
         self._opsets = {o.domain: o.version for o in model.opset_import}
         self.training = training
-        self.trainable = [trainable] if isinstance(trainable, str) else trainable
-        self._trained = set(self.trainable or ())  # names are looked up, globs tried one after the other
-        self._globs = [p for p in self._trained if not _GLOB.isdisjoint(p)]
+        self.trainable = None if trainable is None else Patterns(trainable)
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}
@@ -246,7 +242,7 @@ class Importer:
         if not known.type.is_float or not op_type:
             return False
         if self.trainable is not None:
-            return name in self._trained or any(fnmatch.fnmatchcase(name, p) for p in self._globs)
+            return self.trainable.fit(name)
         if known.type.ndim == 0:
             return False
         at_weight = position in _WEIGHT_POSITIONS.get(op_type, ())
@@ -406,11 +402,10 @@ class Importer:
         return v.renamed(name)
 
     def _check_trainable(self) -> None:
-        for pattern in self.trainable or ():
-            globbed = () if _GLOB.isdisjoint(pattern) else self.parameters
-            if pattern not in self.parameters and not any(fnmatch.fnmatchcase(p, pattern) for p in globbed):
-                floats = [n for n, k in self.known.items() if k.type.is_float]
-                raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
+        pattern = None if self.trainable is None else self.trainable.useless(self.parameters)
+        if pattern is not None:
+            floats = [n for n, k in self.known.items() if k.type.is_float]
+            raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
