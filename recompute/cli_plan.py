@@ -181,6 +181,8 @@ def report_plan(job: Any, step: Any) -> None:
                 f"{human_seconds(planned.stall_seconds)} of waiting for them"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
+        if planned.timed_out:
+            job.say(interruption(planned))
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
         more = "" if all_of_them else f", ... ({len(names)} in all; -v prints them, --json has them)"

@@ -43,7 +43,7 @@ _NEAR = 0.05
 #: problems of no more nodes are solved at once, and every time; those of no more than the second in parts
 _TINY, _SOLVED_IN_PARTS = 100, 1000
 #: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
-_ROUNDS, _LONGER = 10, 7
+_ROUNDS, _LONGER = 4, 7
 #: what cuts (and blocks) take, and one of the others, a node: units of `watch`
 _SWEPT, _ASKED = 6e-4, 5e-4
 #: longer sequences than so many times the problem (or than the second) are left as they are: a move takes too long

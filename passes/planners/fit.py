@@ -22,7 +22,7 @@ from ..schedule import Schedule, live_peak, plan_lowered, plan_ordered
 from ..split_norms import FuseNorms, SplitNorms, as_parts
 from ..transfers import StepTimes
 from ..transfers import simulate as simulate_transfers
-from .auto import Auto
+from .auto import Auto, forget
 from .base import Planned, plan, planner
 from .bound import least_budget, lower_bound
 from .derive import Derived, derive
@@ -285,6 +285,8 @@ class Fitting:
         except KeyboardInterrupt:
             if not watch.take_interrupt(budget is None or any(f.peak <= budget for f in found)):
                 raise
+            for derived, _ in self.bases():
+                forget(derived.problem)
         return ""
 
     def times(self, f: Fitted) -> StepTimes:

@@ -25,8 +25,8 @@ from .watch import current
 if TYPE_CHECKING:
     from .fit import Fitted, Fitting
 
-#: shares of the cost: nothing is looked for below the first, and where more is wanted, below the second
-_GOOD, _BEST = 5e-4, 1e-9
+#: gaps: nothing more is looked for below the first, or, where more is wanted, the second; little below the third
+_GOOD, _BEST, _NEARLY = 5e-4, 1e-9, 1e-2
 #: plans of the cuts that are compiled, for the first order and the second; of each later round
 _FIRST, _SECOND, _LATER = 3, 2, 2
 #: arenas that are further from the budget, as a share of it, say nothing about plans that just fit
@@ -91,8 +91,9 @@ class _Search:
             yield from orders[1].walk(min(self.tries, _SECOND))
             if self.ends():
                 return
-        for order in orders:
-            for _ in range(_GOALS):
+        nearly = self.best <= self.bound * (1 + _NEARLY)
+        for order in orders[:1] if nearly else orders:
+            for _ in range(1 if nearly else _GOALS):
                 order.refine(0)
                 yield from order.walk(self.tries)
                 if self.ends():

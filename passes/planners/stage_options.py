@@ -14,7 +14,7 @@ from .simulate import last_uses, profile, pruned
 from .watch import current
 
 #: cuts tried for one stage; moves of local search, and CP-SAT's effort, on all stages that differ together
-_CUTS, _MOVES, _EFFORT = 12, 60_000, 4.0
+_CUTS, _MOVES, _EFFORT = 12, 60_000, 2.5
 #: CP-SAT's effort for one schedule of a stage, at most
 _ENOUGH = 0.3
 #: stages of up to so many nodes are solved rather than searched
