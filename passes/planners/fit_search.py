@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .fit import Fitted, Fitting
 
 #: gaps: nothing more is looked for below the first, or, where more is wanted, the second; little below the third
-_GOOD, _BEST, _NEARLY = 5e-4, 1e-9, 1e-2
+_GOOD, _BEST, _NEARLY = 1e-3, 1e-9, 1e-2
 #: plans of the cuts that are compiled, for the first order and the second; of each later round
 _FIRST, _SECOND, _LATER = 3, 2, 2
 #: arenas that are further from the budget, as a share of it, say nothing about plans that just fit
