@@ -82,7 +82,11 @@ def plan_best_order(block: Block, passes: Sequence[Pass] = (Liveness(), MemoryPl
     Live bytes say which order is worth it, but what counts is the arena: where the packer leaves holes, the order
     given is planned as well.
     """
-    ordered = run_passes(block, [Schedule()])
+    return plan_ordered(block, run_passes(block, [Schedule()]), passes)
+
+
+def plan_ordered(block: Block, ordered: Block, passes: Sequence[Pass] = (Liveness(), MemoryPlan())) -> Block:
+    """`plan_best_order` of a block whose best order is known."""
     planned = run_passes(ordered, passes)
     if ordered is not block and memory_report(planned).arena > live_peak(block):
         planned = min(run_passes(block, passes), planned, key=lambda b: memory_report(b).arena)

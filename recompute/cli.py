@@ -191,7 +191,8 @@ class _Job:
         from .compiler import compile_step
 
         options |= {**compile_options(self.args), "precision": self.args.precision}
-        with cli_costs.progress(self.args):
+        with cli_costs.progress(self.args) as update:
+            options["progress"] = lambda p: update(str(p))
             return compile_step(program, loss, self.optimizer(), cost=self.args.cost, **options)
 
     # -- the model ------------------------------------------------------------------------------------------------

@@ -85,6 +85,9 @@ def compile_step(
     place: Place | None = None,
     cost: CostModel | None = None,
     precision: str | None = None,
+    effort: float | None = None,
+    seconds: float | None = None,
+    progress: Callable[[Any], Any] | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
@@ -97,13 +100,16 @@ def compile_step(
     `providers`: whose kernels run it, in order of preference (None: all that there are for `place`; `("numpy",)`: the
     operators' own numerics).  `place`: where it will run (None: this machine's processor); a device need not be there
     to compile for it.  `cost`: what times are estimated by (the device's data sheet, or this CPU's roofline).
-    `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer says).
+    `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer says).  `effort`,
+    `seconds`, `progress`: how long planning for a budget goes on, and what hears of it
+    (`RecomputeOptimizer.set_budget`).
     """
     from .amp import with_precision
 
     if providers is None and place is not None:
         providers = providers_of(place)
-    wanted = request(budget, strategy, strategy_options, plan, offload=offload)
+    limits: dict[str, Any] = {"effort": effort, "seconds": seconds, "progress": progress}
+    wanted = request(budget, strategy, strategy_options, plan, offload=offload, **limits)
     optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints, offload=offload)
     cost = at_precision(cost or costs_of(place), precision)
     with without_gc():
