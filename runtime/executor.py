@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import JobError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
 from ..kernels import fits, provider
-from ..passes import ALIGNMENT, memory_report, plan_memory
+from ..passes import ALIGNMENT, memory_report, plan_memory, without_gc
 from ..program import Program, Variable
 from ..text import show_operator
 from ..threads import exclusively, interrupts_wait
@@ -340,7 +340,8 @@ class Executor:
             if name not in values:
                 raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
         block = block.with_operators(block.operators, outputs=outputs)
-        return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
+        with without_gc():
+            return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}

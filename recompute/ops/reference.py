@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ModelError
 from ..op import Op
 from ..types import TensorType
+from .reference_nodes import node_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Reference(Op):
     types: tuple[str, ...]
 
     def infer(self, *inputs):
-        """The types that ONNX's rules gave at import."""
+        """The types that ONNX's rules gave at import.  TypeRuleError for a node that may not be evaluated."""
+        node_of(self.node)
         return tuple(TensorType.parse(t) for t in self.types)
 
     def compute(self, xp, ins, outs, scratch):
@@ -67,7 +69,7 @@ def _evaluator(text: str, opset: int) -> Any:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    node = onnx.NodeProto.FromString(base64.b64decode(text))
+    node = node_of(text)
     ins = [onnx.ValueInfoProto(name=n) for n in node.input if n]
     outs = [onnx.ValueInfoProto(name=n) for n in node.output if n]
     graph = onnx.helper.make_graph([node], "reference", ins, outs)

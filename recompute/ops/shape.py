@@ -81,6 +81,8 @@ class Cast(Elementwise):
             most = x.dtype.type(_LARGEST[self.to])
             xp.minimum(xp.maximum(x, -most, out=scratch[0]), most, out=scratch[0])
             x = scratch[0]
+        if x.dtype in _SMALL and outs[0].dtype in _SMALL:  # which ml_dtypes does not cast into each other
+            x = x.astype(xp.int8)
         xp.copyto(outs[0], x, casting="unsafe")
 
     def element(self, x):
