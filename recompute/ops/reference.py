@@ -37,7 +37,11 @@ class Reference(Op):
     def compute(self, xp, ins, outs, scratch):
         """One run of the evaluator; arrays of a device are copied to the host and back."""
         feed = {f"x{i}": a.get() if hasattr(a, "get") else a for i, a in enumerate(ins) if a is not None}
-        for i, (out, result) in enumerate(zip(outs, _evaluator(self.node, self.opset).run(None, feed), strict=True)):
+        try:
+            found = _evaluator(self.node, self.opset).run(None, feed)
+        except Exception as e:
+            raise ValueError(f"{self.kind}: ONNX's evaluator cannot run it: {e}") from None
+        for i, (out, result) in enumerate(zip(outs, found, strict=True)):
             result = np.asarray(result)
             if result.shape != out.shape or result.dtype != out.dtype:
                 raise ModelError(f"{self.kind}: output {i} is {result.dtype}{list(result.shape)}, not {self.types[i]}")
