@@ -1,0 +1,293 @@
+"""Mutation testing: small changes to the source, one at a time, that the tests must notice.
+
+    python benchmarks/mutation.py [--only GROUP] [--sample N] [--seed S] [--jobs N] [--json FILE] [--again FILE]
+
+Mutants are made systematically from the syntax tree (benchmarks/mutation_operators.py) of the files in `GROUPS`, and a
+sample is drawn, the same number from each group.  Each is applied in a copy of the tree below a temporary folder, with
+a cache of kernels of its own, and the tests that concern its file run (`TESTS`), until one fails.  A mutant that is
+known to change nothing that a test could see is in benchmarks/mutation_equivalents.py, with the reason.
+
+Not part of CI: 200 mutants take about half an hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mutation_equivalents import EQUIVALENT
+from mutation_operators import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parent.parent
+#: what is mutated: group → files
+GROUPS: dict[str, tuple[str, ...]] = {
+    "verifier": ("recompute/verify.py", "recompute/verify_addresses.py", "recompute/verify_copies.py"),
+    "liveness": ("passes/liveness.py",),
+    "storage": ("passes/storage.py",),
+    "packing": ("passes/packing.py", "passes/memory_plan.py"),
+    "autodiff": ("passes/autodiff.py", "passes/versions.py"),
+    "updates": ("passes/eager_updates.py", "recompute/ops/optimizer.py", "recompute/ops/update.py"),
+    "recompute": ("passes/recompute.py",),
+    "random": ("recompute/ops/philox.py", "recompute/ops/random.py", "runtime/cpu/kernels_random.py"),
+    "losses": ("recompute/ops/loss.py", "runtime/cpu/kernels_loss.py"),
+    "index": ("recompute/ops/index.py", "runtime/cpu/kernels_index.py", "runtime/cpu/kernels_copy.py"),
+    "rows": ("runtime/cpu/kernels_softmax.py", "runtime/cpu/kernels_norm.py", "runtime/cpu/kernels_reduce.py"),
+    "pooling": ("runtime/cpu/kernels_pooling.py",),
+}
+GAPS = "tests/test_mutation_gaps.py"
+ROWS = "tests/test_cpu_rows.py"
+#: which tests concern a file: arguments for pytest, the fastest first
+TESTS: dict[str, tuple[str, ...]] = {
+    "recompute/verify.py": (GAPS, "tests/test_language.py", "-k", "verif or language"),
+    "recompute/verify_addresses.py": (GAPS, "tests/test_language.py", "-k", "verif or plan or language"),
+    "recompute/verify_copies.py": (GAPS, "-k", "verif or copies"),
+    "passes/liveness.py": ("tests/test_storage.py", "tests/test_golden.py"),
+    "passes/storage.py": ("tests/test_storage.py",),
+    "passes/packing.py": ("tests/test_packing.py",),
+    "passes/memory_plan.py": ("tests/test_storage.py",),
+    "passes/autodiff.py": (GAPS, "tests/test_updated_state.py", "tests/test_golden.py"),
+    "passes/versions.py": (GAPS, "tests/test_updated_state.py"),
+    "passes/eager_updates.py": (GAPS, "tests/test_golden.py"),
+    "recompute/ops/optimizer.py": ("tests/test_ops.py", "tests/test_optimizers.py"),
+    "recompute/ops/update.py": ("tests/test_ops.py", "tests/test_optimizers.py"),
+    "passes/recompute.py": (GAPS, "tests/test_recompute_optimizer.py"),
+    "recompute/ops/philox.py": ("tests/test_random.py",),
+    "recompute/ops/random.py": ("tests/test_random.py", "tests/test_ops.py"),
+    "runtime/cpu/kernels_random.py": (GAPS, ROWS, "-k", "random"),
+    "recompute/ops/loss.py": (GAPS, "tests/test_losses.py", "tests/test_ops.py"),
+    "runtime/cpu/kernels_loss.py": (GAPS, ROWS, "-k", "loss"),
+    "recompute/ops/index.py": (GAPS, "tests/test_ops_index.py"),
+    "runtime/cpu/kernels_index.py": (GAPS, ROWS, "-k", "index"),
+    "runtime/cpu/kernels_copy.py": (GAPS, ROWS, "-k", "copy"),
+    "runtime/cpu/kernels_softmax.py": (ROWS, "-k", "Softmax and not Loss and not CrossEntropy"),
+    "runtime/cpu/kernels_norm.py": (ROWS, "-k", "Norm"),
+    "runtime/cpu/kernels_reduce.py": (ROWS, "-k", "Reduce"),
+    "runtime/cpu/kernels_pooling.py": ("tests/test_cpu_pooling.py", "-k", "not transposes"),
+}
+#: seconds of the processor for one run of tests: several times what it takes without a mutant, and so much more
+TIMES, MORE = 4, 20
+MEMORY = 6 << 30
+PLUGIN = """\
+from hypothesis import Phase, settings
+settings.register_profile("mutation", derandomize=True, database=None, deadline=None,
+                          phases=(Phase.explicit, Phase.generate))
+settings.load_profile("mutation")
+"""
+
+
+@dataclass
+class Result:
+    """What became of a mutant: killed, killed (time), survived or equivalent; the test that failed, or the reason."""
+
+    mutant: Mutant
+    status: str
+    why: str
+    seconds: float = 0.0
+
+
+class Tree:
+    """A copy of the package and its tests in which one file at a time is changed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        skip = shutil.ignore_patterns("__pycache__", "onnx_backend")
+        for name in ("recompute", "tests"):
+            shutil.copytree(ROOT / name, root / name, ignore=skip)
+        for name in ("passes", "runtime", "models"):  # as setup.cfg has them
+            shutil.copytree(ROOT / name, root / "recompute" / name, ignore=skip)
+        shutil.copy(ROOT / "pyproject.toml", root)
+        (root / "mutation_plugin.py").write_text(PLUGIN)
+        threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+        self.env = {**os.environ, **threads, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(root / "cache")}
+        self.env.pop("PYTEST_ADDOPTS", None)
+
+    def path(self, file: str) -> Path:
+        """Where a file of the repository is in the copy."""
+        return self.root / (file if file.startswith("recompute/") else f"recompute/{file}")
+
+    def test(self, file: str, cpu: float, *, keep: bool = False) -> tuple[int, str, float]:
+        """(exit status, why, processor seconds) of the file's tests; `keep` the compiled Python files."""
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutation_plugin", "--no-header", "-W", "ignore"]
+        command = [sys.executable, "-m", "pytest", *options, "--durations=0", "--tb=line", *TESTS[file]]
+        before = os.times()
+        with tempfile.TemporaryFile("w+") as out:
+            process = subprocess.Popen(
+                command, cwd=self.root, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                env=self.env if keep else {**self.env, "PYTHONDONTWRITEBYTECODE": "1"},
+                preexec_fn=lambda: _limit(cpu),
+            )  # fmt: skip
+            try:
+                status = process.wait(timeout=10 * cpu)
+            except subprocess.TimeoutExpired:
+                status = -signal.SIGXCPU
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            out.seek(0)
+            said = out.read()
+        after = os.times()
+        taken = after.children_user + after.children_system - before.children_user - before.children_system
+        return status, _reason(said), taken
+
+    def run(self, mutant: Mutant, cpu: float) -> Result:
+        """Applies a mutant, runs its tests, and takes it back."""
+        path = self.path(mutant.file)
+        source, stamp = path.read_bytes(), path.stat().st_mtime
+        path.write_bytes(mutant.applied(source))
+        os.utime(path, (stamp + 100, stamp + 100))  # so that Python does not take what it compiled before
+        started = time.perf_counter()
+        try:
+            status, why, _ = self.test(mutant.file, cpu)
+        finally:
+            path.write_bytes(source)
+            os.utime(path, (stamp, stamp))
+        return Result(mutant, _verdict(status), why, round(time.perf_counter() - started, 1))
+
+
+def _limit(cpu: float) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu) + 1, int(cpu) + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _verdict(status: int) -> str:
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "killed (time)"
+    if status < 0:
+        return "killed (crash)"
+    return "survived" if status == 0 else "killed"
+
+
+def _reason(said: str) -> str:
+    lines = said.splitlines()
+    found = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return (found or lines or [""])[0 if found else -1][:160]
+
+
+def sample(groups: list[str], count: int, seed: int) -> list[Mutant]:
+    """As many mutants from each group; fewer where it has fewer."""
+    chosen: list[Mutant] = []
+    for group in groups:
+        every = [m for file in GROUPS[group] for m in mutants_of(file, (ROOT / file).read_bytes(), group)]
+        share = -(-count // len(GROUPS))
+        chosen += random.Random(f"{seed} {group}").sample(every, min(share, len(every)))
+    return chosen
+
+
+def equivalent(mutant: Mutant) -> str:
+    """Why nothing could notice a mutant; "" where it is not known to be so."""
+    for files, function, before, after, why in EQUIVALENT:
+        if (files, function, before, after) == (mutant.file, mutant.function, mutant.before, mutant.after):
+            return why
+    return ""
+
+
+def run_all(chosen: list[Mutant], jobs: int) -> list[Result]:
+    """Every mutant's result, in order; those known to be equivalent are not run."""
+    results: dict[Mutant, Result] = {}
+    for m in chosen:
+        if why := equivalent(m):
+            results[m] = Result(m, "equivalent", why)
+    left = [m for m in chosen if m not in results]
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+        made = [Tree(Path(folder) / str(i)) for i in range(jobs)]
+        limits = _baseline(made, sorted({m.file for m in left}))
+        for tree in made:
+            trees.put(tree)
+
+        def one(m: Mutant) -> None:
+            tree = trees.get()
+            try:
+                results[m] = tree.run(m, limits[m.file])
+            finally:
+                trees.put(tree)
+            r = results[m]
+            print(f"{len(results):4} {r.status:14} {r.seconds:5.1f}s {m}  [{r.why[:90]}]", flush=True)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(one, left))
+    return [results[m] for m in chosen]
+
+
+def _baseline(trees: list[Tree], files: list[str]) -> dict[str, float]:
+    """Seconds that each file's tests may take.  They must pass without a mutant."""
+    limits = {}
+    for file in files:
+        for tree in trees:
+            for _ in range(2):  # the second time, kernels are in the cache
+                status, why, taken = tree.test(file, 600, keep=True)
+            if status:
+                raise SystemExit(f"the tests of {file} fail without any mutant: {why}")
+        limits[file] = TIMES * taken + MORE
+        print(f"     unchanged      {taken:5.1f}s {file}", flush=True)
+    return limits
+
+
+def report(results: list[Result], seed: int) -> tuple[str, dict[str, Any]]:
+    """The table, and the same as data."""
+    lines = [f"{'group':12}{'mutants':>9}{'equivalent':>12}{'killed':>9}{'survived':>10}{'score':>8}"]
+    names = [*dict.fromkeys(r.mutant.group for r in results), "all"]
+    figures: dict[str, dict[str, float]] = {}
+    for name in names:
+        of = [r.status for r in results if name in (r.mutant.group, "all")]
+        same, survived = of.count("equivalent"), of.count("survived")
+        killed = len(of) - same - survived
+        score = round(killed / max(1, len(of) - same), 4)
+        figures[name] = {"mutants": len(of), "equivalent": same, "killed": killed, "survived": survived, "score": score}
+        lines.append(f"{name:12}{len(of):9}{same:12}{killed:9}{survived:10}{100 * score:7.1f}%")
+    lines.append(f"\nseed {seed}; score: killed / (mutants - equivalent)")
+    for title, status in (("Survived", "survived"), ("Equivalent", "equivalent")):
+        found = [r for r in results if r.status == status]
+        lines.append(f"\n{title}:" if found else f"\n{title}: none")
+        lines += [f"  {r.mutant}" + (f"\n      {r.why}" if status == "equivalent" else "") for r in found]
+    rows = [{**asdict(r.mutant), "status": r.status, "why": r.why, "seconds": r.seconds} for r in results]
+    for row in rows:
+        for key in ("start", "end", "text"):
+            del row[key]
+    return "\n".join(lines), {"seed": seed, "figures": figures, "mutants": rows}
+
+
+def main() -> None:
+    """Draws, runs, and reports."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=GROUPS, help="a group (may be given several times)")
+    parser.add_argument("--sample", type=int, default=216, help="mutants in all, were all groups run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--list", action="store_true", help="only show the mutants that would run")
+    parser.add_argument("--again", type=Path, help="only those that survived in the results of an earlier run (--json)")
+    args = parser.parse_args()
+    chosen = sample(args.only or list(GROUPS), args.sample, args.seed)
+    if args.again:
+        rows = json.loads(args.again.read_text())["mutants"]
+        left = {(r["file"], r["function"], r["before"], r["after"]) for r in rows if r["status"] == "survived"}
+        chosen = [m for m in chosen if (m.file, m.function, m.before, m.after) in left]
+    if args.list:
+        for m in chosen:
+            print(f"{m.group:10} {m}")
+        return
+    text, data = report(run_all(chosen, args.jobs), args.seed)
+    print("\n" + text)
+    if args.json:
+        args.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
