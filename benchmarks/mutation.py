@@ -13,21 +13,21 @@ Not part of CI: 200 mutants take about half an hour on one core.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import os
 import queue
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mutation_equivalents import EQUIVALENT
 from mutation_operators import Mutant, mutants_of
@@ -49,44 +49,40 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "pooling": ("runtime/cpu/kernels_pooling.py",),
 }
 GAPS = "tests/test_mutation_gaps.py"
-ROWS = "tests/test_cpu_rows.py"
+GOLDEN, LANGUAGE, LOSSES = "tests/test_golden.py", "tests/test_language.py", "tests/test_losses.py"
+OPERATORS, OPTIMIZERS, ROWS = "tests/test_ops.py", "tests/test_optimizers.py", "tests/test_cpu_rows.py"
+SOFT = "CrossEntropy or Likelihood"
 #: which tests concern a file: arguments for pytest, the fastest first
 TESTS: dict[str, tuple[str, ...]] = {
-    "recompute/verify.py": (GAPS, "tests/test_language.py", "-k", "verif or language"),
-    "recompute/verify_addresses.py": (GAPS, "tests/test_language.py", "-k", "verif or plan or language"),
-    "recompute/verify_copies.py": (GAPS, "-k", "verif or copies"),
-    "passes/liveness.py": ("tests/test_storage.py", "tests/test_golden.py"),
+    "recompute/verify.py": (GAPS, LANGUAGE, "-k", "verif or language"),
+    "recompute/verify_addresses.py": (GAPS, LANGUAGE, "-k", "verif or language"),
+    "recompute/verify_copies.py": (GAPS, "-k", "verif"),
+    "passes/liveness.py": ("tests/test_storage.py",),
     "passes/storage.py": ("tests/test_storage.py",),
     "passes/packing.py": ("tests/test_packing.py",),
     "passes/memory_plan.py": ("tests/test_storage.py",),
-    "passes/autodiff.py": (GAPS, "tests/test_updated_state.py", "tests/test_golden.py"),
-    "passes/versions.py": (GAPS, "tests/test_updated_state.py"),
-    "passes/eager_updates.py": (GAPS, "tests/test_golden.py"),
-    "recompute/ops/optimizer.py": ("tests/test_ops.py", "tests/test_optimizers.py"),
-    "recompute/ops/update.py": ("tests/test_ops.py", "tests/test_optimizers.py"),
-    "passes/recompute.py": (GAPS, "tests/test_recompute_optimizer.py"),
+    "passes/autodiff.py": (GAPS, "tests/test_updated_state.py", GOLDEN, "-k", "autodiff or updated_state"),
+    "passes/versions.py": (GAPS, "tests/test_updated_state.py", "-k", "autodiff or updated_state"),
+    "passes/eager_updates.py": (GAPS, "-k", "eager"),
+    "recompute/ops/optimizer.py": (OPERATORS, OPTIMIZERS, "-k", "Update or Increment or test_optimizers"),
+    "recompute/ops/update.py": (OPERATORS, OPTIMIZERS, "-k", "Update or test_optimizers"),
+    "passes/recompute.py": (GAPS, "tests/test_recompute_optimizer.py", "-k", "rerun or test_recompute_optimizer"),
     "recompute/ops/philox.py": ("tests/test_random.py",),
-    "recompute/ops/random.py": ("tests/test_random.py", "tests/test_ops.py"),
-    "runtime/cpu/kernels_random.py": (GAPS, ROWS, "-k", "random"),
-    "recompute/ops/loss.py": (GAPS, "tests/test_losses.py", "tests/test_ops.py"),
-    "runtime/cpu/kernels_loss.py": (GAPS, ROWS, "-k", "loss"),
-    "recompute/ops/index.py": (GAPS, "tests/test_ops_index.py"),
-    "runtime/cpu/kernels_index.py": (GAPS, ROWS, "-k", "index"),
-    "runtime/cpu/kernels_copy.py": (GAPS, ROWS, "-k", "copy"),
-    "runtime/cpu/kernels_softmax.py": (ROWS, "-k", "Softmax and not Loss and not CrossEntropy"),
+    "recompute/ops/random.py": ("tests/test_random.py", OPERATORS, "-k", "test_random or Dropout or Random or Bernoul"),
+    "runtime/cpu/kernels_random.py": (GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
+    "recompute/ops/loss.py": (GAPS, LOSSES, OPERATORS, "-k", f"losses or {SOFT}"),
+    "runtime/cpu/kernels_loss.py": (GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
+    "recompute/ops/index.py": (GAPS, "tests/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
+    "runtime/cpu/kernels_index.py": (GAPS, ROWS, "-k", "Gather or range or index"),
+    "runtime/cpu/kernels_copy.py": (ROWS, "-k", "Concat or Split or Slice or Pad or Expand or Tile or Reshape or Fill"),
+    "runtime/cpu/kernels_softmax.py": (ROWS, "-k", f"Softmax and not ({SOFT}) or not_a_number"),
     "runtime/cpu/kernels_norm.py": (ROWS, "-k", "Norm"),
-    "runtime/cpu/kernels_reduce.py": (ROWS, "-k", "Reduce"),
+    "runtime/cpu/kernels_reduce.py": (ROWS, "-k", "Reduce or not_a_number"),
     "runtime/cpu/kernels_pooling.py": ("tests/test_cpu_pooling.py", "-k", "not transposes"),
 }
 #: seconds of the processor for one run of tests: several times what it takes without a mutant, and so much more
 TIMES, MORE = 4, 20
 MEMORY = 6 << 30
-PLUGIN = """\
-from hypothesis import Phase, settings
-settings.register_profile("mutation", derandomize=True, database=None, deadline=None,
-                          phases=(Phase.explicit, Phase.generate))
-settings.load_profile("mutation")
-"""
 
 
 @dataclass
@@ -100,7 +96,10 @@ class Result:
 
 
 class Tree:
-    """A copy of the package and its tests in which one file at a time is changed."""
+    """A copy of the package and its tests in which one file at a time is changed.
+
+    Made in a process of its own, which imports the libraries once and forks for each run of tests.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -110,10 +109,16 @@ class Tree:
         for name in ("passes", "runtime", "models"):  # as setup.cfg has them
             shutil.copytree(ROOT / name, root / "recompute" / name, ignore=skip)
         shutil.copy(ROOT / "pyproject.toml", root)
-        (root / "mutation_plugin.py").write_text(PLUGIN)
-        threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
-        self.env = {**os.environ, **threads, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(root / "cache")}
-        self.env.pop("PYTEST_ADDOPTS", None)
+        os.environ.update({f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")})
+        os.environ.update(PYTHONPATH=str(root), XDG_CACHE_HOME=str(root / "cache"), PYTEST_ADDOPTS="")
+        os.chdir(root)
+        sys.path.insert(0, str(root))
+        for name in ("pytest", "numpy", "onnx", "ml_dtypes", "safetensors.numpy", "rich", "llvmlite", "numba"):
+            importlib.import_module(name)
+        hypothesis = importlib.import_module("hypothesis")
+        phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile("mutation", derandomize=True, database=None, deadline=None, phases=phases)
+        hypothesis.settings.load_profile("mutation")
 
     def path(self, file: str) -> Path:
         """Where a file of the repository is in the copy."""
@@ -121,28 +126,19 @@ class Tree:
 
     def test(self, file: str, cpu: float, *, keep: bool = False) -> tuple[int, str, float]:
         """(exit status, why, processor seconds) of the file's tests; `keep` the compiled Python files."""
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutation_plugin", "--no-header", "-W", "ignore"]
-        command = [sys.executable, "-m", "pytest", *options, "--durations=0", "--tb=line", *TESTS[file]]
-        before = os.times()
-        with tempfile.TemporaryFile("w+") as out:
-            process = subprocess.Popen(
-                command, cwd=self.root, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                env=self.env if keep else {**self.env, "PYTHONDONTWRITEBYTECODE": "1"},
-                preexec_fn=lambda: _limit(cpu),
-            )  # fmt: skip
-            try:
-                status = process.wait(timeout=10 * cpu)
-            except subprocess.TimeoutExpired:
-                status = -signal.SIGXCPU
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            out.seek(0)
-            said = out.read()
-        after = os.times()
-        taken = after.children_user + after.children_system - before.children_user - before.children_system
-        return status, _reason(said), taken
+        said = self.root / "said.txt"
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            _limit(cpu)
+            _run_tests(TESTS[file], said, keep)
+        until = time.monotonic() + 10 * cpu
+        while not (done := os.wait4(pid, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.killpg(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        taken = done[2].ru_utime + done[2].ru_stime
+        return os.waitstatus_to_exitcode(done[1]), _reason(said.read_text(errors="replace")), taken
 
     def run(self, mutant: Mutant, cpu: float) -> Result:
         """Applies a mutant, runs its tests, and takes it back."""
@@ -150,13 +146,24 @@ class Tree:
         source, stamp = path.read_bytes(), path.stat().st_mtime
         path.write_bytes(mutant.applied(source))
         os.utime(path, (stamp + 100, stamp + 100))  # so that Python does not take what it compiled before
-        started = time.perf_counter()
         try:
-            status, why, _ = self.test(mutant.file, cpu)
+            status, why, taken = self.test(mutant.file, cpu)
         finally:
             path.write_bytes(source)
             os.utime(path, (stamp, stamp))
-        return Result(mutant, _verdict(status), why, round(time.perf_counter() - started, 1))
+        return Result(mutant, _verdict(status), why, round(taken, 1))
+
+    def baseline(self, files: list[str]) -> dict[str, float]:
+        """Seconds that each file's tests may take.  They must pass without a mutant."""
+        limits = {}
+        for file in files:
+            for _ in range(2):  # the second time, kernels are in the cache
+                status, why, taken = self.test(file, 600, keep=True)
+                if status:
+                    raise SystemExit(f"the tests of {file} fail without any mutant: {why}")
+            limits[file] = TIMES * taken + MORE
+            print(f"     unchanged      {taken:5.1f}s {file}", flush=True)
+        return limits
 
 
 def _limit(cpu: float) -> None:
@@ -165,7 +172,28 @@ def _limit(cpu: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def _run_tests(selection: tuple[str, ...], said: Path, keep: bool) -> NoReturn:
+    """Ends the process with pytest's status."""
+    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    if not keep:
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    status = 1
+    try:
+        import pytest
+
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-W", "ignore", "--tb=line"]
+        status = int(pytest.main([*options, *selection]))
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
+
+
 def _verdict(status: int) -> str:
+    if status > 1:
+        raise SystemExit(f"pytest ended with {status}")
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return "killed (time)"
     if status < 0:
@@ -199,44 +227,36 @@ def equivalent(mutant: Mutant) -> str:
 
 def run_all(chosen: list[Mutant], jobs: int) -> list[Result]:
     """Every mutant's result, in order; those known to be equivalent are not run."""
-    results: dict[Mutant, Result] = {}
-    for m in chosen:
-        if why := equivalent(m):
-            results[m] = Result(m, "equivalent", why)
+    results = {m: Result(m, "equivalent", why) for m in chosen if (why := equivalent(m))}
     left = [m for m in chosen if m not in results]
+    found: multiprocessing.Queue[Result] = multiprocessing.Queue()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
-        made = [Tree(Path(folder) / str(i)) for i in range(jobs)]
-        limits = _baseline(made, sorted({m.file for m in left}))
-        for tree in made:
-            trees.put(tree)
-
-        def one(m: Mutant) -> None:
-            tree = trees.get()
+        parts = [left[i::jobs] for i in range(jobs)]
+        workers = [
+            multiprocessing.Process(target=_work, args=(Path(folder) / str(i), part, found))
+            for i, part in enumerate(parts)
+        ]
+        for w in workers:
+            w.start()
+        while len(results) < len(chosen):
             try:
-                results[m] = tree.run(m, limits[m.file])
-            finally:
-                trees.put(tree)
-            r = results[m]
-            print(f"{len(results):4} {r.status:14} {r.seconds:5.1f}s {m}  [{r.why[:90]}]", flush=True)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(one, left))
+                r = found.get(timeout=1)
+            except queue.Empty:
+                if any(w.exitcode for w in workers):
+                    raise SystemExit("a worker has stopped") from None
+                continue
+            results[r.mutant] = r
+            print(f"{len(results):4} {r.status:14} {r.seconds:5.1f}s {r.mutant}  [{r.why[:90]}]", flush=True)
+        for w in workers:
+            w.join()
     return [results[m] for m in chosen]
 
 
-def _baseline(trees: list[Tree], files: list[str]) -> dict[str, float]:
-    """Seconds that each file's tests may take.  They must pass without a mutant."""
-    limits = {}
-    for file in files:
-        for tree in trees:
-            for _ in range(2):  # the second time, kernels are in the cache
-                status, why, taken = tree.test(file, 600, keep=True)
-            if status:
-                raise SystemExit(f"the tests of {file} fail without any mutant: {why}")
-        limits[file] = TIMES * taken + MORE
-        print(f"     unchanged      {taken:5.1f}s {file}", flush=True)
-    return limits
+def _work(folder: Path, part: list[Mutant], found: multiprocessing.Queue[Result]) -> None:
+    tree = Tree(folder)
+    limits = tree.baseline(sorted({m.file for m in part}))
+    for m in part:
+        found.put(tree.run(m, limits[m.file]))
 
 
 def report(results: list[Result], seed: int) -> tuple[str, dict[str, Any]]:

@@ -28,6 +28,22 @@ _NAMES = [
     ("Add", "Sub"), ("Mul", "Div"), ("expm1", "exp"), ("update", "difference_update"), ("add_", "discard"),
 ]  # fmt: skip
 _SWAPS = {a: b for one, other in _NAMES for a, b in ((one, other), (other, one))}
+#: the order of the arguments does not matter to these
+_COMMUTE = {
+    "min",
+    "max",
+    "minimum",
+    "maximum",
+    "add",
+    "multiply",
+    "Add",
+    "Mul",
+    "Min",
+    "Max",
+    "Equal",
+    "equal",
+    "larger",
+}
 _UNTOUCHED = {"samples", "cost"}
 _TERMINATORS = (ast.Continue, ast.Break)
 
@@ -171,15 +187,10 @@ def _statement_changes(s: ast.stmt) -> Iterator[tuple[str, ast.AST | str]]:
         yield "statement", "break"
     if isinstance(s, ast.Break):
         yield "statement", "continue"
-    if isinstance(s, ast.Return) and s.value is not None:
-        if isinstance(s.value, (ast.Compare, ast.BoolOp)) or (isinstance(s.value, ast.Call) and _named(s.value, "any")):
-            yield "returned value", f"return not ({ast.unparse(s.value)})"
+    if isinstance(s, ast.Return) and isinstance(s.value, (ast.Compare, ast.BoolOp)):
+        yield "returned value", f"return not ({ast.unparse(s.value)})"
     if isinstance(s, ast.Return) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, bool):
         yield "returned value", f"return {not s.value.value}"
-
-
-def _named(call: ast.Call, *names: str) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id in names
 
 
 def _expression_changes(e: ast.expr) -> Iterator[tuple[str, ast.AST | str]]:
@@ -237,7 +248,12 @@ def _calls(e: ast.Call) -> Iterator[tuple[str, ast.AST]]:
     if name in ("sorted", "reversed") and isinstance(e.func, ast.Name):
         yield "function", ast.Call(func=ast.Name(id="list", ctx=ast.Load()), args=e.args, keywords=[])
     plain = not any(isinstance(a, ast.Starred) for a in e.args)
-    if plain and len(e.args) >= 2 and ast.dump(e.args[0]) != ast.dump(e.args[1]) and name not in ("isinstance", "fail"):
+    if (
+        plain
+        and len(e.args) >= 2
+        and ast.dump(e.args[0]) != ast.dump(e.args[1])
+        and name not in _COMMUTE | {"isinstance", "fail"}
+    ):
         yield "arguments", _with(e, args=[e.args[1], e.args[0], *e.args[2:]])
     for i, k in enumerate(e.keywords):
         if k.arg is not None:

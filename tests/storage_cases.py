@@ -401,4 +401,43 @@ CASES: list[tuple[str, str, list[str], list[str] | None]] = [
         ["x 64 -1..4 x+0 a+0", "k 64 -1..4 k+0 b+0", "y 128 4..9 y+0 s+0", "z 128 6..7 z+0"],
         ["x 64 -1..0 x+0", "k 64 -1..2 k+0", "y 128 0..9 y+0 a+0 b+64 s+0", "z 128 6..7 z+0"],
     ),
+    (
+        "absent operands",
+        """\
+  input %p: f32[2,16]
+  input %l: i64[2]
+  input %d: f32[]
+  param %s: f32[16]
+  param %o: f32[16]
+  %a: f32[2,16] = SoftmaxCrossEntropyGrad(%p, %l, _, %d)
+  %y: f32[2,16], _, %i: f32[2,1] = LayerNormalization(%a, %s, %o)
+  output %y, %i
+""",
+        [
+            "p 128 -1..4 p+0 a+0 y+0",
+            "l 16 -1..0 l+0",
+            "d 4 -1..0 d+0",
+            "a#0 16 0..0 a#0+0",
+            "a#1 16 0..0 a#1+0",
+            "a#2 2 0..0 a#2+0",
+            "a#3 8 0..0 a#3+0",
+            "a#4 0 0..0 a#4+0",
+            "a#5 0 0..0 a#5+0",
+            "i 8 2..4 i+0",
+            "y#0 16 2..2 y#0+0",
+        ],
+        None,
+    ),
+    (
+        "an input that only the joined value reads",
+        """\
+  input %x: f32[16]
+  input %k: f32[16]
+  %a: f32[16] = Tanh(%x)
+  %y: f32[32] = Concat(%k, %a) {axis=0}
+  output %y
+""",
+        ["x 64 -1..2 x+0 a+0", "k 64 -1..2 k+0", "y 128 2..4 y+0"],
+        None,
+    ),
 ]

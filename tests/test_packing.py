@@ -176,6 +176,17 @@ def test_small_ones_with_long_lives_go_into_the_gaps() -> None:
         assert packing._large_first(alone, lower_bound(alone) if alone is kept else bound) == first_fit(alone)
 
 
+def test_a_thousandth_above_the_bound_is_near_enough() -> None:
+    items = lifetimes(1, 60)
+    huge = [*items, Lifetime("huge", 1 << 30, -1, 1000)]
+    bound = lower_bound(huge)
+    for order in packing._orders(huge):
+        plan = packing._repaired(order, bound)
+        assert plan == first_fit(order)
+    assert packing._searched(huge, bound) == first_fit(sorted(huge, key=lambda x: (-x.size, x.start)))
+    assert bound < height(huge, pack(huge)) and pack(huge) == best_fit_in_time(huge)
+
+
 def test_many_are_packed_by_best_fit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     items = lifetimes(3, 25)
     assert pack(items) != best_fit_in_time(items)

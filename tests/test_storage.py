@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from storage_cases import CASES
 
 import recompute as rc
-from recompute import Block, parse, show
+from recompute import Block, Operator, TensorType, Value, parse, show
+from recompute.op import Op
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
 from recompute.passes.memory_plan import aligned, as_lifetime, collect_lifetimes, live_profile
 from recompute.passes.packing import Lifetime, height, pack
@@ -60,6 +63,20 @@ def test_offsets_inside_are_aligned_or_none() -> None:
                   " Split(%a) {sizes=[16,32,16]}\n  %s: f32[64] = Relu(%a)\n  output %p, %q, %r, %s")  # fmt: skip
     found = [offsets_inside(op) for op in block.operators if op.op.name != "Free"]
     assert found == [(), (0, 64, 192), ()]
+
+
+class Half(Op, abstract=True):
+    """Says where its first output lies and nothing of the second."""
+
+    def views(self, ins: Any, outs: Any) -> tuple[int | None, ...]:
+        return (0,)
+
+
+def test_offsets_inside_may_be_fewer_than_outputs() -> None:
+    x, y = (Value(n, TensorType("f32", (16,))) for n in "xy")
+    assert offsets_inside(Operator(Half(), (x,), (y,))) == (0,)
+    assert offsets_inside(Operator(Half(), (x,), (y, x))) == ()
+    assert offsets_inside(Operator(Half(), (x,), (y, None))) == (0,)
 
 
 def test_what_dies_after_an_operator() -> None:
