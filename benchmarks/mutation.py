@@ -5,7 +5,7 @@
 Mutants are made systematically from the syntax tree (benchmarks/mutation_operators.py) of the files in `GROUPS`, and a
 sample is drawn, the same number from each group.  Each is applied in a copy of the tree below a temporary folder, with
 a cache of kernels of its own, and the tests that concern its file run (`TESTS`), until one fails.  A mutant that is
-known to change nothing that a test could see is in benchmarks/mutation_equivalents.py, with the reason.
+known to change nothing that a test could see is in benchmarks/mutation_equivalents.txt, with the reason.
 
 Not part of CI: 200 mutants take about half an hour on one core.
 """
@@ -29,7 +29,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mutation_equivalents import EQUIVALENT
 from mutation_operators import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,25 +47,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "rows": ("runtime/cpu/kernels_softmax.py", "runtime/cpu/kernels_norm.py", "runtime/cpu/kernels_reduce.py"),
     "pooling": ("runtime/cpu/kernels_pooling.py",),
 }
-GAPS = "tests/test_mutation_gaps.py"
+GAPS, SMALL = "tests/test_mutation_gaps.py", "tests/test_small_programs.py"
 GOLDEN, LANGUAGE, LOSSES = "tests/test_golden.py", "tests/test_language.py", "tests/test_losses.py"
 OPERATORS, OPTIMIZERS, ROWS = "tests/test_ops.py", "tests/test_optimizers.py", "tests/test_cpu_rows.py"
 SOFT = "CrossEntropy or Likelihood"
 #: which tests concern a file: arguments for pytest, the fastest first
 TESTS: dict[str, tuple[str, ...]] = {
-    "recompute/verify.py": (GAPS, LANGUAGE, "-k", "verif or language"),
-    "recompute/verify_addresses.py": (GAPS, LANGUAGE, "-k", "verif or language"),
-    "recompute/verify_copies.py": (GAPS, "-k", "verif"),
+    "recompute/verify.py": ("tests/test_verifier.py", LANGUAGE),
+    "recompute/verify_addresses.py": ("tests/test_verifier.py", LANGUAGE),
+    "recompute/verify_copies.py": ("tests/test_verifier.py", "-k", "copies"),
     "passes/liveness.py": ("tests/test_storage.py",),
     "passes/storage.py": ("tests/test_storage.py",),
     "passes/packing.py": ("tests/test_packing.py",),
     "passes/memory_plan.py": ("tests/test_storage.py",),
-    "passes/autodiff.py": (GAPS, "tests/test_updated_state.py", GOLDEN, "-k", "autodiff or updated_state"),
-    "passes/versions.py": (GAPS, "tests/test_updated_state.py", "-k", "autodiff or updated_state"),
-    "passes/eager_updates.py": (GAPS, "-k", "eager"),
-    "recompute/ops/optimizer.py": (OPERATORS, OPTIMIZERS, "-k", "Update or Increment or test_optimizers"),
-    "recompute/ops/update.py": (OPERATORS, OPTIMIZERS, "-k", "Update or test_optimizers"),
-    "passes/recompute.py": (GAPS, "tests/test_recompute_optimizer.py", "-k", "rerun or test_recompute_optimizer"),
+    "passes/autodiff.py": (SMALL, "tests/test_updated_state.py", GOLDEN, "-k", "autodiff or updated_state"),
+    "passes/versions.py": (SMALL, "tests/test_updated_state.py", "-k", "autodiff or updated_state"),
+    "passes/eager_updates.py": (SMALL, "-k", "eager"),
+    "passes/recompute.py": (SMALL, "tests/test_recompute_optimizer.py", "-k", "rerun or test_recompute_optimizer"),
+    "recompute/ops/optimizer.py": ("tests/test_updates.py", OPTIMIZERS),
+    "recompute/ops/update.py": ("tests/test_updates.py", OPTIMIZERS),
     "recompute/ops/philox.py": ("tests/test_random.py",),
     "recompute/ops/random.py": ("tests/test_random.py", OPERATORS, "-k", "test_random or Dropout or Random or Bernoul"),
     "runtime/cpu/kernels_random.py": (GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
@@ -217,17 +216,20 @@ def sample(groups: list[str], count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def equivalent(mutant: Mutant) -> str:
-    """Why nothing could notice a mutant; "" where it is not known to be so."""
-    for files, function, before, after, why in EQUIVALENT:
-        if (files, function, before, after) == (mutant.file, mutant.function, mutant.before, mutant.after):
-            return why
-    return ""
+def equivalents() -> dict[tuple[str, ...], str]:
+    """(file, function, line before, line after) → why nothing could notice it."""
+    blocks = (ROOT / "benchmarks" / "mutation_equivalents.txt").read_text().strip().split("\n\n")[1:]
+    found = {}
+    for block in blocks:
+        place, before, after, why = (line.strip() for line in block.splitlines())
+        found[(*place.split(), before, after)] = why
+    return found
 
 
 def run_all(chosen: list[Mutant], jobs: int) -> list[Result]:
     """Every mutant's result, in order; those known to be equivalent are not run."""
-    results = {m: Result(m, "equivalent", why) for m in chosen if (why := equivalent(m))}
+    known = equivalents()
+    results = {m: Result(m, "equivalent", why) for m in chosen if (why := known.get(m.key))}
     left = [m for m in chosen if m not in results]
     found: multiprocessing.Queue[Result] = multiprocessing.Queue()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
@@ -298,7 +300,7 @@ def main() -> None:
     if args.again:
         rows = json.loads(args.again.read_text())["mutants"]
         left = {(r["file"], r["function"], r["before"], r["after"]) for r in rows if r["status"] == "survived"}
-        chosen = [m for m in chosen if (m.file, m.function, m.before, m.after) in left]
+        chosen = [m for m in chosen if m.key in left]
     if args.list:
         for m in chosen:
             print(f"{m.group:10} {m}")
