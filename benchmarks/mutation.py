@@ -47,7 +47,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "rows": ("runtime/cpu/kernels_softmax.py", "runtime/cpu/kernels_norm.py", "runtime/cpu/kernels_reduce.py"),
     "pooling": ("runtime/cpu/kernels_pooling.py",),
 }
-GAPS, SMALL = "tests/test_mutation_gaps.py", "tests/test_small_programs.py"
+CORNERS, GAPS = "tests/test_kernel_corners.py", "tests/test_mutation_gaps.py"
+SMALL = "tests/test_small_programs.py"
 GOLDEN, LANGUAGE, LOSSES = "tests/test_golden.py", "tests/test_language.py", "tests/test_losses.py"
 OPERATORS, OPTIMIZERS, ROWS = "tests/test_ops.py", "tests/test_optimizers.py", "tests/test_cpu_rows.py"
 SOFT = "CrossEntropy or Likelihood"
@@ -68,16 +69,26 @@ TESTS: dict[str, tuple[str, ...]] = {
     "recompute/ops/update.py": ("tests/test_updates.py", OPTIMIZERS),
     "recompute/ops/philox.py": ("tests/test_random.py",),
     "recompute/ops/random.py": ("tests/test_random.py", OPERATORS, "-k", "test_random or Dropout or Random or Bernoul"),
-    "runtime/cpu/kernels_random.py": (GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
+    "runtime/cpu/kernels_random.py": (CORNERS, GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
     "recompute/ops/loss.py": (GAPS, LOSSES, OPERATORS, "-k", f"losses or {SOFT}"),
-    "runtime/cpu/kernels_loss.py": (GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
+    "runtime/cpu/kernels_loss.py": (CORNERS, GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
     "recompute/ops/index.py": (GAPS, "tests/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
-    "runtime/cpu/kernels_index.py": (GAPS, ROWS, "-k", "Gather or range or index"),
-    "runtime/cpu/kernels_copy.py": (ROWS, "-k", "Concat or Split or Slice or Pad or Expand or Tile or Reshape or Fill"),
-    "runtime/cpu/kernels_softmax.py": (ROWS, "-k", f"Softmax and not ({SOFT}) or not_a_number"),
-    "runtime/cpu/kernels_norm.py": (ROWS, "-k", "Norm"),
-    "runtime/cpu/kernels_reduce.py": (ROWS, "-k", "Reduce or not_a_number"),
-    "runtime/cpu/kernels_pooling.py": ("tests/test_cpu_pooling.py", "-k", "not transposes"),
+    "runtime/cpu/kernels_index.py": (CORNERS, GAPS, ROWS, "-k", "Gather or range or index"),
+    "runtime/cpu/kernels_copy.py": (
+        CORNERS,
+        ROWS,
+        "-k",
+        "Concat or Split or Slice or Pad or Expand or Tile or Reshape or Fill",
+    ),
+    "runtime/cpu/kernels_softmax.py": (CORNERS, ROWS, "-k", f"Softmax and not ({SOFT}) or not_a_number"),
+    "runtime/cpu/kernels_norm.py": (CORNERS, ROWS, "-k", "Norm"),
+    "runtime/cpu/kernels_reduce.py": (CORNERS, ROWS, "-k", "Reduce or not_a_number"),
+    "runtime/cpu/kernels_pooling.py": (
+        CORNERS,
+        "tests/test_cpu_pooling.py",
+        "-k",
+        "(cpu_pooling or Pool) and not transposes",
+    ),
 }
 #: seconds of the processor for one run of tests: several times what it takes without a mutant, and so much more
 TIMES, MORE = 4, 20
