@@ -12,6 +12,7 @@ from recompute.errors import JobError
 from recompute.op import op_class
 from recompute.passes.planners import Node, RematerialisationProblem, simulate
 from recompute.passes.planners.simulate import profile
+from recompute.runtime.cpu.families import ENOUGH
 from recompute.runtime.executor import Executor
 
 # -- losses and random numbers ----------------------------------------------------------------------------------------
@@ -27,35 +28,36 @@ def job(name: str, *inputs: np.ndarray | None, **attributes: Any) -> list[np.nda
 
 @pytest.mark.parametrize("label", [-1, 5, 6, -(2**62), 2**62])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_losses_refuse_labels_outside_of_the_classes(label: int, weighted: bool) -> None:
-    """The first number behind the classes too, with and without weights, in both directions."""
+@pytest.mark.parametrize("rows", [4, ENOUGH // 5 + 1])
+def test_losses_refuse_labels_outside_of_the_classes(label: int, weighted: bool, rows: int) -> None:
+    """The first number behind the classes too: on NumPy and by the kernels, which take the larger ones."""
     g = np.random.default_rng(0)
-    x, weights = g.standard_normal((4, 5)).astype(np.float32), np.ones(5, np.float32) if weighted else None
-    labels, loss = np.array([0, 4, label, 1]), np.array(1, np.float32)
-    good = np.array([0, 4, 2, 1])
+    x, weights = g.standard_normal((rows, 5)).astype(np.float32), np.ones(5, np.float32) if weighted else None
+    good, loss = np.arange(rows) % 5, np.array(1, np.float32)
+    labels = good.copy()
+    labels[2] = label
     options = {"reduction": "mean", "ignore_index": None}
-    for name, inputs in (
-        ("SoftmaxCrossEntropyLoss", (x, good, weights)),
-        ("NegativeLogLikelihoodLoss", (x, good, weights)),
-        ("SoftmaxCrossEntropyGrad", (x, good, weights, loss)),
+    for name, behind in (
+        ("SoftmaxCrossEntropyLoss", (weights,)),
+        ("NegativeLogLikelihoodLoss", (weights,)),
+        ("SoftmaxCrossEntropyGrad", (weights, loss)),
     ):
-        assert np.isfinite(job(name, *inputs, **options)[0]).all()
+        assert np.isfinite(job(name, x, good, *behind, **options)[0]).all()
         with pytest.raises(JobError):
-            job(name, inputs[0], labels, *inputs[2:], **options)
-    assert np.isfinite(job("NegativeLogLikelihoodGrad", good, weights, loss, shape=(4, 5), **options)[0]).all()
+            job(name, x, labels, *behind, **options)
+    assert np.isfinite(job("NegativeLogLikelihoodGrad", good, weights, loss, shape=(rows, 5), **options)[0]).all()
     with pytest.raises(JobError):
-        job("NegativeLogLikelihoodGrad", labels, weights, loss, shape=(4, 5), **options)
+        job("NegativeLogLikelihoodGrad", labels, weights, loss, shape=(rows, 5), **options)
     ignored = {**options, "ignore_index": label}
     assert np.isfinite(job("SoftmaxCrossEntropyLoss", x, labels, weights, **ignored)[0]).all()
 
 
-def test_loss_gradients_keep_their_digits_where_the_label_is_almost_certain() -> None:
+@pytest.mark.parametrize("rows", [2, ENOUGH])
+def test_gradients_of_losses_keep_their_digits_where_the_label_is_almost_certain(rows: int) -> None:
     """exp(l) - 1 of a tiny l is l: not the difference of two numbers near 1."""
-    lp = np.array([[-1e-12, -27.6], [-3e-10, -22.0]], np.float32)
-    labels = np.zeros(2, np.int64)
-    (dx,) = job(
-        "SoftmaxCrossEntropyGrad", lp, labels, None, np.array(1, np.float32), reduction="sum", ignore_index=None
-    )
+    lp = np.array([[-1e-12, -27.6], [-3e-10, -22.0]] * (rows // 2), np.float32)
+    labels, one = np.zeros(rows, np.int64), np.array(1, np.float32)
+    (dx,) = job("SoftmaxCrossEntropyGrad", lp, labels, None, one, reduction="sum", ignore_index=None)
     np.testing.assert_allclose(dx[:, 0], lp[:, 0], rtol=1e-6)
     np.testing.assert_allclose(dx[:, 1], np.exp(lp[:, 1]), rtol=1e-5)
 
@@ -115,6 +117,8 @@ def test_the_bound_counts_all_that_is_there_while_a_node_runs() -> None:
     p = problem(nodes, (5, 7, 11, 13), (3,))
     assert Cut(p, 1).used == 7 + 11 + 30 and Cut(p, 2).used == 7 + 11 + 13
     assert least_budget(p) >= 7 + 11 + 30
+    taking = [Node("a", 1.0, (0,), (1, 2), 3, False, True, (0,))]
+    assert Cut(problem(taking, (5, 5, 6), (1,)), 0).used == 5 + (5 + 6 - 5) + 3
 
 
 def test_the_bound_allows_for_its_own_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
