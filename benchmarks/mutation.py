@@ -1,6 +1,6 @@
 """Mutation testing: small changes to the source, one at a time, that the tests must notice.
 
-    python benchmarks/mutation.py [--only GROUP] [--sample N] [--seed S] [--jobs N] [--json FILE] [--again FILE]
+    python benchmarks/mutation.py [--only GROUP] [--sample N] [--seed S] [--jobs N] [--json FILE] [--known FILE]
 
 Mutants are made systematically from the syntax tree (benchmarks/mutation_operators.py) of the files in `GROUPS`, and a
 sample is drawn, the same number from each group.  Each is applied in a copy of the tree below a temporary folder, with
@@ -70,7 +70,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "recompute/ops/philox.py": ("tests/test_random.py",),
     "recompute/ops/random.py": ("tests/test_random.py", OPERATORS, "-k", "test_random or Dropout or Random or Bernoul"),
     "runtime/cpu/kernels_random.py": (CORNERS, GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
-    "recompute/ops/loss.py": (GAPS, LOSSES, OPERATORS, "-k", f"losses or {SOFT}"),
+    "recompute/ops/loss.py": ("tests/test_label_losses.py", GAPS, LOSSES, OPERATORS, "-k", f"losses or {SOFT}"),
     "runtime/cpu/kernels_loss.py": (CORNERS, GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
     "recompute/ops/index.py": (GAPS, "tests/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
     "runtime/cpu/kernels_index.py": (CORNERS, GAPS, ROWS, "-k", "Gather or range or index"),
@@ -237,10 +237,13 @@ def equivalents() -> dict[tuple[str, ...], str]:
     return found
 
 
-def run_all(chosen: list[Mutant], jobs: int) -> list[Result]:
-    """Every mutant's result, in order; those known to be equivalent are not run."""
+def run_all(chosen: list[Mutant], jobs: int, earlier: list[Path]) -> list[Result]:
+    """Every mutant's result, in order; those known to be equivalent, or killed before, are not run."""
     known = equivalents()
-    results = {m: Result(m, "equivalent", why) for m in chosen if (why := known.get(m.key))}
+    rows = [r for path in earlier for r in json.loads(path.read_text())["mutants"] if r["status"].startswith("killed")]
+    killed = {(r["file"], r["function"], r["before"], r["after"]): r for r in rows}
+    results = {m: Result(m, r["status"], r["why"], r["seconds"]) for m in chosen if (r := killed.get(m.key))}
+    results.update((m, Result(m, "equivalent", why)) for m in chosen if (why := known.get(m.key)))
     left = [m for m in chosen if m not in results]
     found: multiprocessing.Queue[Result] = multiprocessing.Queue()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
@@ -305,18 +308,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the results there")
     parser.add_argument("--list", action="store_true", help="only show the mutants that would run")
-    parser.add_argument("--again", type=Path, help="only those that survived in the results of an earlier run (--json)")
+    parser.add_argument(
+        "--known", type=Path, action="append", default=[],
+        help="results of an earlier run (--json) of the same source: what was killed there is not run again",
+    )  # fmt: skip
     args = parser.parse_args()
     chosen = sample(args.only or list(GROUPS), args.sample, args.seed)
-    if args.again:
-        rows = json.loads(args.again.read_text())["mutants"]
-        left = {(r["file"], r["function"], r["before"], r["after"]) for r in rows if r["status"] == "survived"}
-        chosen = [m for m in chosen if m.key in left]
     if args.list:
         for m in chosen:
             print(f"{m.group:10} {m}")
         return
-    text, data = report(run_all(chosen, args.jobs), args.seed)
+    text, data = report(run_all(chosen, args.jobs, args.known), args.seed)
     print("\n" + text)
     if args.json:
         args.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")

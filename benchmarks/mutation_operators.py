@@ -117,7 +117,7 @@ class _Walk:
     def statement(self, s: ast.stmt) -> None:
         match s:
             case ast.FunctionDef() | ast.ClassDef():
-                if s.name not in _UNTOUCHED:
+                if s.name not in _UNTOUCHED and not s.name.endswith("_samples"):
                     self.names.append(s.name)
                     self.definition(s)
                     self.names.pop()
