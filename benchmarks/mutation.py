@@ -20,6 +20,7 @@ import os
 import queue
 import random
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -172,7 +173,7 @@ class Tree:
                 if status:
                     raise SystemExit(f"the tests of {file} fail without any mutant: {why}")
             limits[file] = TIMES * taken + MORE
-            print(f"     unchanged      {taken:5.1f}s {file}", flush=True)
+            print(f"     unchanged      {taken:5.1f}s {file}", file=sys.stderr, flush=True)
         return limits
 
 
@@ -262,7 +263,11 @@ def run_all(chosen: list[Mutant], jobs: int, earlier: list[Path]) -> list[Result
                     raise SystemExit("a worker has stopped") from None
                 continue
             results[r.mutant] = r
-            print(f"{len(results):4} {r.status:14} {r.seconds:5.1f}s {r.mutant}  [{r.why[:90]}]", flush=True)
+            print(
+                f"{len(results):4} {r.status:14} {r.seconds:5.1f}s {r.mutant}  [{r.why[:90]}]",
+                file=sys.stderr,
+                flush=True,
+            )
         for w in workers:
             w.join()
     return [results[m] for m in chosen]
@@ -318,8 +323,10 @@ def main() -> None:
         for m in chosen:
             print(f"{m.group:10} {m}")
         return
+    command = shlex.join(["python", "benchmarks/mutation.py", "--sample", str(args.sample), "--seed", str(args.seed)])
     text, data = report(run_all(chosen, args.jobs, args.known), args.seed)
-    print("\n" + text)
+    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, python {sys.version.split()[0]}; {command}")
+    print(text)
     if args.json:
         args.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
