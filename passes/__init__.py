@@ -4,6 +4,7 @@ from .autodiff import Autodiff
 from .base import PASSES, Pass, pipeline, run_passes
 from .channels_last import ChannelsLast
 from .choose_kernels import ChooseKernels
+from .commit_updates import CommitUpdates
 from .dead_code import DeadCode
 from .eager_updates import EagerUpdates
 from .fold_transposes import FoldTransposes
@@ -26,6 +27,7 @@ __all__ = [
     "Autodiff",
     "ChannelsLast",
     "ChooseKernels",
+    "CommitUpdates",
     "DeadCode",
     "EagerUpdates",
     "FoldTransposes",

@@ -10,6 +10,7 @@ from itertools import accumulate
 from ..errors import UsageError
 from ..ir import Block, Free
 from .base import Pass, run_passes
+from .commit_updates import CommitUpdates
 from .dead_code import DeadCode
 from .liveness import Liveness
 from .lowering import Lowering
@@ -92,7 +93,8 @@ def cleaned(block: Block, *, rebuild: bool = True) -> Block:
     """
     operators = [op for op in block.operators if not isinstance(op.op, Free)]
     bare = block.with_operators([replace(op, kernel="") if op.kernel else op for op in operators], addresses={})
-    return run_passes(bare, [DeadCode(), *([Rebuild()] if rebuild else [])]) if bare.outputs else bare
+    passes = [DeadCode(), *([Rebuild()] if rebuild else []), CommitUpdates()]
+    return run_passes(bare, passes) if bare.outputs else bare
 
 
 def plan_memory(

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir import Block, Operator, Role, Value
+from .commit_updates import checking_operators
 from .storage import ALIGNMENT
 
 
@@ -189,14 +190,19 @@ def _dependencies(block: Block) -> list[tuple[int, ...]]:
     """Operators that each operator must follow.
 
     A reader follows the writer; an operator that updates state in place follows the update before it and all that
-    has read the state since.  Operators that communicate keep their order: it is the same on every device.
+    has read the state since.  Operators that communicate keep their order: it is the same on every device.  So do those
+    that may refuse what they read, and updates that stand behind the last of them stay there.
     """
+    checking = checking_operators(block)
+    last = checking[-1] if checking else -1
+    previous = dict(zip(checking, [-1, *checking], strict=False))
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     sent = -1
     found: list[tuple[int, ...]] = []
     for i, op in enumerate(block.operators):
         before = {writer[v.name] for v in op.reads() if v.name in writer}
+        before.add(previous.get(i, -1))
         if op.role is Role.COMMUNICATE:
             before.add(sent)
             sent = i
@@ -204,6 +210,7 @@ def _dependencies(block: Block) -> list[tuple[int, ...]]:
             readers.setdefault(v.name, []).append(i)
         for v in op.writes():
             if op.op.updates:
+                before.add(last if last < i else -1)
                 before.update(readers.pop(v.name, ()))
                 before.add(writer.get(v.name, -1))
             writer[v.name] = i

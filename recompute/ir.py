@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -106,6 +107,10 @@ class Operator:
     def joins(self) -> tuple[int | None, ...]:
         """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
         return self.op.joins([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
+
+    def checks(self) -> tuple[tuple[int, Any], ...]:
+        """Inputs whose contents may be refused when it runs, and what is asked of them (see `Op.checks`)."""
+        return self.op.checks([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def renamed(self, names: Mapping[str, str]) -> Operator:
         """The same operator with values renamed."""

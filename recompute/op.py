@@ -137,6 +137,17 @@ class Op:
         """
         return ()
 
+    def checks(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[tuple[int, Any], ...]:
+        """Inputs whose contents the operator refuses when they are not what it needs: an index outside its axis, say.
+
+        Each entry is (position of the input, what is asked of it, in any hashable form): an operator that asks the same
+        of the same value later cannot fail any more.  No state is updated before all of a step's questions are
+        answered (see passes/commit_updates.py), so that a failed step changes nothing.
+        """
+        return ()
+
     def again(
         self, ins: Sequence[Value | None], outs: Sequence[Value | None]
     ) -> tuple[Op, tuple[Value | None, ...]] | None:

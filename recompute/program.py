@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -131,8 +132,14 @@ class Program:
         self.plan: Any = None
         #: figures of that plan, where a planner made it (`recompute.planning.PlanFigures`)
         self.planned: Any = None
+        #: why parameters and state are neither those before nor those after a step; "" while they are whole.  Executors
+        #: refuse to go on until a state is loaded
+        self.broken = ""
+        #: held by the thread that runs a step of this program, or binds it
+        self.lock = threading.Lock()
         self._lowered: tuple[Block, Block] | None = None
         self._names: tuple[Block, dict[str, Value]] | None = None
+        self._updates: tuple[Block, bool] | None = None
 
     @property
     def logical(self) -> Block:
@@ -140,6 +147,13 @@ class Program:
         if self._lowered is not None and self._lowered[0] is self.block:
             return self._lowered[1]
         return self.block
+
+    @property
+    def updates(self) -> bool:
+        """Whether a run changes parameters, buffers or state."""
+        if self._updates is None or self._updates[0] is not self.block:
+            self._updates = self.block, any(op.op.updates for op in self.block.operators)
+        return self._updates[1]
 
     def lower_to(self, block: Block, logical: Block) -> None:
         """Replaces the block by what a lowering and a memory plan made of `logical`."""

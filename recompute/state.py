@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
     for v in _stored(program):
         if v.name in arrays:
             _put(program, v, arrays[v.name])
+    _mended(program, arrays)
 
 
 def save_state(program: Program, path: str | PathLike[str]) -> None:
@@ -86,12 +87,19 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
             for v in _stored(program):
                 if v.name in found:
                     _put(program, v, file.get_tensor(v.name))
+            _mended(program, found)
     except FileNotFoundError:
         raise ModelError(f"cannot read '{path}': there is no such file") from None
     except (OSError, SafetensorError) as e:
         raise ModelError(
             f"cannot read '{path}': it is no safetensors file, or it is truncated ({_reason(e)})"
         ) from None
+
+
+def _mended(program: Program, loaded: Iterable[str]) -> None:
+    """A whole state makes a program usable that a failed step has left half updated."""
+    if {v.name for v in _stored(program)} <= set(loaded):
+        program.broken = ""
 
 
 def _stored(program: Program) -> tuple[Value, ...]:

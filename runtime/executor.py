@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from ..kernels import fits, provider
 from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
+from ..threads import exclusively, interrupts_wait
 from .binding import already_there, contents
 from .cpu import native
 from .lowering import foreign, lowering
@@ -126,7 +128,12 @@ class Session:
         for op in wanted:
             self.steps.append(self._step(op))
             progress(len(self.steps), len(wanted))
-        self._segments = segments(self.steps)
+        first = next((i for i, s in enumerate(self.steps) if s.op.op.updates), len(self.steps))
+        #: what changes no state, then the rest
+        self._before, self._after = segments(self.steps[:first]), segments(self.steps[first:])
+        self.lock = threading.Lock()
+        #: whether a run is, or was when it failed, between its first and its last update
+        self.updating = False
 
     def _step(self, op: Operator) -> Step:
         if op.kernel and not fits(op):  # it would write beyond its buffers
@@ -185,10 +192,22 @@ class Session:
         return np.array(self.arrays[name])
 
     def run(self) -> None:
-        """Executes the instructions once.  JobError with the operator where its numerics fail."""
+        """Executes the instructions once.  JobError with the operator where its numerics fail.
+
+        What fails before the first update leaves parameters and state as they were; `updating` says so.  From there on
+        a first Ctrl-C waits for the end of the step.
+        """
+        self.updating = False
         with np.errstate(all="ignore"):
-            for segment in self._segments:
+            for segment in self._before:
                 segment.run()
+            if not self._after:
+                return
+            with interrupts_wait():
+                self.updating = True
+                for segment in self._after:
+                    segment.run()
+                self.updating = False
 
     def run_timed(self) -> list[tuple[Operator, float]]:
         """Executes the instructions once, one by one: each operator with its seconds."""
@@ -213,6 +232,12 @@ class _Bound:
     def serves(self, program: Program, fetch: tuple[str, ...]) -> bool:
         """Whether the program, its arrays and the fetch list are still the same."""
         return program.block is self.block and fetch == self.fetch and self.session.holds(program)
+
+
+_IN_USE = (
+    "program '{}' is running in another thread: a program is run by one thread at a time; load the model once for each "
+    "thread (docs/threads.md)"
+)
 
 
 class Executor:
@@ -251,10 +276,28 @@ class Executor:
         UsageError for wrong feeds or fetches.
         """
         names = _names(program, fetch_list)
-        session = self.session(program, names)
-        self._feed(session, feed or {})
-        session.run()
-        return [session.fetch(n) for n in names]
+        if program.updates:
+            with exclusively(program.lock, _IN_USE.format(program.block.name)):
+                return self._run(program, self.session(program, names), feed, names)
+        with program.lock:
+            session = self.session(program, names)
+        with exclusively(session.lock, _IN_USE.format(program.block.name)):
+            return self._run(program, session, feed, names)
+
+    def _run(self, program: Program, session: Any, feed: Any, names: list[str]) -> list[np.ndarray]:
+        if program.broken:
+            raise JobError(
+                f"program '{program.block.name}' is half updated: {program.broken}; load a whole state "
+                "(rc.load_state) to go on"
+            )
+        self._feed(session, {} if feed is None else feed)
+        try:
+            session.run()
+            return [session.fetch(n) for n in names]
+        except BaseException as e:
+            if session.updating:
+                program.broken = f"a step failed after its first update ({_short(e)})"
+            raise
 
     def session(
         self,
@@ -320,6 +363,11 @@ class Executor:
                     f"feed x.astype('{v.type.numpy}')"
                 )
             session.feed(name, array)
+
+
+def _short(e: BaseException) -> str:
+    """The first line of an error's text; its name where it has none."""
+    return str(e).partition("\n")[0][:200] or type(e).__name__
 
 
 def _names(program: Program, fetch_list: Any) -> list[str]:

@@ -104,6 +104,10 @@ class ChannelsLast(Op, abstract=True):
         form = None if found is None else channels_last_form(found[0])
         return None if found is None or form is None else (form, found[1])
 
+    def checks(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple:
+        """The plain operator's."""
+        return self.plain.checks(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))
+
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """The plain operator's: a kernel does not copy."""
         return self.plain.cost(self.plain_types(ins, self.activations), self.plain_types(outs, self.results))

@@ -32,6 +32,11 @@ def as_i64(xp: Any, indices: Any, scratch: Any) -> Any:
     return scratch[0]
 
 
+def index_within(*sizes: int) -> tuple:
+    """What is asked of indices along axes of these sizes (see `Op.checks`)."""
+    return ("index", *sizes)
+
+
 @dataclass(frozen=True)
 class Gather(Move, onnx=True):
     """(x, indices) → x[..., indices, ...] along `axis`; negative indices count from the end."""
@@ -57,6 +62,10 @@ class Gather(Move, onnx=True):
         x, axis = ins[0], self.axis % ins[0].ndim
         check_bounds(xp, ins[1], x.shape[axis], "Gather")
         take_rows(xp, x, as_i64(xp, ins[1], scratch), outs[0], axis)
+
+    def checks(self, ins, outs):
+        """Indices within the axis."""
+        return ((1, index_within(ins[0].shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
         """dy added up at the rows it came from; only the indices are kept."""
@@ -107,6 +116,10 @@ class GatherGrad(Move):
         add_rows(xp, target.reshape(outer, size, inner), rows, ins[1].reshape(outer, rows.size, inner))
         if target is not outs[0]:
             xp.copyto(outs[0], target, casting="unsafe")
+
+    def checks(self, ins, outs):
+        """Indices within the axis."""
+        return ((0, index_within(self.shape[self.axis])),)
 
     def gradient(self, b, ins, outs, grads):
         """Gather."""

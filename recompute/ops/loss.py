@@ -7,7 +7,7 @@ few samples at a time; inside, a tensor of scores is seen as [N, C, D].
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,10 @@ class LabelLoss(Op, abstract=True):
             raise self.fail("labels must be i32 or i64", scores, labels)
         if weights is not None and weights != TensorType(scores.dtype, scores.shape[1:2]):
             raise self.fail("weights must be one number a class", scores, labels, weights)
+
+    def label_checks(self, at: int, scores: Sequence[int]) -> tuple:
+        """Labels are classes, or ignored; `at`: their position, `scores`: the shape of the scores (see `Op.checks`)."""
+        return ((at, ("label", scores[1], self.ignore_index)),)
 
     def loss_type(self, scores: TensorType, labels: TensorType) -> TensorType:
         """One number, or one a label."""
@@ -243,6 +247,10 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         rows = TensorType(kind, (step, classes, inner))
         return (*self.label_types(scores, weights), TensorType(kind, (step, 1, inner)), rows, rows)
 
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
+
     def compute(self, xp, ins, outs, scratch):
         """Log-probabilities into the second output, or tile by tile into scratch."""
         scores, labels, weights = (*ins, None)[:3]
@@ -322,6 +330,10 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
         """Numbers of labels."""
         return self.label_types(ins[0], ins[2])
 
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
+
     def compute(self, xp, ins, outs, scratch):
         """exp(l) - 1 at the labels, exp(l) elsewhere, times each row's scale."""
         log_prob, labels, weights, dloss = ins
@@ -371,6 +383,10 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
     def scratch(self, ins, outs):
         """Numbers of labels."""
         return self.label_types(ins[0], (*ins, None)[2])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
 
     def compute(self, xp, ins, outs, scratch):
         """The labels' elements, weighted and reduced."""
@@ -430,6 +446,10 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     def scratch(self, ins, outs):
         """Numbers of labels; a tile's numbers."""
         return self.label_types(TensorType(ins[2].dtype, self.shape), ins[1])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(0, self.shape)
 
     def compute(self, xp, ins, outs, scratch):
         """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""

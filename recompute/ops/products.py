@@ -152,6 +152,9 @@ class Cofactors(Op):
     def compute(self, xp, ins, outs, scratch):
         """x = U S Vᵀ: det(U) det(V) U diag(∏_(j≠i) s_j) Vᵀ."""
         for at in np.ndindex(*ins[0].shape[:-2]):
+            if not xp.isfinite(ins[0][at]).all():  # svd would raise
+                outs[0][at] = xp.nan
+                continue
             u, s, v = xp.linalg.svd(ins[0][at])
             others = xp.stack([xp.prod(xp.delete(s, i)) for i in range(len(s))]) if len(s) else s
             xp.matmul(u * (others * (xp.linalg.det(u) * xp.linalg.det(v))), v, out=outs[0][at])

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,13 @@ class Regions(Op, abstract=True):
     """What pools of regions share: a maximum over candidates, each an element of x times a weight."""
 
     spatial_scale: float
+    #: positions of the regions, and of their images' numbers where they are an input of their own
+    asked: ClassVar[tuple[int, ...]] = (1,)
+
+    def checks(self, ins: Any, outs: Any) -> tuple:
+        """Regions are finite, and their images are there."""
+        x = ins[0] if ins[0].ndim == 4 else outs[0]
+        return tuple((i, ("region", x.shape[0])) for i in self.asked)
 
     def bins(self) -> tuple[int, int]:
         """Rows and columns of a pooled region."""
@@ -166,6 +173,7 @@ class RoiAlign(Aligned):
     of x.  No gradient by the regions, as in torchvision.  All floats have one element type.
     """
 
+    asked: ClassVar[tuple[int, ...]] = (1, 2)
     output_height: int = 1
     output_width: int = 1
     spatial_scale: float = 1.0
@@ -262,6 +270,7 @@ def _samples(draw: Any) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray
 class RoiAlignGrad(Aligned):
     """(rois, batch_indices, dy, by=None) → the gradient of RoiAlign by x, which has `shape`."""
 
+    asked: ClassVar[tuple[int, ...]] = (0, 1)
     shape: tuple[int, ...]
     output_height: int = 1
     output_width: int = 1

@@ -14,7 +14,7 @@ from ..op import Op
 from ..types import TensorType
 from .common import normal_axis
 from .flat import REDUCTIONS, add_rows, check_bounds, set_rows, take_rows
-from .index import need_indices
+from .index import index_within, need_indices
 from .shape import Move
 
 
@@ -96,6 +96,10 @@ class GatherElements(Move, onnx=True):
         at = element_positions(xp, ins[1], x.shape, axis, scratch[0], self.name)
         take_rows(xp, x.reshape(-1), at, outs[0].reshape(-1))
 
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, index_within(ins[0].shape[self.axis])),)
+
     def gradient(self, b, ins, outs, grads):
         """dy added up where it came from."""
         return [b.GatherElementsGrad(ins[1], grads[0], shape=ins[0].shape, axis=self.axis), None]
@@ -134,6 +138,10 @@ class GatherElementsGrad(Move):
         outs[0].fill(0)
         add_rows(xp, outs[0].reshape(1, -1, 1), at, ins[1].reshape(1, -1, 1))
 
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((0, index_within(self.shape[self.axis])),)
+
     def gradient(self, b, ins, outs, grads):
         """GatherElements."""
         return [None, b.GatherElements(grads[0], ins[0], axis=self.axis)]
@@ -162,6 +170,11 @@ def rows_taken(op: Op, x: TensorType, indices: TensorType, batch: int) -> tuple[
     return (*indices.shape[:-1], *x.shape[batch + depth :])
 
 
+def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
+    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
+    return index_within(*shape[batch : batch + indices.shape[-1]])
+
+
 @dataclass(frozen=True)
 class GatherND(Move, onnx=True):
     """(x, indices) → the parts of x at the coordinates in the indices' last axis."""
@@ -183,6 +196,10 @@ class GatherND(Move, onnx=True):
         inner = math.prod(x.shape[self.batch_dims + indices.shape[-1] :])
         if outs[0].size:
             take_rows(xp, x.reshape(-1, inner), at, outs[0].reshape(-1, inner))
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, coordinates_within(ins[0].shape, ins[1], self.batch_dims)),)
 
     def gradient(self, b, ins, outs, grads):
         """dy added up where it came from."""
@@ -224,6 +241,10 @@ class GatherNDGrad(Move):
         outs[0].fill(0)
         if dy.size:
             add_rows(xp, outs[0].reshape(1, -1, inner), at, dy.reshape(1, -1, inner))
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((0, coordinates_within(self.shape, ins[0], self.batch_dims)),)
 
     def gradient(self, b, ins, outs, grads):
         """GatherND."""
@@ -325,6 +346,10 @@ class ScatterElements(Scatter, onnx=True):
         outs[0][...] = x
         set_rows(xp, outs[0].reshape(-1, 1), at, updates.reshape(-1, 1), self.reduction)
 
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, index_within(ins[0].shape[self.axis])),)
+
     def take(self, b, x, indices):
         """GatherElements."""
         return b.GatherElements(x, indices, axis=self.axis)
@@ -371,6 +396,10 @@ class ScatterND(Scatter, onnx=True):
         outs[0][...] = x
         if updates.size:
             set_rows(xp, outs[0].reshape(-1, inner), at, updates.reshape(-1, inner), self.reduction)
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, coordinates_within(ins[0].shape, ins[1], 0)),)
 
     def take(self, b, x, indices):
         """GatherND."""

@@ -24,6 +24,13 @@ MODULES = {
 }
 
 
+#: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
+BITS_BY_THREADS = {
+    "onednn": ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose", "MatMul", "Gemm"),
+    "blas": ("MatMul", "Gemm"),
+}
+
+
 def register_all() -> None:
     """Registers the providers that can run here."""
     for module in MODULES.values():

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: bytes of a padded block for each thread
 _BLOCK = 1 << 20
+#: bytes of one from which a weight's gradient is summed: the same for any number of threads, so that the bits are
+_SUMMED_BLOCK = 1 << 21
 #: bytes of the source that stay in a thread's cache while one panel after the other is multiplied with them
 _SPAN = 1 << 20
 #: floating-point operations below which one thread does all
@@ -108,7 +110,7 @@ class _Common:
     def __init__(self, c: Convolved) -> None:
         g, w = c.geometry, c.geometry.window
         self.c, self.g = c, g
-        self.sweep = Sweep(c, _BLOCK * native.threads())
+        self.sweep = Sweep(c, _SUMMED_BLOCK if c.kind == "weight" else _BLOCK * native.threads())
         self.taps = w.taps
         #: channels of a group in the source and in the product's other operand
         self.depth, self.width = (g.mg, g.cg) if c.kind == "input" else (g.cg, g.mg)

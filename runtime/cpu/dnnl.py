@@ -7,12 +7,13 @@ of version 3.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.metadata
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ...threads import once
 
 _CPU, _OMP, _F32, _ANY = 1, 2, 3, 1
 _USER_SCRATCHPAD, _DIRECT, _FORWARD, _ADD = 1, 1, 64, 0x1FFF0
@@ -57,7 +58,7 @@ def _candidates() -> Iterable[str]:
     yield "libdnnl.so.3"
 
 
-@functools.cache
+@once
 def load() -> Library | str:
     """The library, or why it cannot be used."""
     why = f"oneDNN is not installed (extra 'onednn', distribution {_DISTRIBUTION})"

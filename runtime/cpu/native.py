@@ -25,6 +25,7 @@ import numpy as np
 
 from ...errors import JobError
 from ...files import cache_folder, replacing
+from ...threads import once, set_up_lock
 
 #: changes whenever object code made before must not be loaded any more
 _VERSION = "2"
@@ -94,7 +95,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@functools.cache
+@once
 def _worker() -> ThreadPoolExecutor:
     """What runs tables in a fork: libgomp would wait for ever for threads that the process lacks, but a new thread
     gets new ones."""
@@ -164,7 +165,7 @@ def unavailable() -> str:
     return ""
 
 
-@functools.cache
+@once
 def threads() -> int:
     """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.
 
@@ -185,7 +186,7 @@ def announce_threads() -> None:
         gomp.omp_set_num_threads(threads())
 
 
-@functools.cache
+@once
 def _libgomp() -> Any:
     """The OpenMP runtime of GCC; None where there is none.
 
@@ -223,15 +224,14 @@ class _Toolchain:
         """Names object code by all that it depends on."""
         return hashlib.sha256("\0".join((self.made_by, *parts)).encode()).hexdigest()[:32]
 
-    def load(self, key: str, code: bytes) -> int:
-        """The address of the function in this object code."""
+    def load(self, key: str, code: bytes) -> None:
+        """Loads the function in this object code; `addresses` has it from then on."""
         self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         address = self.engine.get_function_address(f"k_{key}")
         if not address:
             raise JobError(f"native code without the function k_{key}")
         self.addresses[key] = address
-        return address
 
     def object_code(self, module: Any, key: str) -> bytes:
         """Optimised machine code of a module whose `kernel` gets the name that belongs to the key."""
@@ -247,7 +247,7 @@ class _Toolchain:
         return self.machine.emit_object(module)
 
 
-@functools.cache
+@once
 def toolchain() -> _Toolchain:
     """The one toolchain of this process.  JobError where llvmlite is missing."""
     if why := unavailable():
@@ -261,8 +261,14 @@ def loaded(key: str, make: Callable[[], Any]) -> int:
     `make`: gives the module whose function `kernel` it is.
     """
     tools = toolchain()
-    if key in tools.addresses:
-        return tools.addresses[key]
+    if key not in tools.addresses:
+        with set_up_lock():  # LLVM's engine and numba's compiler are one for all threads
+            if key not in tools.addresses:
+                _load(tools, key, make)
+    return tools.addresses[key]
+
+
+def _load(tools: _Toolchain, key: str, make: Callable[[], Any]) -> None:
     folder = cache_folder()
     path = None if folder is None else folder / "kernels" / f"{key}.o"
     code = None if path is None else _read(path)
@@ -270,7 +276,7 @@ def loaded(key: str, make: Callable[[], Any]) -> int:
         code = tools.object_code(make(), key)
         if path is not None:
             _write(path, code)
-    return tools.load(key, code)
+    tools.load(key, code)
 
 
 def _digest(code: bytes) -> bytes:
@@ -300,7 +306,7 @@ def compile_ir(ir: str) -> int:
     return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir))
 
 
-@functools.cache
+@once
 def _driver() -> Any:
     """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
     gomp = _libgomp()

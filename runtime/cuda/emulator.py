@@ -7,6 +7,7 @@ block first; numbers that change with it have a race.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -14,7 +15,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,10 @@ def compiler() -> str:
     """The C++ compiler; "" where there is none."""
     names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
     return next((found for n in names if n and (found := shutil.which(n))), "")
+
+
+#: held while kernels run
+_RUNNING = threading.RLock()
 
 
 class EmulatedDevice:
@@ -92,6 +98,12 @@ class EmulatedDevice:
 
     def synchronize(self) -> None:
         """Everything is done already."""
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """One thread of this process at a time: the emulated threads' numbers and shared memory are static."""
+        with _RUNNING:
+            yield
 
     # -- kernels --------------------------------------------------------------------------------------------------
 

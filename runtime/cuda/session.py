@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from ...ops.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
+from ...threads import interrupts_wait
 from ..binding import already_there, contents
 from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
 from .postpone import postponed
@@ -80,8 +82,13 @@ class CudaSession:
         calls = postponed(((op, self._calls(op)) for op in wanted), self._used)
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
-        self._segments: list[Callable[[], None]] | None = None
+        #: what the host waits for before state changes, since it may fail; the rest
+        self._parts = _parts(self.steps)
+        self._segments: list[list[Callable[[], None]]] | None = None
         self._ran = False
+        self.lock = threading.Lock()
+        #: whether a run is, or was when it failed, between its first and its last update
+        self.updating = False
         #: weak: the arrays know this session, whose memory is to go when the program does
         self._data = weakref.ref(data) if isinstance(data, Arrays) else None
         if isinstance(data, Arrays):
@@ -169,11 +176,17 @@ class CudaSession:
     def fetch(self, name: str) -> np.ndarray:
         """A copy of a value after a run.  JobError where a kernel met what cannot be computed."""
         found = self.device.download(self.arrays[name])
+        self.updating = bool(self._parts[1])
+        self._check()
+        self.updating = False
+        return found
+
+    def _check(self) -> None:
+        """JobError where a kernel met what cannot be computed; waits for all that was launched."""
         status = int(self.device.download(self.device.status))
         if status:
             self.device.upload(self.device.status, np.zeros((), np.int32))
             raise JobError(TROUBLE.get(status, f"a kernel reports status {status}"))
-        return found
 
     @property
     def on_host(self) -> list[Operator]:
@@ -181,19 +194,29 @@ class CudaSession:
         return [s.op for s in self.steps if s.on_host]
 
     def run(self) -> None:
-        """Executes the instructions once; from the second time on by replaying graphs, where the device has them."""
+        """Executes the instructions once; from the second time on by replaying graphs, where the device has them.
+
+        Before the first update the host asks the device whether anything went wrong, where something can: what fails
+        there leaves parameters and state as they were (`updating`).
+        """
         self._give()
+        self.updating = False
         with _current(self.device):
-            if self.device.graphs and self._ran:
-                if self._segments is None:
-                    self._segments = self._captured()
-                for segment in self._segments:
-                    segment()
-            else:
-                for step in self.steps:
-                    step.run()
+            if self.device.graphs and self._ran and self._segments is None:
+                self._segments = [self._captured(part) for part in self._parts]
+            before, after = self._segments or [[s.run for s in part] for part in self._parts]
+            for run in before:
+                run()
+            if before and after:
+                self._check()
+            if after:
+                with interrupts_wait():
+                    self.updating = True
+                    for run in after:
+                        run()
+                    self._newer = set(self.hosts)
+                    self.updating = False
         self._ran = True
-        self._newer = set(self.hosts)
 
     def _give(self) -> None:
         """What the host may have written goes to the device."""
@@ -201,9 +224,9 @@ class CudaSession:
             self.device.upload(self.arrays[name], self.hosts[name])
         self._claimed.clear()
 
-    def _captured(self) -> list[Callable[[], None]]:
+    def _captured(self, part: Sequence[Step]) -> list[Callable[[], None]]:
         found: list[Callable[[], None]] = []
-        for host, group in itertools.groupby(self.steps, key=lambda s: s.on_host):
+        for host, group in itertools.groupby(part, key=lambda s: s.on_host):
             steps = list(group)
             if host or not _joined(steps):
                 found += [s.run for s in steps]
@@ -218,6 +241,16 @@ class CudaSession:
             found = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
         self._ran, self._newer = True, set(self.hosts)
         return found
+
+
+def _parts(steps: list[Step]) -> tuple[list[Step], list[Step]]:
+    """The steps before the first update, if any of them may refuse what was fed, and the others.
+
+    A program that moves values to the host is one part: a graph takes no copy that another one has begun.
+    """
+    first = next((i for i, s in enumerate(steps) if s.op.op.updates), len(steps))
+    whole = any(s.op.op.copies for s in steps) or not any(s.op.checks() for s in steps[:first])
+    return ([], steps) if whole and first < len(steps) else (steps[:first], steps[first:])
 
 
 def _does_something(block: Block, op: Operator) -> bool:
