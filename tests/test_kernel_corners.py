@@ -156,3 +156,33 @@ def test_corners(op: Any, inputs: Any, want: int | None, monkeypatch: pytest.Mon
     all_sizes(monkeypatch)
     for got, expected in zip(native_results(op, inputs, want), numpy_results(op, inputs, want), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dims", [(1, 9), (2, 2), (9, 1), (5, 7)])
+@pytest.mark.parametrize("name", ["ChannelsLastAveragePool", "ChannelsLastMaxPool"])
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 0, 0, 1)])
+def test_corners_of_pools(name: str, dims: tuple[int, int], pads: tuple[int, ...], monkeypatch: Any) -> None:
+    """One window in an axis, edges on one side, windows of unlike counts."""
+    all_sizes(monkeypatch)
+    window = {"kernel_shape": tuple(min(2, d) for d in dims), "strides": (2, 1), "pads": pads}
+    x = draw(2, *dims, 3)
+    op = make(name, **window)
+    both = (native_results, numpy_results) if "Average" in name else (pooled, pooled_own)
+    y, want = (run(op, (x,), 1)[0] for run in both)
+    np.testing.assert_allclose(y, want, rtol=1e-13)
+    if "Average" in name:
+        grad = make(f"{name}Grad", shape=dims, **window)
+        dy = draw(*y.shape)
+        np.testing.assert_allclose(native_results(grad, (dy,))[0], numpy_results(grad, (dy,))[0], rtol=1e-13)
+
+
+def pooled(op: Any, inputs: Any, want: int) -> list[np.ndarray]:
+    from test_cpu_pooling import run
+
+    return run(applied(op, *inputs, absent=(1,)), *inputs)
+
+
+def pooled_own(op: Any, inputs: Any, want: int) -> list[np.ndarray]:
+    from test_cpu_pooling import run
+
+    return run(applied(op, *inputs, absent=(1,)), *inputs, own=True)

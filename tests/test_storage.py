@@ -12,7 +12,7 @@ import recompute as rc
 from recompute import Block, Operator, TensorType, Value, parse, show
 from recompute.op import Op
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
-from recompute.passes.memory_plan import aligned, as_lifetime, collect_lifetimes, live_profile
+from recompute.passes.memory_plan import MemoryReport, aligned, as_lifetime, collect_lifetimes, live_profile
 from recompute.passes.packing import Lifetime, height, pack
 from recompute.passes.storage import dying, offsets_inside, storages
 from recompute.runtime.checking import run_checked
@@ -174,6 +174,7 @@ def test_figures_of_a_plan() -> None:
     assert report.peak == report.arena + report.persistent
     assert report.peak_at == [op.op.name for op in planned.operators].index("Expand")
     assert (report.host, report.host_live_peak) == (0, 0)
+    assert MemoryReport(report.arena, report.live_peak, report.persistent, report.peak_at) == report
     at = planned.addresses
     assert at["x"] == at["a"] == at["r"] and at["b"] == at["d"] == at["e"] and {at["x"], at["b"]} in ({0, 64}, {0, 256})
     assert list(at) == [n for n in planned.values() if n in at]

@@ -230,3 +230,15 @@ def test_the_step_counter(dtype: Any) -> None:
         x = np.array(41, dtype)
         op.compute(np, [x] if unscale is None else [x, np.array(unscale, np.float32)], [x], [])
         assert x == expected and x.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [("SGDUpdate", 2), ("MomentumUpdate", 4), ("AdagradUpdate", 9), ("RMSPropUpdate", 12), ("AdamUpdate", 14)],
+)
+def test_costs(name: str, flops: int) -> None:
+    """What planners and estimates reckon with, for each element of the parameter."""
+    op = make(name)
+    types = {"SGDUpdate": "f32[7] f32[7] f32[]", "AdamUpdate": "f32[7] f32[7] f32[7] f32[7] f32[] i64[]"}
+    ins = [TensorType.parse(t) for t in types.get(name, "f32[7] f32[7] f32[7] f32[]").split()]
+    assert op.cost(ins, op.infer(*ins)).flops == 7 * flops
