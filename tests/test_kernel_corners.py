@@ -138,6 +138,8 @@ def draw(*shape: int) -> np.ndarray:
         (make("Softmax"), (draw(3, 2) * 30,), None),
         (make("Softmax"), (draw(1, 5),), None),
         (make("LogSoftmax"), (draw(3, 2) * 30,), None),
+        (make("ChannelsLastSoftmaxCrossEntropyLoss", **LOSS), (draw(2, 3, 1), np.zeros((2, 3), np.int64)), None),
+        (make("ChannelsLastSoftmaxCrossEntropyLoss", **LOSS), (draw(2, 3, 4), np.ones((2, 3), np.int64)), None),
         (make("SoftmaxGrad"), (abs(draw(3, 2)), draw(3, 2)), None),
         (make("LogSoftmaxGrad"), (-abs(draw(3, 2)), draw(3, 2)), None),
         *[(make(f"Reduce{kind}", axes=axes, keepdims=keep), (draw(*shape),), None)
