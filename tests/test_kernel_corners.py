@@ -82,6 +82,7 @@ LARGE: list[tuple[Any, str, bool]] = [
     (make("Gather"), f"f32[9,15] i64[{2 * MANY}]", False),
     (make("Gather", axis=1), f"f32[9,16] i64[{MANY}]", False),
     (make("GatherElements", axis=1), f"f32[16,9] i64[16,{MANY}]", True),
+    (make("GatherElements", axis=1), f"i64[16,9] i64[16,{MANY}]", True),
     (make("GatherElements", axis=1), f"f32[16,9] i64[16,{FEW}]", False),
     (make("GatherElements", axis=1), f"f32[17,9] i64[16,{MANY}]", False),
     (make("GatherElementsGrad", shape=(16, 9), axis=1), f"i64[16,{MANY}] f32[16,{MANY}]", True),

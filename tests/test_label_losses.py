@@ -14,6 +14,7 @@ from recompute import TensorType
 from recompute.errors import TypeRuleError
 from recompute.op import op_class
 from recompute.ops.tiles import TILE
+from recompute.testing import Case, case_block, check_expansion
 
 G = np.random.default_rng(2)
 LABELS = np.array([[0, 4, 2], [2, 1, 2]])
@@ -94,3 +95,21 @@ def test_scratch_is_a_tile(shape: tuple[int, ...], weighted: bool, ignore: int |
     op = op_class("SoftmaxCrossEntropyLoss")(ignore_index=ignore)
     found = op.scratch([scores, labels, *weights], [None, None])
     assert list(map(str, found)) == [*expected.split(), expected.split()[-1]]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_expansions_with_inner_axes(reduction: str, weighted: bool) -> None:
+    """In simpler operators, for labels in rows and columns, some of which are ignored."""
+    shape = {"none": (2, 3)}.get(reduction, ())
+    weights, dloss = WEIGHTS.astype(np.float64) if weighted else None, np.full(shape, 1.5)
+    scores, lp = SCORES.astype(np.float64), -abs(SCORES.astype(np.float64))
+    options: dict[str, Any] = {"reduction": reduction, "ignore_index": 2}
+    for name, inputs, more in (
+        ("SoftmaxCrossEntropyLoss", (scores, LABELS, weights), {}),
+        ("SoftmaxCrossEntropyGrad", (lp, LABELS, weights, dloss), {}),
+        ("NegativeLogLikelihoodLoss", (lp, LABELS.astype(np.int32), weights), {}),
+        ("NegativeLogLikelihoodGrad", (LABELS, weights, dloss), {"shape": (2, 5, 3)}),
+    ):
+        case = Case(op_class(name)(**options, **more), inputs)
+        check_expansion(case, *case_block(case))
