@@ -1,7 +1,6 @@
 """Writes a network of the zoo to a file: `python -m recompute.models lenet -o lenet.onnx`."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from ..files import replacing
 from . import build, info, names, parameters
 
 
@@ -29,20 +29,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     path = Path(options.output or f"{options.name}.onnx")
-    save(model, path)
+    try:
+        save(model, path)
+    except OSError as error:
+        parser.error(f"cannot write '{path}': {error.strerror or error}")
     count = sum(_size(shape) for shape in parameters(model).values())
     print(f"{path}: {count:,} parameters, {path.stat().st_size:,} bytes")
     return 0
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a model next to `path` and renames it, so that a reader never finds half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    """Writes a model; the file is there whole or not at all."""
+    with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..room import need_room
+
 OPSET = 20
 IR_VERSION = 9
 BATCH = "N"
@@ -148,6 +150,7 @@ class Net:
         self._define(name)
         if self._weights:
             value = init.draw(shape, seed=self._seed, name=name)
+            need_room(2 * value.nbytes)  # as bytes, and in the tensor
             self._initializers.append(numpy_helper.from_array(value, name))
             return name
         fill = helper.make_tensor("value", TensorProto.FLOAT, [1], [init.scale])
@@ -319,6 +322,7 @@ class Net:
 
     def model(self, name: str, *, description: str) -> onnx.ModelProto:
         """The finished model: opset 20, IR version 9."""
+        need_room(2 * sum(tensor.ByteSize() for tensor in self._initializers))  # in the graph, and in the model
         graph = helper.make_graph(
             self._nodes, name, self._inputs, self._outputs, self._initializers, doc_string=description
         )

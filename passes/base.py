@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import UsageError, VerifyError, nearest
+from ..files import make_folder, replacing
 from ..ir import Block
 from ..text import show
 from ..verify import verify
@@ -60,8 +61,8 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
     _check_order(passes)
     folder = Path(dump) if dump is not None else None
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "00-input.rir").write_text(show(block))
+        make_folder(folder)
+        _dump(folder / "00-input.rir", block)
     for i, p in enumerate(passes, 1):
         after = p.run(block)
         try:
@@ -70,8 +71,13 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
             raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, block)}\n{e}") from None
         block = after
         if folder is not None:
-            (folder / f"{i:02d}-{p.name}.rir").write_text(show(block))
+            _dump(folder / f"{i:02d}-{p.name}.rir", block)
     return block
+
+
+def _dump(path: Path, block: Block) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(show(block), encoding="utf-8")
 
 
 def _check_order(passes: Sequence[Pass]) -> None:

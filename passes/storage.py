@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..ir import Block, Free, Operator, Value
-
-#: bytes to which every allocation is aligned: a cache line, and the widest vector register
-ALIGNMENT = 64
+from ..verify_addresses import ALIGNMENT
 
 
 @dataclass

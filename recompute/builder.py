@@ -11,7 +11,7 @@ import numpy as np
 from .errors import TypeRuleError
 from .ir import Block, Constant, Operator, Role, Value
 from .op import Op, op_class
-from .types import DTYPES, MAX_DIMENSIONS, TensorType
+from .types import DTYPES, TensorType
 
 
 class Names:
@@ -72,8 +72,8 @@ class Builder:
         base = name or (f"{self.prefix}.{op.name.lower()}" if self.prefix else op.name.lower())
         outputs = []
         for i, t in enumerate(types[:count]):
-            if len(t.shape) > MAX_DIMENSIONS:
-                raise op.fail(f"its output would have {len(t.shape)} dimensions, {MAX_DIMENSIONS} are possible", t)
+            if why := "lacks a type: a required input is absent" if t is None else t.impossible():
+                raise op.fail(f"its output {why}", *(None if v is None else v.type for v in inputs))
             if op.updates:  # writes into an input's storage: the same name
                 target = inputs[op.updates[i]]
                 assert target is not None

@@ -11,6 +11,7 @@ import numpy as np
 from .cli_values import place
 from .compiler import CompiledStep
 from .data import synthetic_batch
+from .files import apart
 from .ir import Role
 from .program import Program
 
@@ -86,7 +87,7 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    with tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # a file: above 2 GiB there is no other way
+    with apart(), tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # above 2 GiB only files are taken
         path = os.path.join(folder, "model.onnx")
         export_trained(program, path)
         session = ort.InferenceSession(path, options, providers=_providers(ort))

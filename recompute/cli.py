@@ -5,51 +5,41 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .cli_arguments import parser
+from . import cli_ending
 from .cli_values import compile_options, finite, input_shapes, place, split, zoo_option
-from .errors import JobError, RecomputeError, UsageError, nearest
-from .files import replacing
+from .errors import JobError, UsageError, nearest
+from .files import replacing, together
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script.  Returns the exit code."""
+    args = argparse.Namespace(verbose=False)
+    with cli_ending.prepared(args):
+        try:
+            from .cli_arguments import parser  # takes long: an interruption is seen to already
+
+            code = _run(parser().parse_args(argv, args))
+            cli_ending.flush()
+        except BaseException as e:
+            code = cli_ending.exit_code(e, args.verbose)
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    """What the arguments ask for."""
     from . import cli_costs
 
-    args = parser().parse_args(argv)
-    try:
-        _check_arguments(args)
-        if args.list_models:
-            return _list_models()
-        with cli_costs.chosen(args):
-            return _Job(args).run()
-    except RecomputeError as e:
-        if args.verbose:
-            traceback.print_exc()
-        print(f"recompute-compile: error: {e}", file=sys.stderr)
-        return e.exit_code
-    except KeyboardInterrupt:
-        print("recompute-compile: interrupted", file=sys.stderr)
-        return 130
-    except MemoryError:
-        print(
-            "recompute-compile: error: out of memory on this machine; a smaller --batch takes less",
-            file=sys.stderr,
-        )
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as e:  # a full disk, a folder that may not be written to
-        print(f"recompute-compile: error: {e}", file=sys.stderr)
-        return 1
+    _check_arguments(args)
+    if args.list_models:
+        return _list_models()
+    with cli_costs.chosen(args):
+        return _Job(args).run()
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
@@ -70,21 +60,12 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError("--data is for --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
-    from . import cli_memory, cli_plan, pictures
+    from . import cli_memory, cli_outputs, cli_plan, pictures
 
     pictures.check_arguments(args)
     cli_memory.check_arguments(args)
     cli_plan.check_arguments(args)
-    for path in (args.output, *pictures.paths(args)):
-        if path is not None and str(path) == "-":
-            raise UsageError("only --json writes to standard output ('-'): name a file")
-    for path in (args.output, args.json, *pictures.paths(args)):
-        if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
-            raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
-        if path is not None and path.is_dir():
-            raise UsageError(f"cannot write '{path}': it is a folder")
-    if args.dump_ir is not None and args.dump_ir.exists() and not args.dump_ir.is_dir():
-        raise UsageError(f"--dump-ir: '{args.dump_ir}' is no folder")
+    cli_outputs.check_arguments(args)
 
 
 def _list_models() -> int:
@@ -92,7 +73,7 @@ def _list_models() -> int:
 
     for name in models.names():
         entry = models.info(name)
-        print(f"{name:<16} {entry.description}")
+        cli_ending.say(f"{name:<16} {entry.description}")
     return 0
 
 
@@ -133,34 +114,42 @@ class _Job:
         self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
         self.specs: dict[str, Any] = {}
         self.seconds: list[float] | None = None  # measured, of each operator
+        self.written: list[Path] = []  # said when they are there
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
     def say(self, text: str) -> None:
         """Prints for people, unless machines read standard output."""
         if not self.args.quiet:
-            print(text, file=sys.stderr if self.to_stdout else sys.stdout)
+            (cli_ending.tell if self.to_stdout else cli_ending.say)(text)
 
     def run(self) -> int:
-        """Load, attach a loss, compile both steps, write, run, check, report."""
+        """All that was asked for.  Files get their names at the end, together; where the job fails there are none."""
+        with together():
+            self.work()
+            self.write_json()
+        for path in self.written:
+            self.say(f"wrote {path}")
+        return self.verdict()
+
+    def work(self) -> None:
+        """Load, attach a loss, compile both steps, write, run, check."""
         from . import cli_memory, cli_plan
         from .compiler import checkpoint_candidates, resolve_checkpoints
 
         if cli_plan.is_problem(self.args.model):
             cli_plan.plan_problem(self)
-            self.write_json()
-            return 0
+            return
         if cli_memory.before_loading(self, self.wants_more()):
-            self.write_json()
-            return 0
+            return
         program = self.load()
         loss = self.attach_loss(program)
         if self.args.list_checkpoints:
-            return self.print_candidates(*checkpoint_candidates(program.block))
+            self.print_candidates(*checkpoint_candidates(program.block))
+            return
         wanted = self.checkpoint_patterns()
         names = resolve_checkpoints(program, wanted) if wanted is not None else None
         if cli_plan.answers(self, program, loss, names):
-            self.write_json()
-            return 0
+            return
         plain = self.compile(program, loss)
         self.report.plain = asdict(plain.figures)
         step = plain
@@ -187,8 +176,6 @@ class _Job:
         self.draw(program, plain, step, loss)
         if model is not None:
             self.write_onnx(model)
-        self.write_json()
-        return self.verdict()
 
     def wants_more(self) -> bool:
         """Whether something is to be written or run."""
@@ -308,17 +295,16 @@ class _Job:
         if self.args.quiet:
             return
         for note in self.report.notes:
-            print(f"note: {note}", file=sys.stderr)
+            cli_ending.tell(f"note: {note}")
         from .show_table import before_after
 
         self.say(before_after(self.report))
 
-    def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> int:
+    def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> None:
         """The values that cut the graph, with their sizes."""
         from .show_table import candidates_table
 
-        print(candidates_table(candidates, always))
-        return 0
+        cli_ending.say(candidates_table(candidates, always))
 
     def exported(self, step: Any) -> Any:
         """The training step as an ONNX model."""
@@ -332,7 +318,7 @@ class _Job:
 
         save_model(model, self.args.output)
         self.report.output = str(self.args.output)
-        self.say(f"wrote {self.args.output}")
+        self.written.append(self.args.output)
 
     def train(self, step: Any, loss: str) -> None:
         """Trains and compares the measured peak with the predicted one."""
@@ -394,7 +380,7 @@ class _Job:
 
         for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
             self.report.pictures.append(str(path))
-            self.say(f"wrote {path}")
+            self.written.append(path)
 
     def write_json(self) -> None:
         """The report for machines."""
@@ -402,7 +388,7 @@ class _Job:
             return
         text = json.dumps(finite(asdict(self.report)), indent=2, allow_nan=False) + "\n"
         if self.to_stdout:
-            sys.stdout.write(text)
+            print(text, end="", flush=True)
         else:
             with replacing(self.args.json) as temporary:
                 temporary.write_text(text)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NoReturn
 
 from . import cli_memory, cli_plan, pictures
+from .errors import printable
 
 EPILOG = """\
 examples:
@@ -17,13 +19,21 @@ examples:
   recompute-compile resnet50 --batch 64 --memory-budget 50% --compare
   recompute-compile model.onnx --input-shapes x:[64,3,224,224] --checkpoints @kept.txt -o step.onnx --json step.json
 
-exit codes: 0 done, 1 the job failed (a broken file, an operator that is not supported), 2 the request was wrong
+exit codes: 0 done, 1 the job failed (a broken file, an operator that is not supported), 2 the request was wrong,
+128 + N ended by signal N
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors repeat what was typed: printable, and short."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message, 2000))
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
+    p = _Parser(
         prog="recompute-compile",
         description="Compile an ONNX model into a training step that recomputes what it does not keep, and say what "
         "it costs before anything runs.",

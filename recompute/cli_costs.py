@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .cli_ending import tell
 from .errors import UsageError
 from .show_table import progress_status
 
@@ -64,7 +64,7 @@ def chosen(args: argparse.Namespace) -> Iterator[None]:
     from .profile import Profile
 
     def warn(text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr)
+        tell(f"warning: {text}")
 
     with Profile(None if args.profile == Path() else args.profile, warn=warn) as profile:
         args.cost = profile
@@ -79,11 +79,11 @@ def _say(profile: Profile) -> None:
     """What was measured, and what was not."""
     measured, skipped = profile.measured, profile.skipped
     if measured:
-        print(f"measured {measured - len(skipped):,} operators", file=sys.stderr)
+        tell(f"measured {measured - len(skipped):,} operators")
     for key, why in list(skipped.items())[:5]:
-        print(f"note: not measured, priced by the roofline: {key}: {why}", file=sys.stderr)
+        tell(f"note: not measured, priced by the roofline: {key}: {why}")
     if len(skipped) > 5:
-        print(f"note: nor were {len(skipped) - 5:,} more", file=sys.stderr)
+        tell(f"note: nor were {len(skipped) - 5:,} more")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from . import cli_costs
 from .budgets import parse_budget
 from .cli_values import compile_options
-from .errors import UsageError
+from .errors import UsageError, one_line
 from .files import replacing
 from .planning import Request, request
 from .show_table import human_bytes, human_seconds
@@ -71,9 +71,6 @@ def check_arguments(args: argparse.Namespace) -> None:
         from .plot import check_plot
 
         check_plot(args.pareto)
-    for path in (args.save_plan, args.save_problem, args.pareto):
-        if path is not None and path != Path() and (path.is_dir() or not path.resolve().parent.is_dir()):
-            raise UsageError(f"cannot write '{path}': it is a folder, or its folder does not exist")
     if args.model is not None and is_problem(args.model):
         for name in (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate", "max_batch"):
             if getattr(args, name) not in (None, False):
@@ -162,10 +159,10 @@ def report_plan(job: Any, step: Any) -> None:
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
         more = "" if all_of_them else f", ... ({len(names)} in all; -v prints them, --json has them)"
-        job.say(f"kept for the backward pass, as for --checkpoints: {','.join(shown)}{more}")
+        job.say(f"kept for the backward pass, as for --checkpoints: {','.join(map(one_line, shown))}{more}")
     if job.args.save_plan is not None and step.saved is not None:
         step.saved.save(job.args.save_plan)
-        job.say(f"wrote {job.args.save_plan}")
+        job.written.append(job.args.save_plan)
 
 
 def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
@@ -181,9 +178,11 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
         fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **given)
         if args.save_problem is not None:
             fitting.derived.problem.save(args.save_problem)
+            job.written.append(args.save_problem)
         text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""
         text += _curve(job, fitting, progress) if args.pareto is not None else ""
-    job.say(text or f"wrote {args.save_problem}")
+    if text:
+        job.say(text)
     return True
 
 
@@ -210,7 +209,7 @@ def _curve(job: Any, fitting: Any, progress: Any) -> str:
         figure = draw_curve(curve, f"{job.args.model}, batch {job.report.batch}")
         with replacing(path) as temporary:
             figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=150)
-        text += f"\nwrote {path}"
+        job.written.append(path)
     return text
 
 

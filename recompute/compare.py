@@ -17,7 +17,7 @@ from .passes.planners.auto import Auto, frontier_of
 from .passes.planners.base import import_all
 from .passes.planners.fit import Fitting
 from .planning import figures_of, kept_for_backward
-from .show_table import human_bytes, human_seconds, render
+from .show_table import human_bytes, human_seconds, plain_table, render
 
 #: plans of one strategy that are compiled, at most
 _TRIES = 3
@@ -86,10 +86,7 @@ def _row(f: Any, seconds: float) -> Row:
 
 def compare_text(rows: Sequence[Row], plain_peak: int, budget: int, costs: str) -> str:
     """The table for people."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
+    table = plain_table()
     names = [f"budget {human_bytes(budget)} ({budget / plain_peak:.0%})"]
     for name in (*names, "peak", "of plain", "kept", "time", "gap at most", "found in"):
         table.add_column(name, justify="left" if name in names else "right")
@@ -134,10 +131,7 @@ class Curve:
         return asdict(self)
 
     def __str__(self) -> str:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        table = Table(box=SIMPLE_HEAD)
+        table = plain_table()
         for name in ("peak", "of plain", "time", "at least", "found by"):
             table.add_column(name, justify="left" if name == "found by" else "right")
         for p in self.points:

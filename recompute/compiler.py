@@ -16,6 +16,7 @@ from typing import Any
 from .budgets import Budget
 from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
 from .errors import UsageError, nearest
+from .files import make_folder, replacing, together
 from .ir import Block, Free, Role, Value
 from .passes import RecomputePlan, memory_report, offloaded
 from .passes.planners.fit import Fitting
@@ -207,9 +208,11 @@ def batch_of(program: Program) -> int | None:
 
 
 def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for i, (name, block) in enumerate(stages):
-        (folder / f"{i:02d}-{name}.rir").write_text(show(block))
+    with together():
+        make_folder(folder)
+        for i, (name, block) in enumerate(stages):
+            with replacing(folder / f"{i:02d}-{name}.rir") as temporary:
+                temporary.write_text(show(block), encoding="utf-8")
 
 
 def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .cache import is_own, make_private
 from .errors import UsageError
-from .files import cache_folder, machine, replacing
+from .files import apart, cache_folder, machine, replacing
 from .ir import Block, Free, Operator, Role
 from .op import Cost
 from .passes.transfers import Link
@@ -203,7 +204,7 @@ def _measured_rates() -> tuple[float, float]:
 def _read_rates(path: Path | None) -> tuple[float, float] | None:
     """What an earlier process measured; None where there is nothing of use."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found: Any = json.loads(path.read_text()) if path is not None else {}
+        found: Any = json.loads(path.read_text()) if path is not None and is_own(path) else {}
         flops, bandwidth = float(found["flops"]), float(found["bandwidth"])
         if all(math.isfinite(x) and x > 0 for x in (flops, bandwidth)):
             return flops, bandwidth
@@ -211,10 +212,10 @@ def _read_rates(path: Path | None) -> tuple[float, float] | None:
 
 
 def _write_rates(path: Path, flops: float, bandwidth: float) -> None:
-    if _read_rates(path) is None:
+    if _read_rates(path) is None and is_own(path):
         with contextlib.suppress(OSError):  # nothing is lost but the next process's 50 ms
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
+            make_private(path.parent)
+            with apart(), replacing(path) as temporary:
                 temporary.write_text(json.dumps({"machine": machine()[0], "flops": flops, "bandwidth": bandwidth}))
 
 

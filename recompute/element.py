@@ -175,6 +175,8 @@ def reciprocal(x: Expr) -> Expr:
 
 def sign(x: Expr) -> Expr:
     """-1, 0 or 1; NaN of NaN."""
+    if x.dtype[0] == "u":
+        return where(x > 0, 1, constant(0, x.dtype))
     return where(x > 0, 1, where(x < 0, -1, x * 0 if x.dtype in FLOATS else constant(0, x.dtype)))
 
 

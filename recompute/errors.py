@@ -1,18 +1,56 @@
 """Errors that say what, where, why, and what to do.
 
 `UsageError` is the caller's mistake (exit code 2 on the command line), `JobError` a job that failed (exit code 1).
+Messages hold names from files, which may be long or hold anything: their text is made printable here, once for all.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: a name that is longer is cut in its middle, and a message is
+_LONGEST_NAME, _LONGEST_MESSAGE = 240, 8000
+#: what may be a name: a quoted part of a line, or what has neither spaces nor commas in it
+_LONG = re.compile(rf"(?<![\w'])'[^'\n]*'(?!\w)|\"[^\"\n]*\"|[^\s,]{{{_LONGEST_NAME + 1},}}")
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """Text that may go to a terminal: what is no printable character but a line's end or a tab is written as in
+    Python (`\\x1b`), very long names are cut in their middle, and so is the whole where it is longer than `longest`."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+    text = _LONG.sub(lambda found: _cut(found[0], _LONGEST_NAME), text)
+    return text if longest is None else _cut(text, longest)
+
+
+def one_line(text: str) -> str:
+    """The same for a cell of a table, a name, or a line of progress: no line ends in it."""
+    return printable(text.replace("\n", "\\n").replace("\t", "\\t"), _LONGEST_NAME)
+
+
+def _escaped(c: str) -> str:
+    code = ord(c)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _cut(text: str, longest: int) -> str:
+    """The text without its middle where it is too long: what helps stands at the beginning or at the end."""
+    if len(text) <= longest:
+        return text
+    said = f"...({len(text):,} characters)..."
+    kept = longest - len(said)
+    return text[: kept - kept // 3] + said + text[len(text) - kept // 3 :]
 
 
 class RecomputeError(Exception):
     """Base of every error that this package raises on purpose."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), _LONGEST_MESSAGE)
 
 
 class UsageError(RecomputeError, ValueError):

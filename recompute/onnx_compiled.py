@@ -17,13 +17,14 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from .errors import ModelError, RecomputeError, UsageError
-from .files import is_special, replacing
+from .files import afterwards, is_special, replacing, together
 from .ir import Block, Value
 from .onnx_function_builder import fill_tensor, value_info
 from .onnx_model import read_model, tensor_array
 from .onnx_subgraph import first_output, scope_of
 from .passes import RecomputePlan, Rerun
 from .program import Program
+from .room import need_room
 from .state import contents
 from .text import parse
 from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
@@ -56,11 +57,12 @@ def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterabl
     if sum(map(_nbytes, _all_tensors(model.graph))) > external_above and not is_special(path):
         data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
-        if data is not None:
-            with replacing(data) as temporary, open(temporary, "xb") as file:
-                model = _externalised(model, file, data.name)
-        with replacing(path) as temporary:
-            temporary.write_bytes(model.SerializeToString())
+        with together():
+            if data is not None:
+                with replacing(data) as temporary, open(temporary, "wb") as file:
+                    model = _externalised(model, file, data.name)
+            with replacing(path) as temporary:
+                temporary.write_bytes(model.SerializeToString())
     except BaseException as e:
         if data is not None:
             data.unlink(missing_ok=True)
@@ -69,7 +71,8 @@ def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterabl
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
         raise ModelError(f"cannot write '{path}': {reason}") from None
     if not is_special(path):
-        _remove_stale(path, {data.name if data else "", *(Path(k).name for k in keep)})
+        kept = {data.name if data else "", *(Path(k).name for k in keep)}
+        afterwards(lambda: _remove_stale(path, kept))
 
 
 def _remove_stale(path: Path, keep: set[str]) -> None:
@@ -279,6 +282,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
                 graph.input.append(value_info(name, v.type))
     for t in _all_tensors(graph):
         if t.data_location == onnx.TensorProto.EXTERNAL:
+            need_room(2 * _nbytes(t))  # as bytes, and in the tensor
             t.raw_data = tensor_array(t).tobytes()
             t.ClearField("external_data")
             t.ClearField("data_location")

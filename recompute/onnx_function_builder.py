@@ -15,6 +15,7 @@ from .builder import Builder, Names
 from .errors import ModelError
 from .ir import Operator, Value
 from .op import Op
+from .room import need_room
 from .types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 
 #: the domain of our functions
@@ -276,6 +277,7 @@ def fill_tensor(proto: onnx.TensorProto, name: str, array: np.ndarray) -> None:
     t = TensorType.of(array)
     proto.name, proto.data_type = name, dtype_to_onnx(t.dtype)
     proto.dims.extend(t.shape)
+    need_room(2 * array.nbytes)  # as bytes, and in the tensor
     proto.raw_data = array.tobytes()
 
 

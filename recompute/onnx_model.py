@@ -15,7 +15,7 @@ from .errors import ModelError, UsageError, nearest
 from .onnx_loops import hide_old_scans
 from .onnx_schema import check_node, describe, has_operator
 from .onnx_subgraph import first_output
-from .types import DTYPES, MAX_DIMENSIONS, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
+from .types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
 TARGET_OPSET = 18
@@ -116,6 +116,8 @@ def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) 
         if any(d < 0 for d in t.dims):
             raise ModelError(f"tensor '{t.name}' has a negative dimension: {list(t.dims)}")
         nbytes = _file_bytes(name, math.prod(t.dims))
+        if not nbytes and (why := TensorType(name, tuple(t.dims)).impossible()):
+            raise ModelError(f"tensor '{t.name}' {why}")
         if nbytes > max_bytes:
             raise ModelError(f"tensor '{t.name}' {list(t.dims)} declares {nbytes:,} bytes; the limit is {max_bytes:,}")
         if t.data_location == onnx.TensorProto.EXTERNAL:
@@ -416,10 +418,8 @@ def fixed_inputs(
     symbols = _symbols(inputs, shapes, batch)
     types = {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
     for name, t in types.items():
-        if t.nbytes >= 1 << 62:
-            raise UsageError(f"input '{name}' of type {t} would take {t.nbytes:,} bytes")
-        if t.ndim > MAX_DIMENSIONS:
-            raise ModelError(f"input '{name}' has {t.ndim} dimensions, {MAX_DIMENSIONS} are possible")
+        if why := t.impossible():
+            raise ModelError(f"input '{name}' {why}")
     return types
 
 

@@ -211,6 +211,11 @@ class Op:
         """Small applications for the registry-wide suite: `yield draw.case(op, *inputs)`."""
         return iter(())
 
+    def need(self, *inputs: TensorType | None, count: int) -> None:
+        """TypeRuleError unless there are `count` inputs and none of them is absent."""
+        if len(inputs) != count or None in inputs:
+            raise self.fail(f"takes {count} inputs, all of them present", *inputs)
+
     def fail(self, why: str, *inputs: TensorType | None) -> TypeRuleError:
         """The error of a type rule (for `raise self.fail(...)`)."""
         types = ", ".join("-" if t is None else str(t) for t in inputs)

@@ -12,7 +12,7 @@ import numpy as np
 from .cost import Device, operator_cost
 from .ir import Block, Free, Operator, Role
 from .program import Program
-from .show_table import human_flops, human_seconds, render
+from .show_table import human_flops, human_seconds, plain_table, render
 
 #: steps that are timed operator by operator at the most
 _MOST = 10
@@ -167,14 +167,11 @@ def tables(times: StepTimes) -> str:
 
 
 def _table(rows: Sequence[Timing], *, single: bool) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
+    table = plain_table()
     heads = (f"the {len(rows)} longest", "result", "kernel") if single else ("operator", "kernel", "calls")
     for head in heads:
         justify = "right" if head == "calls" else "left"
-        table.add_column(head, no_wrap=True, max_width=32 if head == "result" else None, justify=justify)  # type: ignore[arg-type]
+        table.add_column(head, no_wrap=True, max_width=32 if head == "result" else None, justify=justify)
     for head in ("time", "share", *(() if single else ("work",)), "GFLOP/s", "GB/s", "roofline"):
         table.add_column(head, justify="right", no_wrap=True)
     for t in rows:
@@ -183,12 +180,5 @@ def _table(rows: Sequence[Timing], *, single: bool) -> str:
         rates = (f"{t.flops_per_second / 1e9:.1f}", f"{t.bytes_per_second / 1e9:.1f}", f"{t.efficiency:.0%}")
         work = () if single else (human_flops(t.flops),)
         cells = (*name, human_seconds(t.seconds), f"{t.share:.1%}", *work, *rates)
-        table.add_row(*map(_plain, cells))
+        table.add_row(*cells)
     return render(table, _WIDTH)
-
-
-def _plain(text: str) -> Any:
-    """Text that is no markup: types have brackets."""
-    from rich.text import Text
-
-    return Text(text)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from .compiler import CompiledStep
-from .errors import UsageError
 from .files import replacing
 from .program import Program
 from .timeline import timeline
@@ -36,10 +35,7 @@ def paths(args: argparse.Namespace) -> list[Path]:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """What can be wrong before any work is done.  UsageError, or MissingExtraError without matplotlib."""
-    for path in paths(args):
-        if path.is_dir():
-            raise UsageError(f"cannot write '{path}': it is a folder")
+    """What can be wrong before any work is done: UsageError for an ending, MissingExtraError without matplotlib."""
     if args.plot is not None:
         from .plot import check_plot
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from .cache import is_own, make_private
 from .cost import CostModel, is_view, this_cpu
 from .errors import JobError, UsageError
-from .files import cache_folder, machine, replacing
+from .files import apart, cache_folder, machine, replacing
 from .ir import Free, Operator, Value
 from .runtime.executor import ALIGNMENT, Arena
 from .text import show_attribute
@@ -69,7 +70,8 @@ class Profile:
         self._known: dict[str, tuple[float, float]] = {}  # signature → seconds measured, seconds by the fallback
         self._scaled: dict[str, float] = {}
         self._unsaved, self._since_saved = False, 0.0
-        self._load(in_cache=path is None)
+        self._in_cache = path is None
+        self._load()
 
     def __enter__(self) -> Profile:
         return self
@@ -130,21 +132,23 @@ class Profile:
         try:
             with contextlib.suppress(FileNotFoundError, ValueError):  # what is damaged is replaced
                 self._known = {**_read(self.path)[1], **self._known}
+            if self._in_cache:
+                make_private(self.path.parent)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as temporary:
+            with apart(), replacing(self.path) as temporary:
                 rows = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(self._known.items()))
                 head = f'{_MARK} "machine": {json.dumps(machine()[0])}, "seconds": {{'
                 temporary.write_text(f"{head}\n{rows}\n}}}}\n")
         except OSError as e:
             self.warn(f"measured times are not kept: cannot write '{self.path}': {e}")
 
-    def _load(self, in_cache: bool) -> None:
+    def _load(self) -> None:
         if self.path is None or not self.path.exists():
             return
         try:
             made_on, self._known = _read(self.path)
         except _NoProfile:
-            if not in_cache:
+            if not self._in_cache:
                 raise UsageError(f"'{self.path}' is no profile: give another file, or remove it") from None
             self.warn(f"'{self.path}' is no profile: operators are measured again")
         except (OSError, ValueError) as e:
@@ -161,9 +165,10 @@ class _NoProfile(ValueError):
 
 
 def default_path() -> Path | None:
-    """The file of this machine in the user's cache folder; None where there is none."""
+    """The file of this machine in the user's cache folder; None where there is none, or others can write to it."""
     folder = cache_folder()
-    return None if folder is None else folder / f"profile-{machine()[1]}.json"
+    path = None if folder is None else folder / f"profile-{machine()[1]}.json"
+    return path if path is not None and is_own(path) else None
 
 
 def _read(path: Path) -> tuple[str, dict[str, tuple[float, float]]]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .show_table import human_bytes, human_flops, human_seconds, render
+from .errors import one_line
+from .show_table import human_bytes, human_flops, human_seconds, plain_table, render
 
 if TYPE_CHECKING:
     from .biggest_batch import MaxBatch
@@ -14,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def _table(*columns: str, left: int = 1) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
+    table = plain_table()
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold")
     return table
@@ -82,7 +80,7 @@ def max_batch_text(m: MaxBatch) -> str:
     said = f"biggest batch: {best.batch:,}, with '{best.strategy}'"
     lines = [render(table), f"  times: {m.costs}", *(f"  {n}" for n in m.notes), "", *_curve_lines(m), "", said]
     if best.checkpoints:
-        lines.append(f"--batch {best.batch} --checkpoints {','.join(best.checkpoints)}")
+        lines.append(f"--batch {best.batch} --checkpoints {','.join(map(one_line, best.checkpoints))}")
     elif best.strategy == "auto":
         lines.append(f"--batch {best.batch} --memory-budget {m.budget}")
     return "\n".join(lines)

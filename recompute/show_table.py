@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .errors import one_line
+
 
 def human_bytes(n: int) -> str:
     """`1.50 GiB`, and the like."""
@@ -34,21 +36,33 @@ def human_flops(n: int) -> str:
     return f"{size:,.2f} TFLOP"
 
 
+def plain_table() -> Any:
+    """A rich table whose cells are text: printable, on one line, never markup."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    class Plain(Table):
+        def add_column(self, header: Any = "", *more: Any, **options: Any) -> None:
+            super().add_column(one_line(header), *more, **options)
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*map(one_line, cells), **options)
+
+    return Plain(box=SIMPLE_HEAD)
+
+
 def render(table: Any, width: int = 110) -> str:
     """A rich table as plain text."""
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=width, no_color=True, highlight=False).print(table)
+    Console(file=out, width=width, no_color=True, highlight=False, markup=False, emoji=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
 def before_after(report: Any) -> str:
     """The table of a compiled step: plain, recomputed, and the difference."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, title=None)
+    table = plain_table()
     table.add_column(f"{report.model}, batch {report.batch}, {report.optimizer}")
     table.add_column("plain", justify="right")
     plain, after = report.plain, report.recompute
@@ -65,7 +79,7 @@ def before_after(report: Any) -> str:
         table.add_row(*row)
     text = render(table)
     if report.checkpoints:
-        text += f"\ncheckpoints: {', '.join(report.checkpoints)}"
+        text += f"\ncheckpoints: {', '.join(map(one_line, report.checkpoints))}"
     return text
 
 
@@ -98,31 +112,34 @@ def _change(before: float, after: float) -> str:
 
 def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
     """Checkpoint candidates with sizes, and what crosses most of the graph beside them."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     if not candidates:
         return "no value cuts the graph: every point of it is crossed by several values"
-    table = Table(box=SIMPLE_HEAD)
+    table = plain_table()
     for name, justify in (
         ("candidate", "left"),
         ("type", "left"),
         ("bytes", "right"),
         ("work since the last", "right"),
     ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, overflow="fold")
     for c in candidates:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
     text = render(table)
     if always:
-        text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(v.name for v in always)
+        text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(
+            one_line(v.name) for v in always
+        )
     return text
+
+
+def _to_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], None]]:
     """A progress bar on standard error with the loss; nothing where it is no terminal or `quiet`."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not _to_terminal():
         yield lambda step, loss: None
         return
     from rich.console import Console
@@ -138,7 +155,7 @@ def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], 
 @contextlib.contextmanager
 def progress_binding(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error for the kernels of a step; nothing where it is no terminal or `quiet`."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not _to_terminal():
         yield lambda done, count: None
         return
     from rich.console import Console
@@ -153,11 +170,11 @@ def progress_binding(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 @contextlib.contextmanager
 def progress_status(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on standard error that says what is being done; nothing where it is no terminal or `quiet`."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not _to_terminal():
         yield lambda text: None
         return
     from rich.console import Console
     from rich.markup import escape
 
     with Console(stderr=True).status("compiling") as status:
-        yield lambda text: status.update(escape(text))
+        yield lambda text: status.update(escape(one_line(text)))

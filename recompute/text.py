@@ -30,6 +30,10 @@ from .ir import Block, Constant, Free, Operator, Role, Value
 from .op import Op, op_class
 from .types import TensorType
 
+#: lists in lists that an attribute may have
+_DEEPEST = 8
+#: characters of a line that an error shows
+_SHOWN = 400
 _PLAIN = re.compile(r"[A-Za-z0-9_./\-$@#]+\Z")
 _DECLARATIONS = (("input", "inputs"), ("param", "parameters"), ("buffer", "buffers"), ("state", "state"))
 
@@ -141,7 +145,9 @@ class _Line:
             end = found.end()
 
     def error(self, why: str) -> UsageError:
-        return UsageError(f"line {self.number}: {why}\n    {self.text.strip()}")
+        line = self.text.strip()
+        shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+        return UsageError(f"line {self.number}: {why}\n    {shown}")
 
     def peek(self) -> str:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
@@ -164,7 +170,7 @@ class _Line:
 
     def value_name(self) -> str:
         token = self.take("name")[1:]
-        return json.loads(token) if token.startswith('"') else token
+        return self.unquoted(token) if token.startswith('"') else token
 
     def type(self) -> TensorType:
         dtype = self.take("word")
@@ -191,22 +197,37 @@ class _Line:
             if not self.skip(",") and self.peek() != sign:
                 raise self.error(f"expected ',' or '{sign}' before '{self.peek() or 'the end'}'")
 
-    def attribute(self) -> Any:
+    def attribute(self, depth: int = 0) -> Any:
         if self.skip("["):
             items: list[Any] = []
+            if depth == _DEEPEST:
+                raise self.error(f"lists are nested more than {_DEEPEST} deep")
             for _ in self.list_until("]"):
-                items.append(self.attribute())
+                items.append(self.attribute(depth + 1))
             return tuple(items)
         token = self.take("string", "number", "word")
         if token.startswith('"'):
-            return json.loads(token)
+            return self.unquoted(token)
         words = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
         if token in words:
             return words[token]
+        if re.match(r"^[-+]?\d+$", token):
+            return self.integer(token)
         try:
-            return int(token) if re.match(r"^[-+]?\d+$", token) else float(token)
+            return float(token)
         except ValueError:
             raise self.error(f"'{token}' is no attribute value") from None
+
+    def integer(self, token: str) -> int:
+        if not re.match(r"^[-+]?\d{1,20}$", token) or not -(1 << 63) <= int(token) < 1 << 64:
+            raise self.error(f"'{token[:40]}' is no whole number of 64 bits")
+        return int(token)
+
+    def unquoted(self, token: str) -> str:
+        try:
+            return json.loads(token)
+        except ValueError as e:
+            raise self.error(f"cannot read {token[:40]}: {e}") from None
 
 
 def parse(text: str) -> Block:
@@ -218,7 +239,7 @@ def parse(text: str) -> Block:
     if first.take("word") != "program":
         raise first.error("a program begins with 'program NAME {'")
     name = first.take("word", "string", "number")
-    reader = _Reader(json.loads(name) if name.startswith('"') else name)
+    reader = _Reader(first.unquoted(name) if name.startswith('"') else name)
     for number, raw in lines[1:]:
         if raw.strip() == "}":
             return reader.block()
@@ -253,7 +274,7 @@ class _Reader:
             v = line.typed()
             line.need("=")
             self.values[v.name] = v
-            self.constants.append(Constant(v, _as_elements(line.attribute(), v.type)))
+            self.constants.append(Constant(v, _as_elements(line, v.type)))
         elif word == "products":
             line.at += 1
             self.products = line.take("word")
@@ -308,7 +329,7 @@ class _Reader:
             return
         for v in values:
             if not line.skip("_"):
-                self.addresses[v.name] = int(line.take("number"))
+                self.addresses[v.name] = line.integer(line.take("number"))
             line.skip(",")
 
     def block(self) -> Block:
@@ -336,12 +357,32 @@ def _read_attributes(line: _Line, cls: type[Op]) -> Op:
         raise line.error(f"{cls.__name__} has no attribute '{unknown[0]}' (it has: {', '.join(sorted(known))})")
     hints = _hints(cls)
     for key, value in given.items():
-        if hints.get(key) is float and isinstance(value, int):
-            given[key] = float(value)
+        if hints.get(key) is float and type(value) is int:
+            given[key] = value = float(value)
+        if not _is_a(value, hints.get(key)):
+            wanted = getattr(hints[key], "__name__", "") if isinstance(hints[key], type) else str(hints[key])
+            raise line.error(f"{cls.__name__}'s {key} should be {wanted}, not {show_attribute(value)[:80]}")
     try:
         return cls(**given)
     except TypeError as e:
         raise line.error(str(e)) from None
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether an attribute's value has the type that its class declares; a boolean may stand for 0 or 1."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        one = parts[0] if parts[1:] == (...,) else None
+        return isinstance(value, tuple) and (
+            all(_is_a(v, one) for v in value)
+            if one is not None
+            else len(value) == len(parts) and all(map(_is_a, value, parts))
+        )
+    if parts:  # a union
+        return any(_is_a(value, p) for p in parts)
+    if hint is float:
+        return isinstance(value, (int, float))
+    return isinstance(value, hint) if isinstance(hint, type) else True
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
@@ -353,6 +394,13 @@ def _hints(cls: type[Op]) -> dict[str, Any]:
     return _HINTS[cls]
 
 
-def _as_elements(data: Any, t: TensorType) -> tuple:
+def _as_elements(line: _Line, t: TensorType) -> tuple:
+    data = line.attribute()
     cast = float if "f" in t.dtype else bool if t.dtype == "bool" else int
-    return tuple(cast(x) for x in (data if isinstance(data, tuple) else (data,)))
+    found = data if isinstance(data, tuple) else (data,)
+    if not all(isinstance(x, (int, float)) for x in found):
+        raise line.error(f"a constant of type {t} is a list of numbers")
+    try:
+        return tuple(cast(x) for x in found)
+    except (ValueError, OverflowError) as e:
+        raise line.error(f"no constant of type {t}: {e}") from None

@@ -82,6 +82,8 @@ def dtype_to_onnx(name: str) -> int:
 
 #: dimensions that a NumPy array can have
 MAX_DIMENSIONS = 64
+#: what a value must take fewer bytes than: sums over any program stay far below 2⁶³
+MAX_BYTES = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,20 @@ class TensorType:
     def placed(self, *, host: bool) -> TensorType:
         """The same elements in host memory, or on the device."""
         return TensorType(self.dtype, self.shape, host)
+
+    def impossible(self) -> str:
+        """Why no program can have a value of this type; "" where one can.
+
+        An empty one must not be too large in its other dimensions: NumPy multiplies them.
+        """
+        if len(self.shape) > MAX_DIMENSIONS:
+            return f"has {len(self.shape)} dimensions, {MAX_DIMENSIONS} are possible"
+        nbytes = math.prod(self.shape) * _ITEMSIZE[self.dtype] or math.prod(d for d in self.shape if d)
+        if 0 < nbytes < MAX_BYTES and min(self.shape, default=0) >= 0:
+            return ""
+        if min(self.shape, default=0) < 0:
+            return "has a negative dimension"
+        return f"is {self}: {nbytes:,} bytes are more than any machine has"
 
     @staticmethod
     def parse(text: str) -> TensorType:

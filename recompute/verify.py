@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from .errors import RecomputeError, VerifyError
 from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
-from .types import MAX_DIMENSIONS
 from .verify_addresses import check_addresses
 from .verify_copies import Copies
 
@@ -32,10 +31,11 @@ def verify(block: Block) -> Block:
     """Checks a block and returns it.
 
     Rules: names are declared once and written once (state only by operators that update it); every read comes after
-    the write and before the free; types are what the operators' type rules say, of at most 64 dimensions; a recomputed
-    operator reads no parameter or state after its update; outputs exist and are not freed; only copies touch values in
-    host memory, and what a copy writes is read by nobody but the wait that follows it (see ops/offload.py); in a
-    planned block every read sees the bytes that were last written to its value.
+    the write and before the free; types are what the operators' type rules say, of at most 64 dimensions and of sizes
+    that a machine can have; a constant has as many elements as its type; a recomputed operator reads no parameter or
+    state after its update; outputs exist and are not freed; only copies touch values in host memory, and what a copy
+    writes is read by nobody but the wait that follows it (see ops/offload.py); a planned block gives every value of a
+    step an address, and every read sees the bytes that were last written to its value.
 
     Raises VerifyError with the operator and its neighbours.
     """
@@ -61,10 +61,13 @@ class _Checker:
         for v in self.block.declared():
             if v.name in self.live:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
-            self.check_dimensions(v)
+            self.check_size(v)
             if v.type.host:
                 raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload puts values there")
             self.live[v.name] = v
+        for c in self.block.constants:
+            if len(c.data) != c.value.size:
+                raise self.fail(f"constant {show_name(c.value.name)}: {c.value.type} has {len(c.data)} elements")
         for at, op in enumerate(self.block.operators):
             self.at = at
             if isinstance(op.op, Free):
@@ -109,6 +112,7 @@ class _Checker:
             if op.role is Role.RECOMPUTE and read.name in self.changed:
                 raise self.fail(f"a recomputed operator reads {show_name(read.name)} after it was updated")
         self.check_types(op)
+        self.check_scratch(op)
         why = self.copies.step(self.at, op)
         if why:
             raise self.fail(why)
@@ -145,14 +149,28 @@ class _Checker:
         if len(op.outputs) > len(types) or any(v is None for v in op.outputs[: op.op.required_outputs]):
             raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")
         for v, t in zip(op.outputs, types, strict=False):
+            if t is None:
+                raise self.fail(f"{op.op.name}: a required input is absent")
             if v is not None and v.type != t:
                 raise self.fail(f"{show_name(v.name)} is declared {v.type}, but {op.op.name} gives {t}")
             if v is not None:
-                self.check_dimensions(v)
+                self.check_size(v)
 
-    def check_dimensions(self, v: Value) -> None:
-        if v.ndim > MAX_DIMENSIONS:
-            raise self.fail(f"{show_name(v.name)} has {v.ndim} dimensions, {MAX_DIMENSIONS} are possible")
+    def check_scratch(self, op: Operator) -> None:
+        """In a planned block the workspace of an operator's own numerics is what they need; that of a kernel is
+        compared where it is bound, since it depends on the machine (`kernels.fits`)."""
+        if self.block.addresses and not op.kernel:
+            wanted = tuple(op.workspace())
+            if tuple(v.type for v in op.scratch) != wanted:
+                raise self.fail(
+                    f"{op.op.name} needs scratch buffers of other types: {', '.join(map(str, wanted)) or 'none'}"
+                )
+        for v in op.scratch:
+            self.check_size(v)
+
+    def check_size(self, v: Value) -> None:
+        if why := v.type.impossible():
+            raise self.fail(f"{show_name(v.name)} {why}")
 
 
 def excerpt(block: Block, at: int, around: int = 3) -> str:

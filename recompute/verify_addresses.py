@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .errors import VerifyError
 from .ir import Block, Free, Operator, Value
 from .text import show_name
+from .types import MAX_BYTES
+
+#: bytes to which every value of the arena is aligned: a cache line, and the widest vector register
+ALIGNMENT = 64
 
 
 def check_addresses(block: Block) -> tuple[int, str] | None:
     """(operator's index, what is wrong) for the first fault of a planned block, None where there is none.
+
+    Every value of a step has an address, a multiple of ALIGNMENT from 0 on; persistent values, whose arrays are the
+    program's own, have none.
 
     The arena is a map from stretches of bytes to the value that wrote them last.  A view (`Op.views`) at its place in
     its input's buffer writes nothing, nor does a Concat whose parts are in place (`Op.joins`); another operator may
@@ -20,6 +27,7 @@ def check_addresses(block: Block) -> tuple[int, str] | None:
     """
     spaces = (False, True) if any(op.op.copies for op in block.operators) else (False,)
     try:
+        _check_places(block)
         for host in spaces:
             _Walk(block, host).run()
     except _Fault as e:
@@ -31,6 +39,31 @@ class _Fault(VerifyError):
     def __init__(self, at: int, why: str) -> None:
         super().__init__(why)
         self.at = at
+
+
+def _check_places(block: Block) -> None:
+    """_Fault where a value lacks its address, or has one that it must not have."""
+    places, persistent = block.addresses, {v.name for v in block.persistent()}
+    for v in block.inputs:
+        _check_place(v, places, -1)
+    for at, op in enumerate(block.operators):
+        for made in (*op.writes(), *op.scratch):
+            if made.name not in persistent:
+                _check_place(made, places, at)
+    for name in places:
+        if name in persistent:
+            raise _Fault(-1, f"{show_name(name)} is persistent: it lies in the program's own array, at no address")
+    if len(places) > len(block.values()) - len(persistent):
+        unknown = sorted(set(places) - set(block.values()))
+        raise _Fault(-1, f"there is an address for {show_name(unknown[0])}, but no such value")
+
+
+def _check_place(v: Value, places: Mapping[str, int], at: int) -> None:
+    place = places.get(v.name)
+    if place is None:
+        raise _Fault(at, f"{show_name(v.name)} has no address in a program whose memory is planned")
+    if type(place) is not int or not 0 <= place < MAX_BYTES or place % ALIGNMENT:
+        raise _Fault(at, f"{show_name(v.name)} lies at {place}: addresses are multiples of {ALIGNMENT} from 0 on")
 
 
 class _Walk:

@@ -11,6 +11,14 @@ from ..errors import UsageError
 from ..ir import Block, Operator, Value
 
 
+def need_addresses(block: Block) -> None:
+    """UsageError where memory is not planned for a value of the step."""
+    kept = {v.name for v in block.persistent()}
+    missing = next((n for n in block.values() if n not in kept and n not in block.addresses), None)
+    if missing is not None:
+        raise UsageError(f"'{missing}' has no address: plan the program's memory first, or run it with an Executor")
+
+
 def already_there(block: Block, op: Operator) -> bool:
     """Whether the plan has put an operator's results where they already are: views, and parts joined in place."""
     at, views, joins = block.addresses, op.views(), op.joins()
@@ -34,6 +42,8 @@ def contents(v: Value, arrays: Mapping[str, Any]) -> np.ndarray:
     array = arrays.get(v.name)
     if array is None:
         raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"'{v.name}' holds a {type(array).__name__}, no array: the program says {v.type}")
     if tuple(array.shape) != v.shape or array.dtype != v.type.numpy:
         raise UsageError(f"'{v.name}' holds {array.dtype}{list(array.shape)}, the program says {v.type}")
     return array

@@ -19,8 +19,8 @@ from ..passes import ALIGNMENT, memory_report, plan_memory
 from ..program import Program, Variable
 from ..text import show_operator
 from ..threads import exclusively, interrupts_wait
-from .binding import already_there, contents
-from .cpu import native
+from .binding import already_there, contents, need_addresses
+from .cpu import MODULES, native
 from .lowering import foreign, lowering
 from .places import CPUPlace, EmulatedCUDAPlace, Place
 
@@ -49,9 +49,9 @@ class Arena:
         return self._raw[self._start : self._start + self.nbytes]
 
     def at(self, address: int, value: Value) -> Any:
-        """The buffer of `value` at `address`."""
+        """The buffer of `value` at `address`.  JobError where it is not all in the arena."""
         begin = self._start + address
-        if address + value.nbytes > self.nbytes:
+        if address < 0 or address + value.nbytes > self.nbytes:
             raise JobError(f"'{value.name}' at {address} does not fit the arena of {self.nbytes} bytes")
         return self._raw[begin : begin + value.nbytes].view(value.type.numpy).reshape(value.shape)
 
@@ -71,7 +71,7 @@ class Step:
         try:
             self.op.op.compute(np, self.ins, self.outs, self.scratch)
         except Exception as e:
-            raise JobError(f"{type(e).__name__} in\n    {show_operator(self.op)}\n{e}") from e
+            raise JobError(f"{e or type(e).__name__}, in\n    {show_operator(self.op)}\n({type(e).__name__})") from e
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class NativeSteps:
         failed = self.table.run()
         if failed is not None:
             of = [step for step in self.steps for _ in step.calls]
-            native.check(show_operator(of[failed].op))
+            self.table.check(show_operator(of[failed].op))
 
 
 def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
@@ -115,6 +115,7 @@ class Session:
         progress: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
         self.block = block
+        need_addresses(block)
         self.report = memory_report(block)
         self.arena = Arena(self.report.arena)
         self.host = Arena(self.report.host) if self.report.host else None
@@ -136,7 +137,7 @@ class Session:
         self.updating = False
 
     def _step(self, op: Operator) -> Step:
-        if op.kernel and not fits(op):  # it would write beyond its buffers
+        if op.kernel and not (op.kernel in MODULES and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
@@ -317,7 +318,8 @@ class Executor:
             self._sessions.pop(program, None)  # its arena goes before the next one comes: one arena a program
             bound = None
             for name, array in program.data.items():
-                if not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
+                held = isinstance(array, (np.ndarray, np.generic))  # else `contents` says what is wrong
+                if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
             rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
             block = self._planned(program, wanted, rebuild=rebuild)

@@ -82,7 +82,7 @@ def run(provider: Any, op: Operator, arrays: list[np.ndarray]) -> np.ndarray:
         ends.append(whole[start + t.nbytes :])
     table = native.Table(provider.bind(op, arrays, [out], spare))
     table.run()
-    native.check()
+    table.check()
     first = out.copy()
     table.run()
     assert np.array_equal(first, out)

@@ -16,7 +16,7 @@ HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safet
 
 #: layer of each module, the lowest first; a module may import from lower layers, and from its own
 LAYERS = [
-    {"types", "errors", "files", "budgets"},
+    {"types", "errors", "files", "cache", "room", "budgets"},
     {"threads"},
     {"op", "kernels", "element"},
     {"ir"},
@@ -49,7 +49,8 @@ LAYERS = [
     {"steps", "show_memory"},
     {"estimates", "biggest_batch", "compare"},
     {"report", "report_page", "plot", "trace", "snapshot", "pictures", "operator_times"},
-    {"cli_costs", "cli_values"},
+    {"cli_ending", "cli_values"},
+    {"cli_costs", "cli_outputs"},
     {"check", "cli_memory", "cli_plan"},
     {"cli_arguments"},
     {"cli"},

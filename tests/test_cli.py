@@ -122,7 +122,7 @@ def test_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ([MLP, "--batch", "1" + "0" * 13, "--check"], 1, "this machine has"),
         ([MLP, "--json", "/tmp"], 2, "it is a folder"),
         ([MLP, "--dump-ir", MLP], 2, "is no folder"),
-        ([MLP, "--dump-ir", MLP + "/x"], 1, "Not a directory"),
+        ([MLP, "--dump-ir", MLP + "/x"], 2, "is no folder"),
     ],
 )
 def test_wrong_requests(arguments: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]) -> None:

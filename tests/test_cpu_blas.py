@@ -22,8 +22,9 @@ def run(op: Any, *arrays: np.ndarray, provider: Any = PROVIDER) -> np.ndarray:
     bound = applied(op, *arrays)
     assert provider.accepts(bound)
     out = np.full(bound.outputs[0].shape, np.nan, arrays[0].dtype)  # type: ignore[union-attr]
-    native.Table(provider.bind(bound, arrays, [out], [])).run()
-    native.check()
+    table = native.Table(provider.bind(bound, arrays, [out], []))
+    table.run()
+    table.check()
     return out
 
 
@@ -127,6 +128,7 @@ def test_a_failing_product_is_a_job_error() -> None:
     found = onednn.OneDnnProvider().bind(applied(MatMul(), a, a), [a, a], [a.copy()], [])[0]
     words = list(found.operands)
     words[7] = 1  # rows of A closer together than they are long
-    native.Table([native.Call(found.address, tuple(words), found.work, found.parallel)]).run()
-    with pytest.raises(JobError, match="status"):
-        native.check()
+    table = native.Table([native.Call(found.address, tuple(words), found.work, found.parallel)])
+    table.run()
+    with pytest.raises(JobError, match="function failed with status 2"):
+        table.check()

@@ -63,15 +63,10 @@ def test_each_piece_of_work_is_done_once(work: int, parallel: bool) -> None:
 
 def test_words_hold_addresses_integers_and_doubles() -> None:
     a = np.zeros(3)
-    words = Call(0, (a, 7, 2.5)).words()
-    assert words[0] == a.ctypes.data and words[1] == 7 and words[2:].view(np.float64)[0] == 2.5
-
-
-def test_a_failure_is_reported_once() -> None:
-    native.STATUS[0] = 3
-    with pytest.raises(JobError, match="status 3"):
-        native.check()
-    native.check()
+    status = np.zeros(3, np.int64)
+    words = Call(0, (a, 7, 2.5, native.STATUS)).words(status)
+    assert words[0] == a.ctypes.data and words[1] == 7 and words[2:3].view(np.float64)[0] == 2.5
+    assert words[3] == status.ctypes.data
 
 
 def test_the_call_that_fails_is_the_last_one() -> None:
@@ -80,9 +75,21 @@ def test_the_call_that_fails_is_the_last_one() -> None:
     fails = Call(count, (native.STATUS,), 1)  # its count becomes the status
     table = Table([Call(count, (counts,), 2), fails, Call(count, (counts,), 2)])
     assert table.run() == 1
-    with pytest.raises(JobError, match="status 1 in\n    y = Foo"):
-        native.check("y = Foo")
+    with pytest.raises(JobError, match=r"^label 0 is outside the 0 classes .*, in\n    y = Foo"):
+        table.check("y = Foo")
     assert counts.tolist() == [1, 1]
+
+
+def test_a_failure_is_of_one_table_and_one_run() -> None:
+    fails, passes = Table([Call(native.compile_ir(COUNT), (native.STATUS,), 1)]), Table([])
+    for _ in range(2):
+        assert fails.run() == 0 and passes.run() is None
+        assert fails.status.tolist() == [1, 0, 0]
+        passes.check()
+    fails.status[0] = 9
+    assert Table.run(passes) is None
+    with pytest.raises(JobError, match="a kernel failed with status 9"):
+        fails.check()
 
 
 FORK = """
@@ -125,7 +132,7 @@ def test_processes_share_object_code_and_mend_damaged_files(tmp_path: Path) -> N
     together = [run_worker(tmp_path) for _ in range(2)]
     assert [p.wait(60) for p in together] == [0, 0]
     files = sorted((tmp_path / "onnx-recompute" / "kernels").iterdir())
-    assert [f.suffix for f in files] == [".o", ".o"]  # the kernel, and what walks the tables
+    assert [f.suffix for f in files] == [".o", ".o", ""]  # the kernel, what walks the tables, and the folder's secret
     whole = [f.read_bytes() for f in files]
     files[0].write_bytes(whole[0][:-9])
     files[1].write_bytes(b"")

@@ -43,8 +43,9 @@ def native_results(
     if shared is not None:
         outs[op.inplace_output] = ins[shared]
     scratch = [filled(t, 0xFF) for t in provider.scratch(applied_op)]
-    native.Table(provider.bind(applied_op, ins, outs, scratch)).run()
-    native.check()
+    table = native.Table(provider.bind(applied_op, ins, outs, scratch))
+    table.run()
+    table.check()
     for i, (a, before) in enumerate(zip(ins, inputs, strict=True)):
         assert i == shared or a is None or a.tobytes() == before.tobytes(), f"input {i} was changed"  # type: ignore[union-attr]
     return outs
@@ -290,11 +291,15 @@ def test_sequences(name: str, direction: str) -> None:
 
 
 def test_what_is_out_of_range_is_an_error() -> None:
-    labels = LABELS + 300
-    with pytest.raises(JobError, match="status 1"):
-        native_results(make("SoftmaxCrossEntropyLoss"), (draw(200, 301), labels))
-    with pytest.raises(JobError, match="status 2"):
-        native_results(make("Gather"), (draw(50, 70), np.full(1000, 50)))
+    labels = LABELS.copy()
+    for label in (301, -1, 10**6):
+        labels[-1] = label
+        for weights in ((), (draw(301),)):
+            with pytest.raises(JobError, match=f"^label {label} is outside the 301 classes"):
+                native_results(make("SoftmaxCrossEntropyLoss"), (draw(200, 301), labels, *weights))
+    for index in (50, -51, 10**6):
+        with pytest.raises(JobError, match=f"^index {index} is outside an axis of 50 rows"):
+            native_results(make("Gather"), (draw(50, 70), np.full(1000, index)))
 
 
 def test_not_a_number_stays() -> None:

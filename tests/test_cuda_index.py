@@ -21,7 +21,7 @@ from recompute.ops.scatter import (
     ScatterND,
 )
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda.kernel import INDEX_OUTSIDE
+from recompute.runtime.trouble import INDEX_OUTSIDE
 from recompute.testing import Case, case_block
 from recompute.types import TensorType
 
@@ -106,18 +106,46 @@ def test_coordinates(batch: int) -> None:
 def test_a_session_says_which_trouble_there_was() -> None:
     block, feed = case_block(Case(Gather(), (floats("f32", 6, 4), np.array([6]))))
     program = Program(block, {})
-    with pytest.raises(JobError, match="an index is out of range"):
-        Executor(EmulatedCUDAPlace()).run(program, feed, list(block.outputs))
+    executor = Executor(EmulatedCUDAPlace())
+    with pytest.raises(JobError, match=r"^index 6 is outside an axis of 6 rows, in\n    %y0: f32\[1,4\] = Gather"):
+        executor.run(program, feed, list(block.outputs))
+    good = executor.run(program, {**feed, "x1": np.array([5])}, list(block.outputs))[0]
+    np.testing.assert_array_equal(good[0], feed["x0"][5])
+
+
+def skipping(index: int) -> list[tuple[Any, tuple, tuple]]:
+    """Operators, their inputs with an index that is out of range, and others that give the same without it."""
+    at, elements = np.array([0, index, 2]), np.array([[0, index, 2, 1], [0, 1, 2, 3]])
+    good, fits = np.array([0, 1, 2]), np.array([[0, 1, 2, 1], [0, 1, 2, 3]])
+    x, dy, put = floats("f32", 6, 4), floats("f32", 3, 4), floats("f32", 2, 4)
+    none, low, keep = dy.copy(), put.copy(), put.copy()
+    none[1], low[0, 1], keep[0, 1] = 0, -np.inf, 0
+    return [
+        (GatherGrad((6, 4)), (at, dy), (good, none)),
+        (GatherNDGrad((6, 4)), (at[:, None], dy), (good[:, None], none)),
+        (GatherElementsGrad((6, 4)), (elements, put), (fits, keep)),
+        (ScatterND("add"), (x, at[:, None], dy), (x, good[:, None], none)),
+        (ScatterND(), (x, at[:, None], dy), (x, at[::2, None], dy[::2])),
+        (ScatterElements(), (x, elements, put), (x, fits, put)),  # the place has another update, which comes later
+        (ScatterElements(reduction="max"), (x, elements, put), (x, fits, low)),
+    ]
 
 
 @pytest.mark.parametrize("index", [6, -7])
-def test_an_index_out_of_range_is_reported(index: int) -> None:
-    at = np.array([0, index, 2])
-    x, dy = floats("f32", 6, 4), floats("f32", 3, 4)
-    for op, inputs in ((Gather(), (x, at)), (GatherGrad((6, 4)), (at, dy)), (GatherND(), (x, at[:, None]))):
-        alone = cuda_cases.bound(Case(op, inputs), device())[0]
-        found = alone.run(0x55)[0]
-        status = device().status
-        assert int(device().download(status)) == INDEX_OUTSIDE
-        device().upload(status, np.zeros((), np.int32))
-        assert np.isfinite(found).all()
+def test_an_index_out_of_range_is_skipped_and_reported(index: int) -> None:
+    given = device()
+    for op, inputs, others in skipping(index):
+        found = cuda_cases.bound(Case(op, inputs), given)[0].run(0x55)[0]
+        assert given.download(given.status).tolist() == [INDEX_OUTSIDE, index, 6]
+        given.upload(given.status, np.zeros(3, np.int64))
+        np.testing.assert_array_equal(found, cuda_cases.reference(Case(op, others))[0], err_msg=op.name)
+
+
+@pytest.mark.parametrize("index", [6, -7])
+def test_nothing_is_taken_for_an_index_out_of_range(index: int) -> None:
+    at, x, given = np.array([0, index, 2]), floats("f32", 6, 4), device()
+    for op, indices_ in ((Gather(), at), (GatherND(), at[:, None]), (GatherElements(), np.tile(at[:, None], (1, 4)))):
+        found = cuda_cases.bound(Case(op, (x, indices_)), given)[0].run(0x55)[0]
+        assert given.download(given.status).tolist() == [INDEX_OUTSIDE, index, 6]
+        given.upload(given.status, np.zeros(3, np.int64))
+        np.testing.assert_array_equal(found, [x[0], np.zeros(4), x[2]])

@@ -123,15 +123,19 @@ def test_a_module_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     version()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ours._folder.cache_clear()
+    ours._kept.cache_clear()
     kernel = Kernel("twice", "float* x", "    x[threadIdx.x] *= 2;")
     assert (ours.target(90), ours.target(80)) == ("sm_90", "sm_80")
     assert ours.target(10_000).startswith("compute_")
     made = ours.compiled(kernel, "sm_90")
     assert made.startswith(b"\x7fELF")
-    (kept,) = tmp_path.rglob("*.bin")
-    kept.write_bytes(b"kept")
+    (path,) = tmp_path.rglob("*.bin")
+    path.write_bytes(b"planted")
+    assert ours.compiled(kernel, "sm_90") == made
+    kept = ours._kept("sm_90")
+    assert kept is not None and kept.read(path.name) == made
+    kept.write(path.name, b"kept")
     assert ours.compiled(kernel, "sm_90") == b"kept"
     with pytest.raises(rc.RecomputeError, match=r'"y" is undefined'):
         ours.compiled(Kernel("wrong", "float* x", "    x[0] = y;"), "sm_90")
-    ours._folder.cache_clear()
+    ours._kept.cache_clear()

@@ -102,7 +102,6 @@ def broken(body: str, outputs: str = "%y") -> str:
         (broken(f"  %y: {WIDE} = Reshape(%x) {{shape={WIDE[3:]}}}"), "%y has 65 dimensions, 64 are possible"),
         (f"program p {{\n  input %x: {WIDE}\n}}", "%x has 65 dimensions, 64 are possible"),
         (broken("  %y: f32[3,4] = SGDUpdate(%w, %w, %x)"), "SGDUpdate"),
-        (broken("  %a: f32[2,3] = Relu(%x) @0\n  %y: f32[2,3] = Add(%a, %x) @8"), "%y at 8..32 overlaps its input %a"),
     ],
 )
 def test_the_verifier_says_what_is_wrong(text: str, why: str) -> None:

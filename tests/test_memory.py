@@ -138,7 +138,7 @@ def test_views_parts_and_places_are_shared() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("%z: f32[64] = Relu(%y) @256", "%z: f32[64] = Relu(%y) @288"), "%z at 288..544 overlaps its input %y"),
+        (("%z: f32[64] = Relu(%y) @256", "%z: f32[64] = Relu(%y) @320"), "%z at 320..576 overlaps its input %y"),
         (("%n: f32[48] = Neg(%q) @320", "%n: f32[48] = Neg(%q) @256"), "%e is read, but its bytes"),
     ],
 )

@@ -12,6 +12,8 @@ from onnx import helper
 import recompute as rc
 from recompute.op import Op, op_class
 from recompute.ops.philox import stream, uniform
+from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime.cuda import emulator
 from recompute.testing import Case, case_block, evaluate
 from recompute.types import TensorType
 
@@ -46,6 +48,22 @@ def test_stream_is_philox(seed: int, step: int) -> None:
     assert got.tobytes() == want.tobytes()
     assert uniform(np, seed, np.array(step), 0, 37).tobytes() == want.tobytes()
     assert uniform(np, seed, np.array(step), 2, 21).tobytes() == want[16:].tobytes()
+
+
+@pytest.mark.parametrize("place", [None, "emulated"])
+def test_a_ratio_between_two_numbers_of_the_stream_drops_the_lower_one(place: str | None) -> None:
+    """Native code compares integers: a ratio of 24 bits and a half must be rounded up to one."""
+    if place and not emulator.compiler():
+        pytest.skip("the emulated device needs a C++ compiler (or $CXX)")
+    drawn = (numbers(9, 3, 1 << 15).astype(np.float64) * 2**24).astype(np.int64)
+    at = int(np.flatnonzero(drawn < 1 << 23)[7])
+    x = np.ones(drawn.size, np.float32)
+    for ratio, kept in ((drawn[at] + 0.5, False), (float(drawn[at]), True)):
+        block, feed = case_block(Case(op_class("Dropout")(ratio=ratio / 2**24, seed=9), (x, np.array(3)), want=1))
+        executor = rc.Executor(EmulatedCUDAPlace() if place else None)
+        (y,) = executor.run(rc.Program(block, {}), feed, ["y0"])
+        assert bool(y[at]) is kept
+        np.testing.assert_array_equal(y != 0, drawn >= ratio)
 
 
 def test_dropout_repeats_and_its_gradient_has_the_same_mask() -> None:

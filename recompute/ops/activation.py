@@ -16,6 +16,7 @@ class Tanh(Ufunc, onnx=True):
     """Hyperbolic tangent."""
 
     ufunc = "tanh"
+    floats = True
     flops_per_element = 12
 
     def gradient(self, b, ins, outs, grads):
@@ -277,6 +278,7 @@ class Shrink(Tiled, onnx=True):
     lambd: float = 0.5
 
     flops_per_element = 4
+    floats = False
     masks = 1
 
     def tile(self, xp, ins, out, mask):
@@ -315,6 +317,7 @@ class HardSigmoid(Elementwise, onnx=True):
     beta: float = 0.5
 
     flops_per_element = 4
+    floats = True
 
     def compute(self, xp, ins, outs, scratch):
         """Four passes in the output."""

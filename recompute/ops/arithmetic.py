@@ -123,6 +123,7 @@ class Exp(Ufunc, onnx=True):
 
     autocast = "full"
     ufunc = "exp"
+    floats = True
     flops_per_element = 8
 
     def gradient(self, b, ins, outs, grads):
@@ -141,6 +142,7 @@ class Log(Ufunc, onnx=True):
 
     autocast = "full"
     ufunc = "log"
+    floats = True
     flops_per_element = 8
 
     def gradient(self, b, ins, outs, grads):
@@ -159,6 +161,7 @@ class Sqrt(Ufunc, onnx=True):
 
     autocast = "full"
     ufunc = "sqrt"
+    floats = True
     flops_per_element = 4
 
     def gradient(self, b, ins, outs, grads):

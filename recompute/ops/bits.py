@@ -65,6 +65,8 @@ class BitShift(Bits, onnx=True):
 
     direction: str
 
+    takes = 2
+
     def compute(self, xp, ins, outs, scratch):
         """One shift."""
         (xp.left_shift if self.direction == "LEFT" else xp.right_shift)(*ins, out=outs[0])

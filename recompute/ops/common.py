@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -39,18 +41,43 @@ def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
         raise op.fail("shapes do not broadcast", *types) from None
 
 
+@functools.cache
+def arity(cls: Any) -> int:
+    """How many inputs an element-wise operator has: `takes`, or those of its ufunc, its `element` or its `expand`."""
+    if cls.takes:
+        return cls.takes
+    if (ufunc := getattr(cls, "ufunc", "")) and hasattr(np, ufunc):
+        return getattr(np, ufunc).nin
+    given = list(inspect.signature(cls.element).parameters.values())[1:]
+    if any(p.kind is p.VAR_POSITIONAL for p in given):
+        given = list(inspect.signature(cls.expand).parameters.values())[2:]
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given), f"{cls.__name__} does not say how many inputs it has"
+    return len(given)
+
+
 class Elementwise(Op, abstract=True):
     """Broadcasts its inputs, all of one element type, to one output of the same element type."""
 
     #: floating-point operations for one output element
     flops_per_element: ClassVar[int] = 1
+    #: how many inputs there are, where neither `ufunc` nor `element` says it
+    takes: ClassVar[int] = 0
+    #: takes floats only, as ONNX has it
+    floats: ClassVar[bool] = False
     autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The broadcast type."""
+        self.need(*inputs, count=arity(type(self)))
+        return self.of_present(*inputs)
+
+    def of_present(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """The broadcast type of the inputs that are present."""
         present = [t for t in inputs if t is not None]
         if any(t.dtype != present[0].dtype for t in present):
             raise self.fail("element types differ", *inputs)
+        if self.floats and not present[0].is_float:
+            raise self.fail("takes floats only", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
 
     def out_dtype(self, dtype: str) -> str:

@@ -118,6 +118,8 @@ class Not(Logic, onnx=True):
 class Test(Elementwise, abstract=True):
     """A question about each element."""
 
+    takes = 1
+
     def out_dtype(self, dtype: str) -> str:
         """bool."""
         return "bool"

@@ -19,6 +19,8 @@ from .window import Window, compact, full, output_size, window_attributes
 
 #: elements of halves that are converted at a time
 _HALVES = 1 << 16
+#: strides, dilations and pads are smaller: sweeps over windows have tables as long
+_FARTHEST = 1 << 24
 
 
 class Convolution(Op, abstract=True):
@@ -76,6 +78,8 @@ class Convolution(Op, abstract=True):
             raise self.fail(f"group {self.group} does not divide {w.shape[0]}", x, w)
         if min((*self.strides, *self.dilations), default=1) < 1:
             raise self.fail("strides and dilations must be at least 1", x, w)
+        if max(map(abs, (*self.strides, *self.dilations, *self.pads)), default=0) >= _FARTHEST:
+            raise self.fail(f"strides, dilations and pads must be below {_FARTHEST:,}", x, w)
 
     def buffers(self, geo: Geometry) -> list[int]:
         """Elements of the scratch buffers of the numerics."""

@@ -18,6 +18,7 @@ class Function(Ufunc, abstract=True):
     """A function of one variable; `domain` is where samples are drawn."""
 
     autocast = "full"
+    floats = True
     flops_per_element = 12
     domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
@@ -72,6 +73,7 @@ class Floor(Step, onnx=True):
     """The largest whole number that is not above x."""
 
     ufunc = "floor"
+    floats = True
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Ceil(Step, onnx=True):
     """The smallest whole number that is not below x."""
 
     ufunc = "ceil"
+    floats = True
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Round(Step, onnx=True):
     """The nearest whole number, the even one of two."""
 
     ufunc = "rint"
+    floats = True
 
 
 @dataclass(frozen=True)
@@ -271,6 +275,7 @@ class Mod(Elementwise, onnx=True):
 
     fmod: int = 0
 
+    takes = 2
     flops_per_element = 8
 
     def compute(self, xp, ins, outs, scratch):

@@ -17,6 +17,13 @@ def check_bounds(xp: Any, indices: Any, size: int, what: str) -> None:
         raise IndexError(f"{what}: index {low if low < -size else high} is out of range for {size} entries")
 
 
+def check_lengths(lengths: Any, size: int, what: str) -> None:
+    """IndexError where a length is outside [0, size]."""
+    wrong = lengths[(lengths < 0) | (lengths > size)]
+    if wrong.size:
+        raise IndexError(f"{what}: length {int(wrong[0])} is outside an axis of {size} rows")
+
+
 def take_rows(xp: Any, x: Any, rows: Any, out: Any, axis: int = 0) -> None:
     """out = x[rows] along `axis`; negative numbers count from the end.  The caller checks the bounds."""
     if rows.size and out.size:

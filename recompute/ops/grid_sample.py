@@ -392,6 +392,7 @@ class GridSampleGradGrid(Sampling):
 
     def infer(self, x, grid, dy):
         """The grid's type."""
+        self.need(x, grid, dy, count=3)
         self.check(x, grid, dy)
         return (grid,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,12 @@ def need_indices(op: Any, t: Any, *types: Any) -> None:
     """TypeRuleError where `t` is no type of indices."""
     if t.dtype not in INDEX_TYPES:
         raise op.fail("indices must be i64 or i32", *types)
+
+
+def need_entries(op: Any, x: Any, indices: Any, axes: Iterable[int]) -> None:
+    """TypeRuleError where indices are to name something along an axis of x that is empty."""
+    if indices.size and not all(x.shape[a] for a in axes):
+        raise op.fail("there is nothing to take: an axis that indices count along is empty", x, indices)
 
 
 def index_scratch(t: Any) -> tuple[Any, ...]:
@@ -49,8 +56,7 @@ class Gather(Move, onnx=True):
         axis = normal_axis(self.axis, x.ndim, self)
         if x.ndim == 0:
             raise self.fail("needs at least one dimension", x, indices)
-        if indices.size and not x.shape[axis]:
-            raise self.fail("there is nothing to take", x, indices)
+        need_entries(self, x, indices, (axis,))
         return (x.with_shape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]),)
 
     def scratch(self, ins, outs):
@@ -97,6 +103,7 @@ class GatherGrad(Move):
         axis = normal_axis(self.axis, len(self.shape), self)
         if dy.shape != (*self.shape[:axis], *indices.shape, *self.shape[axis + 1 :]):
             raise self.fail(f"is not the gradient of Gather on {list(self.shape)}", indices, dy)
+        need_entries(self, dy.with_shape(self.shape), indices, (axis,))
         return (dy.with_shape(self.shape),)
 
     def scratch(self, ins, outs):

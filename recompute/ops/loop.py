@@ -204,9 +204,15 @@ class Loop(Op):
 
     def infer(self, *inputs):
         """The results' types."""
+        self.need(*inputs, count=len(inputs))
         found = self.types(inputs)
         if len(inputs) != self.members[0].result:
             raise self.fail(f"its body takes {self.members[0].result} inputs", *inputs)
+        results = {m.result for m in self.members}
+        if not self.yields or len({*self.yields}) < len(self.yields) or not results.issuperset(self.yields):
+            raise self.fail(
+                f"it yields {list(self.yields)}: each must be a result of the body, and none twice", *inputs
+            )
         return tuple(found[y] for y in self.yields)
 
     def expressions(self, dtypes: Sequence[str | None]) -> list[Expr]:

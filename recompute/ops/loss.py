@@ -91,8 +91,9 @@ class LabelLoss(Op, abstract=True):
             if skip is not None:
                 xp.equal(here, self.ignore_index, out=skip)
                 xp.copyto(here, 0, where=skip)
-            if xp.__name__ == "numpy" and count and not 0 <= int(here.min()) <= int(here.max()) < classes:
-                raise ValueError(f"a label is outside 0...{classes - 1} (and is not ignore_index={self.ignore_index})")
+            if xp.__name__ == "numpy" and count and not 0 <= (low := int(here.min())) <= int(here.max()) < classes:
+                wrong = low if low < 0 else int(here.max())
+                raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
             if self.weighs(weights):
                 if weights is not None:
                     _take(xp, class_weights, here, label_weights[rows])

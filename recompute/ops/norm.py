@@ -51,7 +51,7 @@ class Normalization(Op, abstract=True):
         if not x.is_float:
             raise self.fail("needs floats", x, scale, bias)
         shape = self.vector(x)
-        if any(v is not None and (v.shape != shape or not v.is_float) for v in (scale, bias)):
+        if scale is None or any(v is not None and (v.shape != shape or not v.is_float) for v in (scale, bias)):
             raise self.fail(f"scale and bias must be floats of shape {list(shape)}", x, scale, bias)
         statistic = self.statistics(x)
         return (x, statistic, statistic) if self.centred else (x, statistic)
@@ -148,10 +148,10 @@ class NormGrad(Op):
 
     def infer(self, x, scale, mean, inverse, dy):
         """x's type, scale's twice."""
-        if math.prod(self.view) != x.size or len(self.view) != 4 or dy != x:
+        if math.prod(self.view) != x.size or len(self.view) != 4 or min(self.view) < 0 or dy != x:
             raise self.fail(f"x and dy must have the elements of view {list(self.view)}", x, scale, mean, inverse, dy)
         a, g, s, _ = self.view
-        if scale.size != g * s or any(t is not None and t.size != a * g for t in (mean, inverse)):
+        if scale.size != g * s or inverse.size != a * g or (mean is not None and mean.size != a * g):
             raise self.fail("scale or statistics do not fit the view", x, scale, mean, inverse, dy)
         return (x, scale, scale)
 

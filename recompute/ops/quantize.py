@@ -28,6 +28,7 @@ class RoundStraight(Ufunc):
 
     autocast = "full"
     ufunc = "rint"
+    floats = True
 
     def infer(self, x):
         """A float."""

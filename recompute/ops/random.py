@@ -25,7 +25,9 @@ class Draw(Op, abstract=True):
     seed: int
 
     def check_step(self, step: TensorType | None) -> None:
-        """TypeRuleError where the step counter is none."""
+        """TypeRuleError where the step counter is none, or the seed is no word of 64 bits."""
+        if not 0 <= self.seed < 1 << 64:
+            raise self.fail(f"the seed must be in [0, 2⁶⁴), not {self.seed}", step)
         if step != TensorType("i64", ()):
             raise self.fail("the step counter must be i64[]", step)
 

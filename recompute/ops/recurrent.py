@@ -104,6 +104,8 @@ class Recurrent(Op, abstract=True):
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """Y, the last state(s), and what the gradient needs.  TypeRuleError where shapes do not fit."""
         x, w, r, bias, lengths, *states = filled(inputs, self.arity)
+        if w is None or r is None:
+            raise self.fail("needs x, w and r", *inputs)
         if self.direction not in DIRECTIONS or x.ndim != 3:
             raise self.fail(f"direction '{self.direction}' is unknown, or x is not [steps, batch, features]", *inputs)
         steps, batch, features = x.shape

@@ -14,7 +14,7 @@ from ..op import Op
 from ..types import TensorType
 from .common import normal_axis
 from .flat import REDUCTIONS, add_rows, check_bounds, set_rows, take_rows
-from .index import index_within, need_indices
+from .index import index_within, need_entries, need_indices
 from .shape import Move
 
 
@@ -73,6 +73,7 @@ def check_elements(op: Op, x: TensorType, indices: TensorType, axis: int) -> Non
     small = all(i == axis or n <= d for i, (n, d) in enumerate(zip(indices.shape, x.shape, strict=False)))
     if x.ndim == 0 or x.ndim != indices.ndim or not small:
         raise op.fail("indices must have as many dimensions, and nowhere larger ones", x, indices)
+    need_entries(op, x, indices, (axis,))
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,10 @@ def rows_taken(op: Op, x: TensorType, indices: TensorType, batch: int) -> tuple[
     if indices.dtype != "i64":
         raise op.fail("indices must be i64", x, indices)
     depth = indices.shape[-1] if indices.ndim else 0
-    fits = batch < indices.ndim and batch + depth <= x.ndim and x.shape[:batch] == indices.shape[:batch]
+    fits = 0 <= batch < indices.ndim and batch + depth <= x.ndim and x.shape[:batch] == indices.shape[:batch]
     if not fits:
         raise op.fail("indices do not fit", x, indices)
+    need_entries(op, x, indices, range(batch, batch + depth))
     return (*indices.shape[:-1], *x.shape[batch + depth :])
 
 

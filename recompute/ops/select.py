@@ -10,6 +10,7 @@ import numpy as np
 from ..op import Cost, imports
 from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from .common import normal_axis
+from .flat import check_lengths
 from .scatter import element_positions
 from .shape import Move
 
@@ -284,6 +285,7 @@ class ReverseSequence(Move, onnx=True):
             places = xp.where(at < ends, ends - 1 - at, at).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
             y[...] = xp.take_along_axis(x, places, axis=1)
             return
+        check_lengths(ins[1], x.shape[1], self.name)
         for i, length in enumerate(int(n) for n in ins[1]):
             y[i, :length] = x[i, :length][::-1]
             y[i, length:] = x[i, length:]

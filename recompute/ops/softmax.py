@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..op import Cost, Op
 from ..types import TensorType
@@ -20,12 +20,14 @@ class AlongAxis(Op, abstract=True):
     """Normalises along `axis`: x is seen as [outer, n, inner] and computed a few outer rows at a time."""
 
     axis: int
+    #: how many inputs there are
+    takes: ClassVar[int] = 1
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
         x = inputs[0]
         assert x is not None
-        if any(t != x for t in inputs):
+        if any(t != x for t in inputs) or len(inputs) != self.takes:
             raise self.fail("types differ", *inputs)
         normal_axis(self.axis, x.ndim, self)
         return (x,)
@@ -117,6 +119,7 @@ class RowsGrad(AlongAxis, abstract=True):
     """Base of the gradients (y, dy) → dx that are worked out in whole rows."""
 
     inplace = (1, 0)
+    takes = 2
 
     def scratch(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
         """One number a row, and whole rows."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..types import TensorType
-from .common import Elementwise
+from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache
 TILE = 1 << 15
@@ -31,13 +31,17 @@ class Tiled(Elementwise, abstract=True):
     masks: ClassVar[int] = 0
     #: a tile whose output would overwrite its input is computed beside it first
     inplace = (1, 0, 2)
+    floats = True
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
+        self.need(*inputs, count=arity(type(self)))
         first = inputs[0]
         assert first is not None
         if any(t != first for t in inputs):
             raise self.fail("types differ", *inputs)
+        if self.floats and not first.is_float:
+            raise self.fail("takes floats only", *inputs)
         return (first,)
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:

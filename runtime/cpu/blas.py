@@ -19,6 +19,7 @@ import numpy as np
 from ...kernels import register
 from ...ops.linear import Gemm, MatMul
 from ...types import TensorType
+from ..trouble import LIBRARY
 from . import native
 from .emit import Code, module
 from .native import Call
@@ -314,7 +315,7 @@ def _tiles_ir(single: bool, bits: int, status: bool) -> str:
         if status:
             found = f.let(f"call i32 {gemm}({operands})")
             with f.when(f.let(f"icmp ne i32 {found}, 0")):
-                f.set(cell, "i64", f.let(f"sext i32 {found} to i64"))
+                f.set(cell, "i64", f.add(f.let(f"sext i32 {found} to i64"), LIBRARY))
         else:
             f.line(f"call void {gemm}(i32 101, {operands})")
     return module(f)

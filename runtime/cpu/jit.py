@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import JobError
+from .. import trouble
 from . import native
 from .native import Call
 
@@ -98,6 +99,17 @@ def inline(
     return Inline(function, fastmath, double)
 
 
+def _report(status: Any, code: Any, number: Any, size: Any) -> None:
+    """Writes a session's status (see runtime/trouble.py); the code comes last."""
+    status[1] = number
+    status[2] = size
+    status[0] = code
+
+
+#: report(status, code, number, size): what a kernel does with an operand that it cannot use, before it skips it
+report: Any = inline(_report)
+
+
 def _flags(fastmath: Any) -> str:
     """LLVM's flags, named the same in every process."""
     return str(fastmath if isinstance(fastmath, bool) else sorted(fastmath))
@@ -154,6 +166,10 @@ class Kernel:
         kinds: list[tuple] = []
         seen: dict[tuple, int] = {}
         for i, x in enumerate(operands):
+            if x is native.STATUS:
+                words += [x, trouble.WORDS]
+                kinds.append(("int64", 1))
+                continue
             if not isinstance(x, np.ndarray):
                 words.append(x)
                 kinds.append(("float",) if isinstance(x, (float, np.floating)) else ("int",))

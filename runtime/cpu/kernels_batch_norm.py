@@ -216,6 +216,10 @@ class Normalisation(Family):
 class Statistics(Normalisation):
     """Mean and variance."""
 
+    def accepts(self, op: Operator) -> bool:
+        """Where both are wanted."""
+        return super().accepts(op) and len(list(op.writes())) == 2
+
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Sums of parts."""
         return _in_parts(op)

@@ -6,38 +6,38 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..trouble import INDEX_OUTSIDE
 from . import native
 from .families import ENOUGH, Family, family, floats
-from .jit import inline, kernel
+from .jit import inline, kernel, report
 from .kernels_copy import WORDS, filling, words
 from .native import Call
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: what a kernel reports for an index outside of its axis
-INDEX_OUT_OF_RANGE = 2
-
 
 @inline
 def _place(index, size, status):
-    """An index that counts from the end where it is negative; 0 for one out of range, which is reported."""
+    """An index that counts from the end where it is negative; -1 for one out of range, which is reported."""
     found = index + size if index < 0 else index
     if found < 0 or found >= size:
-        status[0] = INDEX_OUT_OF_RANGE
-        return 0
+        report(status, INDEX_OUTSIDE, index, size)
+        return -1
     return found
 
 
 @kernel
 def gather(x, indices, y, status, begin, end):
-    """Rows of x [outer, n, inner] to y [outer, k, inner]."""
+    """Rows of x [outer, n, inner] to y [outer, k, inner]; those whose index is out of range are left as they are."""
     k, inner = y.shape[1], y.shape[2]
     o, i = begin // k, begin % k
     for _ in range(begin, end):
-        a, b = x[o, _place(indices[i], x.shape[1], status)], y[o, i]
-        for c in range(inner):
-            b[c] = a[c]
+        at = _place(indices[i], x.shape[1], status)
+        if at >= 0:
+            a, b = x[o, at], y[o, i]
+            for c in range(inner):
+                b[c] = a[c]
         i += 1
         if i == k:
             o, i = o + 1, 0
@@ -50,9 +50,11 @@ def gather_gradient(indices, dy, dx, status, begin, end):
     for o in range(begin // inner, (end + inner - 1) // inner):
         first, last = max(begin - o * inner, 0), min(end - o * inner, inner)
         for i in range(indices.size):
-            a, b = dy[o, i], dx[o, _place(indices[i], dx.shape[1], status)]
-            for c in range(first, last):
-                b[c] += a[c]
+            at = _place(indices[i], dx.shape[1], status)
+            if at >= 0:
+                a, b = dy[o, i], dx[o, at]
+                for c in range(first, last):
+                    b[c] += a[c]
 
 
 @kernel
@@ -62,7 +64,9 @@ def gather_elements(x, indices, y, status, begin, end):
     for item in range(begin, end):
         o, i = item // k, item % k
         for c in range(inner):
-            y[o, i, c] = x[o, _place(indices[o, i, c], x.shape[1], status), c]
+            at = _place(indices[o, i, c], x.shape[1], status)
+            if at >= 0:
+                y[o, i, c] = x[o, at, c]
 
 
 @kernel
@@ -71,7 +75,9 @@ def gather_elements_gradient(indices, dy, dx, status, begin, end):
     for o in range(begin, end):
         for i in range(dy.shape[1]):
             for c in range(dy.shape[2]):
-                dx[o, _place(indices[o, i, c], dx.shape[1], status), c] += dy[o, i, c]
+                at = _place(indices[o, i, c], dx.shape[1], status)
+                if at >= 0:
+                    dx[o, at, c] += dy[o, i, c]
 
 
 def _split(shape: Sequence[int], axis: int) -> tuple[int, int, int]:

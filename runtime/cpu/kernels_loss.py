@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...types import TensorType
+from ..trouble import LABEL_OUTSIDE
 from . import native
 from .families import Family, family, floats
-from .jit import inline, kernel
+from .jit import inline, kernel, report
 from .mathematics import exp
 from .native import Call
 from .row_sums import exponentials, largest
@@ -23,8 +24,6 @@ from .row_sums import exponentials, largest
 if TYPE_CHECKING:
     from ...ir import Operator
 
-#: what a kernel reports for a label outside of the classes
-LABEL_OUT_OF_RANGE = 1
 _MEAN, _SUM, _NONE = 0, 1, 2
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 
@@ -35,7 +34,7 @@ def _weight(weights, label, ignored, ignore, classes, status):
     if ignore and label == ignored:
         return 0.0
     if label < 0 or label >= classes:
-        status[0] = LABEL_OUT_OF_RANGE
+        report(status, LABEL_OUTSIDE, label, classes)
         return 0.0
     return float(weights[label]) if weights.size else 1.0
 
@@ -144,8 +143,8 @@ class LabelLosses(Family):
         return _REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
 
     def scores(self, op: Operator) -> Any:
-        """The largest operand."""
-        return max((*op.reads(), *op.writes()), key=lambda v: v.size)
+        """The operand with the most axes."""
+        return max((*op.reads(), *op.writes()), key=lambda v: v.ndim)
 
     def form(self, op: Operator) -> tuple[int, int, int]:
         """N, C, D; where the classes come last, N counts all rows and D is 1."""
@@ -160,8 +159,8 @@ class LabelLosses(Family):
         return "Softmax" in op.op.name
 
     def accepts(self, op: Operator) -> bool:
-        """Floats of one type; for cross entropy, where the classes lie together."""
-        return floats(op) and (not self.soft(op) or self.form(op)[2] == 1)
+        """Floats of one type, some of them; for cross entropy, where the classes lie together."""
+        return floats(op) and self.scores(op).size > 0 and (not self.soft(op) or self.form(op)[2] == 1)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Two numbers a label."""

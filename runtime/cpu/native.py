@@ -18,14 +18,14 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import JobError
-from ...files import cache_folder, replacing
 from ...threads import once, set_up_lock
+from .. import trouble
+from . import code_cache
 
 #: changes whenever object code made before must not be loaded any more
 _VERSION = "2"
@@ -35,8 +35,8 @@ _VERSION = "2"
 class Call:
     """One call of a kernel: its address, operands, and how many pieces of work there are.
 
-    Operands: arrays (their address), integers, floats (as doubles).  `parallel`: the work is split over the threads;
-    otherwise one call does all of it, outside of any parallel region.
+    Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
+    threads; otherwise one call does all of it, outside of any parallel region.
     """
 
     address: int
@@ -44,9 +44,18 @@ class Call:
     work: int = 1
     parallel: bool = True
 
-    def words(self) -> np.ndarray:
-        """The operands as the kernel reads them."""
-        return np.array([_word(x) for x in self.operands] or [0], np.int64)
+    def words(self, status: np.ndarray) -> np.ndarray:
+        """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
+        return np.array([_word(status if x is STATUS else x) for x in self.operands] or [0], np.int64)
+
+
+class _Status:
+    """What STATUS is."""
+
+
+#: stands for the address of the status of whoever makes the call (see runtime/trouble.py): an operand of kernels that
+#: may meet what they cannot compute
+STATUS = _Status()
 
 
 def _word(x: Any) -> int:
@@ -58,10 +67,14 @@ def _word(x: Any) -> int:
 
 
 class Table:
-    """Calls in a row, bound once: `run()` makes all of them without Python in between."""
+    """Calls in a row, bound once: `run()` makes all of them without Python in between.
+
+    A table has a status of its own, so that two of them, run in two threads, tell their own errors only.
+    """
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._keep = [(c.operands, c.words()) for c in calls]
+        self.status = np.zeros(trouble.WORDS, np.int64)
+        self._keep = [(c.operands, c.words(self.status)) for c in calls]
         self._rows = np.array(
             [
                 (c.address, words.ctypes.data, c.work, c.parallel and c.work > 1)
@@ -70,7 +83,7 @@ class Table:
             np.int64,
         ).reshape(len(calls), 4)
         self._run = _driver()
-        self._arguments = (self._rows.ctypes.data, len(calls), threads(), STATUS.ctypes.data)
+        self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
 
     def run(self) -> int | None:
         """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
@@ -79,6 +92,11 @@ class Table:
         else:
             failed = self._run(*self._arguments)
         return None if failed < 0 else failed
+
+    def check(self, where: str = "") -> None:
+        """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""
+        if self.status[0]:
+            raise JobError(trouble.explained(self.status.tolist()) + (f", in\n    {where}" if where else ""))
 
 
 #: whether this process is a fork of another, whose OpenMP threads it does not have
@@ -105,12 +123,15 @@ def _worker() -> ThreadPoolExecutor:
 def together(calls: Sequence[Call]) -> Call:
     """One call of several over the same work: a part of it goes through all of them before it meets another thread's.
 
-    Only for calls in which a piece of work reads of the others' results what the same piece has made.
+    Only for calls in which a piece of work reads of the others' results what the same piece has made, and which report
+    no status.
     """
     work = {c.work for c in calls}
     if len(work) != 1:
         raise ValueError(f"calls over different work, {sorted(work)}, do not go together")
-    words = [c.words() for c in calls]
+    if any(x is STATUS for c in calls for x in c.operands):
+        raise ValueError("a call that reports a status does not go together with others")
+    words = [c.words(np.empty(0, np.int64)) for c in calls]
     rows = np.array([(c.address, w.ctypes.data) for c, w in zip(calls, words, strict=True)], np.int64)
     kept = {id(x): x for c in calls for x in c.operands if isinstance(x, np.ndarray)}
     return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop())
@@ -140,17 +161,6 @@ done:
   ret void
 }
 """
-
-
-#: a kernel that fails writes a number other than zero here (see `check`)
-STATUS = np.zeros(1, np.int64)
-
-
-def check(where: str = "") -> None:
-    """JobError where a kernel has failed since the last check.  `where`: the operator that it ran."""
-    if STATUS[0]:
-        status, STATUS[0] = int(STATUS[0]), 0
-        raise JobError(f"a native kernel failed with status {status}" + (f" in\n    {where}" if where else ""))
 
 
 @functools.cache
@@ -224,14 +234,18 @@ class _Toolchain:
         """Names object code by all that it depends on."""
         return hashlib.sha256("\0".join((self.made_by, *parts)).encode()).hexdigest()[:32]
 
-    def load(self, key: str, code: bytes) -> None:
-        """Loads the function in this object code; `addresses` has it from then on."""
+    def has(self, function: str) -> bool:
+        """Whether this process has a function of that name, which object code can call."""
+        return bool(self.llvm.address_of_symbol(function))
+
+    def load(self, key: str, code: bytes) -> int:
+        """The address of the function in this object code."""
         self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         address = self.engine.get_function_address(f"k_{key}")
         if not address:
             raise JobError(f"native code without the function k_{key}")
-        self.addresses[key] = address
+        return address
 
     def object_code(self, module: Any, key: str) -> bytes:
         """Optimised machine code of a module whose `kernel` gets the name that belongs to the key."""
@@ -264,40 +278,12 @@ def loaded(key: str, make: Callable[[], Any]) -> int:
     if key not in tools.addresses:
         with set_up_lock():  # LLVM's engine and numba's compiler are one for all threads
             if key not in tools.addresses:
-                _load(tools, key, make)
+                code = code_cache.kept(key, tools.has)
+                if code is None:
+                    code = tools.object_code(make(), key)
+                    code_cache.keep(key, code)
+                tools.addresses[key] = tools.load(key, code)
     return tools.addresses[key]
-
-
-def _load(tools: _Toolchain, key: str, make: Callable[[], Any]) -> None:
-    folder = cache_folder()
-    path = None if folder is None else folder / "kernels" / f"{key}.o"
-    code = None if path is None else _read(path)
-    if code is None:
-        code = tools.object_code(make(), key)
-        if path is not None:
-            _write(path, code)
-    tools.load(key, code)
-
-
-def _digest(code: bytes) -> bytes:
-    return hashlib.sha256(code).digest()
-
-
-def _read(path: Path) -> bytes | None:
-    """Object code that was kept; None where there is none, or where the file was damaged."""
-    with contextlib.suppress(OSError):
-        held = path.read_bytes()
-        if _digest(held[32:]) == held[:32]:
-            return held[32:]
-    return None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Keeps object code, if it can: without, the next process compiles again, no more."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_bytes(_digest(code) + code)
 
 
 def compile_ir(ir: str) -> int:
@@ -356,6 +342,7 @@ done:
 define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
 entry:
   %mode = call i32 @flush()
+  store volatile i64 0, ptr %status
   %t32 = trunc i64 %threads to i32
   %several = icmp sgt i64 %threads, 1
   %threaded = and i1 %several, PARALLEL

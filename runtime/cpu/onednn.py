@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...kernels import register
 from ...ops.linear import Gemm, MatMul
 from ...types import TensorType
+from ..trouble import LIBRARY
 from . import blas, dnnl, native
 from .blas import product, product_calls
 from .convolved import Convolved, convolved, operands
@@ -195,7 +196,7 @@ def _execute() -> str:
     arguments, cell = (f.word("%args", i, "ptr") for i in (4, 5))
     status = f.let(f"call i32 {execute}(ptr {primitive}, ptr {stream}, i32 {count}, ptr {arguments})")
     with f.when(f.let(f"icmp ne i32 {status}, 0")):
-        f.set(cell, "i64", f.let(f"sext i32 {status} to i64"))
+        f.set(cell, "i64", f.add(f.let(f"sext i32 {status} to i64"), LIBRARY))
     return module(f)
 
 

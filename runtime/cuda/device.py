@@ -86,7 +86,7 @@ class CupyDevice:
         self._staging: dict[int, list[Any]] = {}
         address, self._memory = self.allocate(STATUS.nbytes)
         self.status = Buffer(address, STATUS.type)
-        self.upload(self.status, np.zeros((), np.int32))
+        self.upload(self.status, np.zeros(self.status.shape, np.int64))
         self._functions: dict[str, Any] = {}
         self._cublas: Any = None
 

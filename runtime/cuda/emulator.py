@@ -7,6 +7,7 @@ block first; numbers that change with it have a race.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ...cache import is_own, make_private
 from ...errors import JobError, MissingExtraError, OutOfMemoryError
 from ...files import cache_folder
 from ...types import TensorType
@@ -224,9 +226,14 @@ def _folder() -> Path:
     key = hashlib.sha256(
         (prelude() + (Path(__file__).parent / "emulator.h").read_text() + " ".join((compiler(), *_FLAGS))).encode()
     ).hexdigest()[:12]
-    path = (Path(tempfile.mkdtemp()) if found is None else found) / f"emulated-{key}"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    path = None if found is None else found / f"emulated-{key}"
+    if path is not None and is_own(path):  # libraries are loaded from there
+        with contextlib.suppress(OSError):
+            make_private(path)
+            return path
+    temporary = Path(tempfile.mkdtemp(prefix="recompute-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 def _known(digest: str) -> Any:

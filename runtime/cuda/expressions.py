@@ -17,9 +17,12 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=",
 _FUNCTIONS = {"sqrt", "exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "pow", "floor", "ceil", "rint",
               "trunc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "copysign", "fmod",
               "exp2", "log2", "cbrt"}  # fmt: skip
-#: functions of integers; what is divided by 0 is 0
+#: functions of integers; what is divided by 0 is 0, and the least number by -1 itself, as on NumPy
 _OF_INTEGERS = {"fmod": "{1} == 0 ? 0 : {0} % {1}", "quotient": "{1} == 0 ? 0 : {0} / {1}", "shl": "{0} << {1}",
                 "shr": "{0} >> {1}", "floor": "{0}", "ceil": "{0}", "rint": "{0}", "trunc": "{0}"}  # fmt: skip
+
+_OF_SIGNED = {"fmod": "{1} == 0 || {1} == -1 ? 0 : {0} % {1}",
+              "quotient": "{1} == 0 ? 0 : {1} == -1 ? 0 - (unsigned long long){0} : {0} / {1}"}  # fmt: skip
 
 
 def literal(value: object, dtype: str) -> str:
@@ -97,7 +100,8 @@ def _node(x: Expr, args: Sequence[str]) -> str:
             return text
         return rounded(text, x.dtype) if kind in ("float", "double") else f"({kind})({text})"
     if x.fn in _OF_INTEGERS and kind not in ("float", "double"):
-        return f"({kind})({_OF_INTEGERS[x.fn].format(*args)})"
+        known = {**_OF_INTEGERS, **_OF_SIGNED} if x.dtype[0] == "i" else _OF_INTEGERS
+        return f"({kind})({known[x.fn].format(*args)})"
     if x.fn in _FUNCTIONS:
         return rounded(f"{x.fn}{'f' if kind == 'float' else ''}({', '.join(args)})", x.dtype)
     raise NotImplementedError(f"{x.fn} has no CUDA C")

@@ -8,6 +8,7 @@ is contracted by the compiler, so that an element has the same bits in every ker
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import math
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...types import TensorType
+from .. import trouble
 
 #: element type → its name in CUDA C; halves and small floats are structures of their bits
 C_TYPES: dict[str, str] = {
@@ -141,14 +143,18 @@ class Buffer:
         return Buffer(self.address + element * self.type.numpy.itemsize, part)
 
 
-#: stands for the address of the device's status, an int that kernels set when they meet what cannot be computed
-STATUS = Buffer(0, TensorType("i32", ()))
-LABEL_OUTSIDE, INDEX_OUTSIDE = 1, 2
-#: status → what it means
-TROUBLE = {
-    LABEL_OUTSIDE: "a label is outside of the classes (and is not ignore_index)",
-    INDEX_OUTSIDE: "an index is out of range",
+#: stands for the address of an operator's status in its session (see runtime/trouble.py), which kernels write when they
+#: meet what cannot be computed
+STATUS = Buffer(0, TensorType("i64", (trouble.WORDS,)))
+#: what kernels that write it have before them: the first report stays
+REPORT = """
+DEVICE void report(long long* status, long long code, long long number, long long size)
+{
+    if (atomicCAS((unsigned long long*)status, 0ull, (unsigned long long)code)) return;
+    status[1] = number;
+    status[2] = size;
 }
+"""
 
 
 @dataclass(frozen=True)
@@ -167,13 +173,22 @@ class Launch:
     def parameters(self, status: Buffer) -> tuple[Any, Any]:
         """The arguments as C wants them: an array of addresses, and what must live as long as it does.
 
-        `status`: what takes the place of STATUS.
+        `status`: what takes the place of STATUS, where nothing has yet.
         """
         types = self.kernel.types
         assert len(types) == len(self.args), f"{self.kernel.name} takes {self.kernel.parameters}"
         held = [self._c(t, status if a is STATUS else a) for t, a in zip(types, self.args, strict=True)]
         array = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
         return array, held
+
+    @property
+    def reports(self) -> bool:
+        """Whether it writes a status."""
+        return any(a is STATUS for a in self.args)
+
+    def reporting(self, status: Buffer) -> Launch:
+        """The launch with this in the place of STATUS."""
+        return dataclasses.replace(self, args=tuple(status if a is STATUS else a for a in self.args))
 
     def _c(self, kind: str, a: Any) -> Any:
         if kind.endswith("*"):

@@ -1,7 +1,7 @@
 """Rows and elements taken and put by number, and the gradients: sums in the order of the indices.
 
 Indices of several numbers each are made into row numbers first.  One that is out of range is reported (see
-`kernel.STATUS`) and counts as the first.
+`kernel.STATUS`) and skipped: nothing is taken, added or put.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...ops.scatter import strides
 from ...types import TensorType
+from ..trouble import INDEX_OUTSIDE
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, INDEX_OUTSIDE, STATUS, Buffer, Call, Fill, Kernel
+from .kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
 from .kernels_copy import movable
 from .loop_parts import WIDE, division, divisor
 from .sorting import sort, sort_scratch, sums, sums_scratch
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 
 #: words that a thread moves; rows and indices are fewer than
 _EACH, _MOST = 4, 1 << 30
-_PLACE = f"""
-// an index that counts from the end where it is negative
-template <class I> DEVICE long long place(I index, long long size, int* status)
+#: the number of no row: out of range of every axis, from its end too, and sorted behind the others
+_NOWHERE = "(int)0x80ffffff"
+_PLACE = f"""{REPORT}
+// an index that counts from the end where it is negative; -1 where it is out of range
+template <class I> DEVICE long long place(I index, long long size, long long* status)
 {{
     const long long found = index < 0 ? index + size : index;
     if (found >= 0 && found < size) return found;
-    *status = {INDEX_OUTSIDE};
-    return 0;
+    report(status, {INDEX_OUTSIDE}, index, size);
+    return -1;
 }}
 """
 
@@ -43,15 +46,19 @@ template <class I> DEVICE long long place(I index, long long size, int* status)
 @functools.cache
 def row_numbers(index: str, depth: int) -> Kernel:
     """The rows that indices [batches, each, depth] name, in row-major order of `sizes` before them."""
-    lines = "".join(f"    row = row * size{d} + place(indices[i * {depth} + {d}], size{d}, status);\n"
+    lines = "".join(f"    const long long p{d} = place(indices[i * {depth} + {d}], size{d}, status);\n"
+                    f"    row = row * size{d} + p{d};\n    there = there && p{d} >= 0;\n"
                     for d in range(depth))  # fmt: skip
     body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     long long row = i / each;
-{lines}    rows[i] = (int)row;
+    bool there = true;
+{lines}    rows[i] = there ? (int)row : {_NOWHERE};
 """
     sizes = "".join(f", long long size{d}" for d in range(depth))
-    parameters = f"const {C_TYPES[index]}* indices, int* rows, long long count, long long each{sizes}, int* status"
+    parameters = (
+        f"const {C_TYPES[index]}* indices, int* rows, long long count, long long each{sizes}, long long* status"
+    )
     return Kernel(f"row_numbers_{index}_{depth}", parameters, body, _PLACE)
 
 
@@ -63,14 +70,17 @@ def element_numbers(index: str, dims: int, axis: int) -> Kernel:
         lines.append(f"const long long c{d} = {f'{rest} % n{d}' if d else rest};")
         lines += [f"const long long q{d} = {rest} / n{d};"] if d else []
         rest = f"q{d}"
-    terms = [f"{'place(indices[i], size, status)' if d == axis else f'c{d}'} * s{d}" for d in range(dims)]
+    terms = [f"{'there' if d == axis else f'c{d}'} * s{d}" for d in range(dims)]
     body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     {(chr(10) + "    ").join(lines)}
-    rows[i] = (int)({" + ".join(terms)});
+    const long long there = place(indices[i], size, status);
+    rows[i] = there < 0 ? {_NOWHERE} : (int)({" + ".join(terms)});
 """
     sizes = "".join(f", long long n{d}, long long s{d}" for d in range(dims))
-    parameters = f"const {C_TYPES[index]}* indices, int* rows, long long count, long long size{sizes}, int* status"
+    parameters = (
+        f"const {C_TYPES[index]}* indices, int* rows, long long count, long long size{sizes}, long long* status"
+    )
     return Kernel(f"element_numbers_{index}_{dims}_{axis}", parameters, body, _PLACE)
 
 
@@ -123,7 +133,7 @@ def gather(index: str, nbytes: int, *, wide: bool) -> Kernel:
         if (first + k * {THREADS} >= n) break;
         const Index e = (Index)(first + k * {THREADS}), row = over(e, inner), o = over(row, count);
         const long long from = place(indices[row - o * (Index)count.by], size, status);
-        found[k] = x[((long long)o * size + from) * inner.by + (e - row * (Index)inner.by)];
+        found[k] = from < 0 ? W() : x[((long long)o * size + from) * inner.by + (e - row * (Index)inner.by)];
     }}
     #pragma unroll
     for (int k = 0; k < {_EACH}; k++)
@@ -131,7 +141,7 @@ def gather(index: str, nbytes: int, *, wide: bool) -> Kernel:
 """
     parameters = (
         f"const {WORDS[nbytes]}* x, const {C_TYPES[index]}* indices, {WORDS[nbytes]}* y, long long n, long long size, "
-        "Divisor inner, Divisor count, int* status"
+        "Divisor inner, Divisor count, long long* status"
     )
     name = f"gather_rows_{index}_{8 * nbytes}{'_wide' if wide else ''}"
     return Kernel(name, parameters, body, division(wide=wide) + _PLACE, THREADS)
@@ -218,7 +228,7 @@ class GatherGradients(Family):
 def last_of_each() -> Kernel:
     """The last of the updates of each row."""
     body = """    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) atomicMax(&last[rows[i]], (int)i);
+    if (i < count && rows[i] >= 0) atomicMax(&last[rows[i]], (int)i);
 """
     return Kernel("last_of_each", "const int* rows, int* last, long long count", body)
 
@@ -252,7 +262,7 @@ def reduced(dtype: str, how: str) -> Kernel:
     long long at = i / inner;
     const long long c = i - at * inner;
     const int key = keys[at];
-    if (at && keys[at - 1] == key) return;
+    if (key < 0 || (at && keys[at - 1] == key)) return;
     {a} a = widen(y[key * inner + c]);
     for (; at < count && keys[at] == key; at++) {{
         const {a} b = widen(updates[order[at] * inner + c]);

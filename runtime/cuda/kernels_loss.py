@@ -13,27 +13,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...types import TensorType
+from ..trouble import LABEL_OUTSIDE
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, COMPUTE, LABEL_OUTSIDE, STATUS, Buffer, Call, Kernel
+from .kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kernel
 from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
     from ...ir import Operator
 
 #: what a label counts: 0 if it is ignored, or outside, which is reported
-_WEIGHT = f"""
+_WEIGHT = f"""{REPORT}
 template <class T, class L> DEVICE double weight(const T* weights, L label, long long ignored, int ignore, int classes,
-                                                 int* status)
+                                                 long long* status)
 {{
     if (ignore && label == ignored) return 0;
     if (label < 0 || label >= classes) {{
-        *status = {LABEL_OUTSIDE};
+        report(status, {LABEL_OUTSIDE}, label, classes);
         return 0;
     }}
     return weights ? (double)widen(weights[label]) : 1.0;
 }}
 """
-_RULE = "long long ignored, int ignore, int classes, long long inner, int* status"
+_RULE = "long long ignored, int ignore, int classes, long long inner, long long* status"
 
 
 #: where a label's row begins

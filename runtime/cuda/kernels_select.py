@@ -11,8 +11,9 @@ import numpy as np
 
 from ...ops.window import full
 from ...types import DTYPES
+from ..trouble import INDEX_OUTSIDE
 from .families import Buffers, Family, family
-from .kernel import C_TYPES, Buffer, Call, Kernel
+from .kernel import C_TYPES, REPORT, STATUS, Buffer, Call, Kernel
 from .kernels_copy import movable
 from .loop_parts import WIDE, division, divisor
 from .pooling_text import Form, columns_of, image_of
@@ -28,7 +29,7 @@ _PLANES = 4
 
 
 @functools.cache
-def choosing(name: str, parameters: str, lines: str, nbytes: int, *, wide: bool) -> Kernel:
+def choosing(name: str, parameters: str, lines: str, nbytes: int, *, wide: bool, before: str) -> Kernel:
     """Element e of y is `found`, which `lines` define."""
     body = f"""    typedef {WORDS[nbytes]} W;
     const long long first = (long long)blockIdx.x * ({_EACH} * {THREADS}) + threadIdx.x;
@@ -41,16 +42,20 @@ def choosing(name: str, parameters: str, lines: str, nbytes: int, *, wide: bool)
     }}
 """
     head = f"{WORDS[nbytes]}* y, long long n, "
-    return Kernel(f"{name}_{8 * nbytes}{'_wide' if wide else ''}", head + parameters, body, division(wide=wide))
+    return Kernel(
+        f"{name}_{8 * nbytes}{'_wide' if wide else ''}", head + parameters, body, division(wide=wide) + before
+    )
 
 
-def chosen(name: str, y: Buffer, parameters: str, lines: str, sizes: Sequence[int], *args: Any) -> list[Call]:
-    """The call of a kernel with Divisors d0, d1, ... of `sizes`, then other parameters."""
+def chosen(
+    name: str, y: Buffer, parameters: str, lines: str, sizes: Sequence[int], *args: Any, before: str = ""
+) -> list[Call]:
+    """The call of a kernel with Divisors d0, d1, ... of `sizes`, then other parameters; `before`: what it uses."""
     if not y.size:
         return []
     wide, nbytes = y.size >= WIDE, y.type.numpy.itemsize
     names = ", ".join(f"Divisor d{i}" for i in range(len(sizes)))
-    k = choosing(name, f"{names}, {parameters.replace('W', WORDS[nbytes])}", lines, nbytes, wide=wide)
+    k = choosing(name, f"{names}, {parameters.replace('W', WORDS[nbytes])}", lines, nbytes, wide=wide, before=before)
     return [k(-(-y.size // _EACH), y, y.size, *(divisor(s, wide=wide) for s in sizes), *args)]
 
 
@@ -125,7 +130,7 @@ class OneHot(Selection):
 
 @family("ReverseSequence")
 class Turned(Selection):
-    """The first elements of each row the other way round."""
+    """The first elements of each row the other way round; a row whose length is none stays, and is reported."""
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
@@ -135,11 +140,14 @@ class Turned(Selection):
         here = "from * (Index)d1.by + j" if place == "i" else "i * (Index)d1.by + from"
         lines = f"""const Index q = over(e, d0), i = over(q, d1), j = q - i * (Index)d1.by;
         const long long length = lengths[{row}];
-        const Index from = (long long){place} < length ? (Index)(length - 1 - {place}) : {place};
+        const bool fits = length >= 0 && length <= steps;
+        if (!fits) report(status, {INDEX_OUTSIDE}, length, steps);
+        const Index from = fits && (long long){place} < length ? (Index)(length - 1 - {place}) : {place};
         const W found = x[({here}) * (Index)d0.by + (e - q * (Index)d0.by)];"""
         sizes = math.prod(y.shape[2:]), y.shape[1]
-        parameters = f"const W* x, const {C_TYPES[lengths.dtype]}* lengths"
-        return chosen(f"turned_{place}_{lengths.dtype}", y, parameters, lines, sizes, x, lengths)
+        parameters = f"const W* x, const {C_TYPES[lengths.dtype]}* lengths, long long steps, long long* status"
+        given = x, lengths, y.shape[op.op.time_axis], STATUS  # type: ignore[attr-defined]
+        return chosen(f"turned_{place}_{lengths.dtype}", y, parameters, lines, sizes, *given, before=REPORT)
 
 
 @family("BitCast")

@@ -6,14 +6,13 @@ CuPy loads the library and has its functions; its own way to compile is not take
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-from pathlib import Path
 from typing import Any
 
+from ...cache import KeptFiles
 from ...errors import JobError, MissingExtraError
-from ...files import cache_folder, replacing
+from ...files import cache_folder
 from .kernel import Kernel
 
 #: the numerics are IEEE's: nothing is contracted, no number is rounded to zero; the architecture comes behind
@@ -46,26 +45,21 @@ def target(capability: int) -> str:
 
 
 @functools.cache
-def _folder(for_: str) -> Path | None:
+def _kept(for_: str) -> KeptFiles | None:
     """Where kernels for a target are kept."""
     folder = cache_folder()
     key = hashlib.sha256(repr((library().getVersion(), OPTIONS, for_)).encode()).hexdigest()[:12]
-    return None if folder is None else folder / f"nvrtc-{key}"
+    return None if folder is None else KeptFiles(folder / f"nvrtc-{key}")
 
 
 def compiled(k: Kernel, for_: str) -> bytes:
     """The module of a kernel, compiled now or before.  JobError where NVRTC does not take the text."""
-    folder = _folder(for_)
-    path = None if folder is None else folder / f"{k.digest}.bin"
-    if path is not None:
-        with contextlib.suppress(OSError):
-            return path.read_bytes()
+    files, name = _kept(for_), f"{k.digest}.bin"
+    if files is not None and (known := files.read(name)) is not None:
+        return known
     made = _compile(k, for_)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write_bytes(made)
+    if files is not None:
+        files.write(name, made)
     return made
 
 

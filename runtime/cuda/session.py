@@ -27,8 +27,11 @@ from ...passes import ALIGNMENT, memory_report
 from ...program import Arrays
 from ...text import show_operator
 from ...threads import interrupts_wait
-from ..binding import already_there, contents
-from .kernel import TROUBLE, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
+from ...types import TensorType
+from .. import trouble
+from ..binding import already_there, contents, need_addresses
+from . import MODULES, TF32
+from .kernel import STATUS, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
 from .postpone import postponed
 
 
@@ -70,6 +73,7 @@ class CudaSession:
         progress: Callable[[int, int], None] = quietly,
     ) -> None:
         self.block, self.device = block, device
+        need_addresses(block)
         self.report = memory_report(block)
         #: host arrays of the persistent values; those that the host has seen since the last run
         self.hosts: dict[str, np.ndarray] = {v.name: contents(v, data) for v in _kept(block)}
@@ -81,6 +85,7 @@ class CudaSession:
         wanted = [op for op in block.operators if not isinstance(op.op, Free) and _does_something(block, op)]
         calls = postponed(((op, self._calls(op)) for op in wanted), self._used)
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
+        calls = self._reporting(calls)
         self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
         #: what the host waits for before state changes, since it may fail; the rest
         self._parts = _parts(self.steps)
@@ -105,7 +110,7 @@ class CudaSession:
         for name, value in self.block.values().items():
             if name in self.block.addresses:
                 at, host = self.block.addresses[name], value.type.host
-                if at + value.nbytes > sizes[host]:
+                if at < 0 or at + value.nbytes > sizes[host]:
                     raise JobError(f"'{name}' does not fit the {'host ' * host}arena of {sizes[host]} bytes")
                 self.arrays[name] = Buffer(starts[host] + at, value.type)
         persistent = list(self.block.persistent())
@@ -150,7 +155,7 @@ class CudaSession:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _calls(self, op: Operator) -> tuple[Call, ...]:
-        if op.kernel and not fits(op):  # it would write beyond its buffers
+        if op.kernel and not (op.kernel in {**MODULES, **TF32} and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
@@ -181,12 +186,33 @@ class CudaSession:
         self.updating = False
         return found
 
+    def _reporting(self, calls: Sequence[tuple[Operator, tuple[Call, ...]]]) -> list[tuple[Operator, tuple[Call, ...]]]:
+        """The calls, with a status of this session for each operator whose kernels report one."""
+        reports = [i for i, (_, cs) in enumerate(calls) if any(isinstance(c, Launch) and c.reports for c in cs)]
+        self._reporters = [calls[i][0] for i in reports]
+        at, memory = self.device.allocate(len(reports) * STATUS.nbytes)
+        self._memory.append(memory)
+        self._status = Buffer(at, TensorType("i64", (len(reports), *STATUS.shape)))
+        self._clear()
+        found = list(calls)
+        for k, i in enumerate(reports):
+            own = self._status.at(k * STATUS.size, STATUS.shape)
+            op, cs = calls[i]
+            found[i] = op, tuple(c.reporting(own) if isinstance(c, Launch) else c for c in cs)
+        return found
+
+    def _clear(self) -> None:
+        if self._reporters:
+            self.device.upload(self._status, np.zeros(self._status.shape, np.int64))
+
     def _check(self) -> None:
-        """JobError where a kernel met what cannot be computed; waits for all that was launched."""
-        status = int(self.device.download(self.device.status))
-        if status:
-            self.device.upload(self.device.status, np.zeros((), np.int32))
-            raise JobError(TROUBLE.get(status, f"a kernel reports status {status}"))
+        """JobError with the first operator that has reported what it cannot compute, since the last one."""
+        if not self._reporters:
+            return
+        for op, status in zip(self._reporters, self.device.download(self._status).tolist(), strict=True):
+            if status[0]:
+                self._clear()
+                raise JobError(f"{trouble.explained(status)}, in\n    {show_operator(op)}")
 
     @property
     def on_host(self) -> list[Operator]:

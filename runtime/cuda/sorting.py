@@ -109,7 +109,10 @@ def sort_scratch(count: int) -> tuple[TensorType, ...]:
 
 
 def sort(scratch: Sequence[Buffer], size: int) -> tuple[list[Call], Buffer, Buffer]:
-    """Calls that sort the keys in scratch[0], all below `size`; where sorted keys and their old numbers are then."""
+    """Calls that sort the keys in scratch[0], all below `size`; where sorted keys and their old numbers are then.
+
+    Negative keys belong to no row; one whose lower 24 bits are ones comes behind those that do.
+    """
     keys, spare, numbers, others, counts = scratch
     tile, tiles = _tiles(keys.size)
     calls: list[Call] = []
@@ -165,7 +168,7 @@ _CHUNK_SUMS = f"""    __shared__ int key[{_MOST_CHUNK} + 1], row[{_MOST_CHUNK}];
             if (open || on) {{
                 A* to = partial + ((part * 2ll + !open) * columns + q) * LANES;
                 for (int l = 0; l < LANES; l++) to[l] = s[l];
-            }} else {{
+            }} else if (key[j] >= 0) {{
                 Vector found;
                 for (int l = 0; l < LANES; l++) found.of[l] = narrow<T>(s[l]);
                 dx[((long long)o * size + key[j]) * inner.by + c] = found;

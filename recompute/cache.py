@@ -1,0 +1,152 @@
+"""What is kept in the user's cache folder, and read again only where nobody else can have written it.
+
+A folder counts if it is no link, belongs to the user of this process, and others may not write to it; it is looked at
+through a descriptor, so that nobody can exchange it in between.  Its files begin with a digest under a secret that lies
+in it, readable by that user alone: what was damaged, renamed, or brought from elsewhere is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import stat
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+#: systems without owners of files, or without what opens a file in an open folder, keep nothing
+_POSSIBLE = hasattr(os, "geteuid") and {os.open, os.link, os.rename, os.unlink} <= os.supports_dir_fd
+_SECRET, _DIGEST = "secret", 32
+#: no kernel has more bytes of object code
+_MOST = 1 << 28
+#: folders about which a note was given
+_noted: set[Path] = set()
+
+
+class KeptFiles:
+    """Files of this user in a folder: whole and unchanged, or not there.  A failure to keep one is no error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, name: str) -> bytes | None:
+        """What was kept under the name; None where there is nothing that can be trusted."""
+        with contextlib.suppress(OSError), self._opened() as folder:
+            secret = _contents(folder, _SECRET, _DIGEST)
+            held = _contents(folder, name, _MOST)
+            if secret and held and hmac.compare_digest(_digest(secret, name, held[_DIGEST:]), held[:_DIGEST]):
+                return held[_DIGEST:]
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keeps it, if it can: without, the next process makes it again, no more."""
+        with contextlib.suppress(OSError):
+            make_private(self.path)
+            with self._opened() as folder:
+                _put(folder, name, _digest(_secret(folder), name, data) + data)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder's descriptor.  OSError where it is not there, or not to be trusted, which is noted."""
+        if not _POSSIBLE:
+            raise OSError("no owners of files")
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            if self.path.is_symlink():
+                _note(self.path, "it is a link")
+            raise
+        try:
+            if why := _why_not(os.fstat(folder)):
+                _note(self.path, why)
+                raise PermissionError(why)
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def make_private(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, which only this user may look into or write to."""
+    if not path.exists():
+        make_private(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700)
+
+
+def is_own(path: Path) -> bool:
+    """Whether only this user can have written what lies at `path`: a file of the cache, or a folder that files are
+    loaded from.  Where somebody else can, a note says so once."""
+    if not _POSSIBLE:
+        return True
+    for one in (path.parent, path):
+        with contextlib.suppress(FileNotFoundError):
+            found = one.lstat()
+            why = "it is a link" if stat.S_ISLNK(found.st_mode) else _why_not(found)
+            if why:
+                _note(one, why)
+                return False
+    return True
+
+
+def _why_not(found: os.stat_result) -> str:
+    """Why a folder or a file may be somebody else's work; "" where it is not."""
+    if found.st_uid != os.geteuid():
+        return "it belongs to another user"
+    return "others may write to it ('chmod go-w' mends that)" if found.st_mode & 0o022 else ""
+
+
+def _note(path: Path, why: str) -> None:
+    if path not in _noted:
+        _noted.add(path)
+        warnings.warn(f"what is kept in '{path}' is not used: {why}", stacklevel=2)
+
+
+def _digest(secret: bytes, name: str, data: bytes) -> bytes:
+    return hmac.digest(secret, name.encode() + b"\0" + data, "sha256")
+
+
+def _contents(folder: int, name: str, most: int) -> bytes | None:
+    """The bytes of a file in a folder; None where it is no plain file of this user, or too long."""
+    try:
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    with open(opened, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or _why_not(found) or found.st_size > most:
+            return None
+        if name == _SECRET and (found.st_mode & 0o077 or found.st_size != _DIGEST):
+            return None
+        return file.readall()
+
+
+def _put(folder: int, name: str, data: bytes, *, only_new: bool = False) -> None:
+    """Writes a file of the folder, whole; `only_new`: OSError where there is one."""
+    temporary = f".{name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        with open(made, "wb") as file:
+            file.write(data)
+        if only_new:
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+
+
+def _secret(folder: int) -> bytes:
+    """The folder's secret, made where there is none.  Of processes that make it together, one's is taken by all."""
+    if (known := _contents(folder, _SECRET, _DIGEST)) is not None:
+        return known
+    try:
+        _put(folder, _SECRET, os.urandom(_DIGEST), only_new=True)
+    except FileExistsError:
+        if _contents(folder, _SECRET, _DIGEST) is None:  # damaged, or readable by others
+            _put(folder, _SECRET, os.urandom(_DIGEST))
+    if (known := _contents(folder, _SECRET, _DIGEST)) is None:
+        raise OSError("no secret")
+    return known

@@ -1,0 +1,25 @@
+"""What kernels report of an operand that they cannot use: a code, the number in question, and what it does not fit.
+
+A kernel skips such a number, writes [code, number, size] to the status of its session, and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: words of a status: its code (0: all is well), the number, the size of the axis
+WORDS = 3
+#: codes; from LIBRARY on it is the status of a library's function
+LABEL_OUTSIDE, INDEX_OUTSIDE, LIBRARY = 1, 2, 1000
+
+
+def explained(status: Sequence[int]) -> str:
+    """What a status other than zero says."""
+    code, number, size = (int(x) for x in status)
+    if code == LABEL_OUTSIDE:
+        return f"label {number} is outside the {size} classes (and is not ignore_index)"
+    if code == INDEX_OUTSIDE:
+        return f"index {number} is outside an axis of {size} rows"
+    if code >= LIBRARY:
+        return f"a library's function failed with status {code - LIBRARY}"
+    return f"a kernel failed with status {code}"

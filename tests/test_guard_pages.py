@@ -1,0 +1,144 @@
+"""Native kernels touch no byte outside of their operands, whatever these hold, and whichever are absent or empty.
+
+Every operand ends exactly at a page that nobody may touch, and begins at one another time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cuda_cases
+import guard_pages
+import numpy as np
+import pytest
+from guard_pages import ROOM, Child, Operands, Run, array_at, in_types, runs_of
+
+from recompute.kernels import PROVIDERS, provider
+from recompute.ops.arithmetic import Neg
+from recompute.runtime import cpu
+from recompute.runtime.cpu import native
+from recompute.runtime.cpu.native import Table
+from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda.kernel import Buffer
+from recompute.testing import all_ops, cases
+from recompute.types import TensorType
+
+pytestmark = [
+    pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable() or "native code runs here"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks"),
+]
+
+#: what is done to every sample always
+ALWAYS = (guard_pages.out_of_range, guard_pages.absent, guard_pages.empty)
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take operands of any size."""
+    cpu.register_all()
+    modules = [importlib.import_module(f"{cpu.__name__}.{m.name}") for m in pkgutil.iter_modules(cpu.__path__)]
+    modules.append(importlib.import_module("recompute.ops.loop"))
+    for module in modules:
+        for name in ("ENOUGH", "SMALLEST"):
+            monkeypatch.setattr(module, name, 0, raising=False)
+
+
+def samples(dtypes: Sequence[str], kinds: Sequence[Any]) -> Iterator[Run]:
+    """Those of all operators, with floats of these types."""
+    for cls in all_ops():
+        for case in cases(cls):
+            for dtype in dtypes:
+                op, arrays = in_types(case, dtype)
+                yield from runs_of(op, arrays, case.want, kinds)
+
+
+def on_processor(names: Sequence[str]) -> Callable[[Run, bool], None]:
+    """Runs one operator by each provider that takes it."""
+    operands = Operands()
+
+    def run(run: Run, at_end: bool) -> None:
+        for name in names:
+            op, by = dataclasses.replace(run.op, kernel=name), provider(name)
+            if not by.accepts(op):
+                continue
+            scratch = by.scratch(op)
+            if max((t.nbytes for t in scratch), default=0) > ROOM or run.nbytes > ROOM:
+                continue
+            placed = operands.placed(run, scratch, at_end)
+            ins, outs, spare = ([None if p is None else array_at(*p) for p in part] for part in placed)
+            with np.errstate(all="ignore"):
+                Table(list(by.bind(op, ins, outs, spare))).run()
+
+    return run
+
+
+def emulated(align: int) -> Callable[[Run, bool], None]:
+    """Runs one operator by the CUDA kernel that a device would run."""
+    operands, device = Operands(align=align), emulator.EmulatedDevice()
+
+    def run(run: Run, at_end: bool) -> None:
+        name = cuda_cases.kernels_of(run.op)
+        if not name:
+            return
+        op, by = dataclasses.replace(run.op, kernel=name), provider(name)
+        scratch = by.scratch(op)
+        if max((t.nbytes for t in scratch), default=0) > ROOM or run.nbytes > ROOM:
+            return
+        placed = operands.placed(run, scratch, at_end)
+        ins, outs, spare = ([None if p is None else Buffer(*p) for p in part] for part in placed)
+        for call in by.bind(op, ins, outs, spare):
+            device.prepare(call)()
+
+    return run
+
+
+def check(runs: Sequence[Run], by: Callable[[Run, bool], None]) -> None:
+    """AssertionError with the operators that touch what is not theirs, or that meet what they do not expect."""
+    faults = Child(by).all(runs)
+    assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults[:40])
+
+
+def test_a_fault_names_its_operator() -> None:
+    """The check itself: one element too many, and one before the first, end a child each."""
+    runs = list(runs_of(Neg(), (np.zeros(4, np.float32),), None, ()))
+    operands = Operands()
+
+    def beyond(run: Run, at_end: bool) -> None:
+        (x,), *_ = operands.placed(run, (), at_end)
+        array_at(x[0] + 16 if at_end else x[0] - 4, TensorType("f32", (1,)))[...] = 1.0
+
+    for first in (True, False):
+        faults = Child(lambda run, at_end, first=first: beyond(run, first)).all(runs)
+        assert len(faults) == len(runs)
+        assert all(f.startswith("SIG") and "Neg() using : (f32[4]) -> (f32[4])" in f for f in faults)
+
+
+def test_kernels_of_the_processor(any_size: None) -> None:
+    check(list(samples(("f32",), ALWAYS)), on_processor([n for n in cpu.MODULES if n in PROVIDERS]))
+
+
+@pytest.mark.slow
+def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None) -> None:
+    names = [n for n in cpu.MODULES if n in PROVIDERS]
+    check(list(samples(("f64",), (*ALWAYS, guard_pages.same_memory))), on_processor(names))
+    check(list(samples(("f32",), (guard_pages.attributes, guard_pages.same_memory))), on_processor(names))
+
+
+@cuda_cases.needs_device
+def test_kernels_of_cuda() -> None:
+    if cuda_cases.PLACE != "emulated":
+        pytest.skip("guard pages are this machine's")
+    check(list(samples(("f32",), (guard_pages.out_of_range,))), emulated(64))
+
+
+@cuda_cases.needs_device
+@pytest.mark.slow
+def test_kernels_of_cuda_with_other_operands() -> None:
+    if cuda_cases.PLACE != "emulated":
+        pytest.skip("guard pages are this machine's")
+    check(list(samples(("f32",), (*ALWAYS, guard_pages.same_memory))), emulated(1))
