@@ -55,8 +55,8 @@ OPERATORS, OPTIMIZERS, ROWS = "tests/test_ops.py", "tests/test_optimizers.py", "
 SOFT = "CrossEntropy or Likelihood"
 #: which tests concern a file: arguments for pytest, the fastest first
 TESTS: dict[str, tuple[str, ...]] = {
-    "recompute/verify.py": ("tests/test_verifier.py", LANGUAGE),
-    "recompute/verify_addresses.py": ("tests/test_verifier.py", LANGUAGE),
+    "recompute/verify.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
+    "recompute/verify_addresses.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
     "recompute/verify_copies.py": ("tests/test_verifier.py", "-k", "copies"),
     "passes/liveness.py": ("tests/test_storage.py",),
     "passes/storage.py": ("tests/test_storage.py",),

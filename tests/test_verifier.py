@@ -17,6 +17,21 @@ def program(body: str) -> str:
     return f"program p {{\n{body}\n}}"
 
 
+HOST_WAITS = """  communicate %m: host f32[16] = CopyWait(%h, %a) @0
+  communicate %n: host f32[16] = CopyWait(%i, %b) @64"""
+HOST = f"""  input %x: f32[16] @192
+  %a: f32[16] = Tanh(%x) @0
+  communicate %h: host f32[16] = Offload(%a) @0
+  %b: f32[16] = Exp(%x) @64
+  communicate %i: host f32[16] = Offload(%b) @64
+{HOST_WAITS}
+  communicate %c: f32[16] = Prefetch(%m) @0
+  communicate %d: f32[16] = Prefetch(%n) @64
+  communicate %e: f32[16] = CopyWait(%c, %m) @0
+  communicate %f: f32[16] = CopyWait(%d, %n) @64
+  %y: f32[16] = Add(%e, %f) @0
+  output %y"""
+
 #: each is right as it stands, and wrong with the change: (text, old, new, what the error says)
 PLANS = {
     "two outputs": (
@@ -29,25 +44,26 @@ PLANS = {
         """  input %x: f32[2,32] @320
   %m: f32[2,32] = Softmax(%x) scratch(%m#0: f32[2,1]) @0,256
   output %m""",
-        "@0,256", "@0,248", "overlaps",
+        "@0,256", "@0,192", "overlaps",
     ),
     "scratch and scratch": (
-        """  input %x: f32[4,16] @0
-  %c: f32[4,16] = Loop(%x) {body="%1 = Neg(%0)", yields=[1]} scratch(%s: f32[64], %t: f32[64]) @256,512,768
-  output %c""",
-        "@256,512,768", "@256,512,767", "overlaps",
+        """  input %x: f32[32] @0
+  state %s: i64[]
+  %a: f32[32] = Dropout(%x, %s) scratch(%a#0: f32[32], %a#1: bool[32]) @256,384,512
+  output %a""",
+        "@256,384,512", "@256,384,448", "overlaps %a#0",
     ),
     "scratch and an input": (
         """  input %x: f32[2,32] @0
   %m: f32[2,32] = Softmax(%x) scratch(%m#0: f32[2,1]) @320,256
   output %m""",
-        "@320,256", "@320,252", "overlaps input %x",
+        "@320,256", "@320,192", "overlaps input %x",
     ),
-    "scratch and the end of an input": (
-        """  input %x: f32[2,32] @8
-  %m: f32[2,32] = Softmax(%x) scratch(%m#0: f32[2,1]) @264,0
+    "scratch and the beginning of an input": (
+        """  input %x: f32[2,32] @64
+  %m: f32[2,32] = Softmax(%x) scratch(%m#0: f32[2,1]) @320,0
   output %m""",
-        "@264,0", "@264,1", "overlaps input %x",
+        "@320,0", "@320,64", "overlaps input %x",
     ),
     "an output that is overwritten before the end": (
         """  input %x: f32[16] @0
@@ -57,20 +73,20 @@ PLANS = {
         "@128", "@64", "%a is read, but its bytes at 64..128 were overwritten by %b",
     ),
     "the last bytes of a value": (
-        """  input %x: f32[16] @0
-  %a: f32[16] = Tanh(%x) @64
-  %b: f32[16] = Exp(%x) @128
-  %c: f32[16] = Mul(%a, %b) @0
+        """  input %x: f32[32] @0
+  %a: f32[32] = Tanh(%x) @128
+  %b: f32[32] = Exp(%x) @256
+  %c: f32[32] = Mul(%a, %b) @0
   output %c""",
-        "Exp(%x) @128", "Exp(%x) @127", "%a is read",
+        "Exp(%x) @256", "Exp(%x) @192", "%a is read",
     ),
     "the first bytes of a value": (
-        """  input %x: f32[16] @0
-  %a: f32[16] = Tanh(%x) @128
-  %b: f32[16] = Exp(%x) @64
-  %c: f32[16] = Mul(%a, %b) @0
+        """  input %x: f32[32] @0
+  %a: f32[32] = Tanh(%x) @256
+  %b: f32[32] = Exp(%x) @128
+  %c: f32[32] = Mul(%a, %b) @0
   output %c""",
-        "Exp(%x) @64", "Exp(%x) @65", "%a is read",
+        "Exp(%x) @128", "Exp(%x) @192", "%a is read",
     ),
     "a value inside of another": (
         """  input %x: f32[64] @0
@@ -89,10 +105,10 @@ PLANS = {
         "%k: f32[16] @64", "%k: f32[16] @0", "%x is read",
     ),
     "an output beside the input that it takes": (
-        """  input %x: f32[16] @0
-  %a: f32[16] = Tanh(%x) @0
+        """  input %x: f32[32] @0
+  %a: f32[32] = Tanh(%x) @0
   output %a""",
-        "= Tanh(%x) @0", "= Tanh(%x) @4", "overlaps its input %x",
+        "= Tanh(%x) @0", "= Tanh(%x) @64", "overlaps its input %x",
     ),
     "an output over an input that is read at other places": (
         """  input %x: f32[4,4] @0
@@ -168,6 +184,18 @@ PLANS = {
   %y: f32[32] = Concat(%a, %b) {axis=0} @128
   output %y""",
         "Tanh(%x) @128", "Tanh(%x) @256", "overlaps its input",
+    ),
+    "two values in host memory": (
+        HOST,
+        "Offload(%b) @64\n" + HOST_WAITS, "Offload(%b) @0\n" + HOST_WAITS.replace("@64", "@0"), "%h is read",
+    ),
+    "a copy that is awaited elsewhere": (
+        HOST,
+        "CopyWait(%h, %a) @0", "CopyWait(%h, %a) @128", "must lie where its input does",
+    ),
+    "what a copy reads": (
+        HOST,
+        "Exp(%x) @64", "Exp(%x) @64\n  %z: f32[16] = Neg(%x) @64", "%b is read",
     ),
 }  # fmt: skip
 
