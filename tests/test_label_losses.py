@@ -113,3 +113,9 @@ def test_expansions_with_inner_axes(reduction: str, weighted: bool) -> None:
     ):
         case = Case(op_class(name)(**options, **more), inputs)
         check_expansion(case, *case_block(case))
+
+
+def test_log_probabilities_take_the_place_of_scores() -> None:
+    loss, grad = op_class("SoftmaxCrossEntropyLoss")(), op_class("SoftmaxCrossEntropyGrad")()
+    assert (loss.overwrites(0), loss.overwrites(1), grad.overwrites(0)) == ((), (0,), (0,))
+    assert vars(loss) == vars(grad) == {"reduction": "mean", "ignore_index": None}

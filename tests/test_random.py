@@ -295,3 +295,11 @@ def test_streams_go_on_where_they_were() -> None:
     for start, end in ((0, 8), (8, 24), (24, 41)):
         fill(got[start:end])
     assert got.tobytes() == want.tobytes()
+
+
+def test_what_a_text_without_attributes_means() -> None:
+    """Attributes that are not written are these, in files of last year too."""
+    assert vars(op_class("Dropout")()) == {"ratio": 0.5, "seed": 0}
+    assert vars(op_class("RandomUniform")((2,))) == {"shape": (2,), "dtype": "f32", "low": 0.0, "high": 1.0, "seed": 0}
+    assert vars(op_class("RandomNormal")((2,))) == {"shape": (2,), "dtype": "f32", "mean": 0.0, "scale": 1.0, "seed": 0}
+    assert vars(op_class("Bernoulli")("f32")) == {"dtype": "f32", "seed": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recompute import parse, show, verify
@@ -11,6 +12,7 @@ from recompute.errors import UsageError
 from recompute.ir import Block, Role
 from recompute.passes import pipeline, run_passes
 from recompute.passes.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
+from recompute.testing import evaluate
 
 
 def program(body: str) -> str:
@@ -282,3 +284,34 @@ def test_autodiff_names_a_shared_gradient_after_what_was_asked_for() -> None:
     assert after.outputs == ("loss", "w_grad_1")
     made = [v.name for op in after.operators if op.role is Role.BACKWARD for v in op.writes()]
     assert "w_grad_1" in made and not {"a_grad", "b_grad"} & set(made)
+
+
+def test_autodiff_with_updated_state_and_absent_operands() -> None:
+    """Absent inputs and outputs stay absent beside state that is renamed for a while, and nothing unread is added."""
+    body = """  input %x: f32[4,8]
+  input %t: f32[4]
+  param %s: f32[8]
+  param %o: f32[8]
+  buffer %seen: f32[4]
+  const %low: f32[] = [-1.0]
+  %y: f32[4,8], _, %i: f32[4,1] = LayerNormalization(%x, %s, %o)
+  %c: f32[4,8] = Clip(%y, %low, _)
+  %d: f32[4,8] = Clip(%c, _, %low)
+  %seen: f32[4] = RunningUpdate(%seen, %t)
+  %m: f32[4] = ReduceSum(%d) {axes=[1], keepdims=0}
+  %q: f32[4] = Mul(%m, %seen)
+  loss %loss: f32[] = ReduceSum(%q) {keepdims=0}
+  output %loss"""
+    block = parse(program(body))
+    after = verify(run_passes(block, pipeline("autodiff")))
+    forward = [op for op in after.operators if op.role in (Role.FORWARD, Role.LOSS)]
+    assert [op.inputs for op in forward] == [op.inputs for op in block.operators]
+    assert {"y", "i", "c", "d", "seen", "m", "q", "loss"} <= {v.name for op in forward for v in op.writes()}
+    read = {v.name for op in after.operators for v in op.reads()}
+    assert {c.value.name for c in after.constants} <= read
+    assert set(after.outputs) == {"loss", "s_grad", "o_grad"}
+    given = {n: np.random.default_rng(i).uniform(0.5, 1.5, v.shape).astype(np.float32)
+             for i, (n, v) in enumerate(block.values().items()) if n in ("x", "t", "s", "o", "seen")}  # fmt: skip
+    asked = run_passes(parse(program(body.replace(", _, %i", ", %mean: f32[4,1], %i"))), pipeline("autodiff"))
+    for a, b in zip(evaluate(after, given, after.outputs), evaluate(asked, given, after.outputs), strict=True):
+        assert a.tobytes() == b.tobytes()

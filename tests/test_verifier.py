@@ -9,6 +9,7 @@ from recompute import parse, show, verify
 from recompute.errors import VerifyError
 from recompute.ir import Operator, Role
 from recompute.testing import evaluate
+from recompute.verify import trusted
 
 # -- addresses --------------------------------------------------------------------------------------------------------
 
@@ -267,6 +268,17 @@ def test_verifying_the_rules(body: str, why: str) -> None:
     with pytest.raises(VerifyError) as e:
         verify(parse(program(body)))
     assert why in str(e.value)
+
+
+def test_verifying_nothing_where_it_is_trusted() -> None:
+    """Inside, and only there, one within another too."""
+    bad = parse(program("  input %x: f32[2]\n  output %z"))
+    with trusted():
+        with trusted():
+            assert verify(bad) is bad
+        assert verify(bad) is bad
+    with pytest.raises(VerifyError, match="%z is never written"):
+        verify(bad)
 
 
 def test_verifying_products() -> None:
