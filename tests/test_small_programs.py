@@ -10,7 +10,7 @@ import pytest
 from recompute import parse, show, verify
 from recompute.errors import UsageError
 from recompute.ir import Block, Role
-from recompute.passes import pipeline, run_passes
+from recompute.passes import Autodiff, pipeline, run_passes
 from recompute.passes.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import evaluate
 
@@ -315,3 +315,62 @@ def test_autodiff_with_updated_state_and_absent_operands() -> None:
     asked = run_passes(parse(program(body.replace(", _, %i", ", %mean: f32[4,1], %i"))), pipeline("autodiff"))
     for a, b in zip(evaluate(after, given, after.outputs), evaluate(asked, given, after.outputs), strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def test_autodiff_leaves_nothing_behind_of_what_it_drops() -> None:
+    """No gradient passes Sign: the normalisation's is dropped, with the statistics and constants made for it."""
+    block = parse(
+        program("""  input %x: f32[4,8]
+  input %s: f32[8]
+  input %o: f32[8]
+  param %w: f32[8,8]
+  param %b: f32[8]
+  %m: f32[4,8] = MatMul(%x, %w)
+  %g: f32[4,8] = Sign(%m)
+  %y: f32[4,8] = LayerNormalization(%g, %s, %o)
+  %c: f32[4,8] = Add(%y, %b)
+  loss %loss: f32[] = ReduceMean(%c) {keepdims=0}
+  output %loss""")
+    )
+    after = run_passes(block, pipeline("autodiff"))
+    (norm,) = [op for op in after.operators if op.op.name == "LayerNormalization"]
+    assert [v.name for v in norm.writes()] == ["y"]
+    assert not any(op.op.name == "NormGrad" for op in after.operators)
+    assert "b_grad" in after.outputs
+    gemm = parse(
+        program("""  input %x: f32[4,8]
+  param %w: f32[8,3]
+  param %b: f32[3]
+  %y: f32[4,3] = Gemm(%x, %w, %b) {alpha=1.5, beta=0.25}
+  loss %loss: f32[] = ReduceSum(%y) {keepdims=0}
+  output %loss""")
+    )
+    after = run_passes(gemm, [Autodiff(parameters=("w",))])
+    read = {v.name for op in after.operators for v in op.reads()}
+    assert after.constants and {c.value.name for c in after.constants} <= read
+
+
+def test_eager_updates_that_read_nothing_come_first() -> None:
+    body = (
+        EARLY
+        + """  optimize %z: f32[4,4] = Fill() {dtype="f32", shape=[4,4], value=0.5}
+  optimize %w2: f32[4,4] = SGDUpdate(%w2, %z, %lr)
+  output %b"""
+    )
+    assert moved(body) == ["z", "a", "b", "w2_grad", "a_grad", "w2'", "w1_grad"]
+
+
+def test_reruns_that_share_a_part() -> None:
+    """%b runs again for the first gradient; for the second, %a is still missing, and %b is not made once more."""
+    block = parse(
+        program("""  input %x: f32[4]
+  %a: f32[4] = Tanh(%x)
+  %b: f32[4] = Exp(%x)
+  %c: f32[4] = Mul(%a, %b)
+  %d: f32[4] = Exp(%c)
+  backward %g: f32[4] = Mul(%d, %b)
+  backward %h: f32[4] = Mul(%g, %c)
+  output %h""")
+    )
+    plan = plan_from_checkpoints(block, ["d"])
+    assert [(r.operator, r.before) for r in plan.reruns] == [(1, 4), (0, 5), (2, 5)]
