@@ -234,7 +234,8 @@ def equivalents() -> dict[tuple[str, ...], str]:
     found = {}
     for block in blocks:
         place, before, after, why = (line.strip() for line in block.splitlines())
-        found[(*place.split(), before, after)] = why
+        file, _, function = place.partition(" ")
+        found[file, function, before, after] = why
     return found
 
 

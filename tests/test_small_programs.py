@@ -317,6 +317,23 @@ def test_autodiff_with_updated_state_and_absent_operands() -> None:
         assert a.tobytes() == b.tobytes()
 
 
+def test_autodiff_makes_what_a_gradient_reads() -> None:
+    """The statistics alone are read: neither the result, which no gradient needs, nor a second run of it."""
+    block = parse(
+        program("""  input %x: f32[4,8]
+  param %s: f32[8]
+  param %o: f32[8]
+  %y: f32[4,8] = LayerNormalization(%x, %s, %o)
+  loss %loss: f32[] = ReduceMean(%y) {keepdims=0}
+  output %loss""")
+    )
+    after = verify(run_passes(block, pipeline("autodiff")))
+    (norm,) = [op for op in after.operators if op.op.name == "LayerNormalization"]
+    (grad,) = [op for op in after.operators if op.op.name == "NormGrad"]
+    made, read = [v.name for v in norm.writes()], {v.name for v in grad.reads()}
+    assert len(made) == 3 and set(made) - read == {"y"}
+
+
 def test_autodiff_leaves_nothing_behind_of_what_it_drops() -> None:
     """No gradient passes Sign: the normalisation's is dropped, with the statistics and constants made for it."""
     block = parse(
