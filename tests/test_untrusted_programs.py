@@ -70,7 +70,7 @@ def test_the_planned_program_is_good() -> None:
         ("@36864,53248,57344,73728", "@16384,53248,57344,73728", "%r is read, but its bytes"),
         ("scratch(%s#0: f32[64,1])", "scratch(%s#0: f32[1,1])", "Softmax needs scratch buffers of other types: f32"),
         ("scratch(%s#0: f32[64,1])", "scratch(%s#0: f64[64,1])", "Softmax needs scratch buffers of other types: f32"),
-        (" scratch(%s#0: f32[64,1]) @0,32768", " @0", "Softmax needs scratch buffers of other types: f32[64"),
+        (" scratch(%s#0: f32[64,1]) @0,32768", " @0", "Softmax needs scratch buffers of other types: f32"),
         ("= Tanh(%s) @0", "= Tanh(%s) scratch(%t#0: f32[4]) @0,98304", "needs scratch buffers of other types: none"),
     ],
 )  # fmt: skip
