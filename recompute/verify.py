@@ -152,8 +152,9 @@ class _Checker:
             types = op.op.infer(*(None if v is None else v.type for v in op.inputs))
         except RecomputeError as e:
             raise self.fail(str(e)) from None
-        except Exception as e:  # a type rule met inputs that it does not expect
-            raise self.fail(f"{op.op.name}: wrong number or kind of inputs ({e})") from None
+        except Exception:  # a type rule met inputs that it does not expect
+            given = ", ".join("_" if v is None else str(v.type) for v in op.inputs)
+            raise self.fail(f"{op.op.name} does not take these inputs, by number or kind: ({given})") from None
         if len(op.outputs) > len(types) or any(v is None for v in op.outputs[: op.op.required_outputs]):
             raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")
         for v, t in zip(op.outputs, types, strict=False):

@@ -69,6 +69,8 @@ class Elementwise(Op, abstract=True):
     takes: ClassVar[int] = 0
     #: takes floats only, as ONNX has it
     floats: ClassVar[bool] = False
+    #: takes bool beside numbers
+    truths: ClassVar[bool] = True
     autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
@@ -79,6 +81,8 @@ class Elementwise(Op, abstract=True):
             raise self.fail("element types differ", *inputs)
         if self.floats and not present[0].is_float:
             raise self.fail("takes floats only", *inputs)
+        if not self.truths and present[0].dtype == "bool":
+            raise self.fail("takes numbers, not bool", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
 
     def out_dtype(self, dtype: str) -> str:

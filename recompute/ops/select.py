@@ -124,6 +124,10 @@ class OneHot(Move):
 
     def infer(self, indices):
         """The indices' shape with `depth` put in at `axis`."""
+        try:
+            DTYPES[self.dtype].type(self.on), DTYPES[self.dtype].type(self.off)
+        except (KeyError, ValueError, OverflowError):
+            raise self.fail(f"on = {self.on} or off = {self.off} is no {self.dtype}", indices) from None
         shape = list(indices.shape)
         shape.insert(normal_axis(self.axis, len(shape) + 1, self), self.depth)
         return (TensorType(self.dtype, tuple(shape)),)
