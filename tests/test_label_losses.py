@@ -14,7 +14,7 @@ from recompute import TensorType
 from recompute.errors import TypeRuleError
 from recompute.op import op_class
 from recompute.ops.tiles import TILE
-from recompute.testing import Case, case_block, check_expansion
+from recompute.testing import Case, case_block, check_expansion, evaluate
 
 G = np.random.default_rng(2)
 LABELS = np.array([[0, 4, 2], [2, 1, 2]])
@@ -119,3 +119,18 @@ def test_log_probabilities_take_the_place_of_scores() -> None:
     loss, grad = op_class("SoftmaxCrossEntropyLoss")(), op_class("SoftmaxCrossEntropyGrad")()
     assert (loss.overwrites(0), loss.overwrites(1), grad.overwrites(0)) == ((), (0,), (0,))
     assert vars(loss) == vars(grad) == {"reduction": "mean", "ignore_index": None}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_precision_gradients(dtype: str) -> None:
+    """Worked out in float32, stored as they are asked for."""
+    kind = TensorType(dtype, (2, 5, 3)).numpy
+    lp = np.log(np.exp(SCORES) / np.exp(SCORES).sum(axis=1, keepdims=True))
+    found = []
+    for given in (lp, lp.astype(kind)):
+        block, feed = case_block(
+            Case(op_class("SoftmaxCrossEntropyGrad")(), (given, LABELS, None, np.asarray(3, given.dtype)))
+        )
+        found.append(evaluate(block, feed)[0])
+    assert found[1].dtype == kind
+    np.testing.assert_allclose(found[1].astype(np.float32), found[0], atol=2e-2)

@@ -52,6 +52,45 @@ def test_losses_refuse_labels_outside_of_the_classes(label: int, weighted: bool,
     assert np.isfinite(job("SoftmaxCrossEntropyLoss", x, labels, weights, **ignored)[0]).all()
 
 
+@pytest.mark.parametrize("name", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+@pytest.mark.parametrize("label", [-1, 5])
+def test_losses_read_nothing_outside_of_the_classes(name: str, label: int) -> None:
+    """The kernel of a label behind the last class (or before the first) does not even look: there is NaN there."""
+    from kernel_cases import applied
+
+    from recompute.runtime.cpu import families, native
+
+    room = np.full(100, np.nan, np.float32)
+    x = room[40:80].reshape(8, 5)
+    x[...] = -1
+    labels = np.array([label if label < 0 else 0, *[1] * 6, max(label, 0)])
+    o = applied(op_class(name)(reduction="mean", ignore_index=None), x, labels, None)
+    outs = [np.zeros(v.shape, v.type.numpy) for v in o.writes()]
+    outs += [None] * (len(o.op.infer(*(None if v is None else v.type for v in o.inputs))) - len(outs))  # type: ignore[list-item]
+    scratch = [np.full(t.shape, np.nan, t.numpy) for t in families.Numba().scratch(o)]
+    table = native.Table(families.Numba().bind(o, [x, labels, None], outs, scratch))
+    table.run()
+    with pytest.raises(JobError, match=str(label)):
+        table.check()
+    assert np.isfinite(outs[0]).all() and np.isfinite(scratch[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "at"),
+    [
+        ("SoftmaxCrossEntropyLoss", "f32[2,5,3] i64[2,3]", 1),
+        ("SoftmaxCrossEntropyGrad", "f32[2,5,3] i64[2,3] _ f32[]", 1),
+        ("NegativeLogLikelihoodLoss", "f32[2,5,3] i64[2,3]", 1),
+        ("NegativeLogLikelihoodGrad", "i64[2,3] _ f32[]", 0),
+    ],
+)
+def test_losses_say_which_labels_are_checked_first(name: str, types: str, at: int) -> None:
+    more = {"shape": (2, 5, 3)} if at == 0 else {}
+    op = op_class(name)(ignore_index=7, **more)
+    ins = [None if t == "_" else rc.TensorType.parse(t) for t in types.split()]
+    assert op.checks(ins, op.infer(*ins)) == ((at, ("label", 5, 7)),)
+
+
 @pytest.mark.parametrize("rows", [2, ENOUGH])
 def test_gradients_of_losses_keep_their_digits_where_the_label_is_almost_certain(rows: int) -> None:
     """exp(l) - 1 of a tiny l is l: not the difference of two numbers near 1."""
