@@ -1,7 +1,7 @@
 """Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` reads their textual form."""
 
 from .autodiff import Autodiff
-from .base import PASSES, Pass, pipeline, run_passes
+from .base import PASSES, Pass, pipeline, run_passes, without_gc
 from .channels_last import ChannelsLast
 from .choose_kernels import ChooseKernels
 from .commit_updates import CommitUpdates
@@ -56,4 +56,5 @@ __all__ = [
     "plan_from_checkpoints",
     "plan_memory",
     "run_passes",
+    "without_gc",
 ]

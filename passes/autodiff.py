@@ -37,7 +37,7 @@ class Autodiff(Pass):
 def select(patterns: Sequence[str], values: Sequence[Value], what: str) -> list[Value]:
     """Values by names or globs, in the order of `values`.  UsageError where a pattern fits none."""
     chosen: set[str] = set()
-    names = [v.name for v in values]
+    names = {v.name: v for v in values}
     for pattern in patterns:
         found = [pattern] if pattern in names else fnmatch.filter(names, pattern)
         if not found:

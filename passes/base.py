@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import re
 import tempfile
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,6 +80,18 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
 def _dump(path: Path, block: Block) -> None:
     with replacing(path) as temporary:
         temporary.write_text(show(block), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Compiling makes many objects and no cycles: Python's collector would only look through all of them again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _check_order(passes: Sequence[Pass]) -> None:

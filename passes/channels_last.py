@@ -144,6 +144,7 @@ class _Turning:
         self.constants = {c.value.name: c for c in block.constants}
         self.added: list[Constant] = []
         self.persistent = {v.name for v in block.persistent()}
+        self.kept = set(block.outputs)
         #: name → rank of the activations that it goes with (0: as it is) → value
         self.forms: dict[str, dict[int, Value]] = {v.name: {0: v} for v in block.declared()}
         self.result: list[Operator] = []
@@ -284,7 +285,7 @@ class _Turning:
         for rank in sorted(needs & {0, y.ndim}) or [0]:
             order = tuple(perm[p] for p in to_last(y.ndim)) if rank else perm
             same = order == tuple(range(len(order)))
-            keeps_name = rank == 0 and y.name in self.block.outputs
+            keeps_name = rank == 0 and y.name in self.kept
             if same and not keeps_name and source.name not in self.persistent:
                 self.forms[y.name][rank] = source
                 continue

@@ -76,9 +76,10 @@ def _results(block: Block, operators: list[Operator]) -> list[Operator]:
             readers.setdefault(v.name, []).append(op)
     gone: set[str] = set()
     found = []
+    kept = set(block.outputs)
     for op in operators:
         y = op.outputs[0] if op.outputs else None
-        only = readers.get(y.name, []) if y is not None and y.name not in block.outputs else []
+        only = readers.get(y.name, []) if y is not None and y.name not in kept else []
         product = isinstance(op.op, MatMul) and all(v is not None and v.ndim > 1 for v in op.inputs)
         if product and len(only) == 1 and _swaps(only[0]):
             rule = MatMul(transA=1 - op.op.transB, transB=1 - op.op.transA)  # type: ignore[attr-defined]

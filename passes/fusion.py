@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from .memory_plan import live_profile
 
 #: operands that a loop reads and writes at most (more streams slow each other down), and operators in it
 _INPUTS, _OUTPUTS, _MEMBERS = 14, 6, 48
+#: how many operators are looked at while loops that take too much go one by one; then such loops go together
+_LOOKS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,21 @@ class Fusion(Pass):
             raise UsageError("'fusion' must come before 'liveness'")
         walk = _Walk(block, self.distance, device=self.device)
         groups = [g for g in walk.run() if len(g.members) > 1 and walk.yielded(g)]
-        most = _peak(block, range(len(block.operators)))[0] if groups else 0
-        while groups:
+        n = len(block.operators)
+        profile = _profile(block, range(n)) if groups else []
+        most = max((live for live, _ in profile), default=0)
+        looks = 0
+        while groups and looks <= 4 * _LOOKS:
             fused, places = _fused(walk, groups)
-            found, at = _peak(fused, places)
+            profile = _profile(fused, places)
+            found, at = max(profile, default=(0, -1))
             if found <= most:
                 return fused
-            apart = [g for g in groups if not g.members[0] <= at <= g.members[-1]]
+            few = looks < _LOOKS  # where it does not take long, no more loops go than must
+            full = [at] if few else sorted({place for live, place in profile if live > most})
+            apart = [g for g in groups if not _any_between(full, g.members[0], g.members[-1])]
             groups = apart if len(apart) < len(groups) else []
+            looks += n
         return block
 
 
@@ -72,13 +82,14 @@ class _Walk:
         self.persistent = {v.name for v in block.persistent()}
         #: value → the open group that makes it; value → open groups that read it
         self.maker: dict[str, _Group] = {}
-        self.reading: dict[str, list[_Group]] = {}
+        self.reading: dict[str, dict[int, _Group]] = {}
         self.done: list[_Group] = []
         self.open: dict[int, _Group] = {}
 
     def run(self) -> list[_Group]:
         """All groups, single operators too, in order of their last members."""
         for i, op in enumerate(self.block.operators):
+            self.close_before(i - self.distance - 1)
             group = self.alone(i, op)
             makers = self.makers_of(op)
             if group is not None:
@@ -89,7 +100,7 @@ class _Walk:
                     self.close(other)
             if op.op.updates:
                 for v in op.writes():
-                    for other in list(self.reading.get(v.name, ())):
+                    for other in list(self.reading.get(v.name, {}).values()):
                         self.close(other)
             if group is not None:
                 self.add(group)
@@ -121,7 +132,7 @@ class _Walk:
         found = {id(g): g for g in makers}
         for v in group.inputs.values():
             if v.shape == group.shape:
-                found.update((id(g), g) for g in self.reading.get(v.name, ()))
+                found.update(self.reading.get(v.name, {}))
         return list(found.values())
 
     def joined(self, group: _Group, other: _Group, at: int) -> _Group:
@@ -174,7 +185,12 @@ class _Walk:
         self.open[id(group)] = group
         self.maker.update((n, group) for n in group.made)
         for n in group.inputs:
-            self.reading.setdefault(n, []).append(group)
+            self.reading.setdefault(n, {})[id(group)] = group
+
+    def close_before(self, at: int) -> None:
+        """Closes groups that end before a position: nothing joins them from so far; `open` is sorted by their ends."""
+        while self.open and (first := next(iter(self.open.values()))).members[-1] < at:
+            self.close(first)
 
     def close(self, group: _Group) -> None:
         if id(group) not in self.open:
@@ -183,7 +199,7 @@ class _Walk:
         for n in group.made:
             self.maker.pop(n, None)
         for n in group.inputs:
-            self.reading[n] = [g for g in self.reading[n] if g is not group]
+            del self.reading[n][id(group)]
         self.done.append(group)
 
 
@@ -219,14 +235,14 @@ def _loop(walk: _Walk, group: _Group) -> Operator:
     return Operator(loop, tuple(inputs.values()), tuple(group.made[n] for n in names), group.role)
 
 
-def _peak(block: Block, places: Sequence[int]) -> tuple[int, int]:
-    """The most bytes alive at once, workspaces aside, and the place of the operator that runs then."""
+def _profile(block: Block, places: Sequence[int]) -> list[tuple[int, int]]:
+    """(bytes alive while it runs, workspaces aside; the operator's place) for each operator."""
     freed = Liveness().run(block)
     bare = [dataclasses.replace(op, scratch=()) if op.scratch else op for op in freed.operators]
-    index = {}
-    count = 0
-    for i, op in enumerate(bare):
-        index[i] = count
-        count += not isinstance(op.op, Free)
-    most, at = max(((live, i) for i, live in live_profile(freed.with_operators(bare), align=64)), default=(0, -1))
-    return most, places[index[at]] if at >= 0 else -1
+    live = live_profile(freed.with_operators(bare), align=64)
+    return [(now, place) for (_, now), place in zip(live, places, strict=True)]
+
+
+def _any_between(sorted_places: Sequence[int], first: int, last: int) -> bool:
+    i = bisect.bisect_left(sorted_places, first)
+    return i < len(sorted_places) and sorted_places[i] <= last

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..ir import Block, Free, Value
 from .base import Pass
 from .packing import Lifetime, height, pack
-from .storage import ALIGNMENT, Storage, storages
+from .storage import ALIGNMENT, Storage, sharings, storages
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class MemoryPlan(Pass):
         )
 
     def _smallest(self, block: Block) -> tuple[list[Storage], dict[str, int]]:
-        apart, joined = storages(block), storages(block, join=True)
-        choices = [apart] if len(apart) == len(joined) else [joined, apart]  # a tie saves a copy
+        choices = sharings(block)[::-1]  # with joins first: a tie saves a copy
         plans = [(found, self._both(found)) for found in choices]
         return min(plans, key=lambda p: height([as_lifetime(s) for s in p[0] if not s.host], p[1]))
 
@@ -96,12 +95,12 @@ def collect_lifetimes(block: Block, *, host: bool = False) -> list[Lifetime]:
 
 def _storages_of(block: Block) -> list[Storage]:
     """The sharing that a planned block's addresses show; for one without addresses, that without joins."""
-    apart = storages(block)
     if not block.addresses:
+        return storages(block)
+    apart, *others = sharings(block)
+    if not others:
         return apart
-    joined = storages(block, join=True)
-    if len(joined) == len(apart):
-        return apart
+    (joined,) = others
     base = {s.name: block.addresses[s.name] for s in joined}
     fits = all(block.addresses[n] == base[s.name] + o for s in joined for n, o in s.offsets.items())
     return joined if fits else apart
@@ -129,6 +128,13 @@ def live_profile(block: Block, align: int = 1, *, host: bool = False) -> Iterato
 
 def memory_report(block: Block) -> MemoryReport:
     """The figures of a planned block."""
+    found = block.facts.get("memory report")
+    if found is None:
+        found = block.facts["memory report"] = _report(block)
+    return found
+
+
+def _report(block: Block) -> MemoryReport:
     profile = list(live_profile(block))
     peak_at, live_peak = max(profile, key=lambda p: p[1], default=(-1, sum(v.nbytes for v in block.inputs)))
     values: dict[str, Value] = block.values()

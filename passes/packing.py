@@ -7,19 +7,28 @@ is the most bytes alive at once.
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import UsageError
+
 #: how many allocations the quadratic heuristics are tried for
 _QUADRATIC = 30_000
+#: so many bytes in all, at the most, do the other heuristics count: their arrays hold numbers of 64 bits
+MOST = (1 << 62) - 1
 #: how often a plan is repaired at the most, and for how many allocations altogether (that bounds the time)
 _REPAIRS, _REPAIR_WORK = 32, 12_000
 #: up to so many allocations are searched, that often, where the heuristics are further off the bound than this
 _FEW, _TRIES, _FAR = 96, 10_000, 1.005
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
+
+
+#: bytes of all allocations: addresses and their sums are words with a sign
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,16 @@ def height(lifetimes: Sequence[Lifetime], plan: dict[str, int]) -> int:
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
-    """Addresses by name: the best of several heuristics, stopping as soon as one is within 0.1 % of the bound."""
+    """Addresses by name: the best of several heuristics, stopping as soon as one is within 0.1 % of the bound.
+
+    UsageError where all of them together take so many bytes that an address would not be a word.
+    """
+    if (total := sum(x.size for x in lifetimes)) >= _MOST:
+        raise UsageError(f"the values of a step take {total:,} bytes together: no machine has so much")
     bound = lower_bound(lifetimes)
     best = best_fit_in_time(lifetimes)
     lowest = height(lifetimes, best)
-    if len(lifetimes) > _QUADRATIC:
+    if len(lifetimes) > _QUADRATIC or sum(x.size for x in lifetimes) > MOST:
         return best
     for order in _orders(lifetimes):
         if lowest <= bound * 1.001:
@@ -182,39 +196,75 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
 
 
 def best_fit_in_time(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
-    """Simulates an allocator with best fit over the order of execution.  O(n log n + n · holes)."""
-    holes: list[tuple[int, int]] = [(0, 1 << 62)]  # (start, end), sorted
-    running: list[tuple[int, int, int]] = []  # (end of life, address, size), sorted
+    """Simulates an allocator with best fit over the order of execution.  O(n log n)."""
+    holes = _Holes()
+    running: list[tuple[int, int, int]] = []  # a heap of (end of life, address, size)
     plan: dict[str, int] = {}
     for x in sorted(lifetimes, key=lambda x: x.start):
-        done = bisect.bisect_left(running, (x.start, -1, -1))
-        for _, at, size in running[:done]:
-            _release(holes, at, size)
-        del running[:done]
-        if not x.size:
-            plan[x.name] = 0
-            continue
-        i = min((j for j, (a, b) in enumerate(holes) if b - a >= x.size), key=lambda j: holes[j][1] - holes[j][0])
-        at, stop = holes[i]
-        plan[x.name] = at
-        if stop - at == x.size:
-            del holes[i]
-        else:
-            holes[i] = (at + x.size, stop)
-        bisect.insort(running, (x.end, at, x.size))
+        while running and running[0][0] < x.start:
+            _, at, size = heapq.heappop(running)
+            holes.release(at, size)
+        plan[x.name] = holes.take(x.size) if x.size else 0
+        if x.size:
+            heapq.heappush(running, (x.end, plan[x.name], x.size))
     return plan
 
 
-def _release(holes: list[tuple[int, int]], at: int, size: int) -> None:
-    """Gives [at, at + size) back and merges it with its neighbours."""
-    i = bisect.bisect(holes, (at, 0))
-    start, stop = at, at + size
-    if i < len(holes) and holes[i][0] == stop:
-        stop = holes.pop(i)[1]
-    if i > 0 and holes[i - 1][1] == start:
-        start = holes.pop(i - 1)[0]
-        i -= 1
-    holes.insert(i, (start, stop))
+class _Holes:
+    """What is free: stretches between allocations, and everything from `top` on."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.ends: dict[int, int] = {}  # start of a hole → its end
+        self.starts: dict[int, int] = {}  # and the other way round
+        self.sizes: list[int] = []  # of the holes, each once, sorted
+        #: size → heap of the starts of holes that were once of this size
+        self.sized: dict[int, list[int]] = {}
+
+    def take(self, size: int) -> int:
+        """The address of `size` bytes in the smallest hole that they fit, the lowest of those."""
+        i = bisect.bisect_left(self.sizes, size)
+        while i < len(self.sizes):
+            found = self.sizes[i]
+            heap = self.sized[found]
+            while heap and self.ends.get(heap[0]) != heap[0] + found:
+                heapq.heappop(heap)  # gone since
+            if heap:
+                at = heapq.heappop(heap)
+                self._forget(at)
+                if found > size:
+                    self._note(at + size, at + found)
+                return at
+            del self.sized[found], self.sizes[i]
+        at, self.top = self.top, self.top + size
+        return at
+
+    def release(self, at: int, size: int) -> None:
+        """Gives [at, at + size) back and merges it with its neighbours."""
+        start, stop = at, at + size
+        if stop in self.ends:
+            stop = self._forget(stop)
+        if start in self.starts:
+            start = self.starts[start]
+            self._forget(start)
+        if stop == self.top:
+            self.top = start
+        else:
+            self._note(start, stop)
+
+    def _note(self, start: int, stop: int) -> None:
+        self.ends[start], self.starts[stop] = stop, start
+        heap = self.sized.get(stop - start)
+        if heap is None:
+            heap = self.sized[stop - start] = []
+            bisect.insort(self.sizes, stop - start)
+        heapq.heappush(heap, start)
+
+    def _forget(self, start: int) -> int:
+        """Takes a hole away; returns its end."""
+        stop = self.ends.pop(start)
+        del self.starts[stop]
+        return stop
 
 
 def first_fit(order: Sequence[Lifetime], known: Sequence[int] = ()) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import need_extra
-from .packing import Lifetime, height, lower_bound, pack
+from .packing import MOST, Lifetime, height, lower_bound, pack
 
 
 def pack_exact(lifetimes: Sequence[Lifetime], *, align: int = 64, seconds: float = 10.0) -> tuple[dict[str, int], int]:
@@ -21,7 +21,7 @@ def pack_exact(lifetimes: Sequence[Lifetime], *, align: int = 64, seconds: float
         raise need_extra("ortools", "plan", "the exact memory packer") from None
     hint = pack(lifetimes)
     bound, top = lower_bound(lifetimes), height(lifetimes, hint)
-    if bound == top:
+    if bound == top or top > MOST:
         return hint, bound
     model = cp_model.CpModel()
     ceiling = model.new_int_var(bound // align, top // align, "height")

@@ -56,6 +56,7 @@ class _Rebuilder:
             if op.op.updates:
                 for v in op.writes():
                     self.updated.setdefault(v.name, []).append(i)
+        self.kept = set(block.outputs)
         self.constant = {c.value.name for c in block.constants}
         #: position → operators that come before it
         self.added: dict[int, list[Operator]] = {}
@@ -127,7 +128,7 @@ class _Rebuilder:
         """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""
         roles = [(i, self.block.operators[i].role) for i in self.readers.get(v.name, ())]
         late = [i for i, role in roles if role not in _FORWARD]
-        if not late or v.name in self.block.outputs or any(role is Role.RECOMPUTE for _, role in roles):
+        if not late or v.name in self.kept or any(role is Role.RECOMPUTE for _, role in roles):
             return None
         first = min(late)
         x = op.inputs[0]

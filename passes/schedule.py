@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
+from itertools import islice
 
 from ..errors import UsageError
 from ..ir import Block, Free
@@ -19,12 +19,14 @@ from .offload import Offload, offloaded, surviving, without_copies
 from .rebuild import Rebuild
 from .schedule_graph import Graph, Walk, aligned, graph_of
 from .schedule_window import Window, best_order
-from .storage import storages
+from .storage import unfreed_storages
 
 #: operators that are moved up together, at most
 _GROUP = 5
 #: readers of one buffer that are looked at, at most, when a cluster grows
 _FAN = 12
+#: operators that are looked at, about, while a limit is sought
+_LOOKS = 300_000
 #: sets of operators that the search of one window may look at
 _TRIES = 40_000
 
@@ -69,7 +71,8 @@ class Schedule(Pass):
             return []
         squeezed = squeeze(graph, settle(graph, given, peak))
         refined = refine(graph, squeezed, self.window, self.tries)
-        peaks = [(max(graph.profile(order)), order) for order in (refined, squeezed)]
+        found = [squeezed] if refined == squeezed else [refined, squeezed]
+        peaks = [(max(graph.profile(order)), order) for order in found]
         return [order for p, order in peaks if p < peak]
 
 
@@ -79,7 +82,11 @@ def plan_best_order(block: Block, passes: Sequence[Pass] = (Liveness(), MemoryPl
     Live bytes say which order is worth it, but what counts is the arena: where the packer leaves holes, the order
     given is planned as well.
     """
-    ordered = run_passes(block, [Schedule()])
+    return plan_ordered(block, run_passes(block, [Schedule()]), passes)
+
+
+def plan_ordered(block: Block, ordered: Block, passes: Sequence[Pass] = (Liveness(), MemoryPlan())) -> Block:
+    """`plan_best_order` of a block whose best order is known."""
     planned = run_passes(ordered, passes)
     if ordered is not block and memory_report(planned).arena > live_peak(block):
         planned = min(run_passes(block, passes), planned, key=lambda b: memory_report(b).arena)
@@ -120,20 +127,23 @@ def plan_lowered(block: Block, lowering: Lowering, *, schedule: bool) -> Block:
 
 def live_peak(block: Block) -> int:
     """The most bytes alive at once in a block without frees, as the memory plan will count them."""
-    joins = any(op.joins() for op in block.operators)
-    block = Liveness().run(block)
-    return min(_peak(block, join) for join in ((False, True) if joins else (False,)))
+    if "live peak" not in block.facts:
+        joins = any(op.joins() for op in block.operators)
+        block.facts["live peak"] = min(_peak(block, join) for join in ((False, True) if joins else (False,)))
+    return block.facts["live peak"]
 
 
 def _peak(block: Block, join: bool) -> int:
     change = [0] * (len(block.operators) + 3)
-    for s in storages(block, join=join):
-        if s.host:
-            continue
-        change[s.start + 1] += aligned(s.nbytes)
-        change[s.end + 2] -= aligned(s.nbytes)
-    live = list(accumulate(change))
-    return max((live[i + 1] for i, op in enumerate(block.operators) if not isinstance(op.op, Free)), default=0)
+    for s in unfreed_storages(block, join=join):
+        if not s.host:
+            change[s.start + 1] += aligned(s.nbytes)
+            change[s.end + 2] -= aligned(s.nbytes)
+    most, live = 0, change[0]
+    for now, op in zip(islice(change, 1, None), block.operators, strict=False):
+        live += now
+        most = max(most, live + sum(aligned(t.nbytes) for t in op.workspace() if not t.host))
+    return most
 
 
 def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
@@ -143,7 +153,10 @@ def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
 
 
 def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
-    """The lowest limit that `fit` can keep to, forwards or backwards, by halving."""
+    """The lowest limit that `fit` can keep to, forwards or backwards, by halving; less often for many operators."""
+    steps = min(steps, _LOOKS // max(len(order), 1))
+    if not steps:
+        return order
     back = graph.reversed()
     high = max(graph.profile(order), default=0)
     low = graph.bound()
@@ -193,7 +206,8 @@ class _Fit:
     def run(self) -> list[int] | None:
         walk, ready, put_off = self.walk, self.ready, self.put_off
         while len(self.result) < len(self.order):
-            self.look_ahead()
+            if self.fresh:
+                self.look_ahead()
             if put_off and walk.live + put_off[0][0] <= self.limit:
                 heappush(ready, heappop(put_off)[1])
             if not ready:
@@ -230,7 +244,7 @@ class _Fit:
         for b in walk.graph.touches[i]:
             if walk.left[b] == 1 or walk.seen[b] == 1:
                 fresh += [j for j in walk.graph.touched_by[b] if not waits[j] and not done[j]]
-        self.fresh += sorted(set(fresh), key=self.place.__getitem__, reverse=True)
+        self.fresh += fresh if len(fresh) < 2 else sorted(set(fresh), key=self.place.__getitem__, reverse=True)
 
     def group(self, i: int) -> list[int]:
         """Runs operator i, and up to a few that follow, if that leaves less alive than before; else nothing."""

@@ -38,6 +38,20 @@ def storages(block: Block, *, join: bool = False) -> list[Storage]:
     return _Sharing(block, join).run()
 
 
+def unfreed_storages(block: Block, *, join: bool = False) -> list[Storage]:
+    """The same for a block without frees, where `liveness` would put them, and without scratch buffers."""
+    return _Sharing(block, join).run(_last_touched(block), scratch=False)
+
+
+def sharings(block: Block) -> list[list[Storage]]:
+    """The allocations of a block with frees, without joins; and with them, where that makes fewer."""
+    apart = storages(block)
+    if not any(op.joins() for op in block.operators):
+        return [apart]
+    joined = storages(block, join=True)
+    return [apart] if len(apart) == len(joined) else [apart, joined]
+
+
 def offsets_inside(op: Operator) -> tuple[int | None, ...]:
     """Where each output lies in its first input's storage; () unless all can: bytes of parts would be there twice."""
     offsets = op.views()
@@ -62,6 +76,19 @@ def dying(block: Block) -> Iterator[tuple[int, Operator, set[str]]]:
         yield i, op, names
 
 
+def _last_touched(block: Block) -> Iterator[tuple[int, Operator, set[str]]]:
+    """What `dying` will say once frees are placed."""
+    last: dict[str, int] = {}
+    for i, op in enumerate(block.operators):
+        for v in (*op.inputs, *op.outputs):
+            if v is not None:
+                last[v.name] = i
+    kept = {v.name for v in block.persistent()}.union(block.outputs)
+    for i, op in enumerate(block.operators):
+        names = {v.name for v in (*op.inputs, *op.outputs) if v is not None and last[v.name] == i}
+        yield i, op, names - kept
+
+
 class _Sharing:
     """Walks a block once and assigns every value of the arena to a storage."""
 
@@ -82,13 +109,15 @@ class _Sharing:
         s.alive.add(v.name)
         self.of[v.name] = s
 
-    def run(self) -> list[Storage]:
+    def run(
+        self, walk: Iterator[tuple[int, Operator, set[str]]] | None = None, *, scratch: bool = True
+    ) -> list[Storage]:
         end = len(self.block.operators)
         for v in self.block.inputs:
             self.put(v, self.new(v, -1), 0)
-        for i, op, dead in dying(self.block):
+        for i, op, dead in walk or dying(self.block):
             self.place(op, i, dead)
-            for v in op.scratch:
+            for v in op.scratch if scratch else ():
                 s = self.new(v, i)
                 s.end, s.offsets = i, {v.name: 0}
             self.free(dead, i)
@@ -157,6 +186,7 @@ def _joins(block: Block, persistent: set[str]) -> dict[str, tuple[Value, int]]:
     """Part → (joined value, offset), where every part is made by an ordinary operator just for this."""
     makers: dict[str, Operator] = {}
     uses: dict[str, int] = {}
+    outputs = set(block.outputs)
     for op in block.operators:
         if isinstance(op.op, Free):
             continue
@@ -173,7 +203,7 @@ def _joins(block: Block, persistent: set[str]) -> dict[str, tuple[Value, int]]:
         parts = [v for v in op.inputs if v is not None]
         ordinary = all(
             v.name in makers and v.name not in persistent and uses[v.name] == 1 and v.name not in found
-            and v.name not in block.outputs and not any(o is not None for o in makers[v.name].views())
+            and v.name not in outputs and not any(o is not None for o in makers[v.name].views())
             and not makers[v.name].joins()
             for v in parts
         )  # fmt: skip

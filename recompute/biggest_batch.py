@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,9 @@ from .cost import CostModel, costs_of
 from .errors import MissingExtraError, UsageError
 from .passes import RecomputePlan
 from .passes.planners import plan_of
-from .passes.planners.auto import Auto, frontier_of
+from .passes.planners.auto import Auto, forget, frontier_of
+from .passes.planners.watch import Watch, watching
+from .planning import check_limits
 from .runtime.lowering import providers
 from .runtime.places import Place
 from .show_table import human_bytes
@@ -31,6 +34,8 @@ _FIRST_GUESS = 8
 _CURVE = 6
 #: local search looks for plans at this share of the lowest peak that cuts and blocks find; its moves
 _LOWER, _MOVES = 0.93, 3000
+#: rounds of it, after which one that finds nothing is the last
+_PATIENCE = 4
 #: no batch larger than this is looked at
 LARGEST_BATCH = 1 << 20
 
@@ -120,25 +125,33 @@ def max_batch(
     cost: CostModel | None = None,
     place: Place | None = None,
     precision: str | None = None,
+    effort: float | None = None,
+    seconds: float | None = None,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
 
     Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
     lowest peak; "auto": the plan with the lowest peak that is found (docs/planning.md) for no more extra
-    time than a forward pass.  `place`: where it will run (a device need not be there).  `model` and the other
-    arguments as for `estimate`.  UsageError where not even batch 1
-    fits, or the model fixes its batch.
+    time than a forward pass.  `place`: where it will run (a device need not be there).  `effort`, `seconds`: how long
+    "auto" searches (`RecomputeOptimizer.set_budget`); an interrupt ends that with what was found.  `model` and the
+    other arguments as for `estimate`.  UsageError where not even batch 1 fits, or the model fixes its batch.
     """
+    check_limits(effort, seconds)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         cost=cost or costs_of(place), precision=precision,
         compile_options={} if place is None else {"providers": providers(place)},
     )  # fmt: skip
-    return max_batch_of(steps, parse_bytes(budget))
+    return max_batch_of(steps, parse_bytes(budget), watch=Watch(effort=effort or 1.0, seconds=seconds))
 
 
-def max_batch_of(steps: Steps, budget: int, progress: Callable[[str], None] = lambda text: None) -> MaxBatch:
+def max_batch_of(
+    steps: Steps,
+    budget: int,
+    progress: Callable[[str], None] = lambda text: None,
+    watch: Watch | None = None,
+) -> MaxBatch:
     """`max_batch` of steps, with a line of progress before each program is compiled."""
     if not steps.open_batch:
         raise UsageError(
@@ -158,7 +171,10 @@ def max_batch_of(steps: Steps, budget: int, progress: Callable[[str], None] = la
     progress(f"auto: planning batch {reference}")
     notes: tuple[str, ...] = ()
     try:
-        auto = lowest_plan(steps, reference)
+        watch = watch or Watch()
+        auto = lowest_plan(steps, reference, watch)
+        if watch.interrupted:
+            notes = ("auto: planning was interrupted, the best plan so far is taken",)
     except MissingExtraError as e:
         auto, notes = None, (f"auto: {e}",)
     if auto is not None:
@@ -292,10 +308,10 @@ def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> S
     return min(choices, key=lambda s: peaks(s, batch), default=None)
 
 
-def lowest_plan(steps: Steps, batch: int) -> Strategy | None:
+def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strategy | None:
     """The plan with the lowest peak at `batch` that costs no more than the forward pass once more.
 
-    None where nothing needs to run again, and where the step is not ours to plan.
+    None where nothing needs to run again, and where the step is not ours to plan.  An interrupt ends the search.
     """
     if steps.is_step:
         return None
@@ -303,11 +319,25 @@ def lowest_plan(steps: Steps, batch: int) -> Strategy | None:
     problem = derived.problem
     most = problem.cost + sum(n.cost for n in problem.nodes if not n.backward)
     frontier = frontier_of(problem)
-    if (lowest := next((p for p in frontier if p.cost <= most), None)) is not None:
-        with contextlib.suppress(UsageError):  # no schedule can need so little
-            goal = problem.fixed + int((lowest.peak - problem.fixed) * _LOWER)
-            Auto(moves=_MOVES, effort=0.0).refine(frontier, goal)
-    point = next((p for p in frontier if p.cost <= most), None)
+    watch = watch or Watch()
+    watch.found = True  # what cuts and blocks find
+    point = lowest = next((p for p in frontier if p.cost <= most), None)
+    try:
+        with watching(watch), contextlib.suppress(UsageError):  # no schedule can need so little
+            for number in itertools.count():
+                if lowest is None or (number and (watch.over or (number >= watch.effort and watch.seconds is None))):
+                    break
+                goal = problem.fixed + int((lowest.peak - problem.fixed) * _LOWER)
+                moves = int(_MOVES * min(1.0, watch.effort))
+                Auto(moves=moves, effort=0.0).refine(frontier, goal, number)
+                lowest, before = next((p for p in frontier if p.cost <= most), None), lowest
+                if number >= _PATIENCE and lowest is before:
+                    break
+                point = lowest
+    except KeyboardInterrupt:
+        watch.interrupted = True
+        forget(problem)
+    point = point if watch.interrupted else next((p for p in frontier if p.cost <= most), None)
     plan = None if point is None else derived.for_block(plan_of(point.sequence))
     return Strategy("auto", plan=plan) if plan is not None and plan.reruns else None
 

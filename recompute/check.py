@@ -79,7 +79,9 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
     assert program.source is not None
     inputs = {v.name for v in program.block.inputs if not _only_read_by_loss(program, v.name)}
     shapes = {v.name: v.shape for v in program.block.inputs if v.name in inputs}
-    evaluated = onnx_import.load(program.source, input_shapes=shapes, mode="eval", trainable=None)
+    evaluated = onnx_import.load(
+        program.source, input_shapes=shapes, mode="eval", max_seconds=job.args.max_seconds, trainable=None
+    )
     evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
     feed = synthetic_batch(program, job.args.seed, job.specs)
     feed = {n: a for n, a in feed.items() if n in shapes}

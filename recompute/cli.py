@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cli_ending
+from .budgets import parse_bytes
 from .cli_values import compile_options, finite, input_shapes, place, split, zoo_option
 from .errors import JobError, UsageError, nearest
 from .files import replacing, together
@@ -190,7 +191,8 @@ class _Job:
         from .compiler import compile_step
 
         options |= {**compile_options(self.args), "precision": self.args.precision}
-        with cli_costs.progress(self.args):
+        with cli_costs.progress(self.args) as update:
+            options["progress"] = lambda p: update(str(p))
             return compile_step(program, loss, self.optimizer(), cost=self.args.cost, **options)
 
     # -- the model ------------------------------------------------------------------------------------------------
@@ -211,12 +213,14 @@ class _Job:
             near = nearest(args.model, models.names())
             raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
         shapes = input_shapes(args.input_shapes)
+        options["max_seconds"] = args.max_seconds
+        options["max_bytes"] = None if args.max_bytes is None else parse_bytes(args.max_bytes)
         if args.trainable:
             options["trainable"] = split(args.trainable)
         if args.unroll:
             options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
         if isinstance(source, str):
-            batch = self.default_batch(onnx_import, source, batch, shapes)
+            batch = self.default_batch(source, batch, shapes, options["max_bytes"])
         program = onnx_import.load(
             source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
         )
@@ -238,13 +242,15 @@ class _Job:
         except ValueError as e:
             raise UsageError(str(e)) from None
 
-    def default_batch(self, importer: Any, path: str, batch: int | None, shapes: dict[str, tuple]) -> int | None:
+    def default_batch(
+        self, path: str, batch: int | None, shapes: dict[str, tuple], max_bytes: int | None
+    ) -> int | None:
         """The batch for a file that leaves only its first dimension open: 32, and said so."""
         if batch is not None or shapes:
             return batch
         from .onnx_model import open_dimensions, read_model
 
-        is_open = open_dimensions(read_model(path).graph)
+        is_open = open_dimensions(read_model(path, max_bytes=max_bytes).graph)
         if is_open and all(axis == 0 for _, axis in is_open):
             self.say("batch: 32 (the model leaves it open; --batch N sets it)")
             return 32

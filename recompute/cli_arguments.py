@@ -97,6 +97,14 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="where it runs: cpu (default), cuda, cuda:N, or emulated (no device)",
     )
+    what.add_argument(
+        "--max-seconds", type=float, metavar="S", help="seconds of work that loading a file may take (default: 6)"
+    )
+    what.add_argument(
+        "--max-bytes",
+        metavar="SIZE",
+        help="the most that one tensor of a file, and all that loading makes, may take",
+    )
     what.add_argument("--init", choices=("he", "glorot"), help="draw the weights anew, seeded")
     what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
     what.add_argument(

@@ -79,8 +79,10 @@ def before_loading(job: Any, more: bool) -> bool:
     with cli_costs.progress(args) as progress:
         if args.max_batch:
             from .biggest_batch import max_batch_of
+            from .passes.planners.watch import Watch
 
-            found = max_batch_of(steps, args.budget.bytes, progress)
+            watch = Watch(effort=args.effort or 1.0, seconds=args.seconds)
+            found = max_batch_of(steps, args.budget.bytes, progress, watch)
             job.report.max_batch = found.to_dict()
             job.report.optimizer = args.optimizer.lower()
             text = str(found)

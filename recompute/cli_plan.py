@@ -14,7 +14,7 @@ from .budgets import parse_budget
 from .cli_values import compile_options
 from .errors import UsageError, one_line
 from .files import replacing
-from .planning import Request, request
+from .planning import Request, check_limits, interruption, request
 from .show_table import human_bytes, human_seconds
 
 #: the budget of comparisons where nobody says another
@@ -29,6 +29,11 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     """The group of options about plans."""
     group = p.add_argument_group("how to fit --memory-budget")
     group.add_argument("--strategy", metavar="NAME", help="the planner: auto (default), chen, kusumoto, rotor, ...")
+    group.add_argument(
+        "--effort", type=float, metavar="N", help="how long to search for a plan: 1 (default), 2 is twice; counted, so "
+        "that the same command gives the same plan",
+    )  # fmt: skip
+    group.add_argument("--seconds", type=float, metavar="S", help="search until S seconds have passed instead")
     group.add_argument("--plan", type=Path, metavar="FILE.json", help="recompute as a saved plan says")
     group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, to be used again")
     group.add_argument(
@@ -78,9 +83,22 @@ def check_arguments(args: argparse.Namespace) -> None:
         return
     if args.offload:
         _check_offload(args, answers)
+    _check_limits(args, answers)
     wanted = request_of(args)
     if args.save_plan is not None and wanted is None and not answers:
         raise UsageError("--save-plan needs a plan: give --memory-budget SIZE or --strategy NAME")
+
+
+def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
+    """What --effort and --seconds go with: a budget that is planned for."""
+    given = [name for name in ("effort", "seconds") if getattr(args, name) is not None]
+    if not given:
+        return
+    check_limits(args.effort, args.seconds)
+    wrong = [*answers, *(name for name in ("checkpoints", "plan") if getattr(args, name) is not None)]
+    if wrong or args.budget is None:
+        why = f"leave out --{wrong[0].replace('_', '-')}" if wrong else "give --memory-budget SIZE"
+        raise UsageError(f"--{given[0]} says how long planning for a budget goes on: {why}")
 
 
 def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
@@ -98,7 +116,8 @@ def request_of(args: argparse.Namespace) -> Request | None:
     if args.checkpoints is not None or args.max_batch:
         return None
     budget = None if args.plan is not None else args.budget
-    return request(budget, args.strategy, None, args.plan, offload=args.offload)
+    limits = {"effort": args.effort, "seconds": args.seconds} if budget is not None else {}
+    return request(budget, args.strategy, None, args.plan, offload=args.offload, **limits)
 
 
 def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
@@ -107,6 +126,7 @@ def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
     assert wanted is not None
     job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
     options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
+    options |= {"effort": args.effort, "seconds": args.seconds}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, **options)
     except UsageError as e:
@@ -117,6 +137,8 @@ def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
     if limit is not None and step.figures.peak_bytes > limit:
         raise UsageError(f"with {args.plan} the step takes {step.figures.peak_bytes:,} bytes, the budget is {limit:,}")
     job.report.planned = step.planned.to_dict()
+    if step.planned.interrupted:
+        job.report.notes.append(interruption(step.planned))
     if step.figures.recomputed_operators or step.figures.offloaded_values:
         job.report.recompute = asdict(step.figures)
         job.report.notes += list(step.plan.notes)
@@ -156,6 +178,8 @@ def report_plan(job: Any, step: Any) -> None:
                 f"{human_seconds(planned.stall_seconds)} of waiting for them"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
+        if planned.timed_out:
+            job.say(interruption(planned))
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
         more = "" if all_of_them else f", ... ({len(names)} in all; -v prints them, --json has them)"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
-import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .budgets import Budget
-from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu, total_cost
+from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
 from .errors import UsageError, nearest
 from .files import make_folder, replacing, together
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, memory_report, offloaded
+from .passes import RecomputePlan, memory_report, offloaded, without_gc
 from .passes.planners.fit import Fitting
 from .passes.transfers import StepTimes, simulate
 from .planning import PlanFigures, Request, SavedPlan, carry, fitting_of, lower, request, saved_plan
@@ -68,18 +66,6 @@ class CompiledStep:
     saved: SavedPlan | None = None
 
 
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Compiling makes many objects and no cycles: Python's collector would only look through all of them again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def compile_step(
     program: Program,
     loss: str,
@@ -99,6 +85,9 @@ def compile_step(
     place: Place | None = None,
     cost: CostModel | None = None,
     precision: str | None = None,
+    effort: float | None = None,
+    seconds: float | None = None,
+    progress: Callable[[Any], Any] | None = None,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
@@ -111,13 +100,16 @@ def compile_step(
     `providers`: whose kernels run it, in order of preference (None: all that there are for `place`; `("numpy",)`: the
     operators' own numerics).  `place`: where it will run (None: this machine's processor); a device need not be there
     to compile for it.  `cost`: what times are estimated by (the device's data sheet, or this CPU's roofline).
-    `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer says).
+    `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer says).  `effort`,
+    `seconds`, `progress`: how long planning for a budget goes on, and what hears of it
+    (`RecomputeOptimizer.set_budget`).
     """
     from .amp import with_precision
 
     if providers is None and place is not None:
         providers = providers_of(place)
-    wanted = request(budget, strategy, strategy_options, plan, offload=offload)
+    limits: dict[str, Any] = {"effort": effort, "seconds": seconds, "progress": progress}
+    wanted = request(budget, strategy, strategy_options, plan, offload=offload, **limits)
     optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints, offload=offload)
     cost = at_precision(cost or costs_of(place), precision)
     with without_gc():
@@ -226,18 +218,19 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
     cost = cost or this_cpu()
     moved = offloaded(block)
     times = simulate(block, cost.seconds, link_of(cost)) if moved else StepTimes()
-    repeated = [op for op in real if op.role is Role.RECOMPUTE]
-    forward = total_cost(op for op in real if op.role in (Role.FORWARD, Role.LOSS)).flops
-    again = total_cost(repeated).flops
+    flops = dict.fromkeys(Role, 0)
+    for op in real:
+        flops[op.role] += operator_cost(op).flops
+    forward, again = flops[Role.FORWARD] + flops[Role.LOSS], flops[Role.RECOMPUTE]
     return StepFigures(
         operators=len(real),
-        recomputed_operators=len(repeated),
+        recomputed_operators=sum(op.role is Role.RECOMPUTE for op in real),
         peak_bytes=report.peak,
         arena_bytes=report.arena,
         live_peak_bytes=report.live_peak + report.persistent,
         persistent_bytes=report.persistent,
         kept_bytes=kept_bytes(logical),
-        flops=total_cost(real).flops,
+        flops=sum(flops.values()),
         repeated_flops=again,
         repeated_forward_share=again / forward if forward else 0.0,
         estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
@@ -251,7 +244,7 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
 def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
     """Names and globs as value names in order of production.  UsageError with the nearest names for a miss."""
     declared = {v.name for v in program.block.declared()}
-    names = list(program.block.values())
+    names = program.block.values()
     chosen: dict[str, None] = {}
     for pattern in patterns:
         name = program.aliases.get(pattern, pattern)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import ModelError, UsageError, nearest
+from .errors import ModelError, OutOfMemoryError, RecomputeError, UsageError, nearest
 from .ir import Block, Role, Value
 from .program import Program
 
@@ -33,7 +35,7 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
         elif "mask" in v.name.lower():
             batch[v.name] = np.ones(v.shape, v.type.numpy)
         else:
-            batch[v.name] = g.integers(0, _limit(program.logical, v), v.shape).astype(v.type.numpy)
+            batch[v.name] = g.integers(0, max(1, _limit(program.logical, v)), v.shape).astype(v.type.numpy)
     return batch
 
 
@@ -75,24 +77,28 @@ def _is_probability(block: Block, v: Value) -> bool:
 def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.ndarray]]:
     """Batches from an .npz file that has one array an input; longer arrays are cut along the first axis, in turn.
 
-    ModelError where the file cannot be read, UsageError where an array is missing or does not fit.
+    ModelError where the file cannot be read, UsageError where an array is missing or does not fit.  What is in the
+    file is compared with the program before any array is read; further arrays are left alone.
     """
-    try:
-        with np.load(path, allow_pickle=False) as f:
-            arrays = {k: f[k] for k in f.files}
-    except Exception as e:
-        raise ModelError(f"cannot read the data file '{path}': {e}") from None
     inputs = program.block.inputs
-    for v in inputs:
-        if v.name not in arrays:
-            raise UsageError(f"'{path}' has no array for input '{v.name}'{nearest(v.name, arrays)}")
-        a = arrays[v.name]
-        fits = a.ndim == len(v.shape) and a.shape[1:] == v.shape[1:] and (not v.shape or a.shape[0] >= v.shape[0])
-        if not fits or a.dtype != v.type.numpy:
-            raise UsageError(
-                f"'{path}': '{v.name}' is {a.dtype}{list(a.shape)}, "
-                f"the program wants {v.type} (the first axis may be longer)"
-            )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {m.filename: m for m in archive.infolist()}
+            for v in inputs:
+                member = members.get(f"{v.name}.npy")
+                if member is None:
+                    known = [name.removesuffix(".npy") for name in members]
+                    raise UsageError(f"'{path}' has no array for input '{v.name}'{nearest(v.name, known)}")
+                _check_header(archive, member, v, path)
+            arrays = {v.name: _array(archive, members[f"{v.name}.npy"]) for v in inputs}
+    except MemoryError:
+        raise OutOfMemoryError(f"this machine has no memory for the arrays of '{path}'") from None
+    except OSError as e:
+        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
+    except RecomputeError:
+        raise
+    except Exception as e:  # what archives, decompressors and headers raise where they are damaged is their own
+        raise ModelError(f"cannot read the data file '{path}': it is no .npz file, or it is damaged ({e})") from None
     count = min((arrays[v.name].shape[0] // v.shape[0] for v in inputs if v.shape and v.shape[0]), default=1)
     for i in itertools.cycle(range(max(count, 1))):
         yield {v.name: _part(arrays[v.name], v, i) for v in inputs}
@@ -101,3 +107,26 @@ def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.nda
 def _part(array: np.ndarray, v: Value, i: int) -> np.ndarray:
     """Batch number i of an array along its first axis; a scalar is the same every time."""
     return array[i * v.shape[0] : (i + 1) * v.shape[0]] if v.shape else array
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, v: Value, path: str | Path) -> None:
+    """UsageError where an array's header, of which alone is read, does not fit an input or the file."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+        if read is None:
+            raise ValueError(f"the array '{v.name}' is of the unknown version {version}")
+        shape, _, dtype = read(file)
+        rest = member.file_size - file.tell()
+    fits = len(shape) == len(v.shape) and shape[1:] == v.shape[1:] and (not v.shape or shape[0] >= v.shape[0])
+    if not fits or dtype != v.type.numpy:
+        raise UsageError(
+            f"'{path}': '{v.name}' is {dtype}{list(shape)}, the program wants {v.type} (the first axis may be longer)"
+        )
+    if math.prod(shape) * dtype.itemsize != rest:
+        raise ValueError(f"the array '{v.name}' has {rest:,} bytes, {dtype}{list(shape)} has others")

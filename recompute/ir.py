@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,8 @@ class Operator:
     """An operator applied: inputs and outputs by position, None where an optional one is absent.
 
     `scratch` holds the temporary buffers its numerics need, once `liveness` has named them.  `kernel`: the provider
-    that runs it (see kernels.py); "" is the operator's own numerics.
+    that runs it (see kernels.py); "" is the operator's own numerics.  `typed`: the verifier has found its types right,
+    and where it puts its results, which depends on nothing else.
     """
 
     op: Op
@@ -85,6 +87,7 @@ class Operator:
     role: Role = Role.FORWARD
     scratch: tuple[Value, ...] = ()
     kernel: str = ""
+    typed: bool = field(default=False, init=False, repr=False, compare=False)
 
     def reads(self) -> Iterator[Value]:
         """Inputs that are present."""
@@ -98,14 +101,20 @@ class Operator:
         """Types of the temporary buffers of whatever runs it."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
+        if type(self.op).scratch is Op.scratch:
+            return ()
         return self.op.scratch([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def views(self) -> tuple[int | None, ...]:
         """Byte offsets of the outputs in input 0's buffer (see `Op.views`)."""
+        if type(self.op).views is Op.views:  # as of most operators, which are asked often
+            return ()
         return self.op.views([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def joins(self) -> tuple[int | None, ...]:
         """Byte offsets of the inputs in output 0's buffer (see `Op.joins`)."""
+        if type(self.op).joins is Op.joins:
+            return ()
         return self.op.joins([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def checks(self) -> tuple[tuple[int, Any], ...]:
@@ -164,7 +173,8 @@ class Block:
 
     `outputs` names the values that must survive to the end of a run.  `addresses` (bytes from the start of the
     arena, by value name) is there once memory is planned.  `products`: "tf32" where a device may round the factors of
-    float32 products to TF32's 10 bits of fraction (sums stay float32); "" where it may not.
+    float32 products to TF32's 10 bits of fraction (sums stay float32); "" where it may not.  `facts`: what has
+    been worked out about the block already, by whoever asks for it again.
     """
 
     name: str = "main"
@@ -177,6 +187,7 @@ class Block:
     outputs: tuple[str, ...] = ()
     addresses: Mapping[str, int] = field(default_factory=dict)
     products: str = ""
+    facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def persistent(self) -> Iterator[Value]:
         """Values that live across steps: parameters, buffers, state, constants."""
@@ -222,8 +233,13 @@ class Block:
         return found
 
     def with_operators(self, operators: Iterable[Operator], **changes: object) -> Block:
-        """The same block with other operators (and other changes)."""
-        return dataclasses.replace(self, operators=tuple(operators), **changes)  # type: ignore[arg-type]
+        """The same block with other operators (and other changes); itself where nothing is another."""
+        found = tuple(operators)
+        if len(found) == len(self.operators) and all(map(operator.is_, found, self.operators)):
+            found = self.operators
+            if all(getattr(self, name) == value for name, value in changes.items()):
+                return self
+        return dataclasses.replace(self, operators=found, **changes)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         from .text import show

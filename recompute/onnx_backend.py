@@ -21,15 +21,19 @@ from onnx.backend.base import BackendRep
 
 from .errors import ModelError, UsageError, nearest
 from .ir import Value
-from .onnx_fold import MAX_FOLDED, Known
+from .onnx_convert import prepare
+from .onnx_fold import Known
 from .onnx_import import Importer, names_read
-from .onnx_model import prepare, read_model
+from .onnx_limits import Budget
+from .onnx_model import read_model
 from .program import Program
 from .runtime import Executor
 from .types import DTYPES, TensorType
 
 #: programs that a prepared model keeps
 _KEPT = 8
+#: seconds of work that making one may take: the caller has given the inputs
+_SECONDS = 600
 
 
 class Backend(_Backend):
@@ -248,8 +252,9 @@ class _Importer(Importer):
     """An importer that notes which values had to be known and were not, and how each node was settled."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__(model, training=None, seed=0, trainable=[])
-        self.patience = MAX_FOLDED  # the caller has given the inputs
+        budget = Budget(max_seconds=_SECONDS)
+        budget.most_of_one *= 100  # the caller has given the inputs
+        super().__init__(model, training=None, seed=0, trainable=[], budget=budget)
         self.asked: set[str] = set()
         #: values that were computed while importing
         self.folded: list[str] = []

@@ -146,7 +146,7 @@ def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: in
     """
     proto = read_model(model, max_bytes=max_bytes)
     where = "the model" if isinstance(model, onnx.ModelProto) else f"'{model}'"
-    metadata = {p.key: p.value for p in proto.metadata_props}
+    metadata = _metadata(proto, where)
     if "recompute.program" not in metadata:
         raise ModelError(
             f"{where} holds no compiled program (no metadata 'recompute.program'): use load() for ONNX models"
@@ -157,12 +157,29 @@ def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: in
         pairs = json.loads(metadata.get("recompute.gradients", "[]"))
         aliases = json.loads(metadata.get("recompute.aliases", "{}"))
         program.plan = _plan(json.loads(metadata["recompute.plan"])) if "recompute.plan" in metadata else None
-        values = block.values()
-        program.gradients = [(str(p), str(g)) for p, g in pairs if p in values and g in values]
-        program.aliases = {str(a): str(n) for a, n in aliases.items() if n in values}
-    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:
         raise ModelError(f"{where} has damaged metadata: {e}") from None
+    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 and _texts(p) for p in pairs):
+        raise ModelError(f"{where} has damaged metadata: recompute.gradients is no list of pairs of names")
+    if not isinstance(aliases, dict) or not _texts(aliases.values()):
+        raise ModelError(f"{where} has damaged metadata: recompute.aliases is no object of names")
+    values = block.values()
+    program.gradients = [(p, g) for p, g in pairs if p in values and g in values]
+    program.aliases = {a: n for a, n in aliases.items() if n in values}
     return program
+
+
+def _texts(found: Iterable[Any]) -> bool:
+    return all(isinstance(x, str) for x in found)
+
+
+def _metadata(proto: onnx.ModelProto, where: str) -> dict[str, str]:
+    """The file's own entries.  ModelError where one of ours is no text: protobuf gives the bytes then."""
+    found = {p.key: p.value for p in proto.metadata_props if isinstance(p.key, str)}
+    for key, value in found.items():
+        if key.startswith("recompute.") and not isinstance(value, str):
+            raise ModelError(f"{where} has damaged metadata: {key} is no text in UTF-8")
+    return found
 
 
 def _plan(found: Any) -> Any:

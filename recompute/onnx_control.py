@@ -9,15 +9,13 @@ import numpy as np
 import onnx
 
 from .errors import ModelError
+from .onnx_costs import MAX_SEQUENCE
+from .onnx_limits import NODE
 from .onnx_loops import unroll_loop, unroll_scan
 from .onnx_subgraph import take_branch
 
 if TYPE_CHECKING:
     from .onnx_import import Importer
-
-
-#: sequences are written out, tensor by tensor
-_LONGEST = 10_000
 
 
 # -- sequences: lists of value names, known at compile time -----------------------------------------------------------
@@ -28,18 +26,20 @@ def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     source = importer.type_of(node.input[0])
     axis = options.get("axis", 0) % max(source.ndim, 1)
     length = source.shape[axis]
-    if length > _LONGEST:
-        raise ModelError(f"a sequence of {length:,} tensors is too long")
     if len(node.input) > 1 and node.input[1]:
         known = importer.contents(node.input[1])
         if known is None:
             raise ModelError("its split sizes are computed from data; a static program needs them known")
         given = known.array
         size = int(given) if given.ndim == 0 else 0
+        if size > 0:
+            _check_length(importer, -(-length // size), 0)
         sizes = [min(size, length - i) for i in range(0, length, size)] if size else given.tolist()
         squeeze = False
     else:
+        _check_length(importer, length, 0)
         sizes, squeeze = [1] * length, not options.get("keepdims", 1)
+    _check_length(importer, len(sizes), 2)
     parts = [f"{node.output[0]}/{i}" for i in range(len(sizes))]
     held = [f"{p}/kept" for p in parts] if squeeze else parts
     importer.known[f"{node.output[0]}/sizes"] = importer.constant(np.array(sizes, np.int64))
@@ -51,6 +51,14 @@ def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     importer.used.update([*held, *parts])
     importer.run_nodes(body)
     importer.sequences[node.output[0]] = parts
+
+
+def _check_length(importer: Importer, length: int, nodes: int) -> None:
+    """Charges a sequence: a list of its own, and `nodes` for each of its tensors.  ModelError where it is too long."""
+    if length > MAX_SEQUENCE:
+        raise ModelError(f"a sequence of {length:,} tensors is too long: {MAX_SEQUENCE:,} are possible")
+    importer.budget.take(8 * length)
+    importer.budget.spend(length * (nodes * NODE + 10), f"a sequence of {length:,} tensors")
 
 
 def _sequence_at(importer: Importer, node: onnx.NodeProto) -> None:
@@ -73,6 +81,7 @@ def _sequence_insert(importer: Importer, node: onnx.NodeProto) -> None:
     items = list(importer.sequences[node.input[0]])
     at = _position(importer, node.input[2], len(items)) if len(node.input) > 2 and node.input[2] else len(items)
     items.insert(at, node.input[1])
+    _check_length(importer, len(items), 0)
     importer.sequences[node.output[0]] = items
 
 
@@ -85,6 +94,7 @@ def _sequence_erase(importer: Importer, node: onnx.NodeProto) -> None:
 def _concat_from_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     options = {a.name: a.i for a in node.attribute}
     items, axis = list(importer.sequences[node.input[0]]), options["axis"]
+    _check_length(importer, len(items), 1)
     body = []
     if options.get("new_axis", 0):
         axes = f"{node.output[0]}/axes"

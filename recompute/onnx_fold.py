@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,15 @@ import onnx
 import onnx.shape_inference
 
 from .errors import ModelError
-from .types import DTYPES, FLOATS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
+from .onnx_costs import MAX_SIZES, TEXT, bytes_of, check_trees, may_fold, ml_results, work_of
+from .onnx_limits import EVALUATED, Budget
+from .onnx_text import evaluate_text
+from .types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 
 #: results with more elements than this are not folded but computed in the step
 MAX_FOLDED = 1 << 24
-#: elements that ONNX's evaluator may take one by one, for a file that nobody vouches for
-PATIENCE = 1 << 12
-#: operators whose time is not that of a few passes over their inputs; a regular expression may take any
-_SLOW = {"NonMaxSuppression": 1, "TfIdfVectorizer": 1, "StringNormalizer": 1, "StringSplit": 1, "StringConcat": 1,
-         "TreeEnsemble": 1, "ImageDecoder": 1, "RegexFullMatch": PATIENCE}  # fmt: skip
-#: constants with at most this many elements may be shapes, axes or sizes
-_SIZES = 64
+#: bytes that one node may need while it is computed
+_MOST_BYTES = 1 << 29
 #: drawn or data-dependent in ways that folding must not fix
 _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
@@ -89,14 +88,11 @@ def static_shape_value(
     return {node.output[0]: Known(np.array(part, np.int64), "folded")}
 
 
-def fold(
-    node: onnx.NodeProto, known: Mapping[str, Known], opset: int, patience: int = PATIENCE
-) -> dict[str, Known] | None:
+def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: Budget) -> dict[str, Known] | None:
     """Evaluates a node whose inputs are all known; None where it must stay in the program.
 
-    `patience`: see PATIENCE.
-
     Float initializers with dimensions are weights: what is made of them is computed in the step, so that they train.
+    LimitError where the model asks for more than `budget` has left.
     """
     if node.domain not in ("", "ai.onnx", "ai.onnx.ml") or node.op_type in _NEVER:
         return None
@@ -113,21 +109,37 @@ def fold(
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
-    elements = sum(k.array.size for k in ins.values())
-    if not ins or elements > MAX_FOLDED or elements * _SLOW.get(node.op_type, 0) > patience:
+    if not ins or not may_fold(node) or sum(k.array.size for k in ins.values()) > MAX_FOLDED:
         return None
-    if _grows_too_large(node, ins, opset):
+    if node.op_type in TEXT:
+        texts = evaluate_text(node, [ins[n].array for n in node.input if n], budget)
+        return None if texts is None else _named(node, texts)
+    if not _affordable(node, ins, opset, budget):
         return None
+    check_trees(node)
     return _evaluate(node, ins, opset)
 
 
-def remember(known: dict[str, Known], found: Mapping[str, Known], room: int) -> int:
-    """Adds what was folded; returns the bytes that are left of `room`.  ModelError where there are none."""
-    room -= sum(k.array.nbytes for k in found.values() if k.origin == "folded" and 0 not in k.array.strides)
-    if room < 0:
-        raise ModelError("constants computed at load time take more memory than is allowed (max_bytes)")
+def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budget: Budget) -> bool:
+    """Whether a node is small enough to be computed at load time; its work is charged then."""
+    arrays = [ins[n].array for n in node.input if n]
+    by_hand = _by_hand(node, arrays)
+    results = _results(node, ins, opset) if by_hand is None else by_hand[0]
+    if results is None or results > MAX_FOLDED:
+        return False
+    work = work_of(node, arrays, results)
+    if work > budget.most_of_one or bytes_of(node, arrays, results) > _MOST_BYTES:
+        return False
+    budget.spend(work + (0 if by_hand else budget.of_one(EVALUATED)), "computing it")
+    return True
+
+
+def remember(known: dict[str, Known], found: Mapping[str, Known], budget: Budget) -> None:
+    """Adds what was folded.  LimitError where there is no room for it."""
+    for k in found.values():
+        if k.origin == "folded" and 0 not in k.array.strides:
+            budget.take(k.array.nbytes)
     known.update(found)
-    return room
 
 
 def _is_weight(k: Known) -> bool:
@@ -136,27 +148,24 @@ def _is_weight(k: Known) -> bool:
     return k.origin == "initializer" or (k.origin == "fill" and k.array.size > 1)
 
 
-def _grows_too_large(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> bool:
-    """Whether the result would be too large to fold, or ONNX's type rules cannot say."""
+def _results(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> int | None:
+    """Elements of the results at the most, None where ONNX's type rules cannot say."""
     arrays = [ins[n].array for n in node.input if n]
-    if node.op_type in _QUICK and not node.attribute:
-        shapes = [a.shape for a in arrays] if node.op_type in _BROADCAST else []
-        try:
-            return math.prod(np.broadcast_shapes(*shapes)) > MAX_FOLDED
-        except ValueError:
-            return True
-    if node.op_type == "Range":
-        start, limit, delta = (float(a.reshape(())) for a in arrays)
-        return delta == 0 or (limit - start) / delta > MAX_FOLDED
-    if node.op_type == "Expand":
-        return math.prod(abs(d) for d in arrays[1].tolist()) > MAX_FOLDED
-    if node.op_type in _BY_CONTENTS:
-        return _BY_CONTENTS[node.op_type](*arrays) > MAX_FOLDED
     try:
+        if node.op_type == "Range":
+            start, limit, delta = (float(a.reshape(())) for a in arrays)
+            return max(0, math.ceil((limit - start) / delta))
+        if node.op_type == "Expand":
+            pairs = itertools.zip_longest(arrays[0].shape[::-1], arrays[1].tolist()[::-1], fillvalue=1)
+            return math.prod(max(d, abs(s)) for d, s in pairs)
+        if node.op_type in _BY_CONTENTS:
+            return _BY_CONTENTS[node.op_type](*arrays)
+        if node.domain == "ai.onnx.ml":
+            return ml_results(node, arrays)
         types, contents = {n: k.type for n, k in ins.items()}, {n: k.array for n, k in ins.items()}
-        return max(map(_elements, infer_outputs(node, types, contents, opset).values()), default=0) > MAX_FOLDED
+        return max(map(_elements, infer_outputs(node, types, contents, opset).values()), default=0)
     except Exception:  # the operator's own rule says what is wrong with it
-        return True
+        return None
 
 
 def infer_outputs(
@@ -165,7 +174,7 @@ def infer_outputs(
     """The outputs' types by ONNX's own rules, from inputs' types and what is known of their contents."""
     schema = onnx.defs.get_schema(node.op_type, opset, "" if node.domain == "ai.onnx" else node.domain)
     protos = {n: onnx.helper.make_tensor_type_proto(dtype_to_onnx(t.dtype), t.shape) for n, t in types.items()}
-    data = {n: onnx.numpy_helper.from_array(a, n) for n, a in contents.items() if a.size <= _SIZES}
+    data = {n: onnx.numpy_helper.from_array(a, n) for n, a in contents.items() if a.size <= MAX_SIZES}
     imports = [onnx.helper.make_opsetid(node.domain, opset)]
     return onnx.shape_inference.infer_node_outputs(schema, node, protos, data, opset_imports=imports)
 
@@ -202,22 +211,28 @@ def _constant_of_shape(node: onnx.NodeProto, shape: np.ndarray) -> np.ndarray:
     for a in node.attribute:
         if a.name == "value":
             value = onnx.numpy_helper.to_array(a.t).reshape(())
+    if shape.size > MAX_DIMENSIONS:
+        raise ModelError(f"its shape has {shape.size:,} dimensions, {MAX_DIMENSIONS} are possible")
     if shape.size and int(shape.min()) < 0:
         raise ModelError(f"ConstantOfShape has a negative dimension: {shape.tolist()}")
     return np.broadcast_to(value, tuple(int(d) for d in shape))
 
 
 def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dict[str, Known] | None:
-    quick = _QUICK.get(node.op_type)
-    arrays = [ins[n].array if n else None for n in node.input]
     try:
-        results = [quick(*arrays)] if quick and not node.attribute else _reference(node, ins, opset)
+        by_hand = _by_hand(node, [ins[n].array for n in node.input if n])
+        results = _reference(node, ins, opset) if by_hand is None else [by_hand[1]()]
     except Exception as e:  # what the evaluator cannot do, the program may
         if isinstance(e, MemoryError):
             raise
         return None
     if any(not isinstance(r, np.ndarray) and not np.isscalar(r) for r in results):
         return None
+    return _named(node, results)
+
+
+def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | None:
+    """Results under the names of the node's outputs; None where one has an element type that is not supported."""
     found = {}
     for name, r in zip(node.output, results, strict=False):
         r = np.asarray(r)
@@ -228,6 +243,32 @@ def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dic
         if name:
             found[name] = Known(r, "folded")
     return found
+
+
+def _by_hand(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, Callable[[], Any]] | None:
+    """The commonest shape arithmetic, without the evaluator's set-up: how many elements it gives, and what gives them.
+
+    None where ONNX's evaluator is to do it, or to say what is wrong.
+    """
+    op_type, options = node.op_type, {a.name: a.i for a in node.attribute}
+    if node.domain not in ("", "ai.onnx") or options.keys() - {"axis", "to"} or "" in node.input:
+        return None
+    if op_type in _QUICK and not options:
+        try:
+            size = arrays[0].size if op_type not in _BROADCAST else math.prod(np.broadcast(*arrays).shape)
+        except ValueError:
+            return None
+        return size, lambda: _QUICK[op_type](*arrays)
+    axis, x = options.get("axis", 0), arrays[0]
+    if op_type == "Cast":
+        to = dtype_from_onnx(options.get("to", 0))
+        plain = to in _PLAIN and x.dtype.kind in "biuf" and x.dtype in DTYPES.values()
+        return (x.size, lambda: x.astype(DTYPES[to])) if plain and to is not None else None
+    if op_type not in ("Gather", "Concat") or not all(-a.ndim <= axis < a.ndim for a in arrays[:1]):
+        return None
+    if op_type == "Gather":
+        return arrays[1].size * x.size // max(x.shape[axis], 1), lambda: np.take(x, arrays[1], axis=axis)
+    return sum(a.size for a in arrays), lambda: np.concatenate(arrays, axis)
 
 
 def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> list[Any]:
@@ -255,18 +296,20 @@ _BY_CONTENTS: dict[str, Callable[..., int]] = {
     "BlackmanWindow": _product,
     "MelWeightMatrix": lambda bins, length, *_: _product(bins) * (_product(length) + 1),
     "CenterCropPad": lambda x, shape: max(x.size, 1) * _product(shape),
+    "NonZero": lambda x: x.size * x.ndim,
     "DFT": lambda x, length=None, *_: x.size * (_product(length) if length is not None else 1),
-    "MaxUnpool": lambda x, indices, shape=None: x.size if shape is None else _product(shape),
-    "Col2Im": lambda x, image, block: x.size + _product(image) * max(x.size, 1),
-    "AffineGrid": lambda theta, size: 3 * _product(size),
 }
-_BROADCAST = ("Add", "Sub", "Mul", "Equal", "Where")
+_BROADCAST = ("Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Where")
 # the commonest shape arithmetic, without the evaluator's set-up
 _QUICK: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Equal": np.equal,
+    "Less": np.less,
+    "Greater": np.greater,
+    "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal,
     "Where": np.where,
     "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes.reshape(-1).tolist())),
     "Squeeze": lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.reshape(-1).tolist())),

@@ -7,10 +7,8 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,20 +17,26 @@ from .builder import Builder, Names
 from .errors import ModelError, RecomputeError, UsageError, nearest
 from .initialize import initialise
 from .ir import Block, Value
-from .onnx_body import Body
 from .onnx_control import CONTROL, on_sequences
-from .onnx_fold import PATIENCE, Known, fold, remember, static_shape_value
+from .onnx_convert import prepare
+from .onnx_costs import check_sizes
+from .onnx_fold import Known, fold, remember, static_shape_value
+from .onnx_limits import Budget, LimitError, memory_bytes
 from .onnx_loops import Unrolled
-from .onnx_model import fixed_inputs, main_opset, memory_bytes, prepare, read_model, with_own_statistics
+from .onnx_model import fixed_inputs, main_opset, read_model, with_own_statistics
+from .onnx_node import NodeContext
 from .onnx_reference import emit_reference
 from .onnx_schema import attribute_value, check_node, describe, quantized_pairs
-from .onnx_subgraph import first_output, names_read
-from .op import IMPORTERS, REGISTRY, Op
+from .onnx_subgraph import names_read
+from .op import IMPORTERS, REGISTRY
+from .patterns import Patterns
 from .program import Program
 from .types import TensorType
 
 #: constants of at most this many elements are written into the program's text, larger ones become buffers
 _INLINE = 64
+#: nodes that cannot be imported, after which the rest is not looked at
+_MANY = 200
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
 #: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
@@ -53,6 +57,7 @@ def load(
     init: str | None = None,
     seed: int = 0,
     max_bytes: int | None = None,
+    max_seconds: float | None = None,
     unroll: bool | Sequence[str] = False,
     quantization: str | None = None,
 ) -> Program:
@@ -64,7 +69,8 @@ def load(
     `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
     models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
-    the machine's memory), and all that is computed from constants at load time (default: a quarter of it).
+    the machine's memory), and all that is computed from constants at load time; `max_seconds`: the work that the file
+    may ask for beside being read (default: 6), counted in operations (docs/import.md: limits).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
@@ -74,11 +80,11 @@ def load(
     """
     if mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
-    source = with_own_statistics(read_model(model, max_bytes=max_bytes))
-    importer = Importer(prepare(source), training=MODES[mode], seed=seed, trainable=trainable)
+    budget = Budget(max_bytes, max_seconds)
+    source = with_own_statistics(read_model(model, budget=budget))
+    importer = Importer(prepare(source, budget), training=MODES[mode], seed=seed, trainable=trainable, budget=budget)
     importer.unroll = Unrolled(unroll)
     importer.quantized = quantized_pairs(quantization)
-    importer.room = max_bytes or importer.room
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     importer.unroll.check(importer.graph)
@@ -88,126 +94,24 @@ def load(
     return program
 
 
-class NodeContext:
-    """One ONNX node, as `Op.from_onnx` sees it."""
-
-    def __init__(self, importer: Importer, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
-        self._importer = importer
-        self._node = node
-        self.attributes = attributes
-        self.op_type = node.op_type
-        self.opset = importer.opset
-        self.builder = importer.builder
-        self.outputs = tuple(node.output)
-        self.quantized = importer.quantized
-
-    @property
-    def training(self) -> bool:
-        """Whether this node trains: as the program's mode says, or (mode "file") as the node itself says."""
-        if self._importer.training is not None:
-            return self._importer.training
-        if self.op_type == "Dropout":
-            return self.type(2) is not None and bool(self.need_constant(2, "training_mode").reshape(())[()])
-        return bool(self.attributes.get("training_mode", 0))
-
-    @property
-    def inputs(self) -> list[Value | None]:
-        """Input values; None where an optional one is absent.  Constants become values when asked for here."""
-        return [self.input(i) for i in range(len(self._node.input))]
-
-    def name(self, i: int) -> str:
-        """The name of input `i`, "" where it is absent."""
-        return self._node.input[i] if i < len(self._node.input) else ""
-
-    def named(self, name: str) -> Value:
-        """A value of the model by its name."""
-        return self._importer.value(name, "", 0)
-
-    def input(self, i: int) -> Value | None:
-        """Input number `i`, None where it is absent."""
-        if not self.name(i):
-            return None
-        return self._importer.value(self._node.input[i], self.op_type, i)
-
-    def type(self, i: int) -> TensorType | None:
-        """The type of input `i` without making a constant a value."""
-        if not self.name(i):
-            return None
-        return self._importer.type_of(self._node.input[i])
-
-    def constant(self, i: int) -> np.ndarray | None:
-        """The contents of input `i` where they are known at compile time, else None."""
-        if not self.name(i):
-            return None
-        known = self._importer.contents(self._node.input[i])
-        return None if known is None else known.array
-
-    def origin(self, i: int) -> str | None:
-        """Where the contents of input `i` come from (see `Known.origin`), None where they are not known."""
-        known = self._importer.known.get(self.name(i))
-        return None if known is None else known.origin
-
-    def need_constant(self, i: int, what: str) -> np.ndarray:
-        """`constant(i)`, or a ModelError that says that `what` must be known."""
-        found = self.constant(i)
-        if found is None:
-            given = "is absent" if self.type(i) is None else "is computed from data"
-            raise self.fail(f"its {what} (input {i}) {given}; a static program needs it known at compile time")
-        return found
-
-    def wants(self, i: int) -> bool:
-        """Whether output `i` is used."""
-        return i < len(self.outputs) and bool(self.outputs[i]) and self.outputs[i] in self._importer.used
-
-    def emit(self, op: Op, *inputs: Value | None, want: int | None = None) -> Any:
-        """Applies an operator; trailing absent inputs are dropped."""
-        given = list(inputs)
-        while given and given[-1] is None:
-            given.pop()
-        return self.builder.emit(op, *given, want=want)
-
-    def buffer(self, i: int) -> Value:
-        """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
-        return self._importer.buffer(self._node.input[i])
-
-    def step(self) -> Value:
-        """The step counter (i64[]), state of the program."""
-        return self._importer.step()
-
-    def random_seed(self) -> int:
-        """The key of the next random operator: its own, and repeatable for the seed of `load`."""
-        return self._importer.random_seed()
-
-    def body(self) -> Body:
-        """For importers that write plain ONNX nodes (and return `body.results(...)`)."""
-        return Body(self._importer, self._node)
-
-    @property
-    def base(self) -> str:
-        """The name that stands for the node: its first output's."""
-        return first_output(self._node)
-
-    def unrolled(self, steps: int) -> bool:
-        """Whether this recurrent node is to be written step by step."""
-        return self._importer.unroll.chooses(self._importer, self._node, steps)
-
-    def fail(self, why: str) -> ModelError:
-        """The error about this node (for `raise node.fail(...)`)."""
-        return ModelError(f"{describe(self._node)}: {why}")
-
-
 class Importer:
     """Walks the graph in order and emits operators."""
 
     def __init__(
-        self, model: onnx.ModelProto, *, training: bool | None, seed: int, trainable: Sequence[str] | None
+        self,
+        model: onnx.ModelProto,
+        *,
+        training: bool | None,
+        seed: int,
+        trainable: Sequence[str] | None,
+        budget: Budget | None = None,
     ) -> None:
         self.graph = model.graph
         self.opset = main_opset(model)
-        self.patience = PATIENCE
+        self.budget = budget or Budget()
         self._opsets = {o.domain: o.version for o in model.opset_import}
         self.training = training
-        self.trainable = [trainable] if isinstance(trainable, str) else trainable
+        self.trainable = None if trainable is None else Patterns(trainable)
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
         self.sequences: dict[str, list[str]] = {}
@@ -215,9 +119,8 @@ class Importer:
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
         self.held: set[str] = set()
-        self.unrolled, self.unroll = 0, Unrolled(False)
+        self.unroll = Unrolled(False)
         self.quantized = quantized_pairs(None)
-        self.room = memory_bytes() // 4  # bytes that folded constants may take
         self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
         written = {o for node in self.graph.node for o in node.output}
         names = Names(written.union(self.known, (i.name for i in self.graph.input)))
@@ -265,6 +168,7 @@ class Importer:
 
     def constant(self, array: np.ndarray) -> Known:
         """A constant that the importer makes itself."""
+        self.budget.take(array.nbytes)
         return Known(array, "folded")
 
     def declare_initializer(self, name: str, t: onnx.TensorProto) -> None:
@@ -338,7 +242,7 @@ class Importer:
         if not known.type.is_float or not op_type:
             return False
         if self.trainable is not None:
-            return any(name == p or fnmatch.fnmatchcase(name, p) for p in self.trainable)
+            return self.trainable.fit(name)
         if known.type.ndim == 0:
             return False
         at_weight = position in _WEIGHT_POSITIONS.get(op_type, ())
@@ -352,14 +256,21 @@ class Importer:
         """Imports every node; nodes that cannot be are gathered into one ModelError."""
         self.run_nodes(self.graph.node)
         if self._problems:
-            lines = "\n  ".join(self._problems[:20])
-            more = f"\n  and {len(self._problems) - 20} more" if len(self._problems) > 20 else ""
-            raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Raises all that could not be imported as one ModelError."""
+        lines = "\n  ".join(self._problems[:20])
+        count = f"{len(self._problems) - 20}" if len(self._problems) < _MANY else "many"
+        more = f"\n  and {count} more" if len(self._problems) > 20 else ""
+        raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
 
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Imports nodes in order."""
         for node in nodes:
             self.run_node(node)
+            if len(self._problems) >= _MANY:
+                self._refuse()
 
     def run_node(self, node: onnx.NodeProto) -> None:
         """Folds, or hands the node to its operator."""
@@ -375,6 +286,7 @@ class Importer:
             return
         try:
             check_node(node, self.opset)
+            check_sizes(node, self.known)
             if node.op_type in CONTROL and node.domain in ("", "ai.onnx"):
                 CONTROL[node.op_type](self, node)
                 return
@@ -382,11 +294,13 @@ class Importer:
                 on_sequences(self, node)
                 return
             opset = self.opset_of(node.domain)
-            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.patience)
+            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
             if folded is not None:
-                self.room = remember(self.known, folded, self.room)
+                remember(self.known, folded, self.budget)
                 return
             self._emit(node)
+        except LimitError as e:
+            raise e.at(describe(node)) from None
         except RecomputeError as e:
             text = str(e)
             self._problems.append(text if text.startswith("node ") else f"{describe(node)}: {text}")
@@ -435,7 +349,8 @@ class Importer:
 
     def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
         """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
-        made = {v.name for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates}
+        written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
+        made = {v.name for v in written}
         names: dict[str, str] = {}
         for wanted, v in zip(node.output, results, strict=False):
             if not wanted:
@@ -477,7 +392,8 @@ class Importer:
             outputs=tuple(outputs),
         )
         program = Program(block, self.data, source=source)
-        program.aliases = {a: n for a, n in self.aliases.items() if a not in block.values()}
+        values = block.values()
+        program.aliases = {a: n for a, n in self.aliases.items() if a not in values}
         return program
 
     def _rename_last(self, v: Value, name: str) -> Value:
@@ -486,10 +402,10 @@ class Importer:
         return v.renamed(name)
 
     def _check_trainable(self) -> None:
-        for pattern in self.trainable or ():
-            if not any(p == pattern or fnmatch.fnmatchcase(p, pattern) for p in self.parameters):
-                floats = [n for n, k in self.known.items() if k.type.is_float]
-                raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
+        pattern = None if self.trainable is None else self.trainable.useless(self.parameters)
+        if pattern is not None:
+            floats = [n for n, k in self.known.items() if k.type.is_float]
+            raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -15,14 +15,14 @@ import onnx
 from onnx.helper import make_node
 
 from .errors import ModelError, UsageError, nearest
+from .onnx_limits import NODE
 from .onnx_subgraph import Subgraph, final_names, first_output
+from .onnx_trips import Scope, written_nodes
 from .types import DTYPES, dtype_from_onnx
 
 if TYPE_CHECKING:
     from .onnx_import import Importer
 
-#: nodes that all unrolled loops of a model may become together
-MAX_NODES = 400_000
 #: attribute by which a Scan of opset 8 passes onnx's version converter as a Loop (see `hide_old_scans`)
 OLD_SCAN = "recompute_scan_8"
 
@@ -32,10 +32,19 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def charge(importer: Importer, nodes: int, what: str) -> None:
-    """Counts unrolled nodes.  ModelError where a model's loops become too many."""
-    importer.unrolled += max(nodes, 1)
-    if importer.unrolled > MAX_NODES:
-        raise ModelError(f"{what}: unrolled, the model's loops would have more than {MAX_NODES:,} nodes")
+    """Counts unrolled nodes.  LimitError where a model's loops become too many."""
+    importer.budget.spend(max(nodes, 1) * NODE, f"{what}: written out, its loops become too many nodes")
+
+
+def check_trips(importer: Importer, body: Subgraph, trips: int, types: dict[str, tuple[int, ...]], what: str) -> None:
+    """LimitError where a loop, with the loops in it, would become too many nodes: before any is written.
+
+    `types`: shapes of the body's inputs, as far as they are known.
+    """
+    scope = Scope.of(importer, body, types)
+    nodes = trips * sum(written_nodes(n, scope) for n in body.nodes)
+    if nodes:
+        importer.budget.check_work(nodes * NODE, f"{what}, {nodes:,} nodes when its loops are written out")
 
 
 class Unrolled:
@@ -92,7 +101,8 @@ def unroll_loop(importer: Importer, node: onnx.NodeProto) -> None:
         importer.known[truth] = importer.constant(np.array(True))
         body.names[inputs[1]] = truth  # wherever the body runs, it is true
         body.hoist([inputs[0], *inputs[2:]])
-        values = _iterate(importer, body, limit, prefix, values, collected)
+        with importer.budget.again():
+            values = _iterate(importer, body, limit, prefix, values, collected)
     for outer, inner in zip(node.output[:carried], values, strict=False):
         if outer:
             importer.alias(outer, inner)
@@ -113,11 +123,10 @@ def _iterate(
         limit = limit if always else 1
         if limit is None:
             raise ModelError("it never ends: it has no trip count, and its condition is always true")
-        if limit * max(len(body.nodes), 1) > MAX_NODES:
-            charge(importer, limit * max(len(body.nodes), 1), f"{limit:,} iterations")
+        check_trips(importer, body, limit, {}, f"{limit:,} iterations")
     t = 0
     while limit is None or t < limit:
-        charge(importer, len(body.nodes), f"after {t:,} iterations")
+        charge(importer, body.units, f"after {t:,} iterations")
         number = f"{prefix}/{t}/number"
         importer.known[number] = importer.constant(np.array(t, np.int64))
         names = body.inline(f"{prefix}/{t}", {inputs[0]: number, **dict(zip(inputs[2:], values, strict=True))})
@@ -179,12 +188,19 @@ def unroll_scan(importer: Importer, node: onnx.NodeProto) -> None:
     steps = _steps(importer, node.input[n:], axes)
     prefix = first_output(node)
     body.hoist([v.name for v in body.graph.input])
-    charge(importer, steps * max(len(body.nodes), 1), f"{steps:,} steps")
+    types = {v.name: importer.type_of(x).shape for v, x in zip(body.graph.input, node.input, strict=True) if x}
+    for v, axis in zip(body.graph.input[n:], axes, strict=True):
+        shape = list(types[v.name])
+        del shape[axis]
+        types[v.name] = tuple(shape)
+    check_trips(importer, body, steps, types, f"{steps:,} steps")
+    charge(importer, steps * body.units, f"{steps:,} steps")
     rows = [
         _rows(importer, f"{prefix}/{v.name}", x, axis, steps)[:: -1 if way else 1]
         for v, x, axis, way in zip(body.graph.input[n:], node.input[n:], axes, ways, strict=True)
     ]
-    values, collected = _scan(importer, body, prefix, list(node.input[:n]), rows, steps, node.output)
+    with importer.budget.again():
+        values, collected = _scan(importer, body, prefix, list(node.input[:n]), rows, steps, node.output)
     for outer, inner in zip(node.output[:n], values, strict=False):
         if outer:
             importer.alias(outer, inner)
@@ -342,7 +358,8 @@ def scan_of_opset_8(importer: Importer, node: onnx.NodeProto) -> None:
     lengths = _lengths(importer, node.input[0], batch, steps)
     prefix = first_output(node)
     body.hoist([v.name for v in body.graph.input])
-    charge(importer, batch * steps * max(len(body.nodes), 1), f"{batch:,} times {steps:,} steps")
+    check_trips(importer, body, batch * steps, {}, f"{batch:,} times {steps:,} steps")
+    charge(importer, batch * steps * body.units, f"{batch:,} times {steps:,} steps")
     split = [_rows(importer, f"{prefix}/in{i}", x, 0, batch) for i, x in enumerate([*states, *scanned])]
     made: list[list[str]] = [[] for _ in range(n + k)]
     for b in range(batch):
@@ -351,7 +368,8 @@ def scan_of_opset_8(importer: Importer, node: onnx.NodeProto) -> None:
         for i, way in enumerate(ways):
             parts = _rows(importer, f"{here}/in{i}", split[n + i][b], 0, steps)[: lengths[b]]
             rows.append(parts[:: -1 if way else 1])
-        values, collected = _scan(importer, body, here, [s[b] for s in split[:n]], rows, lengths[b], [])
+        with importer.budget.again():
+            values, collected = _scan(importer, body, here, [s[b] for s in split[:n]], rows, lengths[b], [])
         if importer.problems():
             return
         for i, name in enumerate(values):

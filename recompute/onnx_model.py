@@ -12,29 +12,27 @@ import numpy as np
 import onnx
 
 from .errors import ModelError, UsageError, nearest
-from .onnx_loops import hide_old_scans
-from .onnx_schema import check_node, describe, has_operator
+from .onnx_limits import Budget
 from .onnx_subgraph import first_output
 from .types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
 TARGET_OPSET = 18
-#: the oldest opset that is read
-MIN_OPSET = 1
-#: initializers larger than this do not travel through the version converter
-_SMALL_BYTES = 1024
-#: where operators wait that the version converter does not know
-_PARKED = "onnx_recompute.parked"
+#: subgraphs, one in another
+MAX_DEPTH = 64
 #: files of external data that models read by path in this process point to: such a model may be loaded again
 _CHECKED: set[str] = set()
 
 
-def read_model(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None) -> onnx.ModelProto:
-    """Reads and checks a model; its external data is mapped, not read.
+def read_model(
+    model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None, budget: Budget | None = None
+) -> onnx.ModelProto:
+    """Reads and checks a model; its external data is mapped, not read.  `budget` is told what the file holds.
 
-    ModelError where the file is missing, truncated, no ONNX model, declares a tensor larger than `max_bytes`, or
-    points outside its own folder.
+    ModelError where the file is missing, truncated, no ONNX model, declares a tensor larger than `max_bytes` (or the
+    budget's), or points outside its own folder.
     """
+    budget = budget or Budget(max_bytes)
     if isinstance(model, onnx.ModelProto):
         proto, folder = model, None
     else:
@@ -50,13 +48,14 @@ def read_model(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int |
             raise ModelError(f"'{path}' is no ONNX model, or it is truncated ({len(raw):,} bytes)") from None
         if not proto.graph.node and not proto.graph.output:
             raise ModelError(f"'{path}' holds no graph: it is empty, truncated or no ONNX model")
+    nodes, tensors = _tensors((n for f in proto.functions for n in f.node), [proto.graph])
     try:
         for text in _all_names(proto):
             if not isinstance(text, str):  # what protobuf gives, or raises, where the bytes are no UTF-8
                 raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
     except UnicodeDecodeError as e:
         raise ModelError(f"the model has a name that is no UTF-8 text: {e.object!r:.60}") from None
-    _check_tensors(proto, folder, max_bytes or memory_bytes())
+    budget.own(nodes, _check_tensors(tensors, folder, budget))
     return proto
 
 
@@ -84,32 +83,34 @@ def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Itera
                 yield from _names(a.g)
 
 
-def memory_bytes() -> int:
-    """The machine's memory."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 1 << 40
+def _tensors(nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto]) -> tuple[int, list[onnx.TensorProto]]:
+    """How many nodes there are, inside subgraphs too, and all tensors.  ModelError where they are nested too deeply."""
+    count, depth = 0, 0
+    found: list[onnx.TensorProto] = []
+    level, lists = list(graphs), [nodes]
+    while level or lists:
+        lists += [g.node for g in level]
+        found += [t for g in level for t in g.initializer]
+        level = []
+        for listed in lists:
+            for node in listed:
+                count += 1
+                for a in node.attribute:
+                    if a.type == onnx.AttributeProto.TENSOR:
+                        found.append(a.t)
+                    elif a.type == onnx.AttributeProto.GRAPH:
+                        level.append(a.g)
+        lists = []
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ModelError(f"the model's subgraphs are nested more than {MAX_DEPTH} deep")
+    return count, found
 
 
-def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    return [*graph.initializer, *_node_tensors(graph.node)]
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
-    found = []
-    for node in nodes:
-        for a in node.attribute:
-            if a.type == onnx.AttributeProto.TENSOR:
-                found.append(a.t)
-            elif a.type == onnx.AttributeProto.GRAPH:
-                found += _tensors(a.g)
-    return found
-
-
-def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) -> None:
-    in_functions = [t for f in proto.functions for t in _node_tensors(f.node)]
-    for t in (*_tensors(proto.graph), *in_functions):
+def _check_tensors(tensors: Iterable[onnx.TensorProto], folder: Path | None, budget: Budget) -> int:
+    """Checks tensors against what the file has; their bytes together."""
+    total = 0
+    for t in tensors:
         name = dtype_from_onnx(t.data_type)
         if name is None:
             continue  # named where it is used
@@ -118,14 +119,19 @@ def _check_tensors(proto: onnx.ModelProto, folder: Path | None, max_bytes: int) 
         nbytes = _file_bytes(name, math.prod(t.dims))
         if not nbytes and (why := TensorType(name, tuple(t.dims)).impossible()):
             raise ModelError(f"tensor '{t.name}' {why}")
-        if nbytes > max_bytes:
-            raise ModelError(f"tensor '{t.name}' {list(t.dims)} declares {nbytes:,} bytes; the limit is {max_bytes:,}")
+        if nbytes > budget.tensor_bytes:
+            raise ModelError(
+                f"tensor '{t.name}' {list(t.dims)} declares {nbytes:,} bytes; the limit is {budget.tensor_bytes:,} "
+                "(max_bytes= or --max-bytes)"
+            )
         if t.data_location == onnx.TensorProto.EXTERNAL:
             _map_external(t, folder, nbytes)
         elif t.HasField("raw_data") and len(t.raw_data) != nbytes:
             raise ModelError(
                 f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes, the file has {len(t.raw_data):,}"
             )
+        total += nbytes
+    return total
 
 
 def _file_bytes(dtype: str, size: int) -> int:
@@ -147,7 +153,7 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
             raise ModelError(f"tensor '{t.name}': external data '{location}' is no file")
         offset, length = int(info.get("offset", 0)), int(info.get("length", nbytes))
         size = path.stat().st_size
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, RuntimeError) as e:  # RuntimeError: a link that leads to itself
         raise ModelError(f"tensor '{t.name}': external data '{location}' cannot be read: {e}") from None
     if length != nbytes or offset < 0 or offset + nbytes > size:
         raise ModelError(
@@ -220,180 +226,6 @@ def main_opset(model: onnx.ModelProto) -> int:
     return versions.get("", versions.get("ai.onnx", TARGET_OPSET if versions else 1))
 
 
-def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its functions inlined and its opset brought up to date; weights are shared, not copied."""
-    opset = main_opset(model)
-    if opset < MIN_OPSET:
-        raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are read")
-    if not model.functions and opset >= TARGET_OPSET:
-        return model
-    light, weights = _without_weights(model)
-    if light.functions:
-        light = _inlined(light)
-    if opset < TARGET_OPSET:
-        _drop_unread_statistics(light.graph)
-        light = _converted(light, opset)
-    for t in weights:
-        light.graph.initializer.append(t)
-    return light
-
-
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    from onnx import inliner
-
-    try:
-        return inliner.inline_local_functions(model)
-    except Exception as e:
-        raise ModelError(f"onnx's inliner cannot inline the model's functions: {_last_line(e)}") from None
-
-
-def _last_line(e: Exception) -> str:
-    return str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
-
-
-def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
-    """Before opset 14 a training BatchNormalization had five outputs; the converter takes three at the most."""
-    read = {n for node in graph.node for n in node.input} | {o.name for o in graph.output}
-    for node in graph.node:
-        if node.op_type == "BatchNormalization":
-            while len(node.output) > 1 and node.output[-1] not in read:
-                del node.output[-1]
-
-
-def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    from onnx import version_converter
-
-    _check_nodes(model.graph, opset)
-    resized = _old_resizes(model.graph) if opset <= 10 else set()
-    if opset < 13:
-        _flatten_hardmax(model.graph)
-    if opset == 8:
-        hide_old_scans(model.graph)
-    parked = _park_unknown(model.graph, opset)
-    if parked:
-        model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
-    try:
-        converted = version_converter.convert_version(model, TARGET_OPSET)
-        if parked:
-            _park_unknown(converted.graph, None)
-        for node in converted.graph.node:
-            if node.op_type == "Resize" and not resized.isdisjoint(node.output):
-                _resize_from_the_corner(node)
-        if opset < 7:
-            _slopes_by_channel(converted.graph)
-        return converted
-    except Exception as e:
-        raise ModelError(
-            f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
-        ) from None
-
-
-def _check_nodes(graph: onnx.GraphProto, opset: int) -> None:
-    """ModelError for the first node that is not as its schema says: the converter would crash on some of them.
-
-    Negative dimensions are taken away for the same reason; they are open ones here.
-    """
-    for v in (*graph.input, *graph.output):
-        for d in v.type.tensor_type.shape.dim:
-            if d.dim_value < 0:
-                d.ClearField("dim_value")
-    for node in graph.node:
-        try:
-            check_node(node, opset)
-        except ModelError as e:
-            raise ModelError(f"{describe(node)}: {e}") from None
-        for a in node.attribute:
-            if a.type == onnx.AttributeProto.GRAPH:
-                _check_nodes(a.g, opset)
-
-
-def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
-    """Moves operators that ONNX does not have at `opset` to a domain of their own, whether there are any; None: back.
-
-    Optimizers write LayerNormalization and others into files of any opset, and the converter gives up on them.
-    """
-    found = False
-    for node in graph.node:
-        if opset is None and node.domain == _PARKED:
-            node.domain = ""
-        elif opset is not None and node.domain in ("", "ai.onnx") and not has_operator(node.op_type, opset):
-            node.domain, found = _PARKED, True
-        for a in node.attribute:
-            if a.type == onnx.AttributeProto.GRAPH:
-                found = _park_unknown(a.g, opset) or found
-    return found
-
-
-def _flatten_hardmax(graph: onnx.GraphProto) -> None:
-    """Up to opset 12 Hardmax flattened to two dimensions before `axis`; the converter sees to Softmax only."""
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        if node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-            x, y = node.input[0], node.output[0]
-            graph.node.append(onnx.helper.make_node("Shape", [x], [f"{y}.shape"]))
-            graph.node.append(onnx.helper.make_node("Flatten", [x], [f"{y}.flat"], axis=axis))
-            graph.node.append(onnx.helper.make_node("Hardmax", [f"{y}.flat"], [f"{y}.hard"], name=node.name, axis=1))
-            graph.node.append(onnx.helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y]))
-        else:
-            graph.node.append(node)
-
-
-def _slopes_by_channel(graph: onnx.GraphProto) -> None:
-    """Up to opset 6 a PRelu's slopes were one for each channel; the converter leaves them to broadcast to the right."""
-    make = onnx.helper.make_node
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        if node.op_type == "PRelu":
-            x, slope = node.input
-            y = node.output[0]
-            graph.node.append(make("Shape", [x], [f"{y}.spatial"], start=2))
-            graph.node.append(make("Shape", [f"{y}.spatial"], [f"{y}.axes"]))
-            one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
-            graph.node.append(make("ConstantOfShape", [f"{y}.axes"], [f"{y}.ones"], value=one))
-            graph.node.append(make("Shape", [slope], [f"{y}.slopes"]))
-            graph.node.append(make("Concat", [f"{y}.slopes", f"{y}.ones"], [f"{y}.shape"], axis=0))
-            graph.node.append(make("Reshape", [slope, f"{y}.shape"], [f"{y}.slope"]))
-            node.input[1] = f"{y}.slope"
-        graph.node.append(node)
-
-
-def _old_resizes(graph: onnx.GraphProto) -> set[str]:
-    """Outputs of nodes that resize from the corner, as all did up to opset 10; the converter forgets it."""
-    return {o for node in graph.node if node.op_type in ("Upsample", "Resize") for o in node.output[:1]}
-
-
-def _resize_from_the_corner(node: onnx.NodeProto) -> None:
-    kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-    node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
-
-
-def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
-    """A copy in which large initializers are graph inputs, and those initializers."""
-    light = onnx.ModelProto()
-    large = [t for t in model.graph.initializer if t.ByteSize() > _SMALL_BYTES]
-    names = {t.name for t in large}
-    light.CopyFrom(onnx.ModelProto(ir_version=max(model.ir_version, 4)))
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    graph = light.graph
-    graph.name = model.graph.name or "main"
-    graph.node.extend(model.graph.node)
-    graph.output.extend(model.graph.output)
-    graph.input.extend(model.graph.input)
-    graph.initializer.extend(t for t in model.graph.initializer if t.name not in names)
-    declared = {i.name for i in model.graph.input}
-    for t in large:
-        if t.name not in declared:
-            graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-    return light, large
-
-
 def fixed_inputs(
     graph: onnx.GraphProto,
     initializers: Mapping[str, object],
@@ -419,7 +251,7 @@ def fixed_inputs(
     types = {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
     for name, t in types.items():
         if why := t.impossible():
-            raise ModelError(f"input '{name}' {why}")
+            raise (UsageError if batch or shapes else ModelError)(f"input '{name}' {why}")
     return types
 
 

@@ -8,6 +8,7 @@ import onnx
 
 from .errors import ModelError, nearest
 from .ir import Value
+from .onnx_costs import check_trees
 from .op import REGISTRY
 from .types import TensorType, dtype_from_onnx
 
@@ -42,6 +43,7 @@ def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple
         raise ModelError(f"{name}: this operator is not supported{nearest(node.op_type, REGISTRY)}")
     from .ops.reference import reference
 
+    check_trees(node)
     opset = importer.opset_of(domain)
     types = _output_types(importer, node, opset)
     if types is None:

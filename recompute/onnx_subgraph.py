@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .onnx_import import Importer
 
 _OURS = ("", "ai.onnx")
+#: bytes of attributes that are copied in the time of one node
+_BYTES = 1 << 15
 
 
 def names_read(nodes: Any) -> Iterator[str]:
@@ -58,6 +60,7 @@ class Subgraph:
         self.names: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.targets: dict[str, str] = {}  # outer names that results are to be given
+        self._units: int | None = None
         for t in self.graph.initializer:
             self._hold(t.name, t)
         for n in self.graph.node:
@@ -79,17 +82,24 @@ class Subgraph:
         else:
             self.importer.run_node(_constant(held, name))
 
+    @property
+    def units(self) -> int:
+        """Nodes that are charged for running it once: what it holds is copied each time, too."""
+        if self._units is None:
+            self._units = len(self.nodes) + sum(n.ByteSize() for n in self.nodes if n.attribute) // _BYTES
+        return max(1, self._units)
+
     def hoist(self, inputs: Sequence[str]) -> None:
         """Runs the nodes that depend on none of `inputs` and draw no numbers: once, not in each iteration."""
         varying = set(inputs)
         kept: list[onnx.NodeProto] = []
         for n in self.nodes:
-            if _draws([n]) or not varying.isdisjoint(names_read([n])) or n.op_type.startswith(("Sequence", "Optional")):
+            if depends(n, varying):
                 varying.update(n.output)
                 kept.append(n)
             else:
                 self.run([n], self.names, self.scope)
-        self.nodes = kept
+        self.nodes, self._units = kept, None
 
     def run(self, nodes: Sequence[onnx.NodeProto], names: dict[str, str], prefix: str) -> None:
         """Runs nodes under names of their own; `names` (inner name → outer name) gets what they write."""
@@ -138,21 +148,28 @@ def scope_of(node: str, attribute: str) -> str:
     return f"{node}/{attribute}"
 
 
-def _rename_reads(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Replaces the names that a node reads; what its subgraphs define themselves hides what is outside."""
+def _rename_reads(node: onnx.NodeProto, names: dict[str, str], hidden: frozenset[str] = frozenset()) -> None:
+    """Replaces the names that a node reads; what its subgraphs define themselves (`hidden`) hides what is outside."""
     for i, n in enumerate(node.input):
-        if n in names:
+        if n in names and n not in hidden:
             node.input[i] = names[n]
     for a in node.attribute:
         for graph in graphs_of(a):
-            own = {v.name for v in graph.input}.union(t.name for t in graph.initializer)
-            visible = {n: to for n, to in names.items() if n not in own}
+            own = hidden.union((v.name for v in graph.input), (t.name for t in graph.initializer))
             for inner in graph.node:
-                _rename_reads(inner, visible)
-                for o in inner.output:
-                    visible.pop(o, None)
+                _rename_reads(inner, names, own)
+                if any(o in names for o in inner.output):
+                    own = own.union(inner.output)
             for v in graph.output:
-                v.name = visible.get(v.name, v.name)
+                if v.name not in own:
+                    v.name = names.get(v.name, v.name)
+
+
+def depends(node: onnx.NodeProto, varying: set[str]) -> bool:
+    """Whether a node of a loop's body is run in each iteration; `varying`: what changes from one to the next."""
+    if node.op_type.startswith(("Sequence", "Optional")) or _draws([node]):
+        return True
+    return not varying.isdisjoint(names_read([node]))
 
 
 def _draws(nodes: Any) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .element import Expr
     from .ir import Value
     from .onnx_export import FunctionBuilder
-    from .onnx_import import NodeContext
+    from .onnx_node import NodeContext
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}

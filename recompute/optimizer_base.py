@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,9 +134,12 @@ class Optimizer:
         if factor is not None and self._clip is not None:  # it is the plain gradients that are clipped
             values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
+        slots = self._declare_slots([p for p, _ in values])
         for p, g in values:
             clipped = g if self._clip is None else self._clip.scaled(b, g, common)
-            self._add_update(b, p, clipped, rate, step, factor)
+            op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
+            own = list(itertools.islice(slots, len(self.slots_used())))
+            _emit_update(b, op, [p, clipped], own, rate, step, factor)
         program.append(b)
         program.block = EagerUpdates().run(program.block)
         b = program.builder(Role.OPTIMIZE)
@@ -180,14 +184,19 @@ class Optimizer:
         self._state.append(name)
         return self._program.declare("state", name, array)
 
-    def _add_update(self, b: Builder, p: Value, g: Value, rate: Value, step: Value, unscale: Value | None) -> None:
-        op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
-        dtype = DTYPES[work_dtype(p.type)]
-        slots = [
-            self._declare(f"{p.name}.{slot}", _filled(p.shape, self.initial(slot), dtype)) if used else None
-            for slot, used in self.slots_used().items()
+    def _declare_slots(self, parameters: Sequence[Value]) -> Iterator[Value | None]:
+        """The state of each parameter in turn, one array of each slot; None for slots that are not used."""
+        assert self._program is not None
+        used = self.slots_used()
+        arrays = [
+            (f"{p.name}.{slot}", _filled(p.shape, self.initial(slot), DTYPES[work_dtype(p.type)]))
+            for p in parameters
+            for slot, wanted in used.items()
+            if wanted
         ]
-        _emit_update(b, op, [p, g], slots, rate, step, unscale)
+        self._state += [name for name, _ in arrays]
+        declared = iter(self._program.declare_all("state", arrays))
+        return (next(declared) if wanted else None for _ in parameters for wanted in used.values())
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -216,8 +225,9 @@ class Optimizer:
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` gave.  UsageError for names or shapes that are not this optimizer's."""
         program = self._minimized()
+        own = set(self._state)
         missing = [n for n in self._state if n not in state]
-        unknown = [n for n in state if n not in self._state]
+        unknown = [n for n in state if n not in own]
         if missing or unknown:
             what = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}'{nearest(unknown[0], self._state)}"
             raise UsageError(f"this is not the state of this {type(self).__name__}: it {what}")

@@ -26,7 +26,7 @@ from .optimizer_base import Optimizer, ParamsGrads, fraction, names_of, number, 
 from .passes.offload import Offload, offloaded
 from .passes.planners import planner
 from .passes.recompute import RecomputePlan, apply, plan_from_checkpoints
-from .planning import Request, carry, fitting_of, request
+from .planning import Request, carry, check_limits, fitting_of, interruption, request
 from .program import Program, Variable
 from .verify import verify
 
@@ -250,6 +250,7 @@ class RecomputeOptimizer:
         self._plan: Any = None
         self._cost: CostModel | None = None
         self._offload = False
+        self._limits: dict[str, Any] = {}
 
     def around(self, optimizer: Any) -> RecomputeOptimizer:
         """The same recomputation around another optimizer."""
@@ -275,13 +276,26 @@ class RecomputeOptimizer:
 
     _set_checkpoints = set_checkpoints
 
-    def set_budget(self, budget: str | int, *, cost: CostModel | None = None) -> RecomputeOptimizer:
+    def set_budget(
+        self,
+        budget: str | int,
+        *,
+        cost: CostModel | None = None,
+        effort: float | None = None,
+        seconds: float | None = None,
+        progress: Callable[[Any], Any] | None = None,
+    ) -> RecomputeOptimizer:
         """Recomputes as much as it takes for the step to fit, at the least cost; returns self.
 
         `budget`: all that the executor allocates, `"8GiB"`, bytes, or `"60%"` of what the plain step takes.  `cost`:
-        what operators are priced by (this CPU's roofline; see `rc.cost.device`).
+        what operators are priced by (this CPU's roofline; see `rc.cost.device`).  `effort`: how long planning searches
+        beside its default, 1, counted so that the same call gives the same plan; or `seconds`: it ends when they have
+        passed and a plan fits.  `progress`: a function that hears of it (`passes.planners.watch.Progress`); without
+        one a terminal shows a line.  Ctrl-C takes the best plan so far, where one fits.
         """
+        check_limits(effort, seconds, progress)
         self._budget, self._cost = parse_budget(budget), cost or self._cost
+        self._limits = {"effort": effort, "seconds": seconds, "progress": progress}
         return self
 
     def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
@@ -320,7 +334,7 @@ class RecomputeOptimizer:
     @property
     def request(self) -> Request | None:
         """What a planner is asked for; None where checkpoints say it.  UsageError where several say it."""
-        found = request(self._budget, self._strategy, self._options, self._plan, offload=self._offload)
+        found = request(self._budget, self._strategy, self._options, self._plan, offload=self._offload, **self._limits)
         if found is not None and self._checkpoints:
             raise UsageError(
                 "checkpoints say what is kept, and a budget, strategy or plan says it too: give one of them (with "
@@ -389,6 +403,8 @@ class RecomputeOptimizer:
         cost = self._cost or this_cpu()
         fitted, program.planned = carry(fitting_of(program.block, cost), wanted, cost)
         program.block, program.plan = verify(fitted.block), fitted.plan
+        if program.planned.interrupted:
+            warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
     def minimize(

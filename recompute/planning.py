@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,10 @@ from .ir import Block, Role
 from .passes import Lowering, RecomputePlan, Rerun, cleaned, memory_report, plan_memory
 from .passes.offload import without_copies
 from .passes.planners import planner
+from .passes.planners.auto import Auto
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
+from .passes.planners.watch import Progress, Watch, watching
 from .passes.transfers import StepTimes
 from .program import Program
 from .runtime.lowering import lowering
@@ -32,13 +38,20 @@ _FORWARD = (Role.FORWARD, Role.LOSS)
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: a budget, a strategy with its options, or a plan; `offload`: host memory may serve too."""
+    """What was asked for: a budget, a strategy with its options, or a plan; `offload`: host memory may serve too.
+
+    `effort`, `seconds`: how long planning goes on (see `Watch`); `progress`: what hears of it (None: a line on a
+    terminal).
+    """
 
     budget: Budget | None = None
     strategy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     plan: RecomputePlan | SavedPlan | None = None
     offload: bool = False
+    effort: float = 1.0
+    seconds: float | None = None
+    progress: Callable[[Progress], Any] | None = None
 
 
 def request(
@@ -48,12 +61,19 @@ def request(
     plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
     *,
     offload: bool = False,
+    effort: float | None = None,
+    seconds: float | None = None,
+    progress: Callable[[Progress], Any] | None = None,
 ) -> Request | None:
     """The request, None where nothing was asked for.  UsageError for what contradicts itself or does not exist.
 
     `budget`: see `parse_budget`; `plan`: a plan, or the path of one that was saved; `offload`: whether values may
-    wait in host memory (with a budget; a plan says it itself).
+    wait in host memory (with a budget; a plan says it itself); `effort`, `seconds`, `progress`: see `Request`.
     """
+    check_limits(effort, seconds, progress)
+    if (effort is not None or seconds is not None) and budget is None:
+        given = "effort" if effort is not None else "seconds"
+        raise UsageError(f"{given} says how long planning for a budget may take: give a budget, such as '60%'")
     if offload and plan is not None:
         raise UsageError("a plan says what waits in host memory: leave out offload, or the plan")
     if offload and budget is None and strategy is not None:
@@ -77,7 +97,23 @@ def request(
     chosen = planner(strategy or DEFAULT, **(options or {}))
     if budget is None and chosen.strategy == DEFAULT:
         raise _needs_budget(DEFAULT)
-    return Request(None if budget is None else parse_budget(budget), strategy, dict(options or {}), offload=offload)
+    if effort is not None and not isinstance(chosen, Auto):
+        raise UsageError(f"strategy '{chosen.strategy}' has no effort: it is for 'auto' and 'optimal', which search")
+    amount = None if budget is None else parse_budget(budget)
+    return Request(amount, strategy, dict(options or {}), None, offload, effort or 1.0, seconds, progress)
+
+
+def check_limits(effort: object, seconds: object, progress: object = None) -> None:
+    """UsageError for an effort, seconds or a listener that cannot be."""
+    if effort is not None and seconds is not None:
+        raise UsageError("effort (counted) and seconds (by the clock) both say when planning ends: give one of them")
+    for name, value in (("effort", effort), ("seconds", seconds)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise UsageError(f"{name} must be a number above 0, not {value!r}")
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress must be a function that takes a Progress, not {progress!r}")
 
 
 def _needs_budget(strategy: str) -> UsageError:
@@ -94,7 +130,8 @@ class PlanFigures:
     `gap`: how far the plan can be from the best there is, as a share of that; `kept`: forward values that wait for
     the backward pass, as names for `--checkpoints`; `planning_seconds`: what finding it took.  `offloads`: those of
     them that wait in host memory, where `host_bytes` are allocated; `transfer_seconds`: of all copies there and back;
-    `stall_seconds`: in which the device waits for them, part of `seconds`.
+    `stall_seconds`: in which the device waits for them, part of `seconds`.  `interrupted`, `timed_out`: whether
+    planning was ended by an interrupt or by its seconds, before it had done all that it would have.
     """
 
     strategy: str
@@ -114,6 +151,8 @@ class PlanFigures:
     host_bytes: int = 0
     transfer_seconds: float = 0.0
     stall_seconds: float = 0.0
+    interrupted: bool = False
+    timed_out: bool = False
 
     @property
     def fits(self) -> bool:
@@ -150,12 +189,9 @@ def figures_of(
 ) -> PlanFigures:
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
     moved = fitted.plan.offloads
-    bound = fitting.bound(budget) if bounded and budget is not None and not moved else None
+    bound = _bound_seconds(fitting, budget, cost) if bounded and budget is not None and not moved else None
     times = fitting.times(fitted) if moved else StepTimes()
-    plain_seconds = step_seconds(fitting.plain.compiled, cost)
-    if bound is not None:
-        once = step_seconds(fitting.once, cost)
-        bound += once - fitting.derived.problem.cost  # views, which run at least once, are no nodes
+    plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.compiled)
     return PlanFigures(
         strategy=strategy,
@@ -163,7 +199,7 @@ def figures_of(
         plain_peak_bytes=fitting.plain.peak,
         peak_bytes=fitted.peak,
         plain_seconds=plain_seconds,
-        seconds=step_seconds(fitted.compiled, cost) + times.stalls,
+        seconds=step_seconds(fitted.block, cost) + times.stalls,
         bound=bound,
         planning_seconds=planning_seconds,
         reruns=sum(op.role is Role.RECOMPUTE for op in fitted.block.operators),
@@ -176,6 +212,19 @@ def figures_of(
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,
     )
+
+
+def interruption(f: PlanFigures) -> str:
+    """What is said of a plan whose planning was interrupted, or ran out of time."""
+    why = "planning was interrupted" if f.interrupted else "planning ran out of its seconds"
+    gap = "" if f.gap is None else f", at most {f.gap:.2%} from the best there is"
+    return f"{why}: the best plan so far is taken, {f.overhead:+.2%} time{gap}"
+
+
+def _bound_seconds(fitting: Fitting, budget: int, cost: CostModel) -> float:
+    """Seconds below which no plan within the budget exists."""
+    views = step_seconds(fitting.once, cost) - fitting.derived.problem.cost  # they run at least once, and are no nodes
+    return fitting.bound(budget) + views
 
 
 def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
@@ -223,24 +272,52 @@ def fitting_of(
 
 
 def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
-    """The step as it was asked for.  UsageError where no plan is found that fits, and why."""
-    import time
+    """The step as it was asked for.  UsageError where no plan is found that fits, and why.
 
-    start = time.perf_counter()
-    budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
-    if wanted.plan is not None:
-        fitted = planned_before(fitting, wanted.plan)
-        strategy = wanted.plan.strategy if isinstance(wanted.plan, SavedPlan) else "plan"
-        bounded = False
-    else:
-        strategy = wanted.strategy or DEFAULT
-        fitted = fitting.fit(budget, strategy, wanted.options, offload=wanted.offload)
-        if budget is None and not fitted.plan.reruns and planner(strategy, **wanted.options).heeds_budget:
-            raise _needs_budget(strategy)
-    seconds = time.perf_counter() - start
-    return fitted, figures_of(
+    An interrupt (KeyboardInterrupt) ends planning with the best plan so far, where one fits; a second one is raised.
+    """
+    with listening(wanted.progress) as tell:
+        chosen = planner(wanted.strategy or DEFAULT, **wanted.options)
+        work = getattr(chosen, "work", math.inf)
+        watch = Watch(effort=wanted.effort, seconds=wanted.seconds, work=work, tell=tell)
+        watch.doing("compiling the plain step")
+        budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
+        watch.judge = functools.partial(_judged, fitting, cost, budget)
+        with watching(watch):
+            if wanted.plan is not None:
+                fitted = planned_before(fitting, wanted.plan)
+                strategy = wanted.plan.strategy if isinstance(wanted.plan, SavedPlan) else "plan"
+                bounded = False
+            else:
+                strategy = wanted.strategy or DEFAULT
+                fitted = fitting.fit(budget, strategy, wanted.options, offload=wanted.offload)
+                if budget is None and not fitted.plan.reruns and chosen.heeds_budget:
+                    raise _needs_budget(strategy)
+        seconds = watch.elapsed
+    found = figures_of(
         fitting, fitted, cost, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded
     )
+    return fitted, replace(found, interrupted=watch.interrupted, timed_out=watch.timed_out)
+
+
+def _judged(fitting: Fitting, cost: CostModel, budget: int | None, found: Fitted) -> tuple[float, float | None]:
+    """Overhead and gap of a compiled plan, as its figures will have them."""
+    seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
+    bound = None if budget is None or found.plan.offloads else _bound_seconds(fitting, budget, cost)
+    gap = max(0.0, seconds / bound - 1) if bound else None
+    return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
+
+
+@contextlib.contextmanager
+def listening(progress: Callable[[Progress], Any] | None) -> Iterator[Callable[[Progress], Any] | None]:
+    """What hears of progress: the function given, else a line on standard error where that is a terminal."""
+    if progress is not None or not sys.stderr.isatty():
+        yield progress
+        return
+    from .show_table import progress_status
+
+    with progress_status(quiet=False) as update:
+        yield lambda p: update(str(p))
 
 
 def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
@@ -366,5 +443,3 @@ _FIELDS: dict[str, Any] = {
     "checkpoints": list,
     "figures": dict,
 }
-
-Progress = Callable[[str], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -223,19 +223,28 @@ class Program:
 
         One that is there already, with the same type, is taken over as it is.
         """
-        value = Value(name, TensorType.of(array))
-        known = self._declared().get(name)
-        if known is not None:
+        return self.declare_all(kind, [(name, array)])[0]
+
+    def declare_all(self, kind: str, arrays: Iterable[tuple[str, np.ndarray]]) -> list[Value]:
+        """`declare` for many: the block is made anew once."""
+        names = self._declared()
+        values: list[Value] = []
+        added: dict[str, tuple[Value, np.ndarray]] = {}
+        for name, array in arrays:
+            value = Value(name, TensorType.of(array))
+            known = names.get(name)
+            if known is None:
+                known = added.setdefault(name, (value, array))[0]
             if known != value:
                 raise UsageError(f"'{name}' is declared already, as {known.type}")
-            return value
-        names = self._declared()
-        declared: dict[str, Any] = {kind: (*getattr(self.block, kind), value)}
-        self.block = self.block.with_operators(self.block.operators, **declared)
-        names[name] = value
-        self._names = (self.block, names)
-        self.data[name] = array
-        return value
+            values.append(value)
+        if added:
+            declared: dict[str, Any] = {kind: (*getattr(self.block, kind), *(v for v, _ in added.values()))}
+            self.block = self.block.with_operators(self.block.operators, **declared)
+            names.update((name, v) for name, (v, _) in added.items())
+            self._names = (self.block, names)
+            self.data.update((name, array) for name, (_, array) in added.items())
+        return values
 
     def _declared(self) -> dict[str, Value]:
         """Declared values by name; kept from one declaration to the next, since an optimizer makes hundreds."""

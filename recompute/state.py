@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ModelError, UsageError, nearest
+from .errors import ModelError, OutOfMemoryError, UsageError, nearest
 from .files import replacing
 from .ir import Value
 from .program import Program
@@ -17,6 +19,14 @@ from .types import TensorType, dtype_name
 
 #: differences that an error lists
 _MOST = 20
+#: safetensors' names of element types that we call otherwise
+_EIGHT_BITS = {
+    "F8_E4M3": "f8e4m3fn",
+    "F8_E4M3FNUZ": "f8e4m3fnuz",
+    "F8_E5M2": "f8e5m2",
+    "F8_E5M2FNUZ": "f8e5m2fnuz",
+    "F8_E8M0": "f8e8m0",
+}
 
 
 def contents(program: Program, v: Value) -> np.ndarray:
@@ -84,16 +94,35 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
                 strict,
                 f"'{path}'",
             )
-            for v in _stored(program):
-                if v.name in found:
-                    _put(program, v, file.get_tensor(v.name))
-            _mended(program, found)
+            wanted = [v for v in _stored(program) if v.name in found]
+            arrays = {v.name: file.get_tensor(v.name) for v in wanted if v.dtype not in _EIGHT_BITS.values()}
+        arrays |= _floats_of_8_bits(path, [v for v in wanted if v.name not in arrays])
     except FileNotFoundError:
         raise ModelError(f"cannot read '{path}': there is no such file") from None
     except (OSError, SafetensorError) as e:
         raise ModelError(
             f"cannot read '{path}': it is no safetensors file, or it is truncated ({_reason(e)})"
         ) from None
+    except MemoryError:
+        raise OutOfMemoryError(f"this machine has no memory for the contents of '{path}'") from None
+    for v in _stored(program):
+        if v.name in arrays:
+            _put(program, v, arrays.pop(v.name))
+    _mended(program, found)
+
+
+def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[str, np.ndarray]:
+    """The contents of values that safetensors writes, but does not read into NumPy, from a file that it has checked."""
+    if not wanted:
+        return {}
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    found = {}
+    for v in wanted:
+        offset = 8 + length + header[v.name]["data_offsets"][0]
+        found[v.name] = np.fromfile(path, v.type.numpy, v.size, offset=offset).reshape(v.shape)
+    return found
 
 
 def _mended(program: Program, loaded: Iterable[str]) -> None:
@@ -115,8 +144,8 @@ def _describe(a: np.ndarray) -> str:
 
 
 def _type_text(dtype: str, shape: list[int]) -> str:
-    """A type in our own spelling: safetensors' F32, I64, ... are our names in capitals."""
-    return f"{dtype.lower()}[{','.join(map(str, shape))}]"
+    """A type in our own spelling: safetensors' F32, I64, ... are our names in capitals, but for types of 8 bits."""
+    return f"{_EIGHT_BITS.get(dtype, dtype.lower())}[{','.join(map(str, shape))}]"
 
 
 def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:

@@ -20,7 +20,8 @@ from .cost import CostModel, this_cpu
 from .errors import UsageError, nearest
 from .ir import Block, Role
 from .models.common import parameters
-from .onnx_model import open_dimensions, prepare, read_model
+from .onnx_convert import prepare
+from .onnx_model import open_dimensions, read_model
 from .optimizers import Adam, RecomputeOptimizer
 from .passes import RecomputePlan
 from .passes.planners.fit import Fitting

@@ -25,10 +25,15 @@ class Copies:
     def step(self, at: int, op: Operator) -> str:
         """What an operator does wrong (its types are right already)."""
         if not op.op.copies:
-            host = [v for v in (*op.reads(), *op.writes(), *op.scratch) if v.type.host]
+            if op.typed and not self.targets:  # seen before, and nothing that it could read is in host memory
+                return ""
+            touched = (*op.outputs, *op.scratch)
+            if self.targets:
+                touched = (*op.inputs, *touched)
+            host = [v for v in touched if v is not None and v.type.host]
             if host:
                 return f"{show_name(host[0].name)} is in host memory: only copies touch it, {op.op.name} is none"
-            early = [v for v in op.reads() if v.name in self.targets]
+            early = [v for v in op.reads() if v.name in self.targets] if self.targets else []
             return "" if not early else self._early(early[0])
         target, source = (op.outputs[0], op.inputs[0]) if len(op.inputs) == 1 else op.inputs
         assert target is not None and source is not None

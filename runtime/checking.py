@@ -59,7 +59,13 @@ def _run_one(session: Session, op: Operator, step: Step) -> None:
     _poison_outputs(session, op, step)
     before = {host: raw.copy() for host, raw in _arenas(session).items()}
     (segment,) = segments([step])
-    segment.run()
+    try:
+        segment.run()
+    finally:  # what reports an error has no more right to others' bytes
+        _check_others(session, op, before)
+
+
+def _check_others(session: Session, op: Operator, before: dict[bool, np.ndarray]) -> None:
     for host, raw in _arenas(session).items():
         allowed = np.zeros(raw.size, np.bool_)
         for v in (*op.writes(), *op.scratch):

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import JobError, OutOfMemoryError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
 from ..kernels import fits, provider
-from ..passes import ALIGNMENT, memory_report, plan_memory
+from ..passes import ALIGNMENT, memory_report, plan_memory, without_gc
 from ..program import Program, Variable
 from ..text import show_operator
 from ..threads import exclusively, interrupts_wait
@@ -71,7 +71,8 @@ class Step:
         try:
             self.op.op.compute(np, self.ins, self.outs, self.scratch)
         except Exception as e:
-            raise JobError(f"{e or type(e).__name__}, in\n    {show_operator(self.op)}\n({type(e).__name__})") from e
+            kind = "" if isinstance(e, (IndexError, ValueError)) and str(e) else f"{type(e).__name__}: "
+            raise JobError(f"{kind}{e}, in\n    {show_operator(self.op)}") from e
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,8 @@ class Executor:
             if name not in values:
                 raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
         block = block.with_operators(block.operators, outputs=outputs)
-        return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
+        with without_gc():
+            return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}
@@ -369,7 +371,7 @@ class Executor:
 
 def _short(e: BaseException) -> str:
     """The first line of an error's text; its name where it has none."""
-    return str(e).partition("\n")[0][:200] or type(e).__name__
+    return str(e).partition("\n")[0][:200].removesuffix(", in") or type(e).__name__
 
 
 def _names(program: Program, fetch_list: Any) -> list[str]:

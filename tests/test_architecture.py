@@ -16,7 +16,7 @@ HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safet
 
 #: layer of each module, the lowest first; a module may import from lower layers, and from its own
 LAYERS = [
-    {"types", "errors", "files", "cache", "room", "budgets"},
+    {"types", "errors", "files", "cache", "room", "budgets", "patterns"},
     {"threads"},
     {"op", "kernels", "element"},
     {"ir"},
@@ -28,8 +28,17 @@ LAYERS = [
     {"passes"},
     {"runtime"},
     {
+        "onnx_convert",
+        "onnx_costs",
+        "onnx_inline",
+        "onnx_limits",
         "onnx_model",
+        "onnx_node",
+        "onnx_ranks",
+        "onnx_regex",
         "onnx_schema",
+        "onnx_text",
+        "onnx_trips",
         "onnx_fold",
         "onnx_function",
         "onnx_body",

@@ -104,12 +104,27 @@ def test_contents_in_files_are_not_trusted() -> None:
     model.graph.initializer[-1].data_type = 67
     with pytest.raises(ModelError, match=r"its initializer number 67\[2,2\]"):
         rc.load_compiled(model)
-    with pytest.raises(ModelError, match="damaged metadata"):
-        rc.load_compiled(changed(gradients="[1, 2]"))
-    with pytest.raises(ModelError, match="damaged metadata"):
-        rc.load_compiled(changed(gradients="{"))
+    for gradients, why in (("[1, 2]", "no list of pairs"), ("null", "no list of pairs"), ('[["w1", []]]', "of names"),
+                           ('["ab"]', "no list of pairs"), ("{", "Expecting property name")):  # fmt: skip
+        with pytest.raises(ModelError, match=f"damaged metadata: .*{why}"):
+            rc.load_compiled(changed(gradients=gradients))
+    for aliases in ("[]", '{"a": 1}', "null"):
+        model = changed()
+        model.metadata_props.add(key="recompute.aliases", value=aliases)
+        with pytest.raises(ModelError, match=r"damaged metadata: recompute\.aliases"):
+            rc.load_compiled(model)
     with pytest.raises(ModelError, match=r"no compiled program.*use load\(\)"):
         rc.load_compiled(plain_model())
+
+
+def test_metadata_that_are_no_text(tmp_path: Path) -> None:
+    """A byte that is not UTF-8: protobuf gives such a text as bytes."""
+    raw = rc.export_step(training()).SerializeToString()
+    for name in (b"recompute.program", b"recompute.gradients"):
+        at = raw.index(name) + len(name) + 6
+        (tmp_path / "step.onnx").write_bytes(raw[:at] + b"\xff" + raw[at + 1 :])
+        with pytest.raises(ModelError, match=f"{name.decode()} is no text"):
+            rc.load_compiled(tmp_path / "step.onnx")
 
 
 def test_truncated_files(tmp_path: Path) -> None:

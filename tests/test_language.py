@@ -99,6 +99,7 @@ def broken(body: str, outputs: str = "%y") -> str:
         (broken("  %y: f32[3,2] = Relu(%x)"), "%y is declared f32[3,2], but Relu gives f32[2,3]"),
         (broken("  %y: f32[2,2] = MatMul(%x, %x)"), "MatMul(f32[2,3], f32[2,3]): inner dimensions differ"),
         (broken("  %y: f32[2,3] = Relu()"), "Relu"),
+        (broken("  %y: i64[2,1] = ArgMax(_) {axis=1}"), "ArgMax does not take these inputs, by number or kind: (_)"),
         (broken(f"  %y: {WIDE} = Reshape(%x) {{shape={WIDE[3:]}}}"), "%y has 65 dimensions, 64 are possible"),
         (f"program p {{\n  input %x: {WIDE}\n}}", "%x has 65 dimensions, 64 are possible"),
         (broken("  %y: f32[3,4] = SGDUpdate(%w, %w, %x)"), "SGDUpdate"),

@@ -124,6 +124,10 @@ def test_problem_survives_its_file(tmp_path: Path) -> None:
         ('{"format": "recompute-problem-1"}', "lacks the field 'values'"),
         ('{"format": "recompute-problem-1", "values": [], "nodes": [{"cost": 1, "reads": [0], "writes": []}]}', "0"),
         ('{"format": "recompute-problem-1", "values": [], "nodes": 3}', "wrong kind"),
+        ('{"format": "recompute-problem-1", "values": [], "nodes": [3]}', r"nodes\[0\] is of the wrong kind"),
+        ('{"format": "recompute-problem-1", "values": [], "nodes": [{"cost": "x"}]}', "'cost' is of the wrong kind"),
+        ('{"format": "recompute-problem-1", "fixed": 9223372036854775808, "values": [], "nodes": []}', r"2\^63 bytes"),
+        ('{"format": "recompute-problem-1", "values": [{"bytes": true}], "nodes": []}', "is not a whole number"),
     ],
 )  # fmt: skip
 def test_files_that_are_no_problem(tmp_path: Path, text: str, message: str) -> None:

@@ -57,3 +57,21 @@ def test_integer_sums_wrap_around_beyond_32_bits() -> None:
     a = np.full((1, 70000), 255, np.uint8)
     (y,) = rc.Executor().run(program, {"a": a, "b": a.T.copy()}, ["y"])
     assert y.item() == 255 * 255 * 70000 - 2**32 < 2**31
+
+
+@pytest.mark.parametrize("op, options", [
+    ("QuantizeLinear", {"output_dtype": 1000}),
+    ("QuantizeLinear", {"output_dtype": 3, "precision": 1000}),
+    ("DequantizeLinear", {"output_dtype": 8}),
+    ("RandomNormalLike", {"dtype": 1000}),
+    ("Bernoulli", {"dtype": 8}),
+])  # fmt: skip
+def test_element_types_that_there_are_not(op: str, options: dict[str, int]) -> None:
+    kind = TensorProto.INT8 if op == "DequantizeLinear" else TensorProto.FLOAT
+    inputs = ["x", "s"] if "Quantize" in op or "Dequantize" in op else ["x"]
+    node = helper.make_node(op, inputs, ["y"], **options)
+    given = [helper.make_tensor_value_info("x", kind, [3]), helper.make_tensor_value_info("s", TensorProto.FLOAT, [])]
+    made = onnx.ValueInfoProto(name="y")
+    graph = helper.make_graph([node], "g", given[: len(inputs)], [made])
+    with pytest.raises(rc.ModelError, match="supported"):
+        rc.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]))

@@ -35,12 +35,12 @@ def numbers(seed: int, step: int, count: int) -> np.ndarray:
     return np.array([(h >> 8) / 2**24 for h in halves[:count]], np.float32)
 
 
-KEYS = [(0, 0), (1, 2), (2**62 + 5, 2**40 + 3)]
+KEYS = [(0, 0), (1, 2), (2**62 + 5, 2**40 + 3), (5, -3)]
 
 
 @pytest.mark.parametrize(("seed", "step"), KEYS)
 def test_stream_is_philox(seed: int, step: int) -> None:
-    want = numbers(seed, step, 37)
+    want = numbers(seed, step & WORD, 37)
     got = np.empty(37, np.float32)
     fill = stream(np, seed, np.array(step))
     fill(got[:16])

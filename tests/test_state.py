@@ -50,6 +50,19 @@ def test_saved_state_comes_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("dtype", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"])
+def test_floats_of_8_bits_come_back(tmp_path: Path, dtype: str) -> None:
+    """safetensors writes them under names of its own, and does not read them into NumPy."""
+    array = np.array([[0.5, 2.0, 4.0]], getattr(ml_dtypes, f"float8_{dtype}"))
+    source, target = program(), program(fill=0)
+    source.declare("buffers", "small", array)
+    target.declare("buffers", "small", np.ones_like(array))
+    rc.save_state(source, tmp_path / "s")
+    rc.load_state(target, tmp_path / "s")
+    assert same(target, program())
+    assert target.data["small"].dtype == array.dtype and target.data["small"].tobytes() == array.tobytes()
+
+
 def test_arrays_that_cannot_be_written_are_replaced(tmp_path: Path) -> None:
     """Views of the model's file stay as they are; what is missing or has another type gets an array."""
     rc.save_state(program(), tmp_path / "s")
@@ -114,6 +127,39 @@ def test_many_differences_are_cut_short() -> None:
     """Twenty are enough to see what is wrong."""
     with pytest.raises(UsageError, match="and 39 more"):
         set_state_dict(program(), {f"x{i}": np.zeros(1) for i in range(50)})
+
+
+def test_a_file_that_cannot_be_read_to_its_end_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every array is there before the first one is put into the program."""
+    import safetensors
+
+    rc.save_state(program(fill=1), tmp_path / "s")
+    opened = safetensors.safe_open
+
+    class Broken:
+        def __init__(self, *arguments: object, **options: object) -> None:
+            self.file = opened(*arguments, **options)
+
+        def __enter__(self) -> Broken:
+            self.file.__enter__()
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.file.__exit__(*error)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.file, name)
+
+        def get_tensor(self, name: str) -> np.ndarray:
+            if name == list(KINDS)[-1]:
+                raise OSError(5, "Input/output error")
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(safetensors, "safe_open", Broken)
+    target = program()
+    with pytest.raises(ModelError, match="Input/output error"):
+        rc.load_state(target, tmp_path / "s")
+    assert same(target, program())
 
 
 @pytest.mark.parametrize("how", ["missing", "folder", "empty", "cut", "long", "noise", "onnx"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from ..recompute import RecomputePlan
 from .base import Planner
 from .problem import RematerialisationProblem
 from .simulate import plan_of, pruned, sequence_of, simulate
+from .watch import current, interruptible
 
 #: bytes in the programme are such that the budget is this: solvers allow rows to be off by a millionth
 _BUDGET = 1024.0
@@ -305,7 +306,7 @@ class Programme:
         kind = kinds[solver] if whole else mathopt.SolverType.HIGHS
         model = mathopt.Model.from_model_proto(self.proto(whole))
         parameters = mathopt.SolveParameters(
-            time_limit=datetime.timedelta(seconds=seconds),
+            time_limit=datetime.timedelta(seconds=max(0.01, min(seconds, current().left))),
             threads=1 if kind is mathopt.SolverType.GSCIP else None,
             relative_gap_tolerance=gap if whole else None,
         )
@@ -314,7 +315,7 @@ class Programme:
             hints.solution_hints.append(
                 mathopt.SolutionHint({model.get_variable(x): y for x, y in self.hint(start).items()})
             )
-        result = mathopt.solve(model, kind, params=parameters, model_params=hints)
+        result = _interruptible(mathopt.solve, model, kind, params=parameters, model_params=hints)
         if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
             return None, None
         bound = result.termination.objective_bounds.dual_bound
@@ -368,3 +369,13 @@ class Programme:
     def sequence(self, values: list[float]) -> list[int]:
         """What runs, in order."""
         return pruned(self.problem, [i for (t, i), x in sorted(self.runs.items()) if values[x] > 0.5])
+
+
+def _interruptible(solve: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A solve that Ctrl-C ends, where this version of the solvers can be asked to stop."""
+    try:
+        from ortools.util.python.solve_interrupter import SolveInterrupter
+    except ImportError:
+        return interruptible(lambda: solve(*args, **options), lambda: None)
+    asked = SolveInterrupter()
+    return interruptible(lambda: solve(*args, interrupter=asked, **options), asked.interrupt)

@@ -11,29 +11,29 @@ from typing import Any
 
 from ...errors import UsageError
 from ...ir import Block, Operator
+from ...verify import trusted, verify
 from ..dead_code import DeadCode
 from ..lowering import Lowering
 from ..memory_plan import memory_report
 from ..offload import Offload
 from ..rebuild import Rebuild
 from ..recompute import RecomputePlan, apply
-from ..schedule import Schedule, plan_lowered
+from ..schedule import Schedule, live_peak, plan_lowered, plan_ordered
 from ..split_norms import FuseNorms, SplitNorms, as_parts
 from ..transfers import StepTimes
 from ..transfers import simulate as simulate_transfers
-from .auto import Auto, frontier_of
+from .auto import Auto, forget
 from .base import Planned, plan, planner
 from .bound import least_budget, lower_bound
 from .derive import Derived, derive
 from .fit_offload import fastest
-from .simulate import plan_of, simulate
+from .fit_search import CLOSE, searched
+from .watch import current
 
 Seconds = Callable[[Operator], float]
 
 #: plans tried for one order of a step, at most: each is compiled, and the next one asks for what the last one missed
 _TRIES = 5
-#: a plan that leaves no more than this share of the budget unused is not asked to use it
-_CLOSE = 0.995
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ class Fitting:
         return SplitNorms().run(found) if self.rebuild else found  # split after, so that both parts stay together
 
     @cached_property
-    def _ordered(self) -> Derived:
+    def reordered(self) -> Derived | None:
+        """The problem of `ordered`; None where that is the order given."""
+        if self.ordered is self.block:
+            return None
         return derive(self.ordered, self.seconds, self.lowering.workspace)
 
     def compiled(self, block: Block) -> Block:
@@ -117,8 +120,8 @@ class Fitting:
     def bases(self) -> Iterator[tuple[Derived, bool]]:
         """Problems of the step as it is and as reordered; whether it is the latter."""
         yield self.derived, False
-        if self.ordered is not self.block:
-            yield self._ordered, True
+        if self.reordered is not None:
+            yield self.reordered, True
 
     def bound(self, budget: int) -> float:
         """A cost below which no plan within the budget exists, in any order; infinite where there is none."""
@@ -131,12 +134,26 @@ class Fitting:
         """A peak below which no plan exists."""
         return least_budget(self.derived.problem)
 
-    def carry_out(self, plan: RecomputePlan, scheduled: bool) -> Fitted:
-        """The step with a plan that numbers its operators, or those of `ordered`."""
-        after = self.applied(plan, scheduled)
-        compiled = self.compiled(after)
+    def carry_out(self, plan: RecomputePlan, scheduled: bool, within: int | None = None) -> Fitted:
+        """The step with a plan that numbers its operators, or those of `ordered`.
+
+        `within`: only what fits so many bytes is given addresses, and nothing is verified: it is a candidate.
+        """
         base = self.ordered if scheduled else self.block
-        return Fitted(after, compiled, peak_of(compiled), plan, None, base, scheduled)
+        with contextlib.nullcontext() if within is None else trusted():
+            after = self.applied(plan, scheduled)
+            compiled, peak = self._within(after, within) if within else (self.compiled(after), 0)
+        current().compiled(len(after.operators), whole=not peak)
+        return Fitted(after, compiled, peak or peak_of(compiled), plan, None, base, scheduled)
+
+    def _within(self, block: Block, limit: int) -> tuple[Block, int]:
+        """A step without copies, compiled (0: its peak is its own); above a limit however packed: no addresses."""
+        lowered = self.lowering.run(block)
+        ordered = Schedule().run(lowered) if self.schedule else lowered
+        least = live_peak(ordered) + sum(v.nbytes for v in ordered.persistent())
+        if least > limit:
+            return ordered, least
+        return plan_ordered(lowered, ordered), 0
 
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
@@ -157,54 +174,23 @@ class Fitting:
         options: Mapping[str, Any] | None = None,
         tries: int = _TRIES,
         reorder: bool = True,
+        within: int | None = None,
     ) -> Iterator[Fitted]:
         """Compiled plans of a strategy, whether or not they fit; `tries` for each order of the step, at most.
 
-        `reorder`: whether the step is also planned in the order that needs less memory.
+        `reorder`: whether the step is also planned in the order that needs less memory; `within`: see `carry_out`.
         """
-        looks_around = isinstance(planner(strategy, **(options or {})), Auto) and budget is not None
-        tried = self._around if looks_around else self._tries
+        if budget is not None and isinstance(planner(strategy, **(options or {})), Auto):
+            yield from searched(self, budget, strategy, options or {}, tries, reorder, within)
+            return
         for derived, scheduled in self.bases() if reorder else [(self.derived, False)]:
-            yield from tried(derived, scheduled, budget, strategy, options or {}, tries)
-
-    def _around(
-        self,
-        derived: Derived,
-        scheduled: bool,
-        budget: int | None,
-        strategy: str,
-        options: Mapping[str, Any],
-        tries: int,
-    ) -> Iterator[Fitted]:
-        """Plans of a frontier: the one for the budget, then its neighbours, as their arenas turn out to fit or not."""
-        assert budget is not None
-        planned = plan(derived.problem, budget=budget, strategy=strategy, **options)
-        first = self._carried(derived, planned, scheduled)
-        yield first
-        points = list(frontier_of(derived.problem))
-        limit = int(budget * planned.outcome.peak / max(1, first.peak))
-        if first.peak < budget * _CLOSE or first.peak > budget:
-            with contextlib.suppress(UsageError):  # so little that nothing can be there
-                plan(derived.problem, budget=limit, strategy=strategy, **options)
-            points = list(frontier_of(derived.problem))
-        at = max(0, sum(p.peak <= limit for p in points) - 1)
-        direction = 0
-        for _ in range(tries):
-            if not 0 <= at < len(points):
+            yield from self._tries(derived, scheduled, budget, strategy, options or {}, tries, within)
+            if current().over:
                 return
-            sequence = points[at].sequence
-            outcome = simulate(derived.problem, sequence)
-            other = dataclasses.replace(planned, plan=plan_of(sequence), outcome=outcome)
-            found = self._carried(derived, other, scheduled)
-            yield found
-            step = 1 if found.peak <= budget else -1
-            if direction and step != direction:
-                return
-            direction, at = step, at + step
 
-    def _carried(self, derived: Derived, planned: Planned, scheduled: bool) -> Fitted:
-        found = self.carry_out(derived.for_block(planned.plan), scheduled)
-        return dataclasses.replace(found, planned=planned)
+    def with_planned(self, fitted: Fitted, planned: Planned) -> Fitted:
+        """A compiled step with the planner's own account of it."""
+        return dataclasses.replace(fitted, planned=planned)
 
     def _tries(
         self,
@@ -214,6 +200,7 @@ class Fitting:
         strategy: str,
         options: Mapping[str, Any],
         tries: int,
+        within: int | None,
     ) -> Iterator[Fitted]:
         """Plans for live bytes under a goal that moves until the arena is just within the budget."""
         goal = budget
@@ -229,15 +216,15 @@ class Fitting:
             if planned.plan in seen:
                 return
             seen.add(planned.plan)
-            found = self._carried(derived, planned, scheduled)
+            found = self.with_planned(self.carry_out(derived.for_block(planned.plan), scheduled, within), planned)
             yield found
-            if budget is None or goal is None:
+            if budget is None or goal is None or current().over:
                 return
             if found.peak > budget:
                 goal = min(goal, planned.outcome.peak) - max(1, found.peak - budget)
                 if goal <= derived.problem.fixed:
                     return
-            elif found.peak < budget * _CLOSE and planned.outcome.peak > found.peak:
+            elif found.peak < budget * CLOSE and planned.outcome.peak > found.peak:
                 goal = max(goal, planned.outcome.peak) + (budget - found.peak)
             else:
                 return
@@ -254,14 +241,9 @@ class Fitting:
         if budget is not None and self.unrepeated.peak <= budget:
             return self.unrepeated
         found = [self.plain] if budget is not None and self.plain.peak <= budget else []
-        refusal = ""
-        try:
-            found += self.candidates(budget, strategy, options)
-        except UsageError as e:
-            refusal = str(e)
-            if not found and not offload:
-                raise
-        if offload and budget is not None:
+        refusal = self._collect(found, budget, strategy, options, offload=offload)
+        watch = current()
+        if offload and budget is not None and not watch.interrupted:
             best_with_host = fastest(self, found, budget, strategy, options or {})
             if best_with_host is None:
                 refusal = refusal or self._misses(budget, strategy, min(f.peak for f in found))
@@ -270,7 +252,42 @@ class Fitting:
         best = self.best_of(found, budget)
         if budget is not None and best.peak > budget:
             raise UsageError(self._misses(budget, strategy, best.peak))
+        verify(best.compiled)
         return best
+
+    def _collect(
+        self,
+        found: list[Fitted],
+        budget: int | None,
+        strategy: str,
+        options: Mapping[str, Any] | None,
+        *,
+        offload: bool,
+    ) -> str:
+        """Adds a strategy's plans to those `found`, or gives the reason why there is none.
+
+        An interrupt ends it where some plan fits: then those so far are taken.
+        """
+        watch = current()
+        try:
+            if found:
+                watch.best(found[0])
+            for f in self.candidates(budget, strategy, options, within=budget):
+                found.append(f)
+                best, lowest = self.best_of(found, budget), min(found, key=lambda f: f.peak)
+                if not offload:  # blocks of large steps are large
+                    found[:] = [best] if best is lowest else [best, lowest]
+                watch.best(best if budget is None or best.peak <= budget else None)
+        except UsageError as e:
+            if not found and not offload:
+                raise
+            return str(e)
+        except KeyboardInterrupt:
+            if not watch.take_interrupt(budget is None or any(f.peak <= budget for f in found)):
+                raise
+            for derived, _ in self.bases():
+                forget(derived.problem)
+        return ""
 
     def times(self, f: Fitted) -> StepTimes:
         """Simulated times of a compiled step with its copies."""
@@ -280,9 +297,10 @@ class Fitting:
     def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
         """The cheapest within the budget; where none is, the one with the lowest peak."""
         fitting = [f for f in found if budget is None or f.peak <= budget]
-        return min(fitting, key=lambda f: (self._cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
+        return min(fitting, key=lambda f: (self.cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
 
-    def _cost(self, f: Fitted) -> float:
+    def cost(self, f: Fitted) -> float:
+        """What a step costs, as planners see it."""
         return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
 
     def _misses(self, budget: int, strategy: str, least: int) -> str:

@@ -20,6 +20,7 @@ from .auto import Auto, frontier_of
 from .base import plan, planner
 from .offload import bare, choose, logical_names
 from .simulate import plan_of
+from .watch import current
 
 if TYPE_CHECKING:
     from .fit import Fitted, Fitting
@@ -33,15 +34,37 @@ def fastest(
 ) -> Fitted | None:
     """The fastest step within the budget, of `found` (those that only recompute) and those that move values too."""
     fitting_in = [f for f in found if f.peak <= budget]
+    watch = current()
+    try:
+        _add_moved(fitting, found, fitting_in, budget, strategy, options)
+    except KeyboardInterrupt:
+        if not watch.take_interrupt(bool(fitting_in)):
+            raise
+    if not fitting_in:
+        return None
+    return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
+
+
+def _add_moved(
+    fitting: Fitting,
+    found: list[Fitted],
+    fitting_in: list[Fitted],
+    budget: int,
+    strategy: str,
+    options: Mapping[str, Any],
+) -> None:
+    """Adds steps that move values to those that fit, each faster than all before."""
+    watch = current()
+    watch.doing("values in host memory")
     limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
     for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
+        if watch.over:
+            return
         moved = _moved(fitting, start, budget)
         if moved is not None and fitting.times(moved).seconds < limit:
             limit = fitting.times(moved).seconds
             fitting_in.append(moved)
-    if not fitting_in:
-        return None
-    return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
+            watch.best(moved)
 
 
 def _starts(

@@ -30,6 +30,7 @@ class Frontier:
         self._points: list[Point] = []
         self.tried = 0
         self.refined: list[int] = []  # budgets around which more was looked for
+        self.joined = False  # whether blocks were joined
         self.offer(range(len(problem)), "plain")
 
     def __iter__(self) -> Iterator[Point]:

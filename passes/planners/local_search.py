@@ -17,9 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from .problem import RematerialisationProblem
+from .watch import current
 
 #: nodes that a move may look at, on average
 _WORK = 40
+#: what a move, and a node that it looks at, take: units of `watch`
+_MOVE, _LOOK = 6e-5, 3e-6
 
 
 class Schedule:
@@ -101,6 +104,7 @@ class Schedule:
         self.enter = np.cumsum(change)[: n + 1]
         for t in range(n):
             self.most[t] = self._walk(t)
+        current().spend(_LOOK * (n + len(self.problem.sizes)))
 
     def _walk(self, t: int) -> int:
         """The most bytes alive within a slot."""
@@ -268,24 +272,29 @@ class Search:
 
     def descend(self) -> None:
         """Takes out each rerun that is not needed to stay within the budget, the dearest first."""
-        s = self.schedule
-        limit = max(self.budget, s.peak)
+        s, watch = self.schedule, current()
+        limit, begun = max(self.budget, s.peak), s.work
         for i, t in sorted(s.reruns(), key=lambda r: (-s.problem.nodes[r[0]].cost, r)):
+            if watch.tick():
+                break
             s.remove(i, t)
             if s.peak > limit:
                 s.insert(i, t)
             else:
                 limit = max(self.budget, s.peak)
+        watch.spend(_MOVE * len(s.reruns()) + _LOOK * (s.work - begun))
         self._note()
 
     def run(self, moves: int, hot: float = 3e-3, cold: float = 1e-5) -> None:
         """`moves` random moves at a temperature that falls from `hot` to `cold` (shares of the plain cost).
 
-        Fewer where moves are dear, because many nodes run again at one place.
+        Fewer where moves are dear, because many nodes run again at one place, and where planning is out of time.
         """
-        now, enough = self.energy(), self.schedule.work + _WORK * moves
+        watch, begun = current(), self.schedule.work
+        now, enough = self.energy(), begun + _WORK * moves
+        k = 0
         for k in range(moves):
-            if self.schedule.work > enough:
+            if self.schedule.work > enough or watch.tick():
                 break
             heat = hot * (cold / hot) ** (k / max(1, moves - 1))
             changes = self.propose()
@@ -298,6 +307,7 @@ class Search:
                 self._note()
             else:
                 self.apply([(i, t, not add) for i, t, add in reversed(changes)])
+        watch.spend(_MOVE * (k + 1 if moves else 0) + _LOOK * (self.schedule.work - begun))
 
     def apply(self, changes: list[tuple[int, int, bool]]) -> None:
         """Carries out insertions (True) and removals (False)."""

@@ -15,9 +15,12 @@ from .base import Planner
 from .problem import RematerialisationProblem, checked_sequence
 from .schedules import keep_schedule
 from .simulate import plan_of, pruned, simulate
+from .watch import current, interruptible
 
 #: sums of scaled bytes and costs stay below this
 _LARGEST = 1 << 40
+#: CP-SAT's deterministic time in units of `watch`, what the model takes included
+_SOLVING = 1.5
 #: runs of a node that are tried where fewer are proven not to fit
 _MOST_COPIES = 12
 
@@ -402,9 +405,13 @@ class _Model:
         solver.parameters.interleave_search = workers > 1
         solver.parameters.max_deterministic_time = effort
         solver.parameters.cp_model_presolve = False  # takes longer than the search
+        solver.parameters.catch_sigint_signal = False  # it swallows Ctrl-C, and takes Python's handler away for good
+        watch = current()
+        seconds = min(seconds, watch.left)
         if seconds < math.inf:
             solver.parameters.max_time_in_seconds = max(0.01, seconds)
-        status = solver.solve(self.model)
+        status = interruptible(lambda: solver.solve(self.model), solver.stop_search)
+        watch.spend(_SOLVING * solver.response_proto.deterministic_time)
         if self.scale and status in (self.cp.OPTIMAL, self.cp.FEASIBLE, self.cp.UNKNOWN):
             self.bound = max(0.0, solver.best_objective_bound) / self.scale
         self.proven = status == self.cp.OPTIMAL

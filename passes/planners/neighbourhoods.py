@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from .moccasin import improve
 from .problem import RematerialisationProblem
 from .simulate import simulate
+from .watch import current
 
 #: repeatable nodes that are free at once, to begin with, and at most
 _WIDTH, _WIDEST = 20, 120
@@ -39,7 +40,7 @@ def search(
     cost = simulate(problem, best).cost
     for number in range(rounds if nodes else 0):
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or current().over:
             break
         free = _neighbourhood(best, nodes, width, number, draw)
         best, _, proven = improve(

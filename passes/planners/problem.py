@@ -185,43 +185,70 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def problem_from_dict(data: dict[str, Any], where: str = "the problem") -> RematerialisationProblem:
-    """The opposite of `RematerialisationProblem.to_dict`."""
+    """The opposite of `RematerialisationProblem.to_dict`.  UsageError with the field that is missing or wrong."""
+    values = [_object(v, f"{where}: values[{i}]") for i, v in enumerate(_take(data, "values", list, where))]
+    nodes = [_node(n, i, f"{where}: nodes[{i}]") for i, n in enumerate(_take(data, "nodes", list, where))]
+    return RematerialisationProblem(
+        nodes=tuple(nodes),
+        sizes=tuple(_take(v, "bytes", int, f"{where}: values[{i}]") for i, v in enumerate(values)),
+        values=tuple(str(_take(v, "name", str, f"{where}: values[{i}]")) for i, v in enumerate(values)),
+        inputs=_numbers(data, "inputs", where, ()),
+        outputs=_numbers(data, "outputs", where, ()),
+        fixed=_take(data, "fixed", int, where, 0),
+        name=_take(data, "name", str, where, "problem"),
+        shared=_numbers(data, "shared", where, ()),
+    )
+
+
+def _node(found: Any, i: int, where: str) -> Node:
+    n = _object(found, where)
+    backward = _take(n, "backward", bool, where, False)
     try:
-        values = data["values"]
-        nodes = tuple(
-            Node(
-                name=str(n.get("name", f"node_{i}")),
-                cost=float(n["cost"]),
-                reads=_ints(n["reads"]),
-                writes=_ints(n["writes"]),
-                scratch=int(n.get("scratch", 0)),
-                backward=bool(n.get("backward", False)),
-                repeatable=bool(n.get("repeatable", not n.get("backward", False))),
-                overwrites=_ints(n.get("overwrites", ())),
-            )
-            for i, n in enumerate(data["nodes"])
-        )
-        return RematerialisationProblem(
-            nodes=nodes,
-            sizes=_ints(v["bytes"] for v in values),
-            values=tuple(str(v["name"]) for v in values),
-            inputs=_ints(data.get("inputs", ())),
-            outputs=_ints(data.get("outputs", ())),
-            fixed=int(data.get("fixed", 0)),
-            name=str(data.get("name", "problem")),
-            shared=_ints(data.get("shared", ())),
-        )
-    except KeyError as e:
-        raise UsageError(f"{where} lacks the field {e}") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise UsageError(f"{where} has a field of the wrong kind: {e}") from None
+        cost = float(_take(n, "cost", float, where))
+    except OverflowError:
+        raise UsageError(f"{where}: the field 'cost' is too large") from None
+    return Node(
+        name=_take(n, "name", str, where, f"node_{i}"),
+        cost=cost,
+        reads=_numbers(n, "reads", where),
+        writes=_numbers(n, "writes", where),
+        scratch=_take(n, "scratch", int, where, 0),
+        backward=backward,
+        repeatable=_take(n, "repeatable", bool, where, not backward),
+        overwrites=_numbers(n, "overwrites", where, ()),
+    )
 
 
-def _ints(found: Any) -> tuple[int, ...]:
-    numbers = tuple(found)
-    if not all(isinstance(x, int) and not isinstance(x, bool) for x in numbers):
-        raise TypeError(f"whole numbers are expected, not {numbers[:3]!r}")
-    return numbers
+_NEEDED: Any = object()
+#: sizes are below this
+_MOST_BYTES = 1 << 63
+_CALLED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+
+
+def _object(found: Any, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is of the wrong kind: {found!r}"[:300] + " is no JSON object")
+    return found
+
+
+def _take(data: dict[str, Any], name: str, kind: type, where: str, otherwise: Any = _NEEDED) -> Any:
+    """A field of one kind; `otherwise` where it is left out."""
+    if name not in data:
+        if otherwise is _NEEDED:
+            raise UsageError(f"{where} lacks the field '{name}'")
+        return otherwise
+    value = data[name]
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
+        shown = json.dumps(value)[:100]
+        raise UsageError(f"{where}: the field '{name}' is of the wrong kind: {shown} is not {_CALLED[kind]}")
+    return value
+
+
+def _numbers(data: dict[str, Any], name: str, where: str, otherwise: Any = _NEEDED) -> tuple[int, ...]:
+    found = tuple(_take(data, name, list, where, otherwise))
+    if not all(isinstance(x, int) and not isinstance(x, bool) for x in found):
+        raise UsageError(f"{where}: the field '{name}' is of the wrong kind: whole numbers are expected")
+    return found
 
 
 def _check(p: RematerialisationProblem) -> None:
@@ -230,6 +257,8 @@ def _check(p: RematerialisationProblem) -> None:
         raise UsageError(f"{p.name}: {len(p.sizes)} sizes for {len(p.values)} values")
     if p.fixed < 0 or any(s < 0 for s in p.sizes):
         raise UsageError(f"{p.name}: bytes must not be negative")
+    if max(p.fixed, *p.sizes, *(n.scratch for n in p.nodes), 0) >= _MOST_BYTES:
+        raise UsageError(f"{p.name}: 2^63 bytes or more are no machine's")
     there = bytearray(len(p.sizes))
     for v in p.inputs:
         _in_range(p, v, "inputs")

@@ -11,9 +11,12 @@ from .local_search import Schedule, Search
 from .problem import Node, RematerialisationProblem
 from .schedules import keep_schedule
 from .simulate import last_uses, profile, pruned
+from .watch import current
 
-#: cuts tried for one stage, and moves of local search on all stages that differ together
-_CUTS, _MOVES = 12, 60_000
+#: cuts tried for one stage; moves of local search, and CP-SAT's effort, on all stages that differ together
+_CUTS, _MOVES, _EFFORT = 12, 60_000, 2.5
+#: CP-SAT's effort for one schedule of a stage, at most
+_ENOUGH = 0.3
 #: stages of up to so many nodes are solved rather than searched
 _SOLVED = 60
 
@@ -55,8 +58,8 @@ def options_of(chain: Chain, most: int = 8) -> list[list[StageOption]]:
     """For every stage up to `most` options that nothing beats; stages that are alike are looked at once."""
     stages = [_stage(chain, k) for k in range(len(chain))]
     different = {s.key(): s for s in stages}
-    moves = _MOVES // max(1, 4 * len(different))
-    known = {key: _spread(_options(s, moves), most) for key, s in different.items()}
+    part = 1 / max(1, 4 * len(different))
+    known = {key: _spread(_options(s, part), most) for key, s in different.items()}
     found = []
     for s in stages:
         found.append(
@@ -68,42 +71,45 @@ def options_of(chain: Chain, most: int = 8) -> list[list[StageOption]]:
     return found
 
 
-def _options(stage: _Stage, moves: int) -> list[StageOption]:
-    """Options with a stage's own numbers: what cuts keep, and schedules that need less at the peak."""
+def _options(stage: _Stage, part: float) -> list[StageOption]:
+    """Options with a stage's own numbers: what cuts keep, and schedules that need less at the peak.
+
+    `part`: the share of all efforts that one schedule of the stage gets.
+    """
     sub = stage.problem
     first = next((i for i, n in enumerate(sub.nodes) if n.backward), len(sub))
     sets = [frozenset(sub.saved)]
     if first < len(sub):
         sets += [line.kept for line in hull(Cut(sub, first), _CUTS)]
     sequences = [keep_schedule(sub, kept | stage.border) for kept in dict.fromkeys(sets)]
-    sequences += _searched(sub, sequences, moves)
+    sequences += _searched(sub, sequences, part)
     return [_measured(stage, s, first) for s in sequences]
 
 
-def _searched(sub: RematerialisationProblem, sequences: list[list[int]], moves: int) -> Iterator[list[int]]:
+def _searched(sub: RematerialisationProblem, sequences: list[list[int]], part: float) -> Iterator[list[int]]:
     """Schedules with lower peaks: by constraint programming where the stage is small, else by local search."""
-    if len(sub) < 6 or len(sequences) < 2:
+    if len(sub) < 6 or len(sequences) < 2 or current().over:
         return
     peaks = [max(profile(sub, s)) for s in sequences]
     low, start = min(peaks), sequences[peaks.index(min(peaks))]
     least = max((sum(sub.sizes[v] for v in {*n.reads, *n.writes}) + n.scratch for n in sub.nodes), default=0)
     find = _solved if len(sub) <= _SOLVED else _annealed
-    lowest = find(sub, start, least, moves)
+    lowest = find(sub, start, least, part)
     yield lowest
     floor = max(profile(sub, lowest))
     for share in (0.0, 0.33, 0.66):
-        yield find(sub, lowest, floor + int(share * max(0, low - floor)), moves)
+        yield find(sub, lowest, floor + int(share * max(0, low - floor)), part)
 
 
-def _solved(sub: RematerialisationProblem, start: list[int], budget: int, moves: int) -> list[int]:
+def _solved(sub: RematerialisationProblem, start: list[int], budget: int, part: float) -> list[int]:
     from .moccasin import improve
 
-    return improve(sub, budget, start, effort=0.3, copies=3)[0]
+    return improve(sub, budget, start, effort=min(_ENOUGH, part * _EFFORT), copies=3)[0]
 
 
-def _annealed(sub: RematerialisationProblem, start: list[int], budget: int, moves: int) -> list[int]:
+def _annealed(sub: RematerialisationProblem, start: list[int], budget: int, part: float) -> list[int]:
     search = Search(Schedule(sub, start), budget)
-    search.run(moves)
+    search.run(int(part * _MOVES))
     return pruned(sub, search.best if search.best is not None else search.schedule.sequence())
 
 

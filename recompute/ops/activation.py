@@ -278,7 +278,6 @@ class Shrink(Tiled, onnx=True):
     lambd: float = 0.5
 
     flops_per_element = 4
-    floats = False
     masks = 1
 
     def tile(self, xp, ins, out, mask):

@@ -48,6 +48,7 @@ class Sigmoid(Tiled, onnx=True):
 class SigmoidGrad(Elementwise):
     """(y, dy) → dy · y · (1 - y)."""
 
+    floats = True
     flops_per_element = 3
 
     def compute(self, xp, ins, outs, scratch):

@@ -33,6 +33,7 @@ class Sub(Ufunc, onnx=True):
     """a - b."""
 
     ufunc = "subtract"
+    truths = False
 
     def gradient(self, b, ins, outs, grads):
         """dy and -dy; nothing is kept."""
@@ -64,6 +65,8 @@ class Mul(Ufunc, onnx=True):
 @dataclass(frozen=True)
 class Div(Elementwise, onnx=True):
     """a / b; integers are divided towards zero (as in C, and in ONNX)."""
+
+    truths = False
 
     def compute(self, xp, ins, outs, scratch):
         """True division for floats; exact truncation for integers."""
@@ -106,6 +109,7 @@ class Neg(Ufunc, onnx=True):
     """-x."""
 
     ufunc = "negative"
+    truths = False
 
     def gradient(self, b, ins, outs, grads):
         """-dy."""

@@ -14,6 +14,7 @@ class BatchNormFactor(Elementwise):
 
     epsilon: float = 1e-5
     inplace = (1,)
+    floats = True
     flops_per_element = 3
 
     def compute(self, xp, ins, outs, scratch):
@@ -43,6 +44,7 @@ class CentreScale(Elementwise):
     """(x, mean, factor, bias) → (x - mean) · factor + bias: BatchNormApply's last steps, to the bit."""
 
     inplace = (0,)
+    floats = True
     flops_per_element = 3
 
     def compute(self, xp, ins, outs, scratch):
@@ -72,6 +74,7 @@ class CentredProduct(Elementwise):
     """(x, mean, dy) → (x - mean) · dy, whose column sums a batch normalisation's gradient needs."""
 
     inplace = (0,)
+    floats = True
     flops_per_element = 2
 
     def compute(self, xp, ins, outs, scratch):
@@ -106,6 +109,7 @@ class BatchNormSlope(Elementwise):
     count: int
     epsilon: float = 1e-5
     inplace = (6, 0)
+    floats = True
     flops_per_element = 5
 
     def scratch(self, ins, outs):

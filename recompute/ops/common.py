@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -41,11 +40,17 @@ def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
         raise op.fail("shapes do not broadcast", *types) from None
 
 
-@functools.cache
 def arity(cls: Any) -> int:
     """How many inputs an element-wise operator has: `takes`, or those of its ufunc, its `element` or its `expand`."""
-    if cls.takes:
-        return cls.takes
+    if cls not in _ARITY:
+        _ARITY[cls] = cls.takes or _inputs_of(cls)
+    return _ARITY[cls]
+
+
+_ARITY: dict[Any, int] = {}
+
+
+def _inputs_of(cls: Any) -> int:
     if (ufunc := getattr(cls, "ufunc", "")) and hasattr(np, ufunc):
         return getattr(np, ufunc).nin
     given = list(inspect.signature(cls.element).parameters.values())[1:]
@@ -64,20 +69,20 @@ class Elementwise(Op, abstract=True):
     takes: ClassVar[int] = 0
     #: takes floats only, as ONNX has it
     floats: ClassVar[bool] = False
+    #: takes bool beside numbers
+    truths: ClassVar[bool] = True
     autocast = "follow"
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The broadcast type."""
         self.need(*inputs, count=arity(type(self)))
-        return self.of_present(*inputs)
-
-    def of_present(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """The broadcast type of the inputs that are present."""
         present = [t for t in inputs if t is not None]
         if any(t.dtype != present[0].dtype for t in present):
             raise self.fail("element types differ", *inputs)
         if self.floats and not present[0].is_float:
             raise self.fail("takes floats only", *inputs)
+        if not self.truths and present[0].dtype == "bool":
+            raise self.fail("takes numbers, not bool", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
 
     def out_dtype(self, dtype: str) -> str:

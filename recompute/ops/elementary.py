@@ -66,6 +66,7 @@ class Sign(Step, onnx=True):
     """-1, 0 or 1."""
 
     ufunc = "sign"
+    truths = False
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,7 @@ class Mod(Elementwise, onnx=True):
 
     takes = 2
     flops_per_element = 8
+    truths = False
 
     def compute(self, xp, ins, outs, scratch):
         """One remainder."""

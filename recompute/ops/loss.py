@@ -37,6 +37,8 @@ class LabelLoss(Op, abstract=True):
             raise self.fail(f"reduction must be one of {', '.join(_REDUCTIONS)}, not '{self.reduction}'")
         if scores.ndim < 2 or labels.shape != (scores.shape[0], *scores.shape[2:]):
             raise self.fail("scores must be [N, C, d1, ...] and labels [N, d1, ...]", scores, labels)
+        if not scores.is_float:
+            raise self.fail("scores must be floats", scores, labels)
         if labels.dtype not in ("i32", "i64"):
             raise self.fail("labels must be i32 or i64", scores, labels)
         if weights is not None and weights != TensorType(scores.dtype, scores.shape[1:2]):

@@ -150,6 +150,8 @@ class NormGrad(Op):
         """x's type, scale's twice."""
         if math.prod(self.view) != x.size or len(self.view) != 4 or min(self.view) < 0 or dy != x:
             raise self.fail(f"x and dy must have the elements of view {list(self.view)}", x, scale, mean, inverse, dy)
+        if not x.is_float:
+            raise self.fail("needs floats", x, scale, mean, inverse, dy)
         a, g, s, _ = self.view
         if scale.size != g * s or inverse.size != a * g or (mean is not None and mean.size != a * g):
             raise self.fail("scale or statistics do not fit the view", x, scale, mean, inverse, dy)

@@ -18,6 +18,7 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
+_WORD = 0xFFFFFFFFFFFFFFFF
 
 
 def stream(xp: Any, seed: int, step: Any) -> Callable[[Any], None]:
@@ -26,7 +27,7 @@ def stream(xp: Any, seed: int, step: Any) -> Callable[[Any], None]:
     All but the last of these vectors must have a length that 8 divides.
     """
     if xp.__name__ == "numpy":
-        key = np.array([seed, int(step)], np.uint64)
+        key = np.array([seed, int(step) & _WORD], np.uint64)  # a negative step by its bits, as kernels read it
         generator = np.random.Generator(np.random.Philox(key=key))
         return lambda out: generator.random(dtype=np.float32, out=out)
     position = 0

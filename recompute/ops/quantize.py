@@ -88,15 +88,24 @@ def rounded(b: Any, x: Any, scale: Any, zero: Any, kind: str, *, straight: bool 
     return b.Clip(q, b.constant(low, q), b.constant(high, q))
 
 
+def _dtype(node: Any, attribute: str, otherwise: str) -> str:
+    """The element type that an attribute names; `otherwise` where it is left out, or 0."""
+    number = node.attributes.get(attribute)
+    kind = dtype_from_onnx(number) if number else otherwise
+    if kind is None:
+        raise node.fail(f"its {attribute} {number} is no element type that is supported")
+    return kind
+
+
 @imports("QuantizeLinear")
 def quantize(node: Any) -> Any:
     """(x, scale, zero) → round(x / scale) + zero, clipped; to 8 and 4 bit floats: x / scale, converted."""
     b, x, given = node.builder, node.input(0), node.attributes
-    kind = dtype_from_onnx(given["output_dtype"]) if given.get("output_dtype") else "u8"
+    kind = _dtype(node, "output_dtype", "u8")
     zero_type = node.type(2)
     kind = zero_type.dtype if zero_type is not None else kind
     scale, zero = _placed(node, x)
-    work = dtype_from_onnx(given["precision"]) if given.get("precision") else scale.dtype
+    work = _dtype(node, "precision", scale.dtype)
     if kind not in _RANGES:
         q = b.Div(_to(b, x, work), _to(b, scale, work))
         if zero is not None:
@@ -114,9 +123,9 @@ def quantize(node: Any) -> Any:
 @imports("DequantizeLinear")
 def dequantize(node: Any) -> Any:
     """(x, scale, zero) → (x - zero) · scale, which differentiates by the scale."""
-    b, q, given = node.builder, node.input(0), node.attributes
+    b, q = node.builder, node.input(0)
     scale, zero = _placed(node, q)
-    kind = dtype_from_onnx(given["output_dtype"]) if given.get("output_dtype") else scale.dtype
+    kind = _dtype(node, "output_dtype", scale.dtype)
     work = "f32" if scale.dtype in ("f16", "bf16", "f8e8m0") else scale.dtype
     scale = _to(b, scale, work)
     fake = (node.quantized or {}).get(node.name(0))

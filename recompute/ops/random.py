@@ -304,7 +304,10 @@ class Bernoulli(Draw):
 
 def _dtype(node: Any, default: str) -> str:
     number = node.attributes.get("dtype")
-    return default if number is None else dtype_from_onnx(number) or default
+    dtype = default if number is None else dtype_from_onnx(number)
+    if dtype is None:
+        raise node.fail(f"its element type {number} is not supported")
+    return dtype
 
 
 def _random_from_onnx(cls: Any, node: Any, shape: Sequence[int], default: str) -> Any:

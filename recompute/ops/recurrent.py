@@ -108,6 +108,8 @@ class Recurrent(Op, abstract=True):
             raise self.fail("needs x, w and r", *inputs)
         if self.direction not in DIRECTIONS or x.ndim != 3:
             raise self.fail(f"direction '{self.direction}' is unknown, or x is not [steps, batch, features]", *inputs)
+        if not x.is_float:
+            raise self.fail("needs floats", *inputs)
         steps, batch, features = x.shape
         d, h, g = self.directions, self.hidden_size, self.gates * self.hidden_size
         wanted = [(w, (d, g, features)), (r, (d, g, h)), (bias, (d, 2 * g)), *((s, (d, batch, h)) for s in states[:2])]

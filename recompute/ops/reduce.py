@@ -28,6 +28,8 @@ class Reduce(Op, abstract=True):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         """x's type with the reduced dimensions 1 or gone."""
+        if self.prepare and not x.is_float and (self.prepare == "exp" or x.dtype == "bool"):
+            raise self.fail("takes floats only" if self.prepare == "exp" else "takes numbers, not bool", x)
         axes = normal_axes(self.axes, x.ndim, self)
         if self.keepdims:
             return (x.with_shape([1 if i in axes else d for i, d in enumerate(x.shape)]),)

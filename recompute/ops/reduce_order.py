@@ -87,9 +87,9 @@ class ShareTies(Op):
 
     def infer(self, x, y, dy):
         """x's type."""
-        fits = x.ndim == y.ndim and all(d in (1, n) for d, n in zip(y.shape, x.shape, strict=True))
+        fits = x.is_float and x.ndim == y.ndim and all(d in (1, n) for d, n in zip(y.shape, x.shape, strict=True))
         if y != dy or not fits or x.dtype != y.dtype:
-            raise self.fail("y and dy must have x's shape with ones where it was reduced", x, y, dy)
+            raise self.fail("y and dy must be floats of x's shape, with ones where it was reduced", x, y, dy)
         return (x,)
 
     def scratch(self, ins, outs):

@@ -16,6 +16,9 @@ import numpy as np
 from ..op import Cost, Op
 from .flat import add_rows
 
+#: elements that are outside of every image
+_FAR = 2.0**40
+
 
 class Regions(Op, abstract=True):
     """What pools of regions share: a maximum over candidates, each an element of x times a weight."""
@@ -32,6 +35,19 @@ class Regions(Op, abstract=True):
     def bins(self) -> tuple[int, int]:
         """Rows and columns of a pooled region."""
         raise NotImplementedError
+
+    def image(self, number: Any, count: int) -> int:
+        """Which image a region lies in.  IndexError where there is none of that number."""
+        if not 0 <= number < count:
+            raise IndexError(f"{self.name}: image {number} is out of range for {count} images")
+        return int(number)
+
+    def corner(self, at: Any) -> int:
+        """A corner in whole elements, rounded as C does, halves away from zero.  IndexError where it is no number."""
+        v = float(at) * self.spatial_scale
+        if math.isnan(v):
+            raise IndexError(f"{self.name}: a corner of a region is no number")
+        return math.floor(min(abs(v), _FAR) + 0.5) * (1 if v >= 0 else -1)
 
     def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
         """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
@@ -348,9 +364,7 @@ class Pooled(Regions, abstract=True):
         """The elements of each bin, by rows; bins that have fewer: nan."""
         spans = []
         for at, n, size in ((2, self.pooled_shape[0], h), (1, self.pooled_shape[1], w)):
-            # C's round: halves away from zero
-            first, last = (math.floor(abs(v) + 0.5) * (1 if v >= 0 else -1)
-                           for v in (float(roi[i]) * self.spatial_scale for i in (at, at + 2)))  # fmt: skip
+            first, last = self.corner(roi[at]), self.corner(roi[at + 2])
             step = max(last - first + 1, 1) / n
             low = np.clip([math.floor(i * step) + first for i in range(n)], 0, size)
             high = np.clip([math.ceil((i + 1) * step) + first for i in range(n)], 0, size)
@@ -385,7 +399,7 @@ class MaxRoiPool(Pooled, onnx=True):
         """Region by region."""
         x = ins[0]
         for roi, y in zip(on_host(ins[1]), outs[0], strict=True):
-            n = int(roi[0])
+            n = self.image(roi[0], len(x))
             self.pick(xp, x[n], self.winners(xp, x[n], roi, scratch), y)
 
     def gradient(self, b, ins, outs, grads):
@@ -431,7 +445,7 @@ class MaxRoiPoolGrad(Pooled):
         x, rois, dy = ins
         outs[0].fill(0)
         for roi, up in zip(on_host(rois), dy, strict=True):
-            n = int(roi[0])
+            n = self.image(roi[0], len(x))
             self.put(xp, outs[0][n], self.winners(xp, x[n], roi, scratch), up)
 
     def gradient(self, b, ins, outs, grads):

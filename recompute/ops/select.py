@@ -124,6 +124,10 @@ class OneHot(Move):
 
     def infer(self, indices):
         """The indices' shape with `depth` put in at `axis`."""
+        try:
+            DTYPES[self.dtype].type(self.on), DTYPES[self.dtype].type(self.off)
+        except (KeyError, ValueError, OverflowError):
+            raise self.fail(f"on = {self.on} or off = {self.off} is no {self.dtype}", indices) from None
         shape = list(indices.shape)
         shape.insert(normal_axis(self.axis, len(shape) + 1, self), self.depth)
         return (TensorType(self.dtype, tuple(shape)),)
@@ -289,6 +293,10 @@ class ReverseSequence(Move, onnx=True):
         for i, length in enumerate(int(n) for n in ins[1]):
             y[i, :length] = x[i, :length][::-1]
             y[i, length:] = x[i, length:]
+
+    def checks(self, ins, outs):
+        """Lengths within the time axis."""
+        return ((1, ("length", ins[0].shape[self.time_axis])),)
 
     def gradient(self, b, ins, outs, grads):
         """Turned round again."""

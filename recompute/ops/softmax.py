@@ -29,6 +29,8 @@ class AlongAxis(Op, abstract=True):
         assert x is not None
         if any(t != x for t in inputs) or len(inputs) != self.takes:
             raise self.fail("types differ", *inputs)
+        if not x.is_float:
+            raise self.fail("takes floats only", *inputs)
         normal_axis(self.axis, x.ndim, self)
         return (x,)
 

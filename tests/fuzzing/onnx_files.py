@@ -1,8 +1,4 @@
-"""Valid models, and ways to damage them: for tests/test_fuzz_import.py and benchmarks/fuzz_import.py.
-
-Everything follows from a seed: `damaged(seed, corpus())` is the same file on every machine (with one version of onnx,
-whose own test models are part of the corpus).
-"""
+"""Valid models, and damage to them that knows ONNX: attributes, tensors, types, wires, names, order, opsets."""
 
 from __future__ import annotations
 
@@ -13,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from contrib_cases import cases
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent
 #: sizes, axes and counts that nobody expects
 ODD = [0, -1, 1, 2, 3, -2, 7, 100, 1000, 2**31, -(2**31), 2**40, 2**63 - 1, -(2**63)]
 #: what PyTorch's exporters wrote; named one by one so that a seed stays the file that it is
@@ -271,21 +268,68 @@ def change_order(r: random.Random, model: ModelProto, node: NodeProto) -> None:
         f.name = r.choice(["Inner", "Outer", "", "Relu"])
 
 
+def change_size(r: random.Random, model: ModelProto, node: NodeProto) -> None:
+    """A size in all weights, inputs and lists at once, so that they still fit each other: 0 more often than others."""
+    every = graphs(model)
+    sizes = [d for g in every for t in g.initializer for d in t.dims]
+    sizes += [d.dim_value for g in every for v in g.input for d in v.type.tensor_type.shape.dim if d.dim_value]
+    if not sizes:
+        return
+    old, new = r.choice(sizes), r.choice([0, 0, 0, 1, 2, 5, 17])
+    for g in every:
+        for v in (*g.input, *g.output, *g.value_info):
+            for d in v.type.tensor_type.shape.dim:
+                if d.dim_value == old:
+                    d.dim_value = new
+        for t in g.initializer:
+            if old in t.dims:
+                _resize(t, [new if d == old else d for d in t.dims])
+
+
+def _resize(t: TensorProto, shape: list[int]) -> None:
+    try:
+        array = onnx.numpy_helper.to_array(t)
+        t.CopyFrom(onnx.numpy_helper.from_array(np.resize(array, shape), t.name))
+    except Exception:  # damaged before
+        return
+
+
+def change_dtype(r: random.Random, model: ModelProto, node: NodeProto) -> None:
+    """An element type in all weights, inputs and casts at once."""
+    every = graphs(model)
+    known = [t.data_type for g in every for t in g.initializer]
+    known += [v.type.tensor_type.elem_type for g in every for v in g.input]
+    if not known:
+        return
+    old, new = r.choice(known), r.choice([1, 10, 11, 16, 2, 3, 4, 5, 6, 7, 9, 12, 13])
+    for g in every:
+        for v in (*g.input, *g.output, *g.value_info):
+            if v.type.tensor_type.elem_type == old:
+                v.type.tensor_type.elem_type = new
+        for t in g.initializer:
+            if t.data_type == old:
+                _retype(t, new)
+        for a in (a for n in g.node for a in n.attribute if a.name in ("to", "dtype") and a.i == old):
+            a.i = new
+
+
+def _retype(t: TensorProto, new: int) -> None:
+    try:
+        with np.errstate(all="ignore"):
+            array = onnx.numpy_helper.to_array(t).astype(helper.tensor_dtype_to_np_dtype(new))
+        t.CopyFrom(onnx.numpy_helper.from_array(array, t.name))
+    except Exception:
+        return
+
+
 CHANGES: list[Callable[[random.Random, ModelProto, NodeProto], None]] = [
     change_attribute, change_attribute, change_attribute, add_attribute, change_weight, change_weight, change_input,
-    change_wires, change_operator, change_order, change_name,
+    change_wires, change_operator, change_order, change_name, change_size, change_size, change_dtype, change_dtype,
 ]  # fmt: skip
 
 
-def damaged(seed: int, models: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    """(the original's name, a file with one to three changes to the model, or to the bytes)."""
-    r = random.Random(seed)
-    name, raw = r.choice(models)
-    if r.random() < 0.15:
-        broken = bytearray(raw)
-        for _ in range(r.randint(1, 8)):
-            broken[r.randrange(len(broken))] = r.randrange(256)
-        return name, bytes(broken[: r.randrange(len(broken))] if r.random() < 0.3 else broken)
+def damaged_model(r: random.Random, raw: bytes) -> bytes:
+    """A model's file with one to three changes to the model."""
     model = ModelProto()
     model.ParseFromString(raw)
     for _ in range(r.randint(1, 3)):
@@ -293,6 +337,6 @@ def damaged(seed: int, models: list[tuple[str, bytes]]) -> tuple[str, bytes]:
         if node is not None:
             r.choice(CHANGES)(r, model, node)
     try:
-        return name, model.SerializeToString()
+        return model.SerializeToString()
     except Exception:  # a name that protobuf does not take
-        return name, raw
+        return raw

@@ -1,0 +1,192 @@
+"""How long planning may go on, and where it stands: counted work, a deadline, interrupts, progress.
+
+Planners ask `current()` whether to go on and tell it what they do.  Work is counted in steps of the search, in units
+of about a second of one core, so that the same call ends at the same place on any machine; a deadline is by the clock.
+Outside of `watching` nothing ends early and nobody listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+#: units of work that planning takes by default, at most
+WORK = 20.0
+#: what compiling a plan takes, and each operator of it
+_COMPILED = (0.8, 1e-3)
+#: seconds between two calls of the listener while a search goes on
+_TICK = 0.2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where planning stands: `seconds` since it began, what it is `doing`, how many `plans` were compiled.
+
+    Of the best plan that fits so far (None: none does yet): `overhead`, its extra time as a share of the plain step's,
+    and `gap`, how far it can be from the best there is, as a share of that.
+    """
+
+    seconds: float
+    doing: str
+    plans: int
+    overhead: float | None = None
+    gap: float | None = None
+
+    def __str__(self) -> str:
+        best = "no plan that fits yet" if self.overhead is None else f"best {self.overhead:+.2%} time"
+        gap = "" if self.gap is None else f", at most {self.gap:.2%} from the best there is"
+        return f"planning, {self.seconds:.0f} s: {best}{gap} ({self.doing})"
+
+
+class Watch:
+    """What one call of a planner may take.
+
+    `effort`: 1 is what planning takes by default, `work` at most; 2 goes on for as much again.  `seconds`: it goes on
+    until then instead.  Neither ends it before there is a plan that fits.  `tell` hears of progress; what it raises
+    ends planning, as an interrupt does.  `judge` gives overhead and gap of a compiled plan.
+    """
+
+    def __init__(
+        self,
+        *,
+        effort: float = 1.0,
+        seconds: float | None = None,
+        work: float = math.inf,
+        tell: Callable[[Progress], Any] | None = None,
+    ) -> None:
+        self.effort, self.seconds, self.tell = effort, seconds, tell
+        self.judge: Callable[[Any], tuple[float, float | None]] | None = None
+        self.begun = self._told = time.monotonic()
+        self.work = 0.0
+        self.plans = 0
+        self.found = False  # whether some plan fits
+        self.interrupted = self.timed_out = False
+        self._limit = math.inf if seconds is not None else work * min(1.0, effort)
+        self._doing = ""
+        self._best: tuple[float, float | None] | tuple[()] = ()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.begun
+
+    # -- how long ----------------------------------------------------------------------------------------------------
+
+    @property
+    def searches_on(self) -> bool:
+        """Whether more is wanted than planning does by default."""
+        return self.seconds is not None or self.effort > 1
+
+    def spend(self, units: float) -> None:
+        """Counts work, in units of about a second."""
+        self.work += units
+
+    def allow_more(self) -> None:
+        """What planning does by default is done: an effort beyond it goes on in proportion to what that took."""
+        if self.seconds is None:
+            self._limit = self.work * max(1.0, self.effort)
+
+    @property
+    def left(self) -> float:
+        """Seconds to the deadline; infinite without one, and before there is a plan that fits."""
+        if self.seconds is None or not self.found:
+            return math.inf
+        return self.begun + self.seconds - time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether planning ends with what it has."""
+        if self.left <= 0:
+            self.timed_out = True
+        return self.found and (self.timed_out or self.work >= self._limit)
+
+    def tick(self) -> bool:
+        """Whether the deadline has passed; tells where planning stands, now and then.  For the insides of searches."""
+        now = time.monotonic()
+        if self.tell is not None and now - self._told >= _TICK:
+            self._say(now)
+        if self.seconds is not None and self.found and now >= self.begun + self.seconds:
+            self.timed_out = True
+        return self.timed_out
+
+    def take_interrupt(self, found: bool) -> bool:
+        """Whether an interrupt ends planning with what there is: there must be something."""
+        self.interrupted = found
+        return found
+
+    # -- where it stands ---------------------------------------------------------------------------------------------
+
+    def doing(self, what: str) -> None:
+        """Says what comes next."""
+        self._doing = what
+        self._say(time.monotonic())
+
+    def compiled(self, size: int, whole: bool = True) -> None:
+        """A plan of so many operators has been compiled, or just far enough to see that it does not fit."""
+        self.plans += 1
+        self.spend((_COMPILED[0] + _COMPILED[1] * size) * (1.0 if whole else 0.4))
+
+    def best(self, found: Any) -> None:
+        """The best compiled plan so far that fits, None where none does."""
+        self.found = found is not None
+        if found is not None and self.judge is not None and self.tell is not None:
+            self._best = self.judge(found)
+        self._say(time.monotonic())
+
+    def _say(self, now: float) -> None:
+        self._told = now
+        if self.tell is not None:
+            self.tell(Progress(now - self.begun, self._doing, self.plans, *self._best))
+
+
+_current: ContextVar[Watch | None] = ContextVar("planning", default=None)
+
+
+def current() -> Watch:
+    """The watch that planning is under; one without limits where there is none."""
+    return _current.get() or Watch()
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[Watch]:
+    """Planning within is under this watch."""
+    token = _current.set(watch)
+    try:
+        yield watch
+    finally:
+        _current.reset(token)
+
+
+def interruptible(solve: Callable[[], Any], stop: Callable[[], Any]) -> Any:
+    """What `solve` gives; where Ctrl-C comes meanwhile, `stop` is called, and KeyboardInterrupt raised when it ended.
+
+    A solver's own code does not see Python's signals: it runs in a thread of its own, and this one waits for it.
+    """
+    found: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(solve())
+        except BaseException as e:  # handed to the thread that waits
+            errors.append(e)
+
+    worker = threading.Thread(target=run, name="solver", daemon=True)
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(0.05)
+            current().tick()
+    except BaseException:
+        stop()
+        worker.join(2.0)
+        raise
+    if errors:
+        raise errors[0]
+    return found[0]

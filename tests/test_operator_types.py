@@ -1,0 +1,62 @@
+"""Every operator with element types that its samples do not have: the type rule refuses them, or the numerics run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recompute import Program, RecomputeError, parse, show, verify
+from recompute.errors import JobError
+from recompute.runtime import Executor
+from recompute.testing import all_ops, case_block, cases
+from recompute.types import TensorType
+
+
+def contents(t: TensorType) -> np.ndarray:
+    return (np.arange(t.size) % 2).reshape(t.shape).astype(t.numpy)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u8", "i32", "u64", "bf16"])
+def test_other_element_types_are_refused_or_run(dtype: str) -> None:
+    ran, wrong = 0, []
+    for cls in all_ops():
+        if cls.__name__ == "Reference":  # which asks ONNX's evaluator, and says what that gives
+            continue
+        for case in cases(cls)[:3]:
+            text = show(case_block(case)[0])
+            for old in ("f64", "f32"):
+                if old not in text:
+                    continue
+                try:
+                    block = verify(parse(text.replace(old, dtype)))
+                except RecomputeError:
+                    continue
+                try:
+                    run = Program(block, {v.name: contents(v.type) for v in block.state})
+                    feed = {v.name: contents(v.type) for v in block.inputs}
+                    Executor(providers=("numpy",)).run(run, feed, block.outputs)
+                    ran += 1
+                except JobError as e:
+                    if "Error" in str(e):
+                        wrong.append(str(e))
+    assert not wrong, "\n".join(wrong)
+    assert ran > 100
+
+
+def test_regions_that_are_no_numbers_or_far_away() -> None:
+    """MaxRoiPool: a region beyond all sides is the whole image, one without numbers an error that says so."""
+    text = "program p {\n  input %x: f32[1,1,2,3]\n  input %r: f32[1,5]\n  %y: f32[1,1,1,1] = MaxRoiPool(%x, %r) {A}\n}"
+    block = verify(
+        parse(text.replace("{A}", "{pooled_shape=[1,1], spatial_scale=1e30}").replace("\n}", "\n  output %y\n}"))
+    )
+    x = np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)
+
+    def pooled(*roi: float) -> float:
+        (y,) = Executor(providers=("numpy",)).run(Program(block), {"x": x, "r": np.array([roi], np.float32)}, ["y"])
+        return float(y.reshape(()))
+
+    assert pooled(0, -1e30, -1e30, 1e30, 1e30) == 5
+    assert pooled(0, -np.inf, -np.inf, np.inf, np.inf) == 5
+    for roi in ((np.inf, 0, 0, 1, 1), (np.nan, 0, 0, 1, 1), (1, 0, 0, 1, 1), (-1, 0, 0, 1, 1), (0, np.nan, 0, 1, 1)):
+        with pytest.raises(JobError, match=r"is out of range for 1 images|is no number"):
+            pooled(*roi)
