@@ -70,20 +70,21 @@ def test_best_fit_takes_the_smallest_hole(seed: int) -> None:
 
 
 def test_holes_merge_with_both_neighbours() -> None:
-    holes = [(0, 10), (20, 30), (40, 50)]
-    packing._release(holes, 10, 10)
-    assert holes == [(0, 30), (40, 50)]
-    packing._release(holes, 32, 4)
-    assert holes == [(0, 30), (32, 36), (40, 50)]
-    packing._release(holes, 36, 4)
-    assert holes == [(0, 30), (32, 50)]
-    packing._release(holes, 30, 1)
-    assert holes == [(0, 31), (32, 50)]
-    packing._release(holes, 60, 4)
-    assert holes == [(0, 31), (32, 50), (60, 64)]
-    lower = [(8, 16)]
-    packing._release(lower, 0, 4)
-    assert lower == [(0, 4), (8, 16)]
+    holes = packing._Holes()
+    assert [holes.take(10) for _ in range(5)] == [0, 10, 20, 30, 40]
+    holes.release(10, 10)
+    holes.release(30, 10)
+    assert (holes.ends, holes.starts, holes.top) == ({10: 20, 30: 40}, {20: 10, 40: 30}, 50)
+    assert holes.take(4) == 10 and holes.ends == {14: 20, 30: 40}
+    holes.release(20, 10)
+    assert holes.ends == {14: 40} and holes.starts == {40: 14}
+    assert holes.take(30) == 50 and holes.take(26) == 14 and not holes.ends
+    holes.release(14, 26)
+    holes.release(50, 30)
+    assert (holes.ends, holes.top) == ({14: 40}, 50)
+    holes.release(40, 10)
+    assert (holes.ends, holes.starts, holes.top) == ({}, {}, 14)
+    assert holes.take(1) == 14
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -203,7 +203,6 @@ def test_dropout_mask_from_onnx() -> None:
         ("RandomUniformLike", {"dtype": 1}, {"shape": (5, 2), "dtype": "f32", "low": 0.0, "high": 1.0}),
         ("RandomNormalLike", {"mean": -1.0}, {"shape": (5, 2), "dtype": "f64", "mean": -1.0, "scale": 1.0}),
         ("RandomNormalLike", {"dtype": 1}, {"shape": (5, 2), "dtype": "f32", "mean": 0.0, "scale": 1.0}),
-        ("RandomNormal", {"shape": [7], "dtype": 0}, {"shape": (7,), "dtype": "f32"}),
         ("Bernoulli", {}, {"dtype": "f64"}),
         ("Bernoulli", {"dtype": 9}, {"dtype": "bool"}),
     ],
