@@ -100,7 +100,9 @@ def run(op: Any, given: Arrays) -> Arrays:
     return [a for a in outs if a is not None]
 
 
-@pytest.mark.parametrize(("op", "states", "behind", "formula"), CASES, ids=lambda x: str(x)[:60])
+@pytest.mark.parametrize(
+    ("op", "states", "behind", "formula"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:60])
+)
 def test_formulas(op: Any, states: int, behind: str, formula: Callable[..., Arrays]) -> None:
     given = inputs(states, behind)
     arrays = [a for i, a in enumerate(given) if a is not None and i != op.rate_at and a is not STEP]
@@ -128,7 +130,9 @@ def test_parts(states: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("unscale", [0.5, 0.0, 1.0])
-@pytest.mark.parametrize(("op", "states", "behind", "formula"), CASES, ids=lambda x: str(x)[:60])
+@pytest.mark.parametrize(
+    ("op", "states", "behind", "formula"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:60])
+)
 def test_unscaled(op: Any, states: int, behind: str, formula: Callable[..., Arrays], unscale: float) -> None:
     """The gradient times that; 0 leaves everything, infinite gradients too."""
     given = inputs(states, behind)
