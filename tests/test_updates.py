@@ -56,6 +56,11 @@ def make(name: str, **options: Any) -> Any:
 
 
 #: (the update, how many states, what comes behind the learning rate: S the step, a state, - nothing; the formula)
+def label(x: Any) -> str:
+    """A parameter's name in the tests' identifiers, the same in every process."""
+    return label(x[0]) if isinstance(x, tuple) else getattr(x, "__name__", str(x)[:60])
+
+
 CASES: list[tuple[Op, int, str, Callable[..., Arrays]]] = [
     (make("SGDUpdate"), 0, "", sgd),
     (make("SGDUpdate", weight_decay=0.5), 0, "", lambda w, g: sgd(w, g, 0.5)),
@@ -100,9 +105,7 @@ def run(op: Any, given: Arrays) -> Arrays:
     return [a for a in outs if a is not None]
 
 
-@pytest.mark.parametrize(
-    ("op", "states", "behind", "formula"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:60])
-)
+@pytest.mark.parametrize(("op", "states", "behind", "formula"), CASES, ids=label)
 def test_formulas(op: Any, states: int, behind: str, formula: Callable[..., Arrays]) -> None:
     given = inputs(states, behind)
     arrays = [a for i, a in enumerate(given) if a is not None and i != op.rate_at and a is not STEP]
@@ -111,7 +114,7 @@ def test_formulas(op: Any, states: int, behind: str, formula: Callable[..., Arra
 
 
 @pytest.mark.parametrize(
-    "states", [c for c in CASES if isinstance(c[0], Update)][:1] + CASES[2:3] + CASES[13:15], ids=str
+    "states", [c for c in CASES if isinstance(c[0], Update)][:1] + CASES[2:3] + CASES[13:15], ids=label
 )
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 def test_parts(states: Any, dtype: str) -> None:
@@ -130,9 +133,7 @@ def test_parts(states: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("unscale", [0.5, 0.0, 1.0])
-@pytest.mark.parametrize(
-    ("op", "states", "behind", "formula"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:60])
-)
+@pytest.mark.parametrize(("op", "states", "behind", "formula"), CASES, ids=label)
 def test_unscaled(op: Any, states: int, behind: str, formula: Callable[..., Arrays], unscale: float) -> None:
     """The gradient times that; 0 leaves everything, infinite gradients too."""
     given = inputs(states, behind)
