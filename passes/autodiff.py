@@ -102,10 +102,11 @@ def _without_unread_extras(
 ) -> list[Operator]:
     """Takes back optional outputs that were made for gradient operators which have been pruned since."""
     read = {v.name for o in backward for v in o.reads()}
-    return [
-        new if new is old or any(v.name in read for v in new.outputs[len(old.outputs) :] if v) else old
-        for old, new in zip(before, after, strict=True)
-    ]
+    found = []
+    for old, new in zip(before, after, strict=True):
+        had = {v.name for v in old.writes()}
+        found.append(new if any(v.name in read for v in new.writes() if v.name not in had) else old)
+    return found
 
 
 def _used(b: Builder, operators: Sequence[Operator]) -> list:

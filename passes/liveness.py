@@ -29,8 +29,8 @@ class Liveness(Pass):
             result.append(Operator(Free(), tuple(unread), ()))
         for i, op in enumerate(operators):
             result.append(with_scratch(op, names))
-            touched = {v.name: v for v in (*op.reads(), *op.writes())}
-            dead = tuple(v for v in touched.values() if v.name not in keep and last.get(v.name, i) == i)
+            touched = {v.name: v for v in (*op.inputs, *op.outputs) if v is not None and last[v.name] == i}
+            dead = tuple(v for v in touched.values() if v.name not in keep)
             if dead:
                 result.append(Operator(Free(), dead, ()))
         return block.with_operators(result, addresses={})
@@ -39,10 +39,9 @@ class Liveness(Pass):
 def _last_use(block: Block, operators: list[Operator]) -> dict[str, int]:
     last: dict[str, int] = {}
     for i, op in enumerate(operators):
-        for v in op.reads():
-            last[v.name] = i
-        for v in op.writes():
-            last[v.name] = i
+        for v in (*op.inputs, *op.outputs):
+            if v is not None:
+                last[v.name] = i
     return last
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import UsageError
+
 #: how many allocations the quadratic heuristics are tried for
 _QUADRATIC = 30_000
 #: so many bytes in all, at the most, do the other heuristics count: their arrays hold numbers of 64 bits
@@ -23,6 +25,10 @@ _REPAIRS, _REPAIR_WORK = 32, 12_000
 _FEW, _TRIES, _FAR = 96, 10_000, 1.005
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
+
+
+#: bytes of all allocations: addresses and their sums are words with a sign
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,12 @@ def height(lifetimes: Sequence[Lifetime], plan: dict[str, int]) -> int:
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
-    """Addresses by name: the best of several heuristics, stopping as soon as one is within 0.1 % of the bound."""
+    """Addresses by name: the best of several heuristics, stopping as soon as one is within 0.1 % of the bound.
+
+    UsageError where all of them together take so many bytes that an address would not be a word.
+    """
+    if (total := sum(x.size for x in lifetimes)) >= _MOST:
+        raise UsageError(f"the values of a step take {total:,} bytes together: no machine has so much")
     bound = lower_bound(lifetimes)
     best = best_fit_in_time(lifetimes)
     lowest = height(lifetimes, best)

@@ -25,7 +25,7 @@ from .storage import unfreed_storages
 _GROUP = 5
 #: readers of one buffer that are looked at, at most, when a cluster grows
 _FAN = 12
-#: operators that are looked at, about, while a limit is sought
+#: operators that are looked at, about, while a limit is sought; where there are more, they are looked at once
 _LOOKS = 300_000
 #: sets of operators that the search of one window may look at
 _TRIES = 40_000
@@ -69,9 +69,12 @@ class Schedule(Pass):
         peak = max(graph.profile(given), default=0)
         if graph.bound() >= peak:
             return []
-        squeezed = squeeze(graph, settle(graph, given, peak))
-        refined = refine(graph, squeezed, self.window, self.tries)
-        found = [squeezed] if refined == squeezed else [refined, squeezed]
+        if n > _LOOKS:  # one look is what there is time for
+            found = [fit(graph, given, peak) or given]
+        else:
+            squeezed = squeeze(graph, settle(graph, given, peak))
+            refined = refine(graph, squeezed, self.window, self.tries)
+            found = [squeezed] if refined == squeezed else [refined, squeezed]
         peaks = [(max(graph.profile(order)), order) for order in found]
         return [order for p, order in peaks if p < peak]
 
@@ -155,8 +158,6 @@ def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
 def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
     """The lowest limit that `fit` can keep to, forwards or backwards, by halving; less often for many operators."""
     steps = min(steps, _LOOKS // max(len(order), 1))
-    if not steps:
-        return order
     back = graph.reversed()
     high = max(graph.profile(order), default=0)
     low = graph.bound()

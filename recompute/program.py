@@ -140,6 +140,7 @@ class Program:
         self._lowered: tuple[Block, Block] | None = None
         self._names: tuple[Block, dict[str, Value]] | None = None
         self._updates: tuple[Block, bool] | None = None
+        self._known: tuple[Block, dict[str, Value]] | None = None
 
     @property
     def logical(self) -> Block:
@@ -160,7 +161,7 @@ class Program:
         self.block, self._lowered = block, (block, logical)
 
     def __getitem__(self, name: str) -> Variable:
-        values = self.block.values()
+        values = self._values()
         if name not in values:
             name = self.aliases.get(name, name)
         if name not in values and self._lowered is not None:
@@ -170,7 +171,13 @@ class Program:
         return Variable(self, values[name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self.block.values() or name in self.aliases
+        return name in self._values() or name in self.aliases
+
+    def _values(self) -> dict[str, Value]:
+        """The block's values, found once for each block."""
+        if self._known is None or self._known[0] is not self.block:
+            self._known = (self.block, self.block.values())
+        return self._known[1]
 
     def _variables(self, values: Sequence[Value]) -> list[Variable]:
         return [Variable(self, v) for v in values]

@@ -82,8 +82,8 @@ def dtype_to_onnx(name: str) -> int:
 
 #: dimensions that a NumPy array can have
 MAX_DIMENSIONS = 64
-#: what a value must take fewer bytes than: sums over any program stay far below 2⁶³
-MAX_BYTES = 1 << 48
+#: what a value must take fewer bytes than
+MAX_BYTES = 1 << 56
 
 
 @dataclass(frozen=True, slots=True)

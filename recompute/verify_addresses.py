@@ -90,13 +90,13 @@ class _Walk:
             if not isinstance(op.op, Free):
                 self.step(op)
         self.at = -1
-        values = self.block.values()
         for name in self.block.outputs:
-            self.read(values[name])
+            self.read(name)
 
     def step(self, op: Operator) -> None:
-        for x in op.reads():
-            self.read(x)
+        for x in op.inputs:
+            if x is not None:
+                self.read(x.name)
         if self.is_joined(op):
             return
         views = op.views()
@@ -195,11 +195,11 @@ class _Walk:
         self.starts[cut], self.ends[cut], self.writers[cut] = (list(x) for x in zip(*pieces, strict=True))
         self.holds[v.name] = [(start, end, v.name)]
 
-    def read(self, v: Value) -> None:
-        """Every stretch of `v` must still hold what was written for it."""
-        for start, end, writer in self.holds.get(v.name, ()):
+    def read(self, name: str) -> None:
+        """Every stretch of a value must still hold what was written for it."""
+        for start, end, writer in self.holds.get(name, ()):
             for i in self.overlapping(start, end):
                 if self.writers[i] != writer:
                     other = show_name(self.writers[i])
                     where = f"its bytes at {start}..{end} were overwritten by {other}"
-                    raise _Fault(self.at, f"{show_name(v.name)} is read, but {where}")
+                    raise _Fault(self.at, f"{show_name(name)} is read, but {where}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,42 @@ def test_kernels_that_need_another_workspace_are_chosen_again() -> None:
         for chosen in (executor, rc.Executor(providers=("numpy",))):
             (found,) = chosen.run(rc.Program(block, {"table": table}), feed, ["y"])
             np.testing.assert_array_equal(found, table[::-1])
+
+
+def test_threads_tell_their_own_errors() -> None:
+    """A bad index in one thread is that thread's error in every run, and nobody else's."""
+    table = np.arange(64 * 512, dtype=np.float32).reshape(64, 512)
+    good, bad = np.arange(64), np.full(64, 64)
+    told: dict[str, list[str]] = {"good": [], "bad": []}
+
+    def runs(which: str, executor: rc.Executor, program: rc.Program) -> None:
+        for _ in range(200):
+            try:
+                executor.run(program, {"at": good if which == "good" else bad}, ["y"])
+                told[which].append("")
+            except rc.JobError as e:
+                told[which].append(str(e).splitlines()[0])
+
+    threads = []
+    for which in told:
+        executor, program = rc.Executor(), rc.Program(rc.parse(GATHER), {"table": table})
+        executor.run(program, {"at": good}, ["y"])  # kernels are loaded before the threads begin
+        threads.append(threading.Thread(target=runs, args=(which, executor, program)))
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert told["good"] == [""] * 200
+    where = told["bad"][0]
+    assert "index 64 is outside an axis of 64 rows" in where or "index 64 is out of range for 64 entries" in where
+    assert told["bad"] == [where] * 200
+
+
+def test_a_step_after_a_bad_index_is_good() -> None:
+    table = np.arange(64 * 512, dtype=np.float32).reshape(64, 512)
+    executor, program = rc.Executor(), rc.Program(rc.parse(GATHER), {"table": table})
+    for index in (64, -65, 1 << 40):
+        with pytest.raises(rc.JobError, match=rf"{index} is out"):
+            executor.run(program, {"at": np.full(64, index)}, ["y"])
+        (y,) = executor.run(program, {"at": np.arange(64)}, ["y"])
+        np.testing.assert_array_equal(y, table)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from mutations import NAMES
+from fuzzing.onnx_files import NAMES
 from onnx import helper
 from onnx.helper import make_node as node
 from onnx.numpy_helper import from_array

@@ -187,3 +187,51 @@ def test_what_is_unknown_is_named() -> None:
     model, _ = one_node("Trilu", [f32(3, 3), np.array(1, np.int64)], data=(0, 1))
     with pytest.raises(rc.ModelError, match=r"\(Trilu\): its diagonal k \(input 1\) is computed from data"):
         rc.load(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "types", "why"),
+    [
+        ("Gather", {}, "f32[4,3] f32[2]", "indices must be i64 or i32"),
+        ("Gather", {"axis": 2}, "f32[4,3] i64[2]", "axis 2"),
+        ("Gather", {"axis": 1}, "f32[4,0] i64[2]", "there is nothing to take"),
+        ("GatherGrad", {"shape": (4, 3)}, "f32[2] f32[2,3]", "indices must be i64 or i32"),
+        ("GatherGrad", {"shape": (4, 3)}, "i64[2] f32[3,3]", "is not the gradient of Gather on [4, 3]"),
+        ("GatherGrad", {"shape": (4, 3), "axis": 1}, "i64[2] f32[2,3]", "is not the gradient of Gather on [4, 3]"),
+    ],
+)
+def test_gather_refuses(name: str, options: dict[str, Any], types: str, why: str) -> None:
+    from recompute.op import op_class
+
+    with pytest.raises(rc.errors.TypeRuleError) as e:
+        op_class(name)(**options).infer(*map(rc.TensorType.parse, types.split()))
+    assert why in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "types", "made", "scratch"),
+    [
+        ("Gather", {"axis": -1}, "f32[4,3] i64[2,5]", "f32[4,2,5]", ""),
+        ("Gather", {}, "f32[0,3] i32[0]", "f32[0,3]", "i64[0]"),
+        ("Gather", {}, "f32[4] i64[]", "f32[]", ""),
+        ("GatherGrad", {"shape": (4, 3), "axis": 1}, "i32[2] f32[4,2]", "f32[4,3]", "i64[2]"),
+        ("GatherGrad", {"shape": (4, 3)}, "i64[2] f16[2,3]", "f16[4,3]", "f32[4,3]"),
+        ("GatherGrad", {"shape": (4, 3)}, "i32[2] bf16[2,3]", "bf16[4,3]", "i64[2] f32[4,3]"),
+        ("GatherGrad", {"shape": (4, 3)}, "i64[2] f64[2,3]", "f64[4,3]", ""),
+    ],
+)
+def test_gather_types(name: str, options: dict[str, Any], types: str, made: str, scratch: str) -> None:
+    from recompute.op import op_class
+
+    op, ins = op_class(name)(**options), [rc.TensorType.parse(t) for t in types.split()]
+    outs = op.infer(*ins)
+    assert [*map(str, outs)] == [made] and [*map(str, op.scratch(ins, outs))] == scratch.split()
+
+
+def test_half_precision_rows_are_added_in_float32() -> None:
+    from recompute.op import op_class
+    from recompute.testing import Case, case_block, evaluate
+
+    dy = np.full((3000, 2), 1.0, np.float16)
+    block, feed = case_block(Case(op_class("GatherGrad")(shape=(3, 2)), (np.full(3000, -1), dy)))
+    np.testing.assert_array_equal(evaluate(block, feed)[0], [[0, 0], [0, 0], [3000, 3000]])

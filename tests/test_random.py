@@ -124,6 +124,12 @@ X = np.random.default_rng(0).normal(size=(7, 33)).astype(np.float32)
         ("Bernoulli", {"dtype": "f32", "seed": 4}, (abs(X),), True),
         ("RandomUniform", {"shape": (5, 7), "seed": 4, "low": -1.0}, (), True),
         ("RandomNormal", {"shape": (5, 7), "seed": 4}, (), False),
+        ("RandomNormal", {"shape": (3, 5), "seed": 4, "mean": 2.0, "scale": 0.5, "dtype": "f64"}, (), False),
+        ("RandomUniform", {"shape": (3, 2), "seed": 4, "low": 2.0, "high": 2.5, "dtype": "f16"}, (), True),
+        ("RandomUniform", {"shape": (0, 2), "seed": 4}, (), True),
+        ("RandomNormal", {"shape": (8,), "seed": 4}, (), False),
+        ("Bernoulli", {"dtype": "i32", "seed": 4}, (abs(X[:0]),), True),
+        ("Bernoulli", {"dtype": "f64", "seed": 4}, (abs(X.astype(np.float64)),), True),
     ],
 )
 def test_same_bits_in_onnxruntime(name: str, options: dict[str, Any], inputs: tuple, exact: bool) -> None:
@@ -167,9 +173,132 @@ def test_dropout_from_onnx(opset: int) -> None:
     np.testing.assert_array_equal(same, x)
 
 
+def test_what_is_drawn_has_no_gradient_by_its_inputs() -> None:
+    for name, count in (("Bernoulli", 2), ("RandomUniform", 1)):
+        options = {"dtype": "f32"} if count == 2 else {"shape": (3,)}
+        assert op_class(name)(**options).gradient(None, [None] * count, [None], [None]) == [None] * count
+
+
 def test_dropout_mask_from_onnx() -> None:
+    for outputs in (1, 2):  # a mask that nobody wants is not made
+        (op,) = [o for o in rc.load(dropout_model(21, outputs)).operators if o.op.name == "Dropout"]
+        assert len(op.outputs) == outputs
     x = np.ones((4, 50), np.float32)
     y, m = rc.Executor().run(rc.load(dropout_model(21, 2)), {"x": x}, ["y", "m"])
     np.testing.assert_array_equal(y > 0, m)
     y, m = rc.Executor().run(rc.load(dropout_model(21, 2), mode="eval"), {"x": x}, ["y", "m"])
     assert m.all() and (y == x).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "expected"),
+    [
+        ("RandomUniform", {"shape": [2, 3]}, {"shape": (2, 3), "dtype": "f32", "low": 0.0, "high": 1.0}),
+        ("RandomUniform", {"shape": [4], "dtype": 11, "low": -2.0, "high": -1.0},
+         {"shape": (4,), "dtype": "f64", "low": -2.0, "high": -1.0}),
+        ("RandomNormal", {"shape": [2, 3], "mean": 1.5, "scale": 0.25},
+         {"shape": (2, 3), "dtype": "f32", "mean": 1.5, "scale": 0.25}),
+        ("RandomNormal", {"shape": [7], "dtype": 10}, {"shape": (7,), "dtype": "f16", "mean": 0.0, "scale": 1.0}),
+        ("RandomUniformLike", {"high": 3.0}, {"shape": (5, 2), "dtype": "f64", "low": 0.0, "high": 3.0}),
+        ("RandomUniformLike", {"dtype": 1}, {"shape": (5, 2), "dtype": "f32", "low": 0.0, "high": 1.0}),
+        ("RandomNormalLike", {"mean": -1.0}, {"shape": (5, 2), "dtype": "f64", "mean": -1.0, "scale": 1.0}),
+        ("RandomNormalLike", {"dtype": 1}, {"shape": (5, 2), "dtype": "f32", "mean": 0.0, "scale": 1.0}),
+        ("Bernoulli", {}, {"dtype": "f64"}),
+        ("Bernoulli", {"dtype": 9}, {"dtype": "bool"}),
+    ],
+)  # fmt: skip
+def test_drawing_from_onnx(kind: str, attributes: dict[str, Any], expected: dict[str, Any]) -> None:
+    reads = ["x"] if kind.endswith("Like") or kind == "Bernoulli" else []
+    nodes = [
+        helper.make_node(kind, reads, ["y"], name="draw", **attributes),
+        helper.make_node("Cast", ["y"], ["z"], to=1),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 11, [5, 2])], [helper.make_tensor_value_info("z", 1, None)]
+    )
+    program = rc.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    (op,) = [o for o in program.operators if o.op.random]
+    found = vars(op.op)
+    assert op.op.name == kind.removesuffix("Like") and {k: found[k] for k in expected} == expected
+    (z,) = rc.Executor().run(program, {"x": np.full((5, 2), 0.5)}, ["z"])
+    assert z.shape == expected.get("shape", (5, 2)) and np.isfinite(z).all()
+    types = [v.type for v in op.reads()]
+    assert op.outputs[0] is not None and (op.outputs[0].type,) == op.op.infer(*types)
+
+
+@pytest.mark.parametrize("shape", [(4099,), (3, 700, 2), (1,)])
+def test_drawing_in_tiles_is_drawing_at_once(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers follow one another from tile to tile: uniform, normal (two each), and comparisons with them."""
+    size, step = int(np.prod(shape)), np.array(6)
+    u = numbers(11, 6, 2 * size)
+    for tile in (64, 1 << 20):
+        monkeypatch.setattr("recompute.ops.random.TILE", tile)
+        block, feed = case_block(Case(op_class("RandomUniform")(shape=shape, low=-1.0, high=2.0, seed=11), (step,)))
+        want = (u[:size] * np.float32(3) + np.float32(-1)).reshape(shape)
+        np.testing.assert_array_equal(evaluate_own(block, feed), want)
+        block, feed = case_block(Case(op_class("RandomNormal")(shape=shape, mean=1.0, scale=2.0, seed=11), (step,)))
+        radius, angle = u[0::2].astype(np.float64), u[1::2].astype(np.float64)
+        want = 1 + 2 * np.sqrt(-2 * np.log(1 - radius)) * np.cos(2 * np.pi * angle)
+        np.testing.assert_allclose(evaluate_own(block, feed).reshape(-1), want, rtol=0, atol=1e-5)
+        p = np.linspace(0, 1, size, dtype=np.float32).reshape(shape)
+        p.flat[: size // 2] = u[: size // 2]
+        block, feed = case_block(Case(op_class("Bernoulli")(dtype="f32", seed=11), (p, step)))
+        np.testing.assert_array_equal(evaluate_own(block, feed).reshape(-1), u[:size] < p.reshape(-1))
+        block, feed = case_block(Case(op_class("Dropout")(ratio=0.25, seed=11), (p, step)))
+        np.testing.assert_array_equal(
+            evaluate_own(block, feed).reshape(-1), p.reshape(-1) * np.float32(4 / 3) * (u[:size] >= 0.25)
+        )
+
+
+def evaluate_own(block: rc.Block, feed: dict[str, np.ndarray]) -> np.ndarray:
+    """The first output by the operator's own numerics."""
+    (op,) = block.operators
+    outs = [None if v is None else np.full(v.shape, 77, v.type.numpy) for v in op.outputs]
+    ins = [feed[v.name] for v in op.reads()]
+    scratch = [np.full(t.shape, 77, t.numpy) for t in op.workspace()]
+    op.op.compute(np, ins, outs, scratch)  # type: ignore[arg-type]
+    assert outs[0] is not None
+    return outs[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "types", "why"),
+    [
+        ("Dropout", {"ratio": 1.0}, "f32[4] i64[]", "ratio must be in [0, 1), not 1.0"),
+        ("Dropout", {"ratio": -0.1}, "f32[4] i64[]", "ratio must be in [0, 1), not -0.1"),
+        ("Dropout", {"ratio": 0.0}, "f32[4] i32[]", "the step counter must be i64[]"),
+        ("Dropout", {}, "f32[4] i64[1]", "the step counter must be i64[]"),
+        ("Bernoulli", {"dtype": "f32"}, "f32[4] f32[]", "the step counter must be i64[]"),
+        ("RandomNormal", {"shape": (2,)}, "i32[]", "the step counter must be i64[]"),
+    ],
+)
+def test_types_that_are_refused(name: str, options: dict[str, Any], types: str, why: str) -> None:
+    with pytest.raises(rc.errors.TypeRuleError) as e:
+        op_class(name)(**options).infer(*map(TensorType.parse, types.split()))
+    assert why in str(e.value)
+    assert op_class("Dropout")(ratio=0.0).infer(TensorType.parse("f32[4]"), TensorType.parse("i64[]"))
+
+
+class Elsewhere:
+    """NumPy under another name: array operations draw there."""
+
+    __name__ = "elsewhere"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def test_streams_go_on_where_they_were() -> None:
+    want, got = numbers(5, 2, 41), np.empty(41, np.float32)
+    fill = stream(Elsewhere(), 5, np.array(2))
+    for start, end in ((0, 8), (8, 24), (24, 41)):
+        fill(got[start:end])
+    assert got.tobytes() == want.tobytes()
+
+
+def test_what_a_text_without_attributes_means() -> None:
+    """Attributes that are not written are these, in files of last year too."""
+    assert vars(op_class("Dropout")()) == {"ratio": 0.5, "seed": 0}
+    assert vars(op_class("RandomUniform")((2,))) == {"shape": (2,), "dtype": "f32", "low": 0.0, "high": 1.0, "seed": 0}
+    assert vars(op_class("RandomNormal")((2,))) == {"shape": (2,), "dtype": "f32", "mean": 0.0, "scale": 1.0, "seed": 0}
+    assert vars(op_class("Bernoulli")("f32")) == {"dtype": "f32", "seed": 0}

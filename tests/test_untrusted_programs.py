@@ -56,7 +56,7 @@ def test_the_planned_program_is_good() -> None:
         ("@0,32768", "@0,-32768", "%s#0 lies at -32768"),
         ("@0,32768", "@0,32770", "%s#0 lies at 32770"),
         ("@0,32768", f"@0,{1 << 62}", f"%s#0 lies at {1 << 62}"),
-        ("@0,32768", f"@0,{1 << 48}", f"%s#0 lies at {1 << 48}"),
+        ("@0,32768", f"@0,{1 << 56}", f"%s#0 lies at {1 << 56}"),
         ("%a: f32[64,64] = Add(%x, %w) @16384", "%a: f32[64,64] = Add(%x, %w) @64", "%a at 64..16448 overlaps"),
         ("@0,32768", "@0,0", "overlaps %s"),
         ("@0,32768", "@0,16320", "overlaps %s"),
@@ -71,7 +71,7 @@ def test_the_planned_program_is_good() -> None:
         ("@36864,53248,57344,73728", "@16384,53248,57344,73728", "%r is read, but its bytes"),
         ("scratch(%s#0: f32[64,1])", "scratch(%s#0: f32[1,1])", "Softmax needs scratch buffers of other types: f32"),
         ("scratch(%s#0: f32[64,1])", "scratch(%s#0: f64[64,1])", "Softmax needs scratch buffers of other types: f32"),
-        (" scratch(%s#0: f32[64,1]) @0,32768", " @0", "Softmax needs scratch buffers of other types: f32[64"),
+        (" scratch(%s#0: f32[64,1]) @0,32768", " @0", "Softmax needs scratch buffers of other types: f32"),
         ("= Tanh(%s) @0", "= Tanh(%s) scratch(%t#0: f32[4]) @0,98304", "needs scratch buffers of other types: none"),
     ],
 )  # fmt: skip
@@ -131,7 +131,7 @@ def loop(yields: str) -> str:
         ("  input %x: f32[4]\n  %y: f32[4] = Slice(%x) {starts=[0], ends=[4], axes=[0], steps=[0]}", "or a step is 0"),
         ("  input %x: f32[0,8]\n  input %i: i64[1]\n  %y: f32[1,8] = Gather(%x, %i)", "there is nothing to take"),
         ("  const %x: f32[3] = [1.0]\n  %y: f32[3] = Neg(%x)", "constant %x: f32[3] has 1 elements"),
-        (f"  input %x: f32[{1 << 46}]\n  %y: f32[{1 << 46}] = Neg(%x)", "bytes are more than any machine has"),
+        (f"  input %x: f32[{1 << 54}]\n  %y: f32[{1 << 54}] = Neg(%x)", "bytes are more than any machine has"),
         (f"  input %x: f32[0,{1 << 60}]\n  %y: f32[0,{1 << 60}] = Neg(%x)", "bytes are more than any machine has"),
     ],
 )
@@ -295,3 +295,14 @@ def test_the_evaluator_runs_only_what_nothing_else_runs() -> None:
     block = rc.verify(rc.parse(referring(node("Binarizer", ["x0"], ["y0"], domain="ai.onnx.ml", threshold=1.0))))
     feed = {"x": np.arange(4, dtype=np.float32), "n": np.zeros(1, np.int64)}
     assert rc.Executor().run(rc.Program(block), feed, ["y"])[0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_step_too_large_for_addresses_is_refused() -> None:
+    """Each value could be, all of them together could not."""
+    t, n = TensorType("f32", (1 << 53,)), 200
+    lines = [f"  %y{i}: {t} = Neg(%{f'y{i - 1}' if i else 'x'})" for i in range(n)]
+    text = "\n".join(
+        ["program p {", f"  input %x: {t}", *lines, f"  output {', '.join(f'%y{i}' for i in range(n))}", "}"]
+    )
+    with pytest.raises(UsageError, match="bytes together: no machine has so much"):
+        rc.Executor().run(rc.Program(parse(text), {}), {}, ["y0"])

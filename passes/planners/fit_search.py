@@ -131,21 +131,30 @@ class _Order:
         self.search, self.derived, self.scheduled = search, derived, scheduled
         self.frontier = quick_frontier_of(derived.problem)
         self.goal = search.budget  # live bytes whose arena is about the budget
-        self.refined = 0  # the goal around which was looked last
+        self.refined: list[int] = []  # goals around which was looked
         self.beyond = 0  # live bytes of the least plan whose arena is too large
+        self.tried: list[tuple[int, int]] = []  # live bytes and peaks of plans that were compiled since
         self.peaks: dict[bytes, int] = {}
 
     def refine(self, number: int) -> None:
-        """Looks for better plans around the goal, or, once that was done, between it and what proved to be too large.
+        """Looks for better plans around a goal: of live bytes, while it is arenas that must fit.
 
-        How much of a plan's live bytes its arena takes differs from plan to plan.
+        How much of a plan's live bytes its arena takes differs from plan to plan: the budget comes first, then what the
+        first plan found there says, then the middle between those that fit and those that do not.
         """
         problem, watch = self.derived.problem, self.search.watch
         frontier_of(problem)
-        goal = (self.goal + self.beyond) // 2 if self.refined and self.beyond > self.goal else self.goal
-        if not number and abs(goal - self.refined) <= (1 - CLOSE) * (goal - problem.fixed):
+        goal = self.goal
+        if not self.refined:
+            goal = self.search.budget
+        elif len(self.refined) == 1 and self.tried:
+            goal = self.expected(*self.tried[0])
+        elif self.beyond > self.goal:
+            goal = (self.goal + self.beyond) // 2
+        self.tried = []
+        if not number and any(abs(goal - g) <= (1 - CLOSE) * (goal - problem.fixed) for g in self.refined):
             return
-        self.refined = goal
+        self.refined.append(goal)
         if self.search.plain.peak > goal or self.search.best == math.inf or number:
             watch.doing("local search")
             with contextlib.suppress(UsageError):  # so little that nothing can be there
@@ -178,10 +187,20 @@ class _Order:
                     return
             else:
                 over = at
-                self.beyond = points[at].peak
-            missing = search.budget - found.peak
-            if abs(missing) <= _NEAR * (search.budget - self.derived.problem.fixed):
-                self.goal = points[at].peak + missing
+            self.aim(points[at].peak, found.peak)
+
+    def expected(self, live: int, arena: int) -> int:
+        """Live bytes of plans that just fit, by a plan of so many; the goal where its arena is far from the budget."""
+        missing = self.search.budget - arena
+        near = abs(missing) <= _NEAR * (self.search.budget - self.derived.problem.fixed)
+        return live + missing if near else self.goal
+
+    def aim(self, live: int, arena: int) -> None:
+        """Sets the goal after a plan of so many live bytes was compiled."""
+        self.goal = self.expected(live, arena)
+        self.tried.append((live, arena))
+        if arena > self.search.budget:
+            self.beyond = live
 
     def compiled(self, point: Point) -> Fitted:
         """The step with a plan of the frontier."""

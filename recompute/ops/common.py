@@ -40,20 +40,17 @@ def broadcast(op: Op, *types: TensorType) -> tuple[int, ...]:
         raise op.fail("shapes do not broadcast", *types) from None
 
 
-def arity(op: Any) -> int:
+def arity(cls: Any) -> int:
     """How many inputs an element-wise operator has: `takes`, or those of its ufunc, its `element` or its `expand`."""
-    cls = type(op)
-    if cls not in _ARITIES:
-        _ARITIES[cls] = _arity(cls)
-    return _ARITIES[cls]
+    if cls not in _ARITY:
+        _ARITY[cls] = cls.takes or _inputs_of(cls)
+    return _ARITY[cls]
 
 
-_ARITIES: dict[Any, int] = {}
+_ARITY: dict[Any, int] = {}
 
 
-def _arity(cls: Any) -> int:
-    if cls.takes:
-        return cls.takes
+def _inputs_of(cls: Any) -> int:
     if (ufunc := getattr(cls, "ufunc", "")) and hasattr(np, ufunc):
         return getattr(np, ufunc).nin
     given = list(inspect.signature(cls.element).parameters.values())[1:]
@@ -78,11 +75,7 @@ class Elementwise(Op, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The broadcast type."""
-        self.need(*inputs, count=arity(self))
-        return self.of_present(*inputs)
-
-    def of_present(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """The broadcast type of the inputs that are present."""
+        self.need(*inputs, count=arity(type(self)))
         present = [t for t in inputs if t is not None]
         if any(t.dtype != present[0].dtype for t in present):
             raise self.fail("element types differ", *inputs)

@@ -118,7 +118,8 @@ class GlobalMaxPoolGrad(Op):
 
     def infer(self, index, dy):
         """[n, c, shape...]."""
-        if index.shape != dy.shape or len(self.shape) != dy.ndim - 2:
+        one = math.prod(dy.shape[2:]) == 1
+        if index.dtype != "i64" or index.shape != dy.shape or len(self.shape) != dy.ndim - 2 or not one:
             raise self.fail("index and dy do not fit", index, dy)
         return (dy.with_shape((*dy.shape[:2], *self.shape)),)
 

@@ -35,7 +35,7 @@ class Tiled(Elementwise, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """The inputs' type."""
-        self.need(*inputs, count=arity(self))
+        self.need(*inputs, count=arity(type(self)))
         first = inputs[0]
         assert first is not None
         if any(t != first for t in inputs):

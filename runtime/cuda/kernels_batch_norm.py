@@ -167,6 +167,10 @@ def _rows(b: Buffer, count: int) -> list[Buffer]:
 class Statistics(ChannelNorms):
     """Mean and variance."""
 
+    def accepts(self, op: Operator) -> bool:
+        """Where both are wanted."""
+        return super().accepts(op) and len(list(op.writes())) == 2
+
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Chunks' numbers."""
         x: Any = op.inputs[0]
