@@ -86,6 +86,7 @@ def _place(e: BaseException) -> str:
 
 def work(part: Part, numbers: range, args: argparse.Namespace, out: int, errors: Path) -> None:
     """A child: a line before and after each file."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = errors.open("w")
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -173,6 +174,14 @@ class Run:
     def go(self, folder: Path) -> None:
         """Until all files are done."""
         lanes: list[Lane] = []
+        try:
+            self.work(lanes, folder)
+        finally:  # nobody waits for their results any more
+            for lane in lanes:
+                os.kill(lane.process, signal.SIGKILL)
+
+    def work(self, lanes: list[Lane], folder: Path) -> None:
+        """Starts children, and listens to them."""
         free = [folder / f"errors{i}" for i in range(self.args.workers)]
         while True:
             while free and (part := self.wanting()) is not None:
@@ -293,6 +302,7 @@ def main() -> int:
     args = p.parse_args()
     args.kind, args.fuzzer = args.kind.split(","), args.fuzzer.split(",")
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the folder of kernels is removed, and the children end
     with tempfile.TemporaryDirectory(prefix="recompute-fuzz-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # thousands of kernels that nobody wants again
         return replay(args.replay, args) if args.replay else fuzz(args, Path(folder))

@@ -13,9 +13,10 @@ import onnx
 import onnx.shape_inference
 
 from .errors import ModelError
-from .onnx_costs import MAX_SIZES, TEXT, bytes_of, check_trees, may_fold, ml_results, work_of
+from .onnx_costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
 from .onnx_limits import EVALUATED, Budget
 from .onnx_text import evaluate_text
+from .ops.reference_nodes import check_trees
 from .types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 
 #: results with more elements than this are not folded but computed in the step

@@ -8,26 +8,12 @@ import onnx
 
 from .errors import ModelError, nearest
 from .ir import Value
-from .onnx_costs import check_trees
 from .op import REGISTRY
+from .ops.reference_nodes import admitted, check_trees
 from .types import TensorType, dtype_from_onnx
 
 if TYPE_CHECKING:
     from .onnx_import import Importer
-
-#: operators that onnx's evaluator may run: they have no gradient, or none that anybody trains
-REFERENCE = {
-    "": {
-        "ImageDecoder", "NonMaxSuppression", "NonZero", "RegexFullMatch", "StringConcat",
-        "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
-    },
-    "ai.onnx.ml": {
-        "ArrayFeatureExtractor", "Binarizer", "FeatureVectorizer", "Imputer", "LabelEncoder", "LinearClassifier",
-        "LinearRegressor", "Normalizer", "OneHotEncoder", "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsemble",
-        "TreeEnsembleClassifier", "TreeEnsembleRegressor",
-    },
-    "ai.onnx.preview.training": {"Adagrad", "Adam", "Momentum"},
-}  # fmt: skip
 
 
 def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple[Value | None, ...]:
@@ -37,9 +23,7 @@ def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple
     errors call the node.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
-    # Cast to f8e8m0 and what else a handler declines is evaluated, too
-    declined = domain == "" and node.op_type in ("Cast", "CastLike")
-    if node.op_type not in REFERENCE.get(domain, ()) and not declined:
+    if not admitted(domain, node.op_type):
         raise ModelError(f"{name}: this operator is not supported{nearest(node.op_type, REGISTRY)}")
     from .ops.reference import reference
 

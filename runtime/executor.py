@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import JobError, OutOfMemoryError, UsageError, nearest
+from ..errors import JobError, OutOfMemoryError, RecomputeError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
 from ..kernels import fits, provider
 from ..passes import ALIGNMENT, memory_report, plan_memory, without_gc
@@ -71,7 +71,7 @@ class Step:
         try:
             self.op.op.compute(np, self.ins, self.outs, self.scratch)
         except Exception as e:
-            kind = "" if isinstance(e, (IndexError, ValueError)) and str(e) else f"{type(e).__name__}: "
+            kind = "" if isinstance(e, (IndexError, ValueError, RecomputeError)) and str(e) else f"{type(e).__name__}: "
             raise JobError(f"{kind}{e}, in\n    {show_operator(self.op)}") from e
 
 

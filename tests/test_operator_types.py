@@ -60,3 +60,30 @@ def test_regions_that_are_no_numbers_or_far_away() -> None:
     for roi in ((np.inf, 0, 0, 1, 1), (np.nan, 0, 0, 1, 1), (1, 0, 0, 1, 1), (-1, 0, 0, 1, 1), (0, np.nan, 0, 1, 1)):
         with pytest.raises(JobError, match=r"is out of range for 1 images|is no number"):
             pooled(*roi)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_regions_larger_than_any_image(mode: str) -> None:
+    """RoiAlign takes a sample an element where nobody says how many: not of a region of 1e9 elements."""
+    text = (
+        "program p {\n  input %x: f32[1,1,2,3]\n  input %r: f32[1,4]\n  input %i: i64[1]\n  %y: f32[1,1,1,1] = "
+        f'RoiAlign(%x, %r, %i) {{output_height=1, output_width=1, mode="{mode}"}}\n  output %y\n}}'
+    )
+    feed = {
+        "x": np.ones((1, 1, 2, 3), np.float32),
+        "r": np.array([[0, 0, 1e9, 1]], np.float32),
+        "i": np.zeros(1, np.int64),
+    }
+    with pytest.raises(JobError, match=r"a region has 1e\+09 elements a bin: give a sampling_ratio"):
+        Executor(providers=("numpy",)).run(Program(verify(parse(text))), feed, ["y"])
+    with pytest.raises(RecomputeError, match="sampling_ratio is 4096 at the most"):
+        verify(parse(text.replace("mode=", "sampling_ratio=5000, mode=")))
+
+
+def test_a_width_of_nothing_is_refused() -> None:
+    """Celu divides by alpha, its gradient does when it is made."""
+    text = "program p {\n  input %x: f32[2]\n  %y: f32[2] = Celu(%x) {alpha=0.0}\n  output %y\n}"
+    with pytest.raises(RecomputeError, match="divides by its alpha, which is 0"):
+        verify(parse(text))
+    with pytest.raises(RecomputeError, match="divides by its width, which is 0"):
+        verify(parse(text.replace("Celu(%x) {alpha=0.0}", "UnitGrad(%x, %x) {gain=1.0, height=1.0, width=0.0}")))

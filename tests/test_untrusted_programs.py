@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -257,6 +258,43 @@ def test_contents_that_are_no_array_are_refused() -> None:
     with pytest.raises(UsageError, match=r"'w' holds float64\[4\], the program says f32\[4\]"):
         mend(lambda a: a.astype(np.float64))
     mend(lambda a: a)
+
+
+def referring(node: onnx.NodeProto | bytes, inputs: str = "%x") -> str:
+    raw = node if isinstance(node, bytes) else node.SerializeToString()
+    text = base64.b64encode(raw).decode()
+    return (
+        f'program p {{\n  input %x: f32[4]\n  input %n: i64[1]\n  %y: f32[4] = Reference({inputs}) {{kind="Any", '
+        f'node="{text}", opset=18, types=["f32[4]"]}}\n  output %y\n}}'
+    )
+
+
+def test_the_evaluator_runs_only_what_nothing_else_runs() -> None:
+    """`Reference` in a text may not hold any node: a Loop runs for ever, Tile takes what memory there is."""
+    node = onnx.helper.make_node
+    body = onnx.helper.make_graph([], "b", [], [])
+    circle = {
+        "nodes_treeids": [0, 0],
+        "nodes_nodeids": [0, 1],
+        "nodes_truenodeids": [1, 0],
+        "nodes_falsenodeids": [1, 0],
+    }
+    circle |= {"nodes_modes": ["BRANCH_LEQ"] * 2}
+    for made, why in (
+        (node("Loop", ["x0", "x1"], ["y0"], body=body), "'Loop' is no operator"),
+        (node("Tile", ["x0", "x1"], ["y0"]), "'Tile' is no operator"),
+        (node("Unique", ["x0"], ["y0"], domain="other"), "'Unique' is no operator"),
+        (node("Unique", ["x0"], ["y0"], body=body), "'Unique' is no operator"),
+        (node("TreeEnsembleRegressor", ["x0"], ["y0"], domain="ai.onnx.ml", **circle), "its trees are none"),
+        (b"\xff\xff", "is no ONNX node"),
+    ):
+        with pytest.raises(rc.VerifyError, match=why):
+            rc.verify(rc.parse(referring(made)))
+    with pytest.raises(rc.VerifyError, match="no ONNX node in base64"):
+        rc.verify(rc.parse(referring(b"").replace('node=""', 'node="?"')))
+    block = rc.verify(rc.parse(referring(node("Binarizer", ["x0"], ["y0"], domain="ai.onnx.ml", threshold=1.0))))
+    feed = {"x": np.arange(4, dtype=np.float32), "n": np.zeros(1, np.int64)}
+    assert rc.Executor().run(rc.Program(block), feed, ["y"])[0].tolist() == [0, 0, 1, 1]
 
 
 def test_a_step_too_large_for_addresses_is_refused() -> None:

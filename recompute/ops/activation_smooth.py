@@ -78,6 +78,12 @@ class Unit(Tiled, abstract=True):
         """gain, height, width."""
         raise NotImplementedError
 
+    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+        """The input's type."""
+        if not self.constants()[2]:
+            raise self.fail("divides by its alpha, which is 0", *inputs)
+        return super().infer(*inputs)
+
     def tile(self, xp: Any, ins: Any, out: Any, *temps: Any) -> None:
         """Both parts, each 0 where the other is not."""
         gain, height, width = self.constants()
@@ -186,6 +192,12 @@ class UnitGrad(Tiled):
 
     flops_per_element = 4
     work = 1
+
+    def infer(self, *inputs):
+        """The inputs' type."""
+        if not self.width:
+            raise self.fail("divides by its width, which is 0", *inputs)
+        return super().infer(*inputs)
 
     def tile(self, xp, ins, out, temp):
         """The slope from below, which is height / width for y > 0; corrected there where the gain differs."""

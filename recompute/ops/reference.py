@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ModelError
 from ..op import Op
 from ..types import TensorType
+from .reference_nodes import node_of
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,18 @@ class Reference(Op):
     types: tuple[str, ...]
 
     def infer(self, *inputs):
-        """The types that ONNX's rules gave at import."""
+        """The types that ONNX's rules gave at import.  TypeRuleError for a node that may not be evaluated."""
+        node_of(self.node)
         return tuple(TensorType.parse(t) for t in self.types)
 
     def compute(self, xp, ins, outs, scratch):
         """One run of the evaluator; arrays of a device are copied to the host and back."""
         feed = {f"x{i}": a.get() if hasattr(a, "get") else a for i, a in enumerate(ins) if a is not None}
-        for i, (out, result) in enumerate(zip(outs, _evaluator(self.node, self.opset).run(None, feed), strict=True)):
+        try:
+            found = _evaluator(self.node, self.opset).run(None, feed)
+        except Exception as e:
+            raise ValueError(f"{self.kind}: ONNX's evaluator cannot run it: {e}") from None
+        for i, (out, result) in enumerate(zip(outs, found, strict=True)):
             result = np.asarray(result)
             if result.shape != out.shape or result.dtype != out.dtype:
                 raise ModelError(f"{self.kind}: output {i} is {result.dtype}{list(result.shape)}, not {self.types[i]}")
@@ -67,7 +73,7 @@ def _evaluator(text: str, opset: int) -> Any:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    node = onnx.NodeProto.FromString(base64.b64decode(text))
+    node = node_of(text)
     ins = [onnx.ValueInfoProto(name=n) for n in node.input if n]
     outs = [onnx.ValueInfoProto(name=n) for n in node.output if n]
     graph = onnx.helper.make_graph([node], "reference", ins, outs)

@@ -18,6 +18,8 @@ from .flat import add_rows
 
 #: elements that are outside of every image
 _FAR = 2.0**40
+#: samples of a bin along one axis
+_MOST_SAMPLES = 1 << 12
 
 
 class Regions(Op, abstract=True):
@@ -132,6 +134,8 @@ class Aligned(Regions, abstract=True):
             raise self.fail("needs floats of one element type", x, rois)
         if not math.prod(x.shape[2:]) and rois.shape[0]:
             raise self.fail("there is nothing to take", x, rois)
+        if self.sampling_ratio > _MOST_SAMPLES:
+            raise self.fail(f"sampling_ratio is {_MOST_SAMPLES} at the most, not {self.sampling_ratio}", x, rois)
 
     def spans(self, roi: Any, h: int, w: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
         """Of rows and of columns: elements and weights [bins, samples, 2], and the number of samples."""
@@ -142,7 +146,7 @@ class Aligned(Regions, abstract=True):
                 roi[i] * roi.dtype.type(self.spatial_scale) - roi.dtype.type(0.5 * half) for i in (at, at + 2)
             )
             extent = end - start if half else max(end - start, roi.dtype.type(1))
-            samples = self.sampling_ratio if self.sampling_ratio > 0 else max(math.ceil(extent / n), 0)
+            samples = self.sampling_ratio if self.sampling_ratio > 0 else self.adaptive(extent / n)
             step = extent / n
             p = start + np.arange(n)[:, None] * step + (np.arange(samples) + 0.5) * step / max(samples, 1)
             inside = (p >= -1) & (p <= size)
@@ -152,6 +156,12 @@ class Aligned(Regions, abstract=True):
             index = np.stack([low, np.minimum(low + 1, size - 1)], axis=-1)
             found.append((index, np.stack([1 - t, t], axis=-1) * inside[..., None], samples))
         return found
+
+    def adaptive(self, extent: Any) -> int:
+        """Samples of a bin along an axis: one an element.  IndexError where a region is far larger than any image."""
+        if not extent < _MOST_SAMPLES:
+            raise IndexError(f"{self.name}: a region has {extent:.3g} elements a bin: give a sampling_ratio")
+        return max(math.ceil(extent), 0)
 
     def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
         """Each neighbour of each sample."""

@@ -54,6 +54,9 @@ class Identity(Move, onnx=True):
         yield draw.case(cls(), draw("f64[2,3]"))
 
 
+#: element types of less than a byte that are integers, and all that are stored in a byte and not computed with
+_INTEGERS = frozenset({"i4", "u4", "i2", "u2"})
+_STORED = _INTEGERS | {"f4e2m1", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0"}
 #: the largest number of a float of one byte
 _LARGEST = {
     name: float(ml_dtypes.finfo(DTYPES[name]).max) for name in ("f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz")
@@ -77,10 +80,13 @@ class Cast(Elementwise):
     def compute(self, xp, ins, outs, scratch):
         """As ONNX: floats are truncated towards zero, anything but 0 is true."""
         x = ins[0]
-        if scratch:
-            most = x.dtype.type(_LARGEST[self.to])
-            xp.minimum(xp.maximum(x, -most, out=scratch[0]), most, out=scratch[0])
-            x = scratch[0]
+        for room in scratch:
+            if room.dtype != x.dtype:
+                xp.copyto(room, x, casting="unsafe")
+                x = room
+            if self.saturate and self.to in _LARGEST:
+                most = x.dtype.type(_LARGEST[self.to])
+                x = xp.minimum(xp.maximum(x, -most, out=room), most, out=room)
         xp.copyto(outs[0], x, casting="unsafe")
 
     def element(self, x):
@@ -88,8 +94,15 @@ class Cast(Elementwise):
         return cast(x, self.to)
 
     def scratch(self, ins, outs):
-        """The saturated input."""
+        """The saturated input; floats between two types that are not converted into each other."""
+        if self._indirect(ins[0].dtype):
+            return (ins[0].with_dtype("f32"),)
         return (ins[0],) if self._saturates(ins[0]) else ()
+
+    def _indirect(self, dtype: str) -> bool:
+        """Whether ml_dtypes has no conversion."""
+        both = {dtype, self.to}
+        return len(both) == 2 and both <= _STORED and (both <= _INTEGERS or "f8e8m0" in both)
 
     def _saturates(self, x: TensorType) -> bool:
         most = _LARGEST.get(self.to)
@@ -123,6 +136,9 @@ class Cast(Elementwise):
         """Down, up, to integers, to bool."""
         yield draw.case(cls(to="f32"), draw("f64[2,3]"), tolerance=1e-3)
         yield draw.case(cls(to="f64"), draw("f32[2,3]"))
+        for to, given in (("i2", "u4"), ("u4", "i2"), ("f8e4m3fn", "f8e8m0"), ("f8e8m0", "i4")):
+            numbers = draw.ints("i8[5]", 1, 2).astype(DTYPES[given])
+            yield draw.case(cls(to=to), numbers, gradient=False, export=False)
         yield draw.case(cls(to="i32"), draw("f32[2,3]", -5, 5))
         yield draw.case(cls(to="bool"), draw.ints("i64[4]", 0, 2))
         yield draw.case(cls(to="f8e4m3fn"), draw("f32[9]", -600, 600), export=False)

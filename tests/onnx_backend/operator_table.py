@@ -122,8 +122,8 @@ def gather_ours(facts: dict[tuple[str, str], Facts]) -> None:
 
 def _forward(domain: str, name: str, latest: Any, facts: Facts) -> str:
     from recompute.onnx_control import CONTROL
-    from recompute.onnx_reference import REFERENCE
     from recompute.op import IMPORTERS, REGISTRY
+    from recompute.ops.reference_nodes import REFERENCE
 
     if latest.deprecated and facts.passed and (domain, name) not in IMPORTERS:
         return "converted by onnx"
