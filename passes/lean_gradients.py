@@ -28,6 +28,8 @@ def mask_before_routing(
     gradients, and those that something else reads, stay.
     """
     pools = {o.outputs[2].name: o for o in forward if o.op.name == "MaxPool" and len(o.outputs) > 2 and o.outputs[2]}
+    if not pools:
+        return list(backward)
     readers: dict[str, int] = {}
     for o in backward:
         for v in o.reads():
@@ -72,6 +74,9 @@ def drop_again(b: Builder, forward: Sequence[Operator], backward: Sequence[Opera
     So it is with attention: the gradient of its softmax reads the weights before dropout, the gradient of the values
     those after it.  As dropout's gradient is dropout, nothing of it is kept, and the bits are the same.
     """
+    dropouts = [o for o in forward if o.op.name == "Dropout"]
+    if not dropouts:
+        return list(backward)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for i, o in enumerate(backward):
@@ -80,9 +85,9 @@ def drop_again(b: Builder, forward: Sequence[Operator], backward: Sequence[Opera
             last[v.name] = i
     before: dict[int, list[Operator]] = {}
     again: dict[str, Value] = {}
-    for o in forward:
+    for o in dropouts:
         x, y = o.inputs[0] if o.inputs else None, o.outputs[0] if o.outputs else None
-        if o.op.name != "Dropout" or x is None or y is None or y.name not in first:
+        if x is None or y is None or y.name not in first:
             continue
         if last.get(x.name, -1) >= first[y.name]:
             again[y.name] = y.renamed(b.names.take(f"{y.name}.again"))

@@ -52,6 +52,8 @@ class Schedule(Pass):
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'schedule' comes before 'liveness': it moves operators, and frees must follow")
         orders = self.orders(graph_of(block))
+        if len(block.operators) > _LOOKS and orders:  # what the graph tells will do
+            return block.with_operators([block.operators[i] for i in orders[0]], addresses={})
         least = measure(block) if orders else 0
         for order in orders:
             candidate = block.with_operators([block.operators[i] for i in order], addresses={})

@@ -128,11 +128,10 @@ class Operator:
             new = names.get(v.name) if v is not None else None
             return v if v is None or new is None else Value(new, v.type)
 
-        return dataclasses.replace(
-            self,
-            inputs=tuple(map(one, self.inputs)),
-            outputs=tuple(map(one, self.outputs)),
-        )
+        inputs, outputs = tuple(map(one, self.inputs)), tuple(map(one, self.outputs))
+        if all(map(operator.is_, inputs, self.inputs)) and all(map(operator.is_, outputs, self.outputs)):
+            return self
+        return Operator(self.op, inputs, outputs, self.role, self.scratch, self.kernel)
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,10 @@ class Block:
             found = self.operators
             if all(getattr(self, name) == value for name, value in changes.items()):
                 return self
-        return dataclasses.replace(self, operators=found, **changes)  # type: ignore[arg-type]
+        other = dataclasses.replace(self, operators=found, **changes)  # type: ignore[arg-type]
+        if found is self.operators and changes.keys() == {"addresses"} and "verified" in self.facts:
+            other.facts["verified"] = True  # addresses are always looked at
+        return other
 
     def __str__(self) -> str:
         from .text import show
