@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .cache import is_own, make_private
@@ -231,7 +232,7 @@ def measured_seconds(operator: Operator, limit: int) -> float:
     with np.errstate(all="ignore"):
         for bound in _bounds(operator) if whole else [1]:
             for array in whole:
-                top = min(bound, int(np.iinfo(array.dtype).max))
+                top = min(bound, int(ml_dtypes.iinfo(array.dtype).max))
                 drawn = draw.integers(0, top, _DRAWN)
                 drawn[0] = top - 1
                 _repeat(array, drawn)

@@ -25,7 +25,7 @@ OPS = {cls.__name__: cls for cls in all_ops() if cls.__name__ != "Free"}
 FAMILIES = {"chosen": None, "traced": TRACED}
 #: operators of which some samples run on the host, and how many; nothing else may
 ON_HOST = {
-    "Cast": 3,  # to and from eight bits of float, four of integer
+    "Cast": 7,  # to and from eight bits of float, two and four of integer
     "Cofactors": 3, "Det": 4, "Inverse": 5,  # factors of matrices
     "DFT": 14,
     "MaxRoiPool": 2, "MaxRoiPoolGrad": 1, "RoiAlign": 10, "RoiAlignGrad": 9,  # regions say what is read

@@ -123,6 +123,7 @@ def test_kernels_of_the_processor(any_size: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None) -> None:
     names = [n for n in cpu.MODULES if n in PROVIDERS]
     check(list(samples(("f64",), (*ALWAYS, guard_pages.same_memory))), on_processor(names))
@@ -130,6 +131,7 @@ def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None
 
 
 @cuda_cases.needs_device
+@pytest.mark.slow
 def test_kernels_of_cuda() -> None:
     if cuda_cases.PLACE != "emulated":
         pytest.skip("guard pages are this machine's")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx.backend.test
 import pytest
+from tiers import but_slow
 
 import recompute as rc
 from recompute.passes.autodiff import differentiate
@@ -34,7 +35,7 @@ def test_there_are_nine() -> None:
     assert len(NAMES) == 9
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", but_slow(NAMES, lambda n: n in ("light_vgg19", "light_densenet121")))
 def test_one_sgd_step(name: str) -> None:
     program, loss, feed = load(name)
     assert sum(v.value.size for v in program.parameters) > 1_000_000
@@ -49,7 +50,7 @@ def test_one_sgd_step(name: str) -> None:
     assert changed > len(before) // 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", but_slow(NAMES, lambda n: n not in ("light_shufflenet", "light_squeezenet")))
 def test_directional_derivatives(name: str) -> None:
     """20 random directions, each through the weights of one layer or of all, against central differences."""
     program, loss, feed = load(name)

@@ -272,6 +272,7 @@ def test_random_programs(block: Block) -> None:
         assert peaks(moved)[0] <= peaks(step)[0] + 64 * len(step.operators)
 
 
+@pytest.mark.slow
 def test_growth() -> None:
     """10,000 operators in seconds, and four times as many take about four times as long."""
     found = []

@@ -55,7 +55,7 @@ COST = device("v100-32")
 SMALL = ("mlp", "mlp4", "lenet", "lstm", "alexnet", "bert-tiny", "gpt2-tiny", "unet", "fcn8")
 SLOW = ("auto", "optimal", "checkmate", "checkmate-lp", "moccasin", "kusumoto-exact", "kusumoto-exact-memory")
 QUICK = tuple(s for s in sorted(PLANNERS) if s not in SLOW)
-#: left to -m slow: compiling them takes longer than a second, or narrowed they are the same as a sister that is here
+#: left to -m hours: compiling them takes longer than a second, or narrowed they are the same as a sister that is here
 DEEP = ("bert-medium", "bert-base", "bert-large", "gpt2-small", "nasnet", "amoebanet", "mobilenet_v2", "pspnet50")
 DEEP += ("inception_v3", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn")
 DEEP += ("densenet161", "densenet169", "densenet201", "bert-small", "vgg13_bn", "vgg16_bn", "vgg19_bn")
@@ -188,12 +188,10 @@ def test_zoo_within_a_budget(name: str, strategy: str, share: float) -> None:
         check_within_a_budget(name, strategy, share)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("name", models.names())
-def test_zoo_within_every_budget(name: str, request: pytest.FixtureRequest) -> None:
-    """All of it, hours on two cores: only where somebody asks by `-m slow`."""
-    if "slow" not in request.config.getoption("-m"):
-        pytest.skip("takes hours: -m slow")
+def test_zoo_within_every_budget(name: str) -> None:
+    """All of it, on two cores only where somebody asks by `-m hours`."""
     for strategy, share in itertools.product(sorted(PLANNERS), SHARES):
         check_within_a_budget(name, strategy, share)
 

@@ -342,6 +342,7 @@ def tangled(n: int) -> Block:
     return Block("tangled", inputs=(x,), operators=tuple(b.operators), outputs=ends)
 
 
+@pytest.mark.slow
 def test_large_programs_take_seconds() -> None:
     seconds = {}
     for n in (5_000, 20_000):

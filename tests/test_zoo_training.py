@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import but_slow
 
 import recompute as rc
 from recompute import models
@@ -18,6 +19,8 @@ from recompute.compiler import CompiledStep, compile_step
 from recompute.data import synthetic_batch
 from recompute.ir import Role
 
+#: networks that train in a moment, of each kind one
+QUICK = ("mlp", "mlp4", "lenet", "lstm", "vgg11", "resnet18", "darts", "unet", "bert-tiny", "gpt2-tiny")
 NARROW: dict[str, dict[str, Any]] = {
     "alexnet": {"width": 4, "image": 63, "classes": 10, "hidden": 16},
     "amoebanet": {"width": 2, "cells": 3, "image": 16},
@@ -78,7 +81,7 @@ def same_bits(name: str, checkpoints: list[str]) -> CompiledStep:
     return step
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", but_slow(models.names(), lambda n: n not in QUICK))
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> None:
@@ -88,7 +91,7 @@ def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> No
     same_bits(name, data.draw(st.lists(st.sampled_from(names), min_size=count, max_size=count)))
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", but_slow(models.names(), lambda n: n not in QUICK))
 def test_the_proposed_checkpoints_keep_every_bit(name: str) -> None:
     program, _, _ = network(name)
     step = same_bits(name, [c for c in models.info(name, **narrow(name)).checkpoints if c in program])
