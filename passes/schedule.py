@@ -23,6 +23,8 @@ from .storage import unfreed_storages
 
 #: operators that are moved up together, at most
 _GROUP = 5
+#: buffers and followers of an operator that joins a group, at most: trying it takes as long as it has
+_WIDE = 256
 #: readers of one buffer that are looked at, at most, when a cluster grows
 _FAN = 12
 #: operators that are looked at, about, while a limit is sought; where there are more, they are looked at once
@@ -204,6 +206,9 @@ class _Fit:
         self.ready = [self.place[i] for i in order if not self.walk.waits[i]]
         self.put_off: list[tuple[int, int]] = []
         self.fresh = [order[k] for k in reversed(self.ready)]
+        self.wide = {
+            i for i, (t, f) in enumerate(zip(graph.touches, graph.leads, strict=True)) if len(t) + len(f) > _WIDE
+        }
         heapify(self.ready)
 
     def run(self) -> list[int] | None:
@@ -261,7 +266,7 @@ class _Fit:
             group.append(i)
             if walk.live < before:
                 return group
-            if len(group) == _GROUP:
+            if len(group) == _GROUP or i in self.wide:
                 break
             near.discard(i)
             near.update([j for j in graph.leads[i] if not waits[j]])
@@ -269,6 +274,7 @@ class _Fit:
                 row = graph.touched_by[b]
                 if len(row) <= _FAN:
                     near.update([j for j in row if not waits[j] and not done[j]])
+            near -= near & self.wide
             if not near:
                 break
             i = min([(walk.change(j), place[j], j) for j in near])[2]

@@ -369,12 +369,13 @@ def _read_attributes(line: _Line, cls: type[Op]) -> Op:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether an attribute's value has the type that its class declares; a boolean may stand for 0 or 1."""
+    """Whether an attribute's value has the type that its class declares; a boolean may stand for 0 or 1, not in lists
+    (of axes, say)."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         one = parts[0] if parts[1:] == (...,) else None
         return isinstance(value, tuple) and (
-            all(_is_a(v, one) for v in value)
+            all(_is_a(v, one) and not (one is int and isinstance(v, bool)) for v in value)
             if one is not None
             else len(value) == len(parts) and all(map(_is_a, value, parts))
         )

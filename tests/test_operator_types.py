@@ -87,3 +87,21 @@ def test_a_width_of_nothing_is_refused() -> None:
         verify(parse(text))
     with pytest.raises(RecomputeError, match="divides by its width, which is 0"):
         verify(parse(text.replace("Celu(%x) {alpha=0.0}", "UnitGrad(%x, %x) {gain=1.0, height=1.0, width=0.0}")))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("%y: f32[1,1,0,3] = MaxRoiPool(%x, %r) {pooled_shape=[0,3], spatial_scale=1}", "at least 1 by 1"),
+        ("%y: f32[1,1,0,3] = RoiAlign(%x, %s, %n) {output_height=0, output_width=3}", "must be at least 1"),
+        ("%y: u8[2,2] = Gemm(%u, %u) {alpha=-inf}", "whole numbers of their type"),
+        ("%y: u8[2,2] = Gemm(%u, %u, %u) {beta=0.5}", "whole numbers of their type"),
+        ("%y: u8[2,2] = Gemm(%u, %u) {alpha=256}", "whole numbers of their type"),
+        ("%y: f32[2,3,1,1] = Transpose(%x) {perm=[false,2,3,1]}", "should be tuple"),
+    ],
+)
+def test_attributes_that_cannot_be(line: str, why: str) -> None:
+    inputs = {"x": "f32[1,1,2,3]", "r": "f32[1,5]", "s": "f32[1,4]", "n": "i64[1]", "u": "u8[2,2]"}
+    declared = "".join(f"  input %{n}: {t}\n" for n, t in inputs.items())
+    with pytest.raises(RecomputeError, match=why):
+        verify(parse(f"program p {{\n{declared}  {line}\n  output %y\n}}"))

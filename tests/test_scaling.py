@@ -22,6 +22,7 @@ from recompute.optimizers import Adam
 from recompute.passes import ALIGNMENT, Fusion, Liveness, Schedule
 from recompute.passes.packing import Lifetime, best_fit_in_time, pack
 from recompute.passes.schedule import live_peak
+from recompute.passes.schedule_graph import Walk
 from recompute.passes.storage import storages
 from recompute.steps import attach_loss
 from recompute.types import TensorType
@@ -99,6 +100,29 @@ def test_twice_the_nodes_are_twice_the_work(kind: str) -> None:
     make = {"chain": chain, "sum": lambda n: fan(n, "Sum"), "weighted": weighted}[kind]
     trained(make(20))  # what is done once in a process
     assert lines(trained, make(160)) < 2.4 * lines(trained, make(80))
+
+
+def test_an_operator_with_very_many_inputs_is_not_tried_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a loop of 400 iterations does: its results go into two Concats behind it."""
+    x, w = Value("x", TensorType("f32", (4, 3))), Value("w", TensorType("f32", (3, 3)))
+    b = Builder.on(Block(inputs=(x, w)))
+    last, first, second = x, [], []
+    for _ in range(400):
+        last = b.Add(b.MatMul(last, w), x)
+        first.append(last)
+        second.append(b.Mul(last, x))
+    ends = [b.Concat(*[b.Reshape(v, shape=(1, 4, 3)) for v in values], axis=0) for values in (first, second)]
+    block = Block("loop", (x, w), operators=tuple(b.operators), outputs=(*(v.name for v in ends), last.name))
+    calls = [0]
+    change = Walk.change
+
+    def counted(self: Walk, i: int) -> int:
+        calls[0] += 1
+        return change(self, i)
+
+    monkeypatch.setattr(Walk, "change", counted)
+    Schedule().run(block)
+    assert calls[0] < 100 * len(block.operators)
 
 
 def test_many_names_of_values_are_found_once() -> None:

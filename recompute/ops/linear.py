@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..op import Cost, Op
+from ..types import TensorType
 from .half_products import HalfProduct
 
 
@@ -162,6 +164,8 @@ class Gemm(Op, onnx=True):
             raise self.fail("inner dimensions differ", a, b, c)
         if c is not None and _broadcast_or_none(c.shape, (m, n)) != (m, n):
             raise self.fail("C does not broadcast to the result", a, b, c)
+        if not a.is_float and not (_has(a, self.alpha) and _has(a, self.beta)):
+            raise self.fail("integers need an alpha and a beta that are whole numbers of their type", a, b, c)
         return (a.with_shape((m, n)),)
 
     def compute(self, xp, ins, outs, scratch):
@@ -239,3 +243,9 @@ def _broadcast_or_none(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
         return np.broadcast_shapes(a, b)
     except ValueError:
         return None
+
+
+def _has(t: TensorType, number: float) -> bool:
+    """Whether an integer type has a number."""
+    limits = ml_dtypes.iinfo(t.numpy) if t.dtype != "bool" else None
+    return float(number).is_integer() and (number in (0, 1) if limits is None else limits.min <= number <= limits.max)

@@ -134,6 +134,8 @@ class Aligned(Regions, abstract=True):
             raise self.fail("needs floats of one element type", x, rois)
         if not math.prod(x.shape[2:]) and rois.shape[0]:
             raise self.fail("there is nothing to take", x, rois)
+        if min(self.bins()) < 1:
+            raise self.fail("output_height and output_width must be at least 1", x, rois)
         if self.sampling_ratio > _MOST_SAMPLES:
             raise self.fail(f"sampling_ratio is {_MOST_SAMPLES} at the most, not {self.sampling_ratio}", x, rois)
 
@@ -369,6 +371,8 @@ class Pooled(Regions, abstract=True):
             raise self.fail("needs x [N, C, H, W], rois [R, 5] and two entries of pooled_shape", x, rois)
         if not x.is_float or rois.dtype != x.dtype or (rois.shape[0] and not math.prod(x.shape[2:])):
             raise self.fail("needs floats of one element type, and something to take", x, rois)
+        if min(self.pooled_shape) < 1:
+            raise self.fail("pooled_shape must be at least 1 by 1", x, rois)
 
     def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
         """The elements of each bin, by rows; bins that have fewer: nan."""
