@@ -101,7 +101,8 @@ def _change_entry(r: random.Random, header: dict[str, Any], name: str, body: byt
     elif how == 2:
         entry["dtype"] = r.choice(["F32", "F16", "BF16", "F64", "I8", "I64", "U8", "BOOL", "F8_E4M3", "x", 1, None])
     elif how == 3:
-        entry["shape"] = r.choice([[], [0], [2**62, 2**62], [-1], [len(body)], entry["shape"][::-1], ["x"], None, 3])
+        turned = entry["shape"][::-1] if isinstance(entry["shape"], list) else []
+        entry["shape"] = r.choice([[], [0], [2**62, 2**62], [-1], [len(body)], turned, ["x"], None, 3])
     elif how == 4:
         entry["data_offsets"] = r.choice([[0, 0], [0, len(body)], [8, 4], [0, 2**63], [-4, 0], [0], None, [0.5, 4]])
     elif how == 5:  # the same bytes in another type that fits
