@@ -16,7 +16,7 @@ from .errors import ModelError
 from .onnx_costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
 from .onnx_limits import EVALUATED, Budget
 from .onnx_text import evaluate_text
-from .ops.reference_nodes import check_trees
+from .ops.reference_nodes import check_attributes
 from .types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 
 #: results with more elements than this are not folded but computed in the step
@@ -117,7 +117,7 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
         return None if texts is None else _named(node, texts)
     if not _affordable(node, ins, opset, budget):
         return None
-    check_trees(node)
+    check_attributes(node)
     return _evaluate(node, ins, opset)
 
 

@@ -9,7 +9,7 @@ import onnx
 from .errors import ModelError, nearest
 from .ir import Value
 from .op import REGISTRY
-from .ops.reference_nodes import admitted, check_trees
+from .ops.reference_nodes import admitted, check_attributes
 from .types import TensorType, dtype_from_onnx
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple
         raise ModelError(f"{name}: this operator is not supported{nearest(node.op_type, REGISTRY)}")
     from .ops.reference import reference
 
-    check_trees(node)
+    check_attributes(node)
     opset = importer.opset_of(domain)
     types = _output_types(importer, node, opset)
     if types is None:

@@ -222,6 +222,8 @@ def check_expansion(case: Case, block: Block, feed: dict[str, np.ndarray]) -> No
     expanded = block.with_operators(
         b.operators, constants=tuple(b.constants), outputs=tuple(dict.fromkeys(n for n in names if n))
     )
+    for made, o in zip(outs, op.outputs, strict=False):
+        assert made is None or o is None or made.type == o.type, f"{case.op.name}: expands to {made}, not {o}"
     expected = evaluate(verify(expanded), feed, [n for n in names if n])
     got = evaluate(block, feed, [o.name for o, n in zip(op.outputs, names, strict=False) if n and o is not None])
     for g, e in zip(got, expected, strict=True):

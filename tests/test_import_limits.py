@@ -223,6 +223,26 @@ REFUSED = {
         model([node("TreeEnsembleRegressor", ["h"], ["y"], domain="ai.onnx.ml", **TREE)]),
         "its trees are none",
     ),
+    "gaps without end": (
+        model(
+            [
+                node(
+                    "TfIdfVectorizer",
+                    ["n"],
+                    ["y"],
+                    mode="TF",
+                    min_gram_length=1,
+                    max_gram_length=1,
+                    max_skip_count=2**63 - 1,
+                    ngram_counts=[0],
+                    ngram_indexes=[0],
+                    pool_int64s=[1],
+                )
+            ],
+            (ints("n", 1, 2, 3),),
+        ),
+        "max_skip_count is 1,000 at the most",
+    ),
     "axes without end": (model([*fill("s", 1 << 24), node("ReduceSum", ["h", "s"], ["y"])]), "16,777,216 numbers"),
     "a while loop": (
         model([WHILE], (number("zero", 0), number("one", 1), number("lots", 2**29), from_array(np.array(True), "t"))),

@@ -180,3 +180,17 @@ def test_the_bound_allows_for_its_own_rounding(monkeypatch: pytest.MonkeyPatch) 
                 assert found <= exact * (1 + 1e-9) + 1e-9
                 said += 0 < found < exact
     assert said
+
+
+def test_gathers_along_the_first_axis_expand_without_moving_it() -> None:
+    """Index: GatherGrad as a ScatterND, transposed only where the axis is another one."""
+    from recompute.builder import Builder
+    from recompute.ir import Block, Value
+    from recompute.types import TensorType
+
+    for axis in (0, 1):
+        dy = Value("dy", TensorType("f32", (3, 5) if axis == 0 else (4, 3)))
+        indices = Value("i", TensorType("i64", (3,)))
+        b = Builder.on(Block(inputs=(indices, dy)))
+        op_class("GatherGrad")(shape=(4, 5), axis=axis).expand(b, indices, dy)
+        assert ("Transpose" in [o.op.name for o in b.operators]) is (axis != 0)

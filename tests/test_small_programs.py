@@ -97,6 +97,8 @@ def test_reruns_move_updates_behind_them() -> None:
     block = parse(program("\n".join([*lines[:-3], lines[-2], lines[-3], lines[-1]])))
     plain = apply(block, RecomputePlan((Rerun(0, at.index("a_grad")),)))  # no update is in its way: none moves
     assert [next(op.writes()).name for op in plain.operators][-2:] == ["late", "w1"]
+    again = apply(block, RecomputePlan((Rerun(1, at.index("a_grad")),)))  # reads %a, which no update changes
+    assert [next(op.writes()).name for op in again.operators][-2:] == ["late", "w1"]
 
 
 @pytest.mark.parametrize(("operator", "before"), [(-1, 3), (3, 3), (4, 3), (0, 5)])

@@ -355,3 +355,17 @@ def test_verifying_copies(old: str, new: str, why: str) -> None:
     with pytest.raises(VerifyError) as e:
         verify(parse(program(text)))
     assert why in str(e.value)
+
+
+def test_verifying_views_that_are_empty_and_outputs_that_are_absent() -> None:
+    """An empty part has no place to lie at; what nobody wants of several outputs has no type to be compared."""
+    parts = parse(
+        program("""  input %x: f32[16] @0
+  %a: f32[16], %e: f32[0] = Split(%x) {sizes=[16,0]} @0,0
+  %y: f32[16] = Exp(%a) @0
+  output %y, %e""")
+    )
+    assert verify(parts) is parts
+    norm = "%y: f32[2,8], _, %s: f32[2,1] = LayerNormalization(%x, %w) {axis=1}"
+    absent = parse(program(f"  input %x: f32[2,8]\n  input %w: f32[8]\n  {norm}\n  output %y, %s"))
+    assert verify(absent) is absent

@@ -22,6 +22,8 @@ REFERENCE = {
     },
     "ai.onnx.preview.training": {"Adagrad", "Adam", "Momentum"},
 }  # fmt: skip
+#: attributes that loops of the evaluator go up to, for every row
+_COUNTED, _MOST_COUNTED = ("max_skip_count", "max_gram_length", "min_gram_length"), 1000
 
 
 def admitted(domain: str, op_type: str) -> bool:
@@ -50,12 +52,20 @@ def node_of(text: str) -> Any:
     if not admitted(node.domain, node.op_type) or any(a.HasField("g") or a.graphs for a in node.attribute):
         raise TypeRuleError(f"Reference: '{node.op_type}' is no operator that ONNX's evaluator may run here")
     try:
-        check_trees(node)
+        check_attributes(node)
     except ModelError as e:
         raise TypeRuleError(f"Reference: {node.op_type}: {e}") from None
     except Exception:
         raise TypeRuleError(f"Reference: the attributes of {node.op_type} do not describe trees") from None
     return node
+
+
+def check_attributes(node: Any) -> None:
+    """ModelError where ONNX's evaluator would go on for very long, or for ever: endless counts, trees that are none."""
+    for a in node.attribute:
+        if a.name in _COUNTED and a.i > _MOST_COUNTED:
+            raise ModelError(f"{a.name} is {_MOST_COUNTED:,} at the most, not {a.i:,}")
+    check_trees(node)
 
 
 def check_trees(node: Any) -> None:
