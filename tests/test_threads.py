@@ -93,11 +93,19 @@ def test_errors_stay_in_their_threads(count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_a_thousand_runs_with_a_cold_cache_and_checked_memory(count: int, tmp_path: Path) -> None:
-    """In a process of its own: a crash is seen as its exit status, and first runs meet at kernels not yet compiled."""
-    code = (
-        f"from test_threads import run_in_threads; print(sorted(run_in_threads({count}, {1000 // count})[0].items()))"
-    )
+@pytest.mark.parametrize("guarded", ["behind", "before", "not"])
+def test_a_thousand_runs_with_a_cold_cache_and_checked_memory(count: int, guarded: str, tmp_path: Path) -> None:
+    """In a process of its own: a crash is seen as its exit status, and first runs meet at kernels not yet compiled.
+
+    `guarded`: arenas, parameters and feeds end (or begin) at pages that nobody may touch.
+    """
+    runs = f"print(sorted(run_in_threads({count}, {1000 // count})[0].items()))"
+    code = f"from test_threads import run_in_threads\n{runs}"
+    if guarded != "not":
+        code = (
+            f"from fuzzing.guard import guard\nfrom test_threads import run_in_threads\n"
+            f"with guard({guarded == 'behind'}):\n    {runs}"
+        )
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONMALLOC": "debug", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
