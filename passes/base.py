@@ -60,7 +60,6 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
     `dump`: a folder that gets the text before the first and after each pass.  Where a pass breaks the program, the
     VerifyError names the pass and a file that reproduces it.
     """
-    _check_order(passes)
     folder = Path(dump) if dump is not None else None
     if folder is not None:
         make_folder(folder)
@@ -92,13 +91,6 @@ def without_gc() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def _check_order(passes: Sequence[Pass]) -> None:
-    """Common-subexpression elimination after recompute would undo it."""
-    names = [p.name for p in passes]
-    if "cse" in names and "recompute" in names[: len(names) - 1 - names[::-1].index("cse")]:
-        raise UsageError("'cse' after 'recompute' would merge the recomputed operators away: put it before")
 
 
 def _reproducer(p: Pass, block: Block) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .errors import JobError, ModelError, RecomputeError, UsageError, VerifyError
+from .errors import BudgetError, JobError, ModelError, RecomputeError, UsageError, VerifyError
 from .ir import Block, Operator, Role, Value
 from .program import Program, Variable
 from .text import parse, show
@@ -42,6 +42,7 @@ _LAZY = {
     "save_model": "onnx_compiled",
     "load_state": "state",
     "save_state": "state",
+    "compile_step": "compiler",
     "estimate": "estimates",
     "max_batch": "biggest_batch",
 }
@@ -51,6 +52,7 @@ _MODULES = (
 
 __all__ = [
     "Block",
+    "BudgetError",
     "JobError",
     "ModelError",
     "Operator",

@@ -12,7 +12,7 @@ from typing import Any
 from . import cli_costs
 from .budgets import parse_budget
 from .cli_values import compile_options
-from .errors import UsageError, one_line
+from .errors import BudgetError, UsageError, one_line
 from .files import replacing
 from .planning import Request, check_limits, interruption, request
 from .show_table import human_bytes, human_seconds
@@ -129,10 +129,10 @@ def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
     options |= {"effort": args.effort, "seconds": args.seconds}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, **options)
-    except UsageError as e:
-        if wanted.budget is None or "fits" not in str(e):
+    except BudgetError as e:
+        if wanted.budget is None:
             raise
-        raise UsageError(f"{e}{_advice(job, wanted.budget.within(plain.figures.peak_bytes))}") from None
+        raise BudgetError(f"{e}{_advice(job, wanted.budget.within(plain.figures.peak_bytes))}") from None
     limit = None if args.budget is None else args.budget.within(plain.figures.peak_bytes)
     if limit is not None and step.figures.peak_bytes > limit:
         raise UsageError(f"with {args.plan} the step takes {step.figures.peak_bytes:,} bytes, the budget is {limit:,}")

@@ -118,6 +118,7 @@ def compile_step(
         if wanted is not None:
             fitting = fitting_of(step.block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
             fitted, planned = carry(fitting, wanted, cost)
+            planned = dataclasses.replace(planned, kept=tuple(n for n in planned.kept if n in program))
             step.lower_to(fitted.compiled, fitted.block)
             step.plan, step.planned = fitted.plan, planned
             saved = saved_plan(fitted, planned, program.block.name, batch_of(program))

@@ -59,6 +59,10 @@ class UsageError(RecomputeError, ValueError):
     exit_code = 2
 
 
+class BudgetError(UsageError):
+    """No plan that was found, or none that exists, fits a memory budget."""
+
+
 class JobError(RecomputeError, RuntimeError):
     """The request was fine, the job failed: a broken file, an operator that is not supported."""
 

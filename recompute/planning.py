@@ -192,7 +192,8 @@ def figures_of(
     bound = _bound_seconds(fitting, budget, cost) if bounded and budget is not None and not moved else None
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
-    kept, kept_bytes = kept_for_backward(fitted.compiled)
+    kept, kept_bytes = kept_for_backward(fitted.block)
+    own = fitting.once.values()  # not the parts of an operator that a plan has divided
     return PlanFigures(
         strategy=strategy,
         budget=budget,
@@ -203,7 +204,7 @@ def figures_of(
         bound=bound,
         planning_seconds=planning_seconds,
         reruns=sum(op.role is Role.RECOMPUTE for op in fitted.block.operators),
-        kept=kept,
+        kept=tuple(n for n in kept if n in own),
         kept_bytes=kept_bytes,
         scheduled=fitted.scheduled,
         costs=cost.name,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...errors import UsageError
+from ...errors import BudgetError
 from ..recompute import RecomputePlan
 from . import moccasin
 from .base import Planner, planner
@@ -70,7 +70,7 @@ class Auto(Planner):
     solved: int = 200
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
-        """UsageError for a budget that no schedule can keep, with the least that one can."""
+        """BudgetError for a budget that no schedule can keep, with the least that one can."""
         if budget is None:
             return plan_of(range(len(problem)))
         if simulate(problem, range(len(problem))).peak > budget:
@@ -233,12 +233,12 @@ def _large(problem: RematerialisationProblem) -> float:
 
 
 def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float | None = None) -> None:
-    """UsageError where the bound (given where it is known) proves that the budget holds no schedule."""
+    """BudgetError where the bound (given where it is known) proves that the budget holds no schedule."""
     least = least_budget(problem)
     if budget < least:
-        raise UsageError(
+        raise BudgetError(
             f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again: at least {least:,} are "
             "needed at one moment. Give a larger budget, or a smaller batch"
         )
     if math.isinf(lower_bound(problem, budget) if bound is None else bound):
-        raise UsageError(f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again")
+        raise BudgetError(f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again")

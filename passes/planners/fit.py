@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import BudgetError, UsageError
 from ...ir import Block, Operator
 from ...verify import trusted, verify
 from ..dead_code import DeadCode
@@ -247,11 +247,11 @@ class Fitting:
             best_with_host = fastest(self, found, budget, strategy, options or {})
             if best_with_host is None:
                 refusal = refusal or self._misses(budget, strategy, min(f.peak for f in found))
-                raise UsageError(f"{refusal} (nor does it fit with values in host memory)")
+                raise BudgetError(f"{refusal} (nor does it fit with values in host memory)")
             return best_with_host
         best = self.best_of(found, budget)
         if budget is not None and best.peak > budget:
-            raise UsageError(self._misses(budget, strategy, best.peak))
+            raise BudgetError(self._misses(budget, strategy, best.peak))
         verify(best.compiled)
         return best
 
@@ -323,7 +323,7 @@ def fit(
 
     The step is planned as it is and in the order that needs less memory; the cheaper result is taken.  As the arena
     can be a little larger than what is alive, and reordering after planning a little smaller, the planner is asked
-    again with the difference.  A budget of None lets the strategy choose.  UsageError where the strategy finds no plan
+    again with the difference.  A budget of None lets the strategy choose.  BudgetError where the strategy finds no plan
     that fits, with the least that it found; where none exists, with the proof.
     """
     return Fitting(block, seconds).fit(budget, strategy, options)
