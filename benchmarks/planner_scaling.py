@@ -34,7 +34,7 @@ def planned(layers: int) -> str:
     program = rc.load(models.build("gpt2-small", batch=32, layers=layers, weights=False))
     kind, _ = losses.natural_loss(program)
     loss = kind if kind in program else getattr(losses, kind)(program).name
-    fitting = plain_fitting(program, loss, rc.Adam(), device("a100-80"))
+    fitting = plain_fitting(program, loss, rc.Adam(), rc.Target(providers=(), cost=device("a100-80")))
     problem = fitting.derived.problem
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()

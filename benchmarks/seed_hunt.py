@@ -62,7 +62,7 @@ def step_of(name: str, batch: int, on: str, optimizer: str, options: Mapping[str
     loss = kind if kind in program else getattr(losses, kind)(program).name
     gpu = device(on)
     update = getattr(rc, optimizer)(learning_rate=0.1)
-    fitting = plain_fitting(program, loss, update, gpu)
+    fitting = plain_fitting(program, loss, update, rc.Target(providers=(), cost=gpu))
     forward = sum(gpu.seconds(op) for op in fitting.once.operators if op.role in (Role.FORWARD, Role.LOSS))
     return Step(fitting, gpu, step_seconds(fitting.once, gpu), forward)
 

@@ -10,15 +10,17 @@ from .eager_updates import EagerUpdates
 from .fold_transposes import FoldTransposes
 from .fusion import Fusion
 from .liveness import Liveness
-from .lowering import Lowering
 from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
 from .offload import Offload, offloaded
 from .precision import PRECISIONS, Precision
 from .rebuild import Rebuild
 from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
-from .schedule import Schedule, cleaned, plan_best_order, plan_memory
+from .schedule import InBestOrder, Schedule
+from .sequence import cleaned, plan_memory, step_passes
 from .split_norms import FuseNorms, OpenNorms, SplitNorms
 from .storage import ALIGNMENT
+from .target import Target
+from .unplan import Unplan
 
 __all__ = [
     "ALIGNMENT",
@@ -33,8 +35,8 @@ __all__ = [
     "FoldTransposes",
     "FuseNorms",
     "Fusion",
+    "InBestOrder",
     "Liveness",
-    "Lowering",
     "MemoryPlan",
     "MemoryReport",
     "Offload",
@@ -47,14 +49,16 @@ __all__ = [
     "Rerun",
     "Schedule",
     "SplitNorms",
+    "Target",
+    "Unplan",
     "cleaned",
     "live_profile",
     "memory_report",
     "offloaded",
     "pipeline",
-    "plan_best_order",
     "plan_from_checkpoints",
     "plan_memory",
     "run_passes",
+    "step_passes",
     "without_gc",
 ]

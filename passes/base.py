@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import gc
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import UsageError, VerifyError, nearest
-from ..files import make_folder, replacing
+from ..files import make_folder, replacing, together
 from ..ir import Block
 from ..text import show
 from ..verify import verify
@@ -27,6 +28,8 @@ PASSES: dict[str, type[Pass]] = {}
 class Pass:
     """A function from block to block whose fields are its options.  Defining a subclass registers it."""
 
+    #: whether all that it gives was verified already, as it runs other passes
+    verifies: ClassVar[bool] = False
     #: the name in pipelines and on the command line, from the class's name: DeadCode → dead-code
     name: ClassVar[str] = ""
 
@@ -54,31 +57,60 @@ def _show_option(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+@dataclass
+class _Dump:
+    """A folder that gets texts, and how many it has."""
+
+    folder: Path
+    count: int = 0
+
+
+_DUMP: contextvars.ContextVar[_Dump | None] = contextvars.ContextVar("dump", default=None)
+
+
+@contextlib.contextmanager
+def dumping(folder: Path | str | None) -> Iterator[None]:
+    """Inside, the program's text is written to a folder after each pass, numbered in order (None: to none)."""
+    dump = None if folder is None else _Dump(Path(folder))
+    with together() if dump is not None else contextlib.nullcontext():
+        if dump is not None:
+            make_folder(dump.folder)
+        token = _DUMP.set(dump)
+        try:
+            yield
+        finally:
+            _DUMP.reset(token)
+
+
+def dump_block(name: str, block: Block) -> None:
+    """Writes a program's text where `dumping` says so."""
+    dump = _DUMP.get()
+    if dump is None:
+        return
+    with replacing(dump.folder / f"{dump.count:02d}-{name}.rir") as temporary:
+        temporary.write_text(show(block), encoding="utf-8")
+    dump.count += 1
+
+
 def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None = None) -> Block:
     """Runs passes in order, the verifier after each.
 
     `dump`: a folder that gets the text before the first and after each pass.  Where a pass breaks the program, the
     VerifyError names the pass and a file that reproduces it.
     """
-    folder = Path(dump) if dump is not None else None
-    if folder is not None:
-        make_folder(folder)
-        _dump(folder / "00-input.rir", block)
-    for i, p in enumerate(passes, 1):
-        after = p.run(block)
-        try:
-            verify(after)
-        except VerifyError as e:
-            raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, block)}\n{e}") from None
-        block = after
-        if folder is not None:
-            _dump(folder / f"{i:02d}-{p.name}.rir", block)
+    with dumping(dump) if dump is not None else contextlib.nullcontext():
+        if dump is not None:
+            dump_block("input", block)
+        for p in passes:
+            after = p.run(block)
+            try:
+                if not p.verifies:
+                    verify(after)
+            except VerifyError as e:
+                raise VerifyError(f"pass '{p}' broke the program; {_reproducer(p, block)}\n{e}") from None
+            block = after
+            dump_block(p.name, block)
     return block
-
-
-def _dump(path: Path, block: Block) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(show(block), encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -36,7 +36,8 @@ class Offload(Pass):
     device, ever, than at the peak of the step whose copies take no time (`limit`, where that is more).  Where the rule
     comes first, the device waits.  A value that would come back before it has gone stays where there is room for it.
 
-    `tight`: all copies are awaited at once, for a program that is to be planned (which places them anew).
+    `tight`: all copies are awaited at once, for a program that is to be planned (which places them anew).  `lowered`:
+    the names are those of the step before it was lowered, where values can have another layout since, or be gone.
     `seconds`: the time of an operator (default: a plain roofline); `link`: what copies take.  No values: those of
     copies that are there.
     """
@@ -44,6 +45,7 @@ class Offload(Pass):
     values: tuple[str, ...] = ()
     limit: int = 0
     tight: bool = False
+    lowered: bool = False
     seconds: Seconds | None = None
     link: Link = LINK
 
@@ -53,6 +55,8 @@ class Offload(Pass):
             raise UsageError("'offload' comes before 'liveness': it adds operators, and frees must follow")
         names = self.values or offloaded(block)
         block = without_copies(block)
+        if self.lowered:
+            names = surviving(block, names)
         rests = find_rests(block, names)
         if not rests:
             return block

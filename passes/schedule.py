@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from typing import ClassVar
 
 from ..errors import UsageError
 from ..ir import Block, Free
 from .base import Pass, run_passes
-from .commit_updates import CommitUpdates
-from .dead_code import DeadCode
 from .liveness import Liveness
-from .lowering import Lowering
 from .memory_plan import MemoryPlan, memory_report
-from .offload import Offload, offloaded, surviving, without_copies
-from .rebuild import Rebuild
 from .schedule_graph import Graph, Walk, aligned, graph_of
 from .schedule_window import Window, best_order
 from .storage import unfreed_storages
@@ -83,53 +79,30 @@ class Schedule(Pass):
         return [order for p, order in peaks if p < peak]
 
 
-def plan_best_order(block: Block, passes: Sequence[Pass] = (Liveness(), MemoryPlan())) -> Block:
-    """`schedule` and `passes`; an order whose arena is larger than that of the one given loses.
+@dataclass(frozen=True)
+class InBestOrder(Pass):
+    """`schedule`, then `then`; an order whose arena is larger than that of the one given loses.
 
     Live bytes say which order is worth it, but what counts is the arena: where the packer leaves holes, the order
     given is planned as well.
     """
-    return plan_ordered(block, run_passes(block, [Schedule()]), passes)
 
+    verifies: ClassVar[bool] = True
+    then: tuple[Pass, ...] = (Liveness(), MemoryPlan())
 
-def plan_ordered(block: Block, ordered: Block, passes: Sequence[Pass] = (Liveness(), MemoryPlan())) -> Block:
-    """`plan_best_order` of a block whose best order is known."""
-    planned = run_passes(ordered, passes)
-    if ordered is not block and memory_report(planned).arena > live_peak(block):
-        planned = min(run_passes(block, passes), planned, key=lambda b: memory_report(b).arena)
-    return planned
+    def run(self, block: Block) -> Block:
+        """The block with planned memory."""
+        return self.plan(block, run_passes(block, [Schedule()]))
 
+    def plan(self, block: Block, ordered: Block) -> Block:
+        """The same where the best order is known."""
+        planned = run_passes(ordered, self.then)
+        if ordered is not block and memory_report(planned).arena > live_peak(block):
+            planned = min(run_passes(block, self.then), planned, key=lambda b: memory_report(b).arena)
+        return planned
 
-def cleaned(block: Block, *, rebuild: bool = True) -> Block:
-    """A block without frees, kernels and dead operators; `rebuild`: normalised values are made again for gradients.
-
-    Where nothing is an output, nobody can say what is dead: the block is taken as it is.
-    """
-    operators = [op for op in block.operators if not isinstance(op.op, Free)]
-    bare = block.with_operators([replace(op, kernel="") if op.kernel else op for op in operators], addresses={})
-    passes = [DeadCode(), *([Rebuild()] if rebuild else []), CommitUpdates()]
-    return run_passes(bare, passes) if bare.outputs else bare
-
-
-def plan_memory(
-    block: Block, *, schedule: bool = True, rebuild: bool = True, lowering: Lowering | None = None
-) -> Block:
-    """The block as it will run: cleaned, lowered, in the best order found (`schedule`), with frees and addresses.
-
-    `lowering`: for what will run it (see runtime/lowering.py); None: the operators' own numerics.
-    """
-    return plan_lowered(cleaned(block, rebuild=rebuild), lowering or Lowering(), schedule=schedule)
-
-
-def plan_lowered(block: Block, lowering: Lowering, *, schedule: bool) -> Block:
-    """A cleaned block lowered, in the best order found (`schedule`), with frees and addresses, and with the copies that
-    it has placed for this order."""
-    moved = offloaded(block)
-    block = lowering.run(without_copies(block))
-    passes: list[Pass] = [Liveness(), MemoryPlan()]
-    if moved and (values := surviving(block, moved)):
-        passes.insert(0, Offload(values, seconds=lowering.seconds, link=lowering.link))
-    return plan_best_order(block, passes) if schedule else run_passes(block, passes)
+    def __str__(self) -> str:
+        return f"{self.name}{{schedule,{','.join(map(str, self.then))}}}"
 
 
 def live_peak(block: Block) -> int:

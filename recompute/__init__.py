@@ -21,6 +21,7 @@ _LAZY = {
     "CUDAPlace": "runtime",
     "EmulatedCUDAPlace": "runtime",
     "Pass": "passes",
+    "Target": "passes",
     "pipeline": "passes",
     "run_passes": "passes",
     "load": "onnx_import",

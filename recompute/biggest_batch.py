@@ -16,15 +16,13 @@ from typing import Any
 
 from .budgets import parse_bytes
 from .compiler import Candidate, checkpoint_candidates
-from .cost import CostModel, costs_of
 from .errors import MissingExtraError, UsageError
-from .passes import RecomputePlan
+from .passes import RecomputePlan, Target
 from .passes.planners import plan_of
 from .passes.planners.auto import Auto, forget, frontier_of
 from .passes.planners.watch import Watch, watching
+from .passes.target import target_given
 from .planning import check_limits
-from .runtime.lowering import providers
-from .runtime.places import Place
 from .show_table import human_bytes
 from .steps import Loss, Model, Steps
 
@@ -122,26 +120,24 @@ def max_batch(
     loss: Loss = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
-    cost: CostModel | None = None,
-    place: Place | None = None,
-    precision: str | None = None,
+    target: Target | None = None,
     effort: float | None = None,
     seconds: float | None = None,
+    **fields: Any,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
 
     Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
     lowest peak; "auto": the plan with the lowest peak that is found (docs/planning.md) for no more extra
-    time than a forward pass.  `place`: where it will run (a device need not be there).  `effort`, `seconds`: how long
+    time than a forward pass.  `target`: where it will run (a device need not be there).  `effort`, `seconds`: how long
     "auto" searches (`RecomputeOptimizer.set_budget`); an interrupt ends that with what was found.  `model` and the
     other arguments as for `estimate`.  UsageError where not even batch 1 fits, or the model fixes its batch.
     """
     check_limits(effort, seconds)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost or costs_of(place), precision=precision,
-        compile_options={} if place is None else {"providers": providers(place)},
+        target=target_given(target, fields, "max_batch"),
     )  # fmt: skip
     return max_batch_of(steps, parse_bytes(budget), watch=Watch(effort=effort or 1.0, seconds=seconds))
 

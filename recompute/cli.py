@@ -13,7 +13,7 @@ from typing import Any
 
 from . import cli_ending
 from .budgets import parse_bytes
-from .cli_values import compile_options, finite, input_shapes, place, split, zoo_option
+from .cli_values import finite, input_shapes, place, split, target_of, zoo_option
 from .errors import JobError, UsageError, nearest
 from .files import replacing, together
 
@@ -190,10 +190,9 @@ class _Job:
         from . import cli_costs
         from .compiler import compile_step
 
-        options |= {**compile_options(self.args), "precision": self.args.precision}
         with cli_costs.progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
-            return compile_step(program, loss, self.optimizer(), cost=self.args.cost, **options)
+            return compile_step(program, loss, self.optimizer(), target=target_of(self.args), **options)
 
     # -- the model ------------------------------------------------------------------------------------------------
 

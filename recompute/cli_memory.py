@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import cli_costs
-from .cli_values import compile_options, input_shapes, split, zoo_option
+from .cli_values import input_shapes, split, target_of, zoo_option
 from .errors import JobError, UsageError
 from .show_table import human_bytes
 
@@ -127,9 +127,8 @@ def steps_of(job: Any) -> Steps:
         input_shapes=input_shapes(args.input_shapes),
         options=options,
         trainable=split(args.trainable) if args.trainable else None,
-        compile_options={**compile_options(args), "offload": args.offload},
-        cost=args.cost,
-        precision=args.precision,
+        target=target_of(args),
+        offload=args.offload,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import cli_costs
 from .budgets import parse_budget
-from .cli_values import compile_options
+from .cli_values import target_of
 from .errors import BudgetError, UsageError, one_line
 from .files import replacing
 from .planning import Request, check_limits, interruption, request
@@ -198,8 +198,7 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
 
     with cli_costs.progress(args) as progress:
         progress("compiling the plain step")
-        given = {**compile_options(args), "precision": args.precision}
-        fitting = plain_fitting(program, loss, job.optimizer(), args.cost, **given)
+        fitting = plain_fitting(program, loss, job.optimizer(), target_of(args))
         if args.save_problem is not None:
             fitting.derived.problem.save(args.save_problem)
             job.written.append(args.save_problem)
@@ -218,7 +217,7 @@ def _compared(job: Any, program: Any, loss: str, fitting: Any, checkpoints: list
     if job.args.budget is None and (least := fitting.least) > budget:  # parameters take most of it: halfway then
         budget = (least + plain) // 2
     mine = None if checkpoints is None else job.compile(program, loss, checkpoints=checkpoints)
-    rows = compare(fitting, job.args.cost, budget, mine, progress)
+    rows = compare(fitting, budget, mine, progress)
     job.report.compare = [asdict(r) for r in rows]
     return compare_text(rows, plain, budget, job.args.cost.name)
 
@@ -226,7 +225,7 @@ def _compared(job: Any, program: Any, loss: str, fitting: Any, checkpoints: list
 def _curve(job: Any, fitting: Any, progress: Any) -> str:
     from .compare import draw_curve, pareto
 
-    curve = pareto(fitting, job.args.cost, progress)
+    curve = pareto(fitting, progress)
     job.report.pareto = curve.to_dict()
     text, path = str(curve), job.args.pareto
     if path != Path():

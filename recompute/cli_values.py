@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from .runtime.places import Place
+    from .passes.target import Target
+    from .places import Place
 
 
 def finite(x: Any) -> Any:
@@ -22,19 +23,23 @@ def finite(x: Any) -> Any:
     return [finite(v) for v in x] if isinstance(x, (list, tuple)) else x
 
 
-def compile_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What of the command line every compilation of the step is told."""
-    from .runtime.lowering import providers
+def target_of(args: argparse.Namespace) -> Target:
+    """What the command line compiles for."""
+    from .passes.target import Target
 
-    wanted = args.providers
-    if wanted is None and args.place != "cpu":
-        wanted = providers(place(args.place))
-    return {"schedule": not args.no_schedule, "rebuild": not args.no_rebuild, "providers": wanted}
+    return Target(
+        place(args.place),
+        args.providers,
+        args.cost,
+        args.precision,
+        schedule=not args.no_schedule,
+        rebuild=not args.no_rebuild,
+    )
 
 
 def place(text: str) -> Place:
     """`cpu`, `cuda`, `cuda:1`, `emulated`.  UsageError for anything else."""
-    from .runtime.places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
+    from .places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
 
     kind, _, number = text.partition(":")
     if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):

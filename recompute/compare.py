@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .compiler import CompiledStep
-from .cost import CostModel
 from .errors import RecomputeError
 from .passes.planners import PLANNERS, plan_of
 from .passes.planners.auto import Auto, frontier_of
 from .passes.planners.base import import_all
 from .passes.planners.fit import Fitting
-from .planning import figures_of, kept_for_backward
+from .planning import cost_of, figures_of, kept_for_backward
 from .show_table import human_bytes, human_seconds, plain_table, render
 
 #: plans of one strategy that are compiled, at most
@@ -47,7 +46,6 @@ class Row:
 
 def compare(
     fitting: Fitting,
-    cost: CostModel,
     budget: int,
     checkpoints: CompiledStep | None = None,
     progress: Progress = lambda text: None,
@@ -57,7 +55,7 @@ def compare(
     Peaks are those of compiled steps, parameters and state included.
     """
     import_all()
-    plain = figures_of(fitting, fitting.plain, cost, strategy="plain", budget=budget)
+    plain = figures_of(fitting, fitting.plain, strategy="plain", budget=budget)
     rows = [_row(plain, 0.0)]
     if checkpoints is not None:
         kept = kept_for_backward(checkpoints.program.logical)[1]
@@ -67,17 +65,17 @@ def compare(
     for strategy, cls in PLANNERS.items():
         if cls.quick is not None:
             progress(f"strategy {strategy}")
-            rows.append(_tried(fitting, cost, budget, strategy, dict(cls.quick)))
+            rows.append(_tried(fitting, budget, strategy, dict(cls.quick)))
     return sorted(rows, key=lambda r: (r.refusal is not None, not r.fits, r.overhead or 0.0, r.strategy))
 
 
-def _tried(fitting: Fitting, cost: CostModel, budget: int, strategy: str, options: dict[str, Any]) -> Row:
+def _tried(fitting: Fitting, budget: int, strategy: str, options: dict[str, Any]) -> Row:
     start = time.perf_counter()
     try:
         found = fitting.best_of(list(fitting.candidates(budget, strategy, options, _TRIES, reorder=False)), budget)
     except RecomputeError as e:
         return Row(strategy, seconds=time.perf_counter() - start, refusal=str(e))
-    return _row(figures_of(fitting, found, cost, strategy=strategy, budget=budget), time.perf_counter() - start)
+    return _row(figures_of(fitting, found, strategy=strategy, budget=budget), time.perf_counter() - start)
 
 
 def _row(f: Any, seconds: float) -> Row:
@@ -140,7 +138,7 @@ class Curve:
         return f"{render(table)}\ntimes are estimates for {self.costs}"
 
 
-def pareto(fitting: Fitting, cost: CostModel, progress: Progress = lambda text: None) -> Curve:
+def pareto(fitting: Fitting, progress: Progress = lambda text: None) -> Curve:
     """The curve of the step: plans by `auto` from the lowest peak to the plain one, each compiled."""
     problem = fitting.derived.problem
     progress("cuts and blocks")
@@ -155,10 +153,10 @@ def pareto(fitting: Fitting, cost: CostModel, progress: Progress = lambda text: 
     for p in {p.peak: p for p in chosen}.values():
         progress(f"compiling the plan of {human_bytes(p.peak)}")
         step = fitting.carry_out(fitting.derived.for_block(plan_of(p.sequence)), False)
-        f = figures_of(fitting, step, cost, strategy=p.method, budget=step.peak)
+        f = figures_of(fitting, step, strategy=p.method, budget=step.peak)
         bound = (f.bound or 0.0) / f.plain_seconds - 1
         found[step.peak] = CurvePoint(step.peak, f.overhead, bound if math.isfinite(bound) else 0.0, p.method)
-    return Curve(fitting.plain.peak, tuple(_unbeaten(found)), cost.name)
+    return Curve(fitting.plain.peak, tuple(_unbeaten(found)), cost_of(fitting).name)
 
 
 def _unbeaten(found: dict[int, CurvePoint]) -> list[CurvePoint]:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .amp import with_precision
 from .budgets import Budget
-from .cost import CostModel, Device, costs_of, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
+from .cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
 from .errors import UsageError, nearest
-from .files import make_folder, replacing, together
 from .ir import Block, Free, Role, Value
-from .passes import RecomputePlan, memory_report, offloaded, without_gc
+from .optimizers import RecomputeOptimizer, RecomputeWarning
+from .passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
+from .passes.base import dump_block, dumping
 from .passes.planners.fit import Fitting
+from .passes.target import target_fields, target_from
 from .passes.transfers import StepTimes, simulate
-from .planning import PlanFigures, Request, SavedPlan, carry, fitting_of, lower, request, saved_plan
+from .planning import PlanFigures, Request, SavedPlan, fitting_of, lower, plan_step, request, saved_plan, target_of
 from .program import Program
-from .runtime.lowering import providers as providers_of
-from .runtime.places import Place
-from .text import show
 
 
 @dataclass(frozen=True)
@@ -73,70 +72,66 @@ def compile_step(
     *,
     checkpoints: Sequence[str] | None = None,
     budget: str | int | Budget | None = None,
-    strategy: str | None = None,
-    strategy_options: Mapping[str, Any] | None = None,
-    plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
-    offload: bool = False,
+    recompute: Request | None = None,
+    target: Target | None = None,
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
-    schedule: bool = True,
-    rebuild: bool = True,
-    providers: Sequence[str] | None = None,
-    place: Place | None = None,
-    cost: CostModel | None = None,
-    precision: str | None = None,
-    effort: float | None = None,
-    seconds: float | None = None,
-    progress: Callable[[Any], Any] | None = None,
+    **options: Any,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
 
     `optimizer`: any of `rc.optimizers`.  What is recomputed: nothing, what `checkpoints` leave, as much as it takes
-    for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak) as `strategy` finds it (default:
-    "auto"), or what a `plan` says.  `offload`: the checkpoints wait in host memory; with a budget, as many values as
-    make the step faster than recomputing alone would (docs/offload.md).  `dump`: a folder for the text after each
-    stage.  `schedule`: whether independent operators may change places to need less memory.  `rebuild`: whether
-    normalised values that gradients read are made again from what is kept anyway (see passes/rebuild.py).
-    `providers`: whose kernels run it, in order of preference (None: all that there are for `place`; `("numpy",)`: the
-    operators' own numerics).  `place`: where it will run (None: this machine's processor); a device need not be there
-    to compile for it.  `cost`: what times are estimated by (the device's data sheet, or this CPU's roofline).
-    `precision`: "fp32", "tf32", "bf16" or "fp16" (see docs/precision.md; None: as the optimizer says).  `effort`,
-    `seconds`, `progress`: how long planning for a budget goes on, and what hears of it
-    (`RecomputeOptimizer.set_budget`).
+    for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak), or what a request says:
+    `recompute=request(budget, strategy, ...)` of `recompute.planning`.  Its arguments can be given directly, too:
+    `strategy`, `strategy_options`, `plan`, `offload` (the checkpoints wait in host memory; with a budget, as many
+    values as make the step faster than recomputing alone would, docs/offload.md), `effort`, `seconds`, `progress`
+    (`RecomputeOptimizer.set_budget`).  `target`: where it will run, whose kernels run it, what times are estimated by,
+    the precision (`rc.Target`; None: this machine's processor); its fields can be given directly as well.  `dump`: a
+    folder for the program's text after each pass.  UsageError for options that do not exist.
     """
-    from .amp import with_precision
-
-    if providers is None and place is not None:
-        providers = providers_of(place)
-    limits: dict[str, Any] = {"effort": effort, "seconds": seconds, "progress": progress}
-    wanted = request(budget, strategy, strategy_options, plan, offload=offload, **limits)
-    optimizer, wanted = _asked(with_precision(optimizer, precision), wanted, checkpoints, offload=offload)
-    cost = at_precision(cost or costs_of(place), precision)
-    with without_gc():
-        step, stages = _made(program, loss, optimizer, fetch)
-        planned = saved = None
+    target = target_from(target, options)
+    wanted, offload = _request_from(budget, recompute, options)
+    optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
+    target = target_of(target)
+    with without_gc(), dumping(dump):
+        step = _made(program, loss, optimizer, fetch)
+        saved = None
         if wanted is not None:
-            fitting = fitting_of(step.block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
-            fitted, planned = carry(fitting, wanted, cost)
-            planned = dataclasses.replace(planned, kept=tuple(n for n in planned.kept if n in program))
-            step.lower_to(fitted.compiled, fitted.block)
-            step.plan, step.planned = fitted.plan, planned
-            saved = saved_plan(fitted, planned, program.block.name, batch_of(program))
-            stages[-1] = ("step", fitted.block)
+            with dumping(None):  # the plans that are tried
+                made = step.block
+                fitted = plan_step(step, wanted, target)
+            if dump is not None:
+                run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
+            step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
+            saved = saved_plan(fitted, step.planned, program.block.name, batch_of(program))
         else:
-            lower(step, cost, schedule=schedule, rebuild=rebuild, providers=providers)
-        stages.append(("planned", step.block))
-        if dump is not None:
-            _dump(Path(dump), stages)
-        return CompiledStep(step, step.plan, figures(step.block, cost, step.logical), cost, planned, saved)
+            lower(step, target)
+        found = figures(step.block, target.cost, step.logical)
+        assert target.cost is not None
+        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved)
+
+
+def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
+    """The request, and whether checkpoints wait in host memory; what is left in `options` is unknown."""
+    names = ("strategy", "plan", "offload", "effort", "seconds", "progress")
+    given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
+    given["options"] = options.pop("strategy_options", None)
+    if options:
+        known = (*names, "strategy_options", *target_fields())
+        wrong = next(iter(options))
+        raise UsageError(f"compile_step has no option '{wrong}'{nearest(wrong, known)}")
+    offload = bool(given.get("offload", False))
+    if wanted is None:
+        return request(budget, **given), offload
+    if budget is not None or any(v is not None and v is not False for v in given.values()):
+        raise UsageError("recompute is a whole request: leave out budget, strategy, plan and what belongs to them")
+    return wanted, wanted.offload
 
 
 def _asked(
     optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
 ) -> tuple[Any, Request | None]:
     """The optimizer, which knows the checkpoints, and the request, which may be the optimizer's."""
-    from .optimizers import RecomputeOptimizer
-
     if isinstance(optimizer, RecomputeOptimizer) and offload:
         raise UsageError("set enable_offload of the RecomputeOptimizer: what it recomputes is its own")
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
@@ -152,10 +147,8 @@ def _asked(
     return optimizer, wanted
 
 
-def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> tuple[Program, list[tuple[str, Block]]]:
-    """A copy of the program with its backward pass and updates, and the stages on the way."""
-    from .optimizers import RecomputeWarning
-
+def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> Program:
+    """A copy of the program with its backward pass and updates."""
     loss = program[loss].name
     step = Program(
         dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
@@ -163,49 +156,24 @@ def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> 
         source=program.source,
     )
     step.aliases = dict(program.aliases)
-    stages = [("forward", step.block)]
+    dump_block("forward", step.block)
     with warnings.catch_warnings():  # what they say stands in the plan's notes
         warnings.simplefilter("ignore", RecomputeWarning)
         optimizer.minimize(step[loss])
-    return step, [*stages, ("step", step.block)]
+    dump_block("step", step.block)
+    return step
 
 
-def plain_fitting(
-    program: Program,
-    loss: str,
-    optimizer: Any,
-    cost: CostModel,
-    *,
-    schedule: bool = True,
-    rebuild: bool = True,
-    providers: Sequence[str] | None = None,
-    precision: str | None = None,
-) -> Fitting:
+def plain_fitting(program: Program, loss: str, optimizer: Any, target: Target | None = None) -> Fitting:
     """The plain step of a program, for planners."""
-    from .amp import with_precision
-
-    optimizer, cost = with_precision(optimizer, precision), at_precision(cost, precision)
+    target = target_of(target)
     with without_gc():
-        block = _made(program, loss, optimizer, ())[0].block
-        return fitting_of(block, cost, schedule=schedule, rebuild=rebuild, providers=providers)
-
-
-def at_precision(cost: CostModel, precision: str | None) -> CostModel:
-    """The cost model for a precision: a device with TF32 units multiplies float32 with them."""
-    return cost.with_tf32() if precision == "tf32" and isinstance(cost, Device) else cost
+        return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), ()).block, target)
 
 
 def batch_of(program: Program) -> int | None:
     """The first dimension of the first input that has one."""
     return next((v.shape[0] for v in program.block.inputs if v.shape), None)
-
-
-def _dump(folder: Path, stages: list[tuple[str, Block]]) -> None:
-    with together():
-        make_folder(folder)
-        for i, (name, block) in enumerate(stages):
-            with replacing(folder / f"{i:02d}-{name}.rir") as temporary:
-                temporary.write_text(show(block), encoding="utf-8")
 
 
 def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +26,9 @@ from .errors import UsageError
 from .files import apart, cache_folder, machine, replacing
 from .ir import Block, Free, Operator, Role
 from .op import Cost
+from .passes.target import CostModel, Target
 from .passes.transfers import Link
-from .runtime.places import CUDAPlace, EmulatedCUDAPlace, Place
-
-
-class CostModel(Protocol):
-    """What operators cost: the same answer for the same operator, as long as the process lives."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    def seconds(self, operator: Operator) -> float:
-        """Time of one operator."""
+from .places import CUDAPlace, EmulatedCUDAPlace, Place
 
 
 @dataclass(frozen=True)
@@ -184,6 +174,14 @@ def costs_of(place: Place | None) -> Device:
         if fitting := [k for k in DATASHEETS if kinds[k] in plain and off[k] < 0.3]:
             return device(min(fitting, key=lambda k: (-len(kinds[k]), off[k])))
     return this_cpu()
+
+
+def priced(target: Target) -> Target:
+    """The target with a cost model, the one of its place where it names none, at its precision, and with its link."""
+    cost = target.cost or costs_of(target.place)
+    if target.precision == "tf32" and isinstance(cost, Device):
+        cost = cost.with_tf32()
+    return dataclasses.replace(target, cost=cost, link=link_of(cost))
 
 
 def link_of(cost: CostModel) -> Link:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compiler import CompiledStep
-from .cost import CostModel, operator_cost
+from .cost import operator_cost
 from .errors import UsageError
 from .ir import Block, Free, Operator, Role
-from .passes import ALIGNMENT, memory_report
+from .passes import ALIGNMENT, Target, memory_report
 from .passes.memory_plan import collect_lifetimes
+from .passes.target import target_given
 from .steps import Loss, Model, Steps
 from .text import show_operator
 
@@ -159,20 +160,20 @@ def estimate(
     batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
-    cost: CostModel | None = None,
-    precision: str | None = None,
+    target: Target | None = None,
+    **fields: Any,
 ) -> Estimate:
     """What a training step of `model` will take, without running it and without allocating its weights.
 
     `model`: a path, a ModelProto, a name of the zoo (with its `options`), or a Program.  `loss`, `optimizer`
     (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
-    `cost`: what times are estimated by (`rc.cost.device("h200")`, `rc.profile.Profile()`; default: this CPU).
-    `precision`: "fp32", "tf32", "bf16" or "fp16" (docs/precision.md).
+    `target`: where it will run, what times are estimated by (`rc.cost.device("h200")`, `rc.profile.Profile()`), the
+    precision (default: this machine's processor); its fields can be given directly: `place`, `cost`, `precision`, ...
     UsageError where dimensions other than the batch stay open, or the model fixes another batch.
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
-        cost=cost, precision=precision,
+        target=target_given(target, fields, "estimate"),
     )  # fmt: skip
     return estimate_steps(steps, batch)
 

@@ -17,16 +17,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .budgets import Budget, parse_budget
-from .cost import CostModel, this_cpu
+from .cost import CostModel
 from .errors import UsageError, nearest
 from .ir import Block, Operator, Role
 from .ops.optimizer import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
 from .ops.optimizer_norm import LambUpdate, LarsUpdate
 from .optimizer_base import Optimizer, ParamsGrads, fraction, names_of, number, program_of
+from .passes import Target
 from .passes.offload import Offload, offloaded
 from .passes.planners import planner
 from .passes.recompute import RecomputePlan, apply, plan_from_checkpoints
-from .planning import Request, carry, check_limits, fitting_of, interruption, request
+from .planning import Request, check_limits, interruption, plan_step, request, target_of
 from .program import Program, Variable
 from .verify import verify
 
@@ -249,6 +250,7 @@ class RecomputeOptimizer:
         self._options: dict[str, Any] = {}
         self._plan: Any = None
         self._cost: CostModel | None = None
+        self._target: Target | None = None
         self._offload = False
         self._limits: dict[str, Any] = {}
 
@@ -281,6 +283,7 @@ class RecomputeOptimizer:
         budget: str | int,
         *,
         cost: CostModel | None = None,
+        target: Target | None = None,
         effort: float | None = None,
         seconds: float | None = None,
         progress: Callable[[Any], Any] | None = None,
@@ -288,13 +291,15 @@ class RecomputeOptimizer:
         """Recomputes as much as it takes for the step to fit, at the least cost; returns self.
 
         `budget`: all that the executor allocates, `"8GiB"`, bytes, or `"60%"` of what the plain step takes.  `cost`:
-        what operators are priced by (this CPU's roofline; see `rc.cost.device`).  `effort`: how long planning searches
+        what operators are priced by (this CPU's roofline; see `rc.cost.device`).  `target`: where the step will run,
+        and whose kernels will run it (None: this machine's processor); an Executor elsewhere plans again within the
+        same budget.  `effort`: how long planning searches
         beside its default, 1, counted so that the same call gives the same plan; or `seconds`: it ends when they have
         passed and a plan fits.  `progress`: a function that hears of it (`passes.planners.watch.Progress`); without
         one a terminal shows a line.  Ctrl-C takes the best plan so far, where one fits.
         """
         check_limits(effort, seconds, progress)
-        self._budget, self._cost = parse_budget(budget), cost or self._cost
+        self._budget, self._cost, self._target = parse_budget(budget), cost or self._cost, target or self._target
         self._limits = {"effort": effort, "seconds": seconds, "progress": progress}
         return self
 
@@ -400,9 +405,11 @@ class RecomputeOptimizer:
         wanted = self.request
         if wanted is None:
             return []
-        cost = self._cost or this_cpu()
-        fitted, program.planned = carry(fitting_of(program.block, cost), wanted, cost)
-        program.block, program.plan = verify(fitted.block), fitted.plan
+        target = self._target or Target()
+        if self._cost is not None:
+            target = dataclasses.replace(target, cost=self._cost)
+        plan_step(program, wanted, target_of(target), apart=True)
+        verify(program.block)
         if program.planned.interrupted:
             warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]

@@ -8,26 +8,27 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .budgets import Budget, parse_budget
-from .cost import CostModel, Device, kept_values, link_of, step_seconds, this_cpu
+from .cost import CostModel, kept_values, priced, step_seconds
 from .errors import UsageError
 from .files import replacing
 from .ir import Block, Role
-from .passes import Lowering, RecomputePlan, Rerun, cleaned, memory_report, plan_memory
+from .passes import RecomputePlan, Rerun, Target, memory_report
 from .passes.offload import without_copies
 from .passes.planners import planner
 from .passes.planners.auto import Auto
 from .passes.planners.fit import Fitted, Fitting
 from .passes.planners.problem import read_json
 from .passes.planners.watch import Progress, Watch, watching
+from .passes.sequence import cleaned, planned
 from .passes.transfers import StepTimes
-from .program import Program
-from .runtime.lowering import lowering
+from .program import Compiled, Program
+from .runtime.lowering import resolved
 
 #: the first field of a plan's file
 FORMAT = "recompute-plan-1"
@@ -180,7 +181,6 @@ class PlanFigures:
 def figures_of(
     fitting: Fitting,
     fitted: Fitted,
-    cost: CostModel,
     *,
     strategy: str,
     budget: int | None,
@@ -188,8 +188,8 @@ def figures_of(
     bounded: bool = True,
 ) -> PlanFigures:
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
-    moved = fitted.plan.offloads
-    bound = _bound_seconds(fitting, budget, cost) if bounded and budget is not None and not moved else None
+    moved, cost = fitted.plan.offloads, cost_of(fitting)
+    bound = _bound_seconds(fitting, budget) if bounded and budget is not None and not moved else None
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
@@ -222,9 +222,10 @@ def interruption(f: PlanFigures) -> str:
     return f"{why}: the best plan so far is taken, {f.overhead:+.2%} time{gap}"
 
 
-def _bound_seconds(fitting: Fitting, budget: int, cost: CostModel) -> float:
+def _bound_seconds(fitting: Fitting, budget: int) -> float:
     """Seconds below which no plan within the budget exists."""
-    views = step_seconds(fitting.once, cost) - fitting.derived.problem.cost  # they run at least once, and are no nodes
+    once = step_seconds(fitting.once, cost_of(fitting))
+    views = once - fitting.derived.problem.cost  # they run at least once, and are no nodes
     return fitting.bound(budget) + views
 
 
@@ -244,35 +245,57 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 # -- carrying out -----------------------------------------------------------------------------------------------------
 
 
-def lowering_for(cost: CostModel, providers: Sequence[str] | None) -> Lowering:
-    """The lowering for `providers` (None: this machine's, but none where times are those of another device)."""
-    elsewhere = isinstance(cost, Device) and cost is not this_cpu()
-    found = lowering(() if providers is None and elsewhere else providers)
-    return replace(found, seconds=cost.seconds, link=link_of(cost))
+def target_of(target: Target | None) -> Target:
+    """The target with its providers and cost model (None: this machine's processor, with all kernels that it has)."""
+    return priced(resolved(target or Target()))
 
 
-def lower(program: Program, cost: CostModel, *, schedule: bool, rebuild: bool, providers: Sequence[str] | None) -> None:
-    """Lowers a step for `providers`, and plans its memory; `program.logical` is what it was before."""
-    logical, passes = cleaned(program.block, rebuild=rebuild), lowering_for(cost, providers)
-    program.lower_to(plan_memory(logical, schedule=schedule, rebuild=False, lowering=passes), logical)
+def lower(program: Program, target: Target) -> None:
+    """Compiles a step for a target and plans its memory; `program.logical` is what it was before."""
+    logical = cleaned(program.block, target, planned=program.planned is not None)
+    program.lower_to(Compiled(planned(logical, target), logical, target))
 
 
-def fitting_of(
-    block: Block,
-    cost: CostModel,
-    *,
-    schedule: bool = True,
-    rebuild: bool = True,
-    providers: Sequence[str] | None = None,
-) -> Fitting:
-    """A step that repeats nothing, as planners take it: without dead code."""
-    passes = lowering_for(cost, providers)
-    found = Fitting(cleaned(block, rebuild=False), cost.seconds, schedule=schedule, rebuild=rebuild, lowering=passes)
-    step_seconds(found.once, cost)  # a model that measures does all of it first
+def fitting_of(block: Block, target: Target) -> Fitting:
+    """A step that recomputes nothing, as planners take it: without dead code."""
+    found = Fitting(cleaned(block, target, planned=True), target)
+    step_seconds(found.once, cost_of(found))  # a model that measures does all of it first
     return found
 
 
-def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
+def cost_of(fitting: Fitting) -> CostModel:
+    """What a step's operators are priced by."""
+    assert fitting.target.cost is not None
+    return fitting.target.cost
+
+
+def plan_step(program: Program, wanted: Request, target: Target, *, apart: bool = False) -> Fitted:
+    """Carries out what a planner is asked for, on a training step that recomputes nothing.
+
+    The program is the step with the plan afterwards, compiled for `target`; `apart`: compiled beside, while its block
+    stays logical (see `Program.compiled`).  An executor on another place plans again by `Compiled.refit`.
+    """
+    block = program.block
+    fitting = fitting_of(block, target)
+    fitted, found = carry(fitting, wanted)
+    compiled = Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
+    program.plan, program.planned = fitted.plan, found
+    if apart:
+        program.block, program.compiled = fitted.block, compiled
+    else:
+        program.lower_to(compiled)
+    return fitted
+
+
+def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
+    """The step planned for another target as it was asked for; a budget that is a share is one of its plain step."""
+    target = target_of(target)
+    fitted, found = carry(fitting_of(block, target), wanted, bounded=False)
+    again = functools.partial(_refit, block, wanted)
+    return Compiled(fitted.compiled, fitted.block, target, found.budget, again)
+
+
+def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
     """The step as it was asked for.  UsageError where no plan is found that fits, and why.
 
     An interrupt (KeyboardInterrupt) ends planning with the best plan so far, where one fits; a second one is raised.
@@ -283,7 +306,7 @@ def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool =
         watch = Watch(effort=wanted.effort, seconds=wanted.seconds, work=work, tell=tell)
         watch.doing("compiling the plain step")
         budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
-        watch.judge = functools.partial(_judged, fitting, cost, budget)
+        watch.judge = functools.partial(_judged, fitting, budget)
         with watching(watch):
             if wanted.plan is not None:
                 fitted = planned_before(fitting, wanted.plan)
@@ -295,16 +318,15 @@ def carry(fitting: Fitting, wanted: Request, cost: CostModel, *, bounded: bool =
                 if budget is None and not fitted.plan.reruns and chosen.heeds_budget:
                     raise _needs_budget(strategy)
         seconds = watch.elapsed
-    found = figures_of(
-        fitting, fitted, cost, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded
-    )
+    found = figures_of(fitting, fitted, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded)
     return fitted, replace(found, interrupted=watch.interrupted, timed_out=watch.timed_out)
 
 
-def _judged(fitting: Fitting, cost: CostModel, budget: int | None, found: Fitted) -> tuple[float, float | None]:
+def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float, float | None]:
     """Overhead and gap of a compiled plan, as its figures will have them."""
+    cost = cost_of(fitting)
     seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
-    bound = None if budget is None or found.plan.offloads else _bound_seconds(fitting, budget, cost)
+    bound = None if budget is None or found.plan.offloads else _bound_seconds(fitting, budget)
     gap = max(0.0, seconds / bound - 1) if bound else None
     return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
 

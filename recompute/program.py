@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -106,6 +106,20 @@ class Arrays(dict[str, np.ndarray]):
         return Arrays(self.items())
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A step compiled for a target (`passes.Target`): `block` with kernels, frees and addresses, `logical` before.
+
+    `budget`: the bytes that it must not exceed; `refit`: plans it for another target within what was asked for.
+    """
+
+    block: Block
+    logical: Block
+    target: Any
+    budget: int | None = None
+    refit: Callable[[Any], Compiled] | None = None
+
+
 class Program:
     """A static program: its block, and the contents of what lives across steps.
 
@@ -137,7 +151,8 @@ class Program:
         self.broken = ""
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
-        self._lowered: tuple[Block, Block] | None = None
+        #: the block, or `block` itself, compiled; of use while one of its two blocks is the program's
+        self.compiled: Compiled | None = None
         self._names: tuple[Block, dict[str, Value]] | None = None
         self._updates: tuple[Block, bool] | None = None
         self._known: tuple[Block, dict[str, Value]] | None = None
@@ -145,9 +160,8 @@ class Program:
     @property
     def logical(self) -> Block:
         """The block before it was lowered and its memory planned; `block` itself where it was not."""
-        if self._lowered is not None and self._lowered[0] is self.block:
-            return self._lowered[1]
-        return self.block
+        made = self.compiled
+        return made.logical if made is not None and made.block is self.block else self.block
 
     @property
     def updates(self) -> bool:
@@ -156,15 +170,15 @@ class Program:
             self._updates = self.block, any(op.op.updates for op in self.block.operators)
         return self._updates[1]
 
-    def lower_to(self, block: Block, logical: Block) -> None:
-        """Replaces the block by what a lowering and a memory plan made of `logical`."""
-        self.block, self._lowered = block, (block, logical)
+    def lower_to(self, compiled: Compiled) -> None:
+        """Replaces the block by the compiled one."""
+        self.block, self.compiled = compiled.block, compiled
 
     def __getitem__(self, name: str) -> Variable:
         values = self._values()
         if name not in values:
             name = self.aliases.get(name, name)
-        if name not in values and self._lowered is not None:
+        if name not in values and self.logical is not self.block:
             values = self.logical.values()
         if name not in values:
             raise UsageError(f"program '{self.block.name}' has no value '{name}'{nearest(name, values)}")
@@ -208,7 +222,7 @@ class Program:
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.aliases = dict(self.aliases)
         other.source_path, other.gradients = self.source_path, list(self.gradients)
-        other.plan, other.planned, other._lowered = self.plan, self.planned, self._lowered
+        other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
         return other
 
     def builder(self, role: Role = Role.FORWARD, prefix: str = "") -> Builder:

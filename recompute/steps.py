@@ -15,17 +15,17 @@ import numpy as np
 import onnx
 
 from . import losses, models, onnx_import
-from .compiler import CompiledStep, StepFigures, at_precision, compile_step, figures, plain_fitting, resolve_checkpoints
-from .cost import CostModel, this_cpu
+from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
+from .cost import CostModel
 from .errors import UsageError, nearest
 from .ir import Block, Role
 from .models.common import parameters
 from .onnx_convert import prepare
 from .onnx_model import open_dimensions, read_model
 from .optimizers import Adam, RecomputeOptimizer
-from .passes import RecomputePlan
+from .passes import RecomputePlan, Target
 from .passes.planners.fit import Fitting
-from .planning import lower
+from .planning import lower, target_of
 from .program import Program, Variable
 from .verify import trusted
 
@@ -46,8 +46,8 @@ class Steps:
     `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is a step as it is).  `loss`: the
     name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None for the natural one.
     `checkpoints`: names or globs of what "as asked" keeps.  `input_shapes` fixes dimensions besides the batch.
-    `compile_options` go to `compile_step`; `cost` is what times are estimated by (this CPU's roofline); `precision` as
-    for `compile_step`.  UsageError where a dimension other than the batch stays open.
+    `target`: what the steps are for (None: this machine's processor); `offload`: checkpoints wait in host memory.
+    UsageError where a dimension other than the batch stays open.
     """
 
     def __init__(
@@ -60,23 +60,22 @@ class Steps:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         options: Mapping[str, Any] | None = None,
         trainable: Sequence[str] | None = None,
-        compile_options: Mapping[str, Any] | None = None,
-        cost: CostModel | None = None,
-        precision: str | None = None,
+        target: Target | None = None,
+        offload: bool = False,
     ) -> None:
         if isinstance(optimizer, RecomputeOptimizer):
             checkpoints = checkpoints or optimizer._checkpoints
-            compile_options = {"offload": optimizer.enable_offload, **(compile_options or {})}
+            offload = offload or optimizer.enable_offload
             optimizer = optimizer.inner
         self.asked = None if checkpoints is None else _names(checkpoints)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._loss = loss.name if isinstance(loss, Variable) else loss
-        self.cost = at_precision(cost or this_cpu(), precision)
-        self._compile_options = {**(compile_options or {}), "cost": self.cost, "precision": precision}
-        self._offload = bool(self._compile_options.get("offload"))
+        self.target, self._offload = target_of(target), offload
+        assert self.target.cost is not None
+        self.cost: CostModel = self.target.cost
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
-        if precision is not None and self.is_step:
-            raise UsageError("the program is a training step already: its precision is what it is")
+        if self.target.precision is not None and self.is_step:
+            raise UsageError("the program is a training step already: its precision was fixed by minimize()")
         self._programs: dict[int, tuple[Program, str]] = {}
         self._figures: dict[tuple[int, tuple[str, ...] | RecomputePlan | None], tuple[StepFigures, float]] = {}
 
@@ -134,14 +133,14 @@ class Steps:
                 raise UsageError("the program is a training step already: give checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             if not whole.block.addresses:
-                providers = self._compile_options.get("providers")
-                lower(whole, self.cost, schedule=True, rebuild=whole.planned is None, providers=providers)
+                lower(whole, self.target)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
             program, loss = self.program(batch)
             names = self.resolved(checkpoints, batch)
-            options = {**self._compile_options, "offload": bool(names) and self._offload}
-            step = compile_step(program, loss, copy.copy(self._optimizer), checkpoints=names, **options)
+            offload = bool(names) and self._offload
+            optimizer = copy.copy(self._optimizer)
+            step = compile_step(program, loss, optimizer, checkpoints=names, offload=offload, target=self.target)
         self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
 
@@ -150,8 +149,7 @@ class Steps:
         if self.is_step:
             raise UsageError("the program is a training step already: it is not planned again")
         program, loss = self.program(batch)
-        options = {k: v for k, v in self._compile_options.items() if k not in ("cost", "offload")}
-        return plain_fitting(program, loss, copy.copy(self._optimizer), self.cost, **options)
+        return plain_fitting(program, loss, copy.copy(self._optimizer), self.target)
 
     def _remember(
         self, batch: int, kept: tuple[str, ...] | RecomputePlan | None, block: Block, found: StepFigures

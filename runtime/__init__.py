@@ -1,6 +1,6 @@
 """Runs planned programs."""
 
+from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
 from .executor import Executor, Session
-from .places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
 
 __all__ = ["CPUPlace", "CUDAPlace", "EmulatedCUDAPlace", "Executor", "Session"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,15 @@ import numpy as np
 from ..errors import JobError, OutOfMemoryError, RecomputeError, UsageError, nearest
 from ..ir import Block, Free, Operator, Value
 from ..kernels import fits, provider
-from ..passes import ALIGNMENT, memory_report, plan_memory, without_gc
-from ..program import Program, Variable
+from ..passes import ALIGNMENT, Target, memory_report, without_gc
+from ..passes.sequence import cleaned, planned
+from ..places import CPUPlace, EmulatedCUDAPlace, Place
+from ..program import Compiled, Program, Variable
 from ..text import show_operator
 from ..threads import exclusively, interrupts_wait
 from .binding import already_there, contents, need_addresses
 from .cpu import MODULES, native
-from .lowering import foreign, lowering
-from .places import CPUPlace, EmulatedCUDAPlace, Place
+from .lowering import foreign, resolved
 
 
 class Arena:
@@ -261,8 +263,8 @@ class Executor:
         providers: Sequence[str] | None = None,
     ) -> None:
         self.place = place or CPUPlace()
-        self.schedule, self.rebuild = schedule, rebuild
-        self.lowering = lowering(providers, self.place)
+        named = None if providers is None else tuple(providers.split(",") if isinstance(providers, str) else providers)
+        self.target = resolved(Target(self.place, named, schedule=schedule, rebuild=rebuild))
         self._open = _opener(self.place)
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
@@ -322,26 +324,53 @@ class Executor:
                 held = isinstance(array, (np.ndarray, np.generic))  # else `contents` says what is wrong
                 if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
                     program.data[name] = np.array(array, order="C")
-            rebuild = self.rebuild and program.planned is None  # a planner has chosen what runs again
-            block = self._planned(program, wanted, rebuild=rebuild)
+            block = self._planned(program, wanted)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress))
             self._sessions[program] = bound
         return bound.session
 
-    def _planned(self, program: Program, fetch: Sequence[str], *, rebuild: bool) -> Block:
-        """The block with kernels, frees and addresses; fetched values survive.  One that suits is taken as it is."""
-        block = program.block
-        outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
-        if block.addresses and outputs == block.outputs and not foreign(block, self.lowering):
-            return block
-        block = program.logical  # where a lowering has not merged values that are to be fetched
-        values = block.values()
+    def _planned(self, program: Program, fetch: Sequence[str]) -> Block:
+        """The block with kernels, frees and addresses; fetched values survive.  One that suits is taken as it is.
+
+        A budget that the program was planned for holds on this place too: where the plan is for another one, it is
+        planned again.
+        """
+        made = program.compiled if program.compiled and program.compiled.logical is program.logical else None
+        for block in (program.block, *([made.block] if made is not None else ())):
+            outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
+            if block.addresses and outputs == block.outputs and self._suits(block, made):
+                return block
+        with without_gc():
+            if made is not None and made.refit is not None and not made.target.makes_the_same_as(self.target):
+                made = made.refit(self.target)
+                if set(fetch) <= set(made.block.outputs):
+                    return made.block
+            return self._planned_for(made.logical if made is not None else program.logical, program, fetch, made)
+
+    def _suits(self, block: Block, made: Compiled | None) -> bool:
+        """Whether a block with addresses can run here as it is."""
+        if foreign(block, self.target):
+            return False
+        bound = made is not None and made.budget is not None and made.block is block
+        return not bound or made is None or made.target.makes_the_same_as(self.target)
+
+    def _planned_for(self, block: Block, program: Program, fetch: Sequence[str], made: Compiled | None) -> Block:
+        """A logical block compiled, with what is fetched among its outputs."""
+        values = block.values()  # of the logical block, where a lowering has not merged what is to be fetched
         for name in fetch:
             if name not in values:
                 raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
+        outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
         block = block.with_operators(block.operators, outputs=outputs)
-        with without_gc():
-            return plan_memory(block, schedule=self.schedule, rebuild=rebuild, lowering=self.lowering)
+        by_planner = program.planned is not None  # which has chosen what is recomputed
+        found = planned(cleaned(block, self.target, planned=by_planner), self.target)
+        if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
+            warnings.warn(
+                f"the step takes {peak:,} bytes, its budget is {made.budget:,}: what is fetched stays to the end of "
+                "the step; fetch less, or plan with these values as outputs (compile_step(fetch=...))",
+                stacklevel=5,
+            )
+        return found
 
     def _feed(self, session: Any, feed: Mapping[str, Any]) -> None:
         inputs = {v.name: v for v in session.block.inputs}

@@ -1,18 +1,15 @@
-"""What a block goes through before its memory is planned, so that this machine's kernels run it."""
+"""Which kernels a place has, and whether a block was lowered for those of a target."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import UsageError, nearest
-from ..ir import Block, Free, Operator
-from ..kernels import PROVIDERS, accepting, fits, provider, with_variants
-from ..passes import ChannelsLast, ChooseKernels, FoldTransposes, Fusion, Lowering, OpenNorms, Pass
-from ..passes.layouts import turned, turned_operator
-from ..types import TensorType
+from ..ir import Block, Free
+from ..kernels import PROVIDERS, accepting, fits, with_variants
+from ..passes.target import Target
+from ..places import CUDAPlace, EmulatedCUDAPlace, Place
 from . import cpu, cuda
-from .places import CUDAPlace, EmulatedCUDAPlace, Place
 
 #: the operators' own numerics, as a provider's name
 OWN = "numpy"
@@ -26,47 +23,33 @@ def providers(place: Place | None = None) -> tuple[str, ...]:
     return tuple(name for name in kinds.MODULES if name in PROVIDERS and name not in absent)
 
 
-def lowering(names: Sequence[str] | None = None, place: Place | None = None) -> Lowering:
-    """The lowering for these providers, of the processor or of CUDA (None: all that there are for `place`;
-    `("numpy",)` or none: no lowering).
+def resolved(target: Target) -> Target:
+    """The target with the names of its providers: all that there are for its place where it names none.
 
-    UsageError for a provider that is not here, and for providers of both.
+    `("numpy",)` becomes none.  A target whose providers are those of CUDA alone is for a CUDA device, whatever its
+    place.  UsageError for a provider that is not there.
     """
-    if isinstance(names, str):
-        names = names.split(",")
-    wanted = providers(place) if names is None else tuple(n for n in names if n != OWN)
-    on_cuda = isinstance(place, CUDAPlace) or any(n in cuda.MODULES for n in wanted)
-    here = providers(CUDAPlace() if on_cuda else None)
+    if target.providers is None:
+        return replace(target, providers=providers(target.place))
+    wanted = tuple(n for n in target.providers if n != OWN)
+    if not target.on_device and any(n in cuda.MODULES for n in wanted):
+        target = replace(target, place=CUDAPlace())
+    here = providers(CUDAPlace() if target.on_device else None)
     for name in wanted:
         if name not in here:
-            kind = "CUDA" if on_cuda else "the processor"
+            kind = "CUDA" if target.on_device else "the processor"
             known = ", ".join((*here, OWN))
             raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; here are: {known}")
-    if not wanted:
-        return Lowering()
-    fusion: tuple[Pass, ...] = (OpenNorms(), Fusion(device=on_cuda)) if {"loops", "cuda"} & set(wanted) else ()
-    passes = (FoldTransposes(), ChannelsLast(wanted), *fusion, ChooseKernels(wanted))
-    return Lowering(passes, functools.partial(_workspace, wanted), wanted)
+    return replace(target, providers=wanted)
 
 
-def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
-    """What the kernel will need that runs an operator; its own numerics' where there is none."""
-    form = turned(op)
-    if form is not None and form.always:
-        last = turned_operator(op, form)
-        if taken := accepting(names, last):
-            return provider(taken).scratch(last)
-    taken = accepting(names, op)
-    return provider(taken).scratch(op) if taken else op.workspace()
-
-
-def foreign(block: Block, to: Lowering) -> bool:
-    """Whether a block was lowered for kernels that are not those of a lowering, or need other workspaces here."""
-    names = with_variants(to.providers, block.products)
+def foreign(block: Block, target: Target) -> bool:
+    """Whether a block was lowered for kernels that are not those of a target, or need other workspaces here."""
+    names = with_variants(target.kernels, block.products)
     named = {op.kernel for op in block.operators if op.kernel}
     if not named <= set(names) or any(op.kernel and not fits(op) for op in block.operators):
         return True
-    on_device = "cuda" in to.providers  # where an operator without a kernel is slow
+    on_device = "cuda" in target.kernels  # where an operator without a kernel is slow
     return on_device and any(
         not op.kernel and not isinstance(op.op, Free) and not op.op.copies and accepting(names, op)
         for op in block.operators

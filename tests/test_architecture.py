@@ -17,7 +17,7 @@ HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safet
 #: layer of each module, the lowest first; a module may import from lower layers, and from its own
 LAYERS = [
     {"types", "errors", "files", "cache", "room", "budgets", "patterns"},
-    {"threads"},
+    {"threads", "places"},
     {"op", "kernels", "element"},
     {"ir"},
     {"text"},

@@ -32,8 +32,8 @@ def stepped(name: str, checkpoints: list[str] | None = None) -> tuple[Program, s
     optimizer = rc.Momentum(learning_rate=0.01)
     if checkpoints is not None:
         optimizer = rc.RecomputeOptimizer(optimizer).set_checkpoints(checkpoints)
-    step, _ = _made(program, loss, optimizer, ())
-    step.block = cleaned(step.block)
+    step = _made(program, loss, optimizer, ())
+    step.block = cleaned(step.block, rc.Target())
     return step, loss, feed
 
 

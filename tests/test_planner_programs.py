@@ -105,7 +105,9 @@ def plain(name: str) -> tuple[list[bytes], dict[str, np.ndarray]]:
 @cache
 def fitting(name: str) -> Fitting:
     program, loss, _ = network(name)
-    return plain_fitting(program, loss, rc.Momentum(learning_rate=0.01), COST, schedule=name in SMALL)
+    return plain_fitting(
+        program, loss, rc.Momentum(learning_rate=0.01), rc.Target(providers=(), cost=COST, schedule=name in SMALL)
+    )
 
 
 @cache

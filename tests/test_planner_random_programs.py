@@ -176,7 +176,7 @@ def step_of(seed: int, *, joins: bool = False, schedule: bool = False) -> tuple[
     """A program's training step as it stands, planners for it, and what to feed it."""
     program, loss, feed = random_program(seed, joins=joins)
     rc.Momentum(learning_rate=0.1).minimize(program[loss])
-    return program, fitting_of(program.block, COST, schedule=schedule), feed
+    return program, fitting_of(program.block, rc.Target(providers=(), cost=COST, schedule=schedule)), feed
 
 
 def two_steps(step: rc.Program, block: Block, feed: dict[str, np.ndarray]) -> list[bytes]:

@@ -12,14 +12,15 @@ from typing import Any
 from ...errors import BudgetError, UsageError
 from ...ir import Block, Operator
 from ...verify import trusted, verify
-from ..dead_code import DeadCode
-from ..lowering import Lowering
+from .. import sequence
+from ..base import run_passes
 from ..memory_plan import memory_report
 from ..offload import Offload
 from ..rebuild import Rebuild
-from ..recompute import RecomputePlan, apply
-from ..schedule import Schedule, live_peak, plan_lowered, plan_ordered
-from ..split_norms import FuseNorms, SplitNorms, as_parts
+from ..recompute import RecomputePlan
+from ..schedule import InBestOrder, Schedule, live_peak
+from ..split_norms import as_parts
+from ..target import Target
 from ..transfers import StepTimes
 from ..transfers import simulate as simulate_transfers
 from .auto import Auto, forget
@@ -34,6 +35,14 @@ Seconds = Callable[[Operator], float]
 
 #: plans tried for one order of a step, at most: each is compiled, and the next one asks for what the last one missed
 _TRIES = 5
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A cost model that is a function."""
+
+    seconds: Seconds
+    name: str = "as given"
 
 
 @dataclass(frozen=True)
@@ -55,34 +64,24 @@ class Fitted:
 
 
 class Fitting:
-    """Plans for one step that repeats nothing (without frees), priced by `seconds`: what they share is made once.
+    """Plans for one step that recomputes nothing (without frees), for a target: what they share is made once.
 
-    The step is planned as it is and, with `schedule`, in the order that needs less memory.  `rebuild`: where no plan
-    is asked for, normalised values are made again as in any plain step (passes/rebuild.py); plans choose for
+    The step is planned as it is and, where the target allows it, in the order that needs less memory.  Where no plan
+    is asked for, normalised values are recomputed as in any plain step (passes/rebuild.py); plans choose for
     themselves which of them, so that `block`, whose operators they number, has normalisations in two parts.
-    `lowering`: what a step goes through before its memory is planned.
     """
 
-    def __init__(
-        self,
-        block: Block,
-        seconds: Seconds,
-        *,
-        schedule: bool = True,
-        rebuild: bool = True,
-        lowering: Lowering | None = None,
-    ) -> None:
-        self.once, self.schedule, self.rebuild, self.lowering = block, schedule, rebuild, lowering or Lowering()
-        if self.lowering.seconds is None:
-            self.lowering = dataclasses.replace(self.lowering, seconds=seconds)
-        self.block = SplitNorms().run(block) if rebuild else block
-        self.seconds = as_parts(seconds)
+    def __init__(self, block: Block, target: Target) -> None:
+        assert target.cost is not None, "planners compare costs: the target needs a cost model"
+        self.once, self.target, self.prices = block, target, target.cost.seconds
+        self.block = run_passes(block, sequence.numbered_passes(target))
+        self.seconds = as_parts(self.prices)
         self._bounds: dict[int, float] = {}
 
     @cached_property
     def plain(self) -> Fitted:
         """The step that nothing was asked for, compiled."""
-        return self._unplanned(Rebuild().run(self.once) if self.rebuild else self.once)
+        return self._unplanned(Rebuild().run(self.once) if self.target.rebuild else self.once)
 
     @cached_property
     def unrepeated(self) -> Fitted:
@@ -96,26 +95,24 @@ class Fitting:
     @cached_property
     def derived(self) -> Derived:
         """The step's problem."""
-        return derive(self.block, self.seconds, self.lowering.workspace)
+        return derive(self.block, self.seconds, sequence.workspace(self.target))
 
     @cached_property
     def ordered(self) -> Block:
         """The step in the order that needs less memory."""
-        found = Schedule().run(self.once) if self.schedule else self.once
-        if found is self.once:
-            return self.block
-        return SplitNorms().run(found) if self.rebuild else found  # split after, so that both parts stay together
+        found = Schedule().run(self.once) if self.target.schedule else self.once
+        return self.block if found is self.once else run_passes(found, sequence.numbered_passes(self.target))
 
     @cached_property
     def reordered(self) -> Derived | None:
         """The problem of `ordered`; None where that is the order given."""
         if self.ordered is self.block:
             return None
-        return derive(self.ordered, self.seconds, self.lowering.workspace)
+        return derive(self.ordered, self.seconds, sequence.workspace(self.target))
 
     def compiled(self, block: Block) -> Block:
         """A step lowered, with frees and addresses."""
-        return plan_lowered(block, self.lowering, schedule=self.schedule)
+        return sequence.planned(block, self.target)
 
     def bases(self) -> Iterator[tuple[Derived, bool]]:
         """Problems of the step as it is and as reordered; whether it is the latter."""
@@ -148,24 +145,26 @@ class Fitting:
 
     def _within(self, block: Block, limit: int) -> tuple[Block, int]:
         """A step without copies, compiled (0: its peak is its own); above a limit however packed: no addresses."""
-        lowered = self.lowering.run(block)
-        ordered = Schedule().run(lowered) if self.schedule else lowered
+        lowered = sequence.lowered(block, self.target)
+        ordered = Schedule().run(lowered) if self.target.schedule else lowered
         least = live_peak(ordered) + sum(v.nbytes for v in ordered.persistent())
         if least > limit:
             return ordered, least
-        return plan_ordered(lowered, ordered), 0
+        return InBestOrder().plan(lowered, ordered), 0
 
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
-        after = FuseNorms().run(DeadCode().run(apply(self.ordered if scheduled else self.block, plan)))
+        after = self.ordered if scheduled else self.block
+        for p in sequence.recomputing_passes(plan):
+            after = p.run(after)
         if not plan.offloads:
             return after
         return Offload(plan.offloads, tight=True).run(after)
 
     def order(self, block: Block) -> Block:
         """A step lowered and in the order in which it runs, without frees."""
-        block = self.lowering.run(block)
-        return Schedule().run(block) if self.schedule else block
+        block = sequence.lowered(block, self.target)
+        return Schedule().run(block) if self.target.schedule else block
 
     def candidates(
         self,
@@ -291,8 +290,7 @@ class Fitting:
 
     def times(self, f: Fitted) -> StepTimes:
         """Simulated times of a compiled step with its copies."""
-        assert self.lowering.seconds is not None
-        return simulate_transfers(f.compiled, self.lowering.seconds, self.lowering.link)
+        return simulate_transfers(f.compiled, self.prices, self.target.link)
 
     def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
         """The cheapest within the budget; where none is, the one with the lowest peak."""
@@ -326,7 +324,7 @@ def fit(
     again with the difference.  A budget of None lets the strategy choose.  BudgetError where the strategy finds no plan
     that fits, with the least that it found; where none exists, with the proof.
     """
-    return Fitting(block, seconds).fit(budget, strategy, options)
+    return Fitting(block, Target(providers=(), cost=Prices(seconds))).fit(budget, strategy, options)
 
 
 def peak_of(compiled: Block) -> int:

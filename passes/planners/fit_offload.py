@@ -71,12 +71,10 @@ def _starts(
     fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
 ) -> Iterator[tuple[float, tuple[RecomputePlan, bool]]]:
     """(simulated seconds, plan and whether it is for the step as reordered), for plans that moves make fit."""
-    lowering = fitting.lowering
-    assert lowering.seconds is not None
     missed = [(f.plan, f.scheduled) for f in found if f.peak > budget]
     for start in dict.fromkeys([*_plans(fitting, budget, strategy, options), *missed]):
         block = fitting.order(fitting.applied(*start))
-        chosen = choose(block, budget - _persistent(block), lowering.seconds, lowering.link)
+        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link)
         if chosen is not None:
             yield chosen[1].seconds, start
 
@@ -102,14 +100,13 @@ def _plans(
 
 def _moved(fitting: Fitting, start: tuple[RecomputePlan, bool], budget: int) -> Fitted | None:
     """The step compiled with as many values moved as it takes; the arena can be larger than what is alive."""
-    lowering, (made, scheduled) = fitting.lowering, start
-    assert lowering.seconds is not None
+    made, scheduled = start
     plain = fitting.applied(made, scheduled)
     block = fitting.order(plain)
     target = budget - _persistent(block)
     seen: set[tuple[str, ...]] = set()
     for _ in range(_TRIES):
-        chosen = choose(block, target, lowering.seconds, lowering.link)
+        chosen = choose(block, target, fitting.prices, fitting.target.link)
         names = () if chosen is None else logical_names(chosen[0], plain)
         if chosen is None or names in seen:
             return None

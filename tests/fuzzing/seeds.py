@@ -135,11 +135,11 @@ def samples(everything: bool, stored: bool = False) -> Iterator[tuple[str, rc.Bl
 
     `stored`: with buffers, which a file holds, in place of inputs.
     """
-    from recompute.passes import plan_memory
-    from recompute.runtime.lowering import lowering
+    from recompute.passes import Target, plan_memory
+    from recompute.runtime.lowering import resolved
     from recompute.testing import all_ops, case_block, cases
 
-    own, native = lowering(("numpy",)), lowering(None)
+    own, native = (resolved(Target(providers=p, schedule=False)) for p in (("numpy",), None))
     for number, cls in enumerate(all_ops()):
         for i, case in enumerate(cases(cls)[: 3 if everything else 1]):
             if not everything and number % _SPARSE:
@@ -147,10 +147,10 @@ def samples(everything: bool, stored: bool = False) -> Iterator[tuple[str, rc.Bl
             block, _ = case_block(case)
             if stored:
                 block = replace(block, inputs=(), buffers=(*block.buffers, *block.inputs))
-            yield f"{cls.__name__} {i}", plan_memory(block, schedule=False, lowering=own)
+            yield f"{cls.__name__} {i}", plan_memory(block, own)
             with contextlib.suppress(rc.VerifyError):  # not every operator takes another element type
                 single = rc.verify(rc.parse(rc.show(block).replace("f64", "f32")))
-                planned = plan_memory(single, schedule=False, lowering=native)
+                planned = plan_memory(single, native)
                 if any(op.kernel for op in planned.operators):
                     yield f"{cls.__name__} {i} native", planned
 

@@ -97,12 +97,12 @@ def _checked(session: Any, program: rc.Program) -> None:
 
 def run_block(block: Block, data: dict[str, np.ndarray], number: int) -> str:
     """Runs a program of a text; one whose plan is part of the text must give what a plan of ours gives."""
-    from recompute.passes import plan_memory
-    from recompute.runtime.lowering import lowering
+    from recompute.passes import Target, plan_memory
+    from recompute.runtime.lowering import resolved
 
     if too_large(block):
         if not block.addresses:
-            plan_memory(block, schedule=False, lowering=lowering(_providers(number)))
+            plan_memory(block, resolved(Target(providers=_providers(number), schedule=False)))
         return "loaded"
     feed = feeds(block, number, wild=number % 10 == 5)
     compared = bool(block.addresses) and not any(op.kernel for op in block.operators)

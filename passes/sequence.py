@@ -1,0 +1,162 @@
+"""The passes of a training step, in order: the one place that says which they are.
+
+    for p in step_passes(target): print(p)
+
+Each phase is a function of its own, because optimizers and planners stop between them: an optimizer gives gradients to
+its user before it adds updates, and a planner compares many plans for one step.  `recompute-compile --print-passes`
+prints the list, `--dump-ir` writes the program after each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from ..ir import Block, Operator
+from ..kernels import accepting, provider
+from ..types import TensorType
+from .autodiff import Autodiff
+from .base import Pass, run_passes
+from .channels_last import ChannelsLast
+from .choose_kernels import ChooseKernels
+from .commit_updates import CommitUpdates
+from .dead_code import DeadCode
+from .eager_updates import EagerUpdates
+from .fold_transposes import FoldTransposes
+from .fusion import Fusion
+from .layouts import turned, turned_operator
+from .liveness import Liveness
+from .memory_plan import MemoryPlan
+from .offload import Offload, offloaded, without_copies
+from .precision import Precision
+from .rebuild import Rebuild
+from .recompute import Recompute, RecomputePlan
+from .schedule import InBestOrder, Schedule
+from .split_norms import FuseNorms, OpenNorms, SplitNorms
+from .target import Target
+from .unplan import Unplan
+
+
+def step_passes(
+    target: Target,
+    plan: RecomputePlan | None = None,
+    *,
+    scheduled: bool = False,
+    loss: str | None = None,
+    checkpoints: Sequence[str] = (),
+    offload: bool = False,
+) -> list[Pass]:
+    """The passes that make a planned training step, in order.
+
+    `target`: what for, resolved.  `plan`: a planner's (None: nothing is planned), for the operators of the step before
+    its passes "recompute" and on; `scheduled`: for these in the order that needs less memory.  `loss`: with it, the
+    passes that optimizers run on the forward pass, and the user's `checkpoints`; without, the step is a training step
+    already.  `offload`: the checkpoints wait in host memory.
+    """
+    return [
+        *(training_passes(target, loss, checkpoints) if loss is not None else ()),
+        *cleanup_passes(target, planned=plan is not None),
+        *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
+        *lowering_passes(target),
+        *memory_passes(target, plan.offloads if plan is not None else (checkpoints if offload else ())),
+    ]
+
+
+def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) -> list[Pass]:
+    """What optimizers run, around the updates that they add behind the gradients (before "eager-updates")."""
+    low = target.precision not in (None, "fp32")
+    return [
+        *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
+        Autodiff(loss),
+        *([Recompute(tuple(checkpoints))] if checkpoints else ()),
+        EagerUpdates(),
+    ]
+
+
+def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
+    """What any step goes through first.  `planned`: a plan will say which normalised values are recomputed."""
+    rebuild = target.rebuild and not planned
+    return [Unplan(), DeadCode(), *([Rebuild()] if rebuild else ()), CommitUpdates()]
+
+
+def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
+    """What makes the step whose operators plans number: normalisations in two parts, each of which may be recomputed.
+
+    They are divided after operators were reordered (`scheduled`), so that both parts stay together.
+    """
+    return [*([Schedule()] if scheduled else ()), *([SplitNorms()] if target.rebuild else ())]
+
+
+def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False) -> list[Pass]:
+    """What carries out a planner's plan, but for its copies to host memory, which are placed at the end."""
+    return [
+        *numbered_passes(target, scheduled=scheduled),
+        *recomputing_passes(plan),
+    ]
+
+
+def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
+    """What recomputes what a plan says, in the step whose operators it numbers."""
+    return [Recompute(plan=plan), DeadCode(), FuseNorms()]
+
+
+def lowering_passes(target: Target) -> list[Pass]:
+    """What fits a step to the kernels of a place; nothing for the operators' own numerics."""
+    names = target.kernels
+    if not names:
+        return []
+    fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
+    return [FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
+
+
+def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
+    """Order, copies to the host and back (`moved`: the values that wait there), frees and addresses."""
+    seconds = None if target.cost is None else target.cost.seconds
+    copies: list[Pass] = [Offload(tuple(moved), lowered=True, seconds=seconds, link=target.link)] if moved else []
+    then = (*copies, Liveness(), MemoryPlan())
+    return [InBestOrder(then)] if target.schedule else list(then)
+
+
+# -- running them -----------------------------------------------------------------------------------------------------
+
+
+def cleaned(block: Block, target: Target, *, planned: bool = False) -> Block:
+    """A block after `cleanup_passes`.
+
+    Where nothing is an output, nobody can say what is dead: the block is taken as it is.
+    """
+    passes = cleanup_passes(target, planned=planned)
+    return run_passes(block, passes if block.outputs else passes[:1])
+
+
+def lowered(block: Block, target: Target) -> Block:
+    """A block after `lowering_passes`."""
+    return run_passes(block, lowering_passes(target))
+
+
+def planned(block: Block, target: Target) -> Block:
+    """A cleaned block lowered, in the best order found, with frees and addresses, and with the copies that it has
+    placed for this order."""
+    moved = offloaded(block)
+    return run_passes(lowered(without_copies(block), target), memory_passes(target, moved))
+
+
+def plan_memory(block: Block, target: Target) -> Block:
+    """The block as it will run: cleaned, lowered, in the best order found, with frees and addresses."""
+    return planned(cleaned(block, target), target)
+
+
+def workspace(target: Target) -> Callable[[Operator], tuple[TensorType, ...]]:
+    """The temporary buffers that an operator of the step will need when it is lowered, for planners."""
+    return functools.partial(_workspace, target.kernels) if target.kernels else Operator.workspace
+
+
+def _workspace(names: tuple[str, ...], op: Operator) -> tuple[TensorType, ...]:
+    """What the kernel will need that runs an operator; its own numerics' where there is none."""
+    form = turned(op)
+    if form is not None and form.always:
+        last = turned_operator(op, form)
+        if taken := accepting(names, last):
+            return provider(taken).scratch(last)
+    taken = accepting(names, op)
+    return provider(taken).scratch(op) if taken else op.workspace()
