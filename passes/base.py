@@ -54,6 +54,8 @@ class Pass:
 def _show_option(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{','.join(map(_show_option, value))}]"
+    if callable(value) or dataclasses.is_dataclass(value):
+        return "..."
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

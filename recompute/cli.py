@@ -137,6 +137,9 @@ class _Job:
         from . import cli_memory, cli_plan
         from .compiler import checkpoint_candidates, resolve_checkpoints
 
+        if self.args.print_passes:
+            self.print_passes()
+            return
         if cli_plan.is_problem(self.args.model):
             cli_plan.plan_problem(self)
             return
@@ -304,6 +307,20 @@ class _Job:
         from .show_table import before_after
 
         self.say(before_after(self.report))
+
+    def print_passes(self) -> None:
+        """The passes that the step would go through, in order; no model is read for it."""
+        from . import cli_plan
+        from .passes import RecomputePlan, step_passes
+        from .planning import target_of as resolved
+        from .show_table import passes_table
+
+        args = self.args
+        plan = None if cli_plan.request_of(args) is None else RecomputePlan()
+        checkpoints = self.checkpoint_patterns() or ()
+        target = resolved(target_of(args))
+        found = step_passes(target, plan, loss=args.loss or "loss", checkpoints=checkpoints, offload=args.offload)
+        cli_ending.say(passes_table(found))
 
     def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> None:
         """The values that cut the graph, with their sizes."""

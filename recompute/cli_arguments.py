@@ -46,7 +46,10 @@ def parser() -> argparse.ArgumentParser:
     out = p.add_argument_group("what to write")
     out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-': standard output)")
-    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each stage")
+    out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the program's text after each pass")
+    out.add_argument(
+        "--print-passes", action="store_true", help="print the passes that the step goes through, and stop"
+    )
     cli_memory.add_arguments(p)
     cli_plan.add_arguments(p)
     pictures.add_arguments(p)

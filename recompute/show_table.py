@@ -132,6 +132,23 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
     return text
 
 
+def passes_table(passes: Sequence[Any]) -> str:
+    """Passes in order, with the first sentence of what each does; those that run others, with these."""
+    table = plain_table()
+    for name in ("", "pass", "what it does"):
+        table.add_column(name, overflow="fold")
+    for number, (p, inside) in enumerate(_flat(passes, inside=False), 1):
+        does = (type(p).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        table.add_row(str(number), ("  " if inside else "") + str(p), " ".join(does.split()))
+    return render(table, 150)
+
+
+def _flat(passes: Sequence[Any], *, inside: bool) -> Iterator[tuple[Any, bool]]:
+    for p in passes:
+        yield p, inside
+        yield from _flat(getattr(p, "then", ()), inside=True)
+
+
 def _to_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
