@@ -17,9 +17,9 @@ HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safet
 #: layer of each module, the lowest first; a module may import from lower layers, and from its own
 LAYERS = [
     {"types", "errors", "files", "cache", "room", "budgets", "patterns"},
-    {"threads"},
-    {"op", "kernels", "element"},
-    {"ir"},
+    {"threads", "contexts", "element"},
+    {"op", "kernels"},
+    {"ir", "formulas"},
     {"text"},
     {"verify_addresses", "verify_copies"},
     {"verify"},

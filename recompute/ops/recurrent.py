@@ -325,10 +325,8 @@ class RecurrentGrad(Op, abstract=True):
 
     def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
         """The unrolled operator, differentiated; no gradients of inputs that are absent."""
-        from ..builder import gradient_through_expansion
-
         given, _, grads = self.parts(inputs)
-        found = gradient_through_expansion(self.forward(), b, given, grads)
+        found = b.gradient_of_expansion(self.forward(), given, grads)
         for i, (v, g) in enumerate(zip(given, found, strict=True)):
             if g is None and v is not None and v.type.is_float:
                 found[i] = b.fill(0.0, v)
