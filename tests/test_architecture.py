@@ -29,6 +29,10 @@ LAYERS = [
     {"runtime"},
     {
         "onnx_convert",
+        "onnx_graphs",
+        "onnx_import_state",
+        "onnx_tensors",
+        "onnx_unrolled",
         "onnx_costs",
         "onnx_inline",
         "onnx_limits",
