@@ -13,8 +13,7 @@ from .program import Program, Variable
 from .text import parse, show
 from .types import TensorType
 from .verify import verify
-
-__version__ = "0.1.0"
+from .version import __version__
 
 #: name → module that has it; imported when first used, so that `import recompute` stays quick
 _LAZY = {
