@@ -20,12 +20,18 @@ class ImportGraph:
             for path in sorted(folder.rglob("*.py")):
                 parts = path.relative_to(folder).with_suffix("").parts
                 self.files[".".join((package, *(p for p in parts if p != "__init__")))] = path
-        self._trees = {name: ast.parse(path.read_text()) for name, path in self.files.items()}
+        self._imports: dict[str, list[ast.Import | ast.ImportFrom]] = {}
+        #: names of functions that each file calls
+        self.calls: dict[str, set[str]] = {}
+        for name, path in self.files.items():
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            self._imports[name] = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
+            self.calls[name] = {_called(n.func) for n in nodes if isinstance(n, ast.Call)}
         self.imports = {name: self._imported(name) - {name} for name in self.files}
 
     def _imported(self, name: str) -> set[str]:
         found: set[str] = set()
-        for node in ast.walk(self._trees[name]):
+        for node in self._imports[name]:
             if isinstance(node, ast.ImportFrom):
                 found.update(self._home(self._base(name, node), a.name) for a in node.names)
             elif isinstance(node, ast.Import):
@@ -45,7 +51,7 @@ class ImportGraph:
         if f"{base}.{wanted}" in self.files:
             return f"{base}.{wanted}"
         if base in self.files and self.files[base].name == "__init__.py":
-            for node in self._trees[base].body:
+            for node in self._imports[base]:
                 if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == wanted for a in node.names):
                     name = next(a.name for a in node.names if (a.asname or a.name) == wanted)
                     return self._home(self._base(base, node), name)
@@ -76,9 +82,8 @@ class ImportGraph:
 
     def calling(self, function: str) -> set[str]:
         """Files that call a function of this name."""
+        return {name for name, called in self.calls.items() if function in called}
 
-        def called(node: ast.AST) -> str:
-            f = node.func if isinstance(node, ast.Call) else None
-            return f.attr if isinstance(f, ast.Attribute) else f.id if isinstance(f, ast.Name) else ""
 
-        return {name for name, tree in self._trees.items() if any(called(n) == function for n in ast.walk(tree))}
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
