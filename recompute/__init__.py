@@ -7,12 +7,13 @@ from typing import Any
 
 from .errors import BudgetError, JobError, ModelError, RecomputeError, UsageError, VerifyError
 from .ir import Block, Operator, Role, Value
+from .kernels import providers_from
+from .op import operators_from
 from .program import Program, Variable
 from .text import parse, show
 from .types import TensorType
 from .verify import verify
-
-__version__ = "0.1.0"
+from .version import __version__
 
 #: name → module that has it; imported when first used, so that `import recompute` stays quick
 _LAZY = {
@@ -71,6 +72,29 @@ __all__ = [
     "verify",
     *_LAZY,
 ]
+
+
+def _define_operators() -> None:
+    from . import ops  # noqa: F401
+
+
+def _register_cpu() -> None:
+    from .runtime import cpu
+
+    cpu.register_all()
+
+
+def _register_cuda() -> None:
+    from .runtime import cuda
+
+    cuda.register_all()
+
+
+# registries are filled from here when something is first asked for by name: the language knows neither its operators
+# nor the machines that run it
+operators_from(_define_operators)
+providers_from(_register_cpu)
+providers_from(_register_cuda)
 
 
 def __getattr__(name: str) -> Any:

@@ -122,6 +122,12 @@ class Builder:
             x = self.ReduceSum(x, axes=axes, keepdims=0 if axes == tuple(range(lead)) else 1)
         return x if x.shape == shape else self.Reshape(x, shape=shape)
 
+    def gradient_of_expansion(
+        self, op: Op, ins: Sequence[Value | None], grads: Sequence[Value | None]
+    ) -> list[Value | None]:
+        """The gradient of an operator that has no rule of its own (see `gradient_through_expansion`)."""
+        return gradient_through_expansion(op, self, ins, grads)
+
     def add_all(self, values: Sequence[Value]) -> Value:
         """The sum of one or more values of one type, from left to right."""
         total = values[0]

@@ -17,7 +17,7 @@ import numpy as np
 
 from .kernels import provider
 from .op import Op
-from .types import TensorType
+from .types import TensorType, Value
 
 
 class Role(str, enum.Enum):
@@ -29,43 +29,6 @@ class Role(str, enum.Enum):
     RECOMPUTE = "recompute"
     OPTIMIZE = "optimize"
     COMMUNICATE = "communicate"
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A name with a type.  Within one block a name stands for one value."""
-
-    name: str
-    type: TensorType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Dimensions."""
-        return self.type.shape
-
-    @property
-    def dtype(self) -> str:
-        """Short name of the element type."""
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.type.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.type.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its buffer."""
-        return self.type.nbytes
-
-    def renamed(self, name: str) -> Value:
-        """The same type under another name."""
-        return Value(name, self.type)
 
 
 def _type(v: Value | None) -> TensorType | None:
@@ -242,8 +205,3 @@ class Block:
         if found is self.operators and changes.keys() == {"addresses"} and "verified" in self.facts:
             other.facts["verified"] = True  # addresses are always looked at
         return other
-
-    def __str__(self) -> str:
-        from .text import show
-
-        return show(self)

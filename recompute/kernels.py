@@ -7,44 +7,42 @@ its bits are.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+from .contexts import AppliedOperator
 from .errors import UsageError, nearest
-
-if TYPE_CHECKING:
-    from .ir import Operator
-    from .types import TensorType
+from .types import TensorType
 
 
 class Provider(Protocol):
-    """Kernels of one kind."""
+    """Kernels of one kind.  `op`: an operator applied, `ir.Operator`."""
 
     @property
     def name(self) -> str:
         """What `Operator.kernel` calls it."""
 
-    def accepts(self, op: Operator) -> bool:
+    def accepts(self, op: Any) -> bool:
         """Whether it can run this operator; depends on the operator and its types only."""
 
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+    def scratch(self, op: Any) -> tuple[TensorType, ...]:
         """The temporary buffers that its kernel is handed."""
 
-    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> Sequence[Any]:
+    def bind(self, op: Any, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> Sequence[Any]:
         """Native calls over these buffers (None: an absent operand), or functions without arguments, in order."""
 
 
-#: name → provider; a runtime's package registers its own when it is imported
+#: name → provider
 PROVIDERS: dict[str, Provider] = {}
-
+#: what registers providers, in the order in which they are asked for a name that is not there; the package root says so
+_SOURCES: list[Callable[[], object]] = []
 
 #: how many answers of `accepting` are remembered
 _ANSWERS = 1 << 16
 _answers: dict[Any, str] = {}
 
 
-def accepting(names: tuple[str, ...], op: Operator) -> str:
+def accepting(names: tuple[str, ...], op: AppliedOperator) -> str:
     """The first of these providers that accepts an operator; "" where none does.
 
     A provider's answer depends on the operator and its types, so that it is asked once for all that are alike.
@@ -71,11 +69,16 @@ def register(provider: Provider) -> None:
     _answers.clear()
 
 
+def providers_from(source: Callable[[], object]) -> None:
+    """`source` registers the providers that can run here; it is called when a name is asked for that is not there."""
+    _SOURCES.append(source)
+
+
 def provider(name: str) -> Provider:
     """The provider of that name.  UsageError where this machine has none."""
-    for kind in ("cpu", "cuda"):
+    for source in _SOURCES:
         if name not in PROVIDERS:
-            importlib.import_module(f"{__package__}.runtime.{kind}").register_all()
+            source()
     if name not in PROVIDERS:
         raise UsageError(
             f"the program was lowered for kernels of '{name}'{nearest(name, PROVIDERS)}, which are not here: install "
@@ -84,7 +87,7 @@ def provider(name: str) -> Provider:
     return PROVIDERS[name]
 
 
-def fits(op: Operator) -> bool:
+def fits(op: AppliedOperator) -> bool:
     """Whether the kernel that an operator names can run it here, in the workspace that it has.
 
     A program in a file may come from another machine, or from a run with another number of threads.

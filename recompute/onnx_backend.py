@@ -23,7 +23,8 @@ from .errors import ModelError, UsageError, nearest
 from .ir import Value
 from .onnx_convert import prepare
 from .onnx_fold import Known
-from .onnx_import import Importer, names_read
+from .onnx_graphs import names_read
+from .onnx_import import Importer
 from .onnx_limits import Budget
 from .onnx_model import read_model
 from .program import Program

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 
 from .errors import ModelError
-from .onnx_subgraph import first_output
-
-if TYPE_CHECKING:
-    from .onnx_import import Importer
+from .onnx_graphs import first_output
+from .onnx_import_state import ImportState
 
 _COUNTER = itertools.count()
 #: positions that are written out
@@ -26,7 +24,7 @@ class Body:
     `ins`: the names of the node's inputs; those past the last one that is given are "" too.
     """
 
-    def __init__(self, importer: Importer, node: onnx.NodeProto) -> None:
+    def __init__(self, importer: ImportState, node: onnx.NodeProto) -> None:
         self._importer, self._node = importer, node
         self._prefix = f"{first_output(node)}.{next(_COUNTER)}"
         self._written = 0

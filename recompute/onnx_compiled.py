@@ -20,8 +20,10 @@ from .errors import ModelError, RecomputeError, UsageError
 from .files import afterwards, is_special, replacing, together
 from .ir import Block, Value
 from .onnx_function_builder import fill_tensor, value_info
-from .onnx_model import read_model, tensor_array
-from .onnx_subgraph import first_output, scope_of
+from .onnx_graphs import first_output
+from .onnx_model import read_model
+from .onnx_subgraph import scope_of
+from .onnx_tensors import tensor_array
 from .passes import RecomputePlan, Rerun
 from .program import Program
 from .room import need_room

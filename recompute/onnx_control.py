@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from .errors import ModelError
 from .onnx_costs import MAX_SEQUENCE
+from .onnx_import_state import ImportState
 from .onnx_limits import NODE
 from .onnx_loops import unroll_loop, unroll_scan
 from .onnx_subgraph import take_branch
 
-if TYPE_CHECKING:
-    from .onnx_import import Importer
-
-
 # -- sequences: lists of value names, known at compile time -----------------------------------------------------------
 
 
-def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
+def _split_to_sequence(importer: ImportState, node: onnx.NodeProto) -> None:
     options = {a.name: a.i for a in node.attribute}
     source = importer.type_of(node.input[0])
     axis = options.get("axis", 0) % max(source.ndim, 1)
@@ -53,7 +49,7 @@ def _split_to_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     importer.sequences[node.output[0]] = parts
 
 
-def _check_length(importer: Importer, length: int, nodes: int) -> None:
+def _check_length(importer: ImportState, length: int, nodes: int) -> None:
     """Charges a sequence: a list of its own, and `nodes` for each of its tensors.  ModelError where it is too long."""
     if length > MAX_SEQUENCE:
         raise ModelError(f"a sequence of {length:,} tensors is too long: {MAX_SEQUENCE:,} are possible")
@@ -61,13 +57,13 @@ def _check_length(importer: Importer, length: int, nodes: int) -> None:
     importer.budget.spend(length * (nodes * NODE + 10), f"a sequence of {length:,} tensors")
 
 
-def _sequence_at(importer: Importer, node: onnx.NodeProto) -> None:
+def _sequence_at(importer: ImportState, node: onnx.NodeProto) -> None:
     items = importer.sequences[node.input[0]]
     at = _position(importer, node.input[1], len(items))
     importer.run_nodes([onnx.helper.make_node("Identity", [items[at]], [node.output[0]], name=node.name)])
 
 
-def _position(importer: Importer, name: str, length: int) -> int:
+def _position(importer: ImportState, name: str, length: int) -> int:
     known = importer.contents(name)
     if known is None:
         raise ModelError("its position is computed from data; a static program needs it known")
@@ -77,7 +73,7 @@ def _position(importer: Importer, name: str, length: int) -> int:
     return at
 
 
-def _sequence_insert(importer: Importer, node: onnx.NodeProto) -> None:
+def _sequence_insert(importer: ImportState, node: onnx.NodeProto) -> None:
     items = list(importer.sequences[node.input[0]])
     at = _position(importer, node.input[2], len(items)) if len(node.input) > 2 and node.input[2] else len(items)
     items.insert(at, node.input[1])
@@ -85,13 +81,13 @@ def _sequence_insert(importer: Importer, node: onnx.NodeProto) -> None:
     importer.sequences[node.output[0]] = items
 
 
-def _sequence_erase(importer: Importer, node: onnx.NodeProto) -> None:
+def _sequence_erase(importer: ImportState, node: onnx.NodeProto) -> None:
     items = list(importer.sequences[node.input[0]])
     del items[_position(importer, node.input[1], len(items)) if len(node.input) > 1 and node.input[1] else -1]
     importer.sequences[node.output[0]] = items
 
 
-def _concat_from_sequence(importer: Importer, node: onnx.NodeProto) -> None:
+def _concat_from_sequence(importer: ImportState, node: onnx.NodeProto) -> None:
     options = {a.name: a.i for a in node.attribute}
     items, axis = list(importer.sequences[node.input[0]]), options["axis"]
     _check_length(importer, len(items), 1)
@@ -107,20 +103,20 @@ def _concat_from_sequence(importer: Importer, node: onnx.NodeProto) -> None:
     importer.run_nodes(body)
 
 
-def _sequence_length(importer: Importer, node: onnx.NodeProto) -> None:
+def _sequence_length(importer: ImportState, node: onnx.NodeProto) -> None:
     length = np.array(len(importer.sequences[node.input[0]]), np.int64)
     importer.known[node.output[0]] = importer.constant(length)
 
 
-def _sequence_construct(importer: Importer, node: onnx.NodeProto) -> None:
+def _sequence_construct(importer: ImportState, node: onnx.NodeProto) -> None:
     importer.sequences[node.output[0]] = list(node.input)
 
 
-def _sequence_empty(importer: Importer, node: onnx.NodeProto) -> None:
+def _sequence_empty(importer: ImportState, node: onnx.NodeProto) -> None:
     importer.sequences[node.output[0]] = []
 
 
-def on_sequences(importer: Importer, node: onnx.NodeProto) -> None:
+def on_sequences(importer: ImportState, node: onnx.NodeProto) -> None:
     """Other operators that take sequences or optionals."""
     if node.op_type == "Identity":
         importer.alias(node.output[0], node.input[0])
@@ -133,26 +129,26 @@ def on_sequences(importer: Importer, node: onnx.NodeProto) -> None:
 # -- optionals: another name for what they hold, or nothing ----------------------------------------------------------
 
 
-def _optional(importer: Importer, node: onnx.NodeProto) -> None:
+def _optional(importer: ImportState, node: onnx.NodeProto) -> None:
     if node.input and node.input[0]:
         importer.alias(node.output[0], node.input[0])
     else:
         importer.nothing.add(node.output[0])
 
 
-def _optional_has_element(importer: Importer, node: onnx.NodeProto) -> None:
+def _optional_has_element(importer: ImportState, node: onnx.NodeProto) -> None:
     held = bool(node.input) and bool(node.input[0]) and node.input[0] not in importer.nothing
     importer.known[node.output[0]] = importer.constant(np.array(held))
 
 
-def _optional_get_element(importer: Importer, node: onnx.NodeProto) -> None:
+def _optional_get_element(importer: ImportState, node: onnx.NodeProto) -> None:
     if node.input[0] in importer.nothing:
         raise ModelError(f"it takes what '{node.input[0]}' holds, which is nothing")
     importer.alias(node.output[0], node.input[0])
 
 
 #: nodes that the importer settles itself
-CONTROL: dict[str, Callable[[Importer, onnx.NodeProto], None]] = {
+CONTROL: dict[str, Callable[[ImportState, onnx.NodeProto], None]] = {
     "If": take_branch,
     "Loop": unroll_loop,
     "Scan": unroll_scan,

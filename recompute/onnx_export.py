@@ -33,6 +33,7 @@ from .program import Program, Variable
 from .state import contents
 from .text import show
 from .types import TensorType
+from .version import __version__
 
 if TYPE_CHECKING:
     from .op import Op
@@ -152,8 +153,6 @@ class _Step:
 
     def model(self, fetch: Sequence[str], plan: Any) -> onnx.ModelProto:
         """The finished model."""
-        from . import __version__
-
         opsets = [helper.make_opsetid("", OPSET)]
         if self.functions:
             opsets.append(helper.make_opsetid(DOMAIN, 1))

@@ -15,6 +15,7 @@ import onnx.shape_inference
 from .errors import ModelError
 from .onnx_costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
 from .onnx_limits import EVALUATED, Budget
+from .onnx_tensors import tensor_array
 from .onnx_text import evaluate_text
 from .ops.reference_nodes import check_attributes
 from .types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
@@ -57,8 +58,6 @@ class Known:
         if dtype_from_onnx(t.data_type) is None and t.data_type != onnx.TensorProto.STRING:
             kind = show_onnx_dtype(t.data_type)
             raise ModelError(f"initializer '{t.name}' has element type {kind}, which is not supported")
-        from .onnx_model import tensor_array
-
         return Known(tensor_array(t), "initializer")
 
     def is_mask(self) -> bool:
@@ -190,8 +189,6 @@ def _constant(node: onnx.NodeProto) -> np.ndarray:
         raise ModelError("a constant without a value")
     a = node.attribute[0]
     if a.name == "value":
-        from .onnx_model import tensor_array
-
         if dtype_from_onnx(a.t.data_type) is None and a.t.data_type != onnx.TensorProto.STRING:
             kind = show_onnx_dtype(a.t.data_type)
             raise ModelError(f"a constant has element type {kind}, which is not supported")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import onnx
 
 from .errors import ModelError
+from .onnx_graphs import graphs_of
 from .onnx_limits import NODE, Budget
-from .onnx_subgraph import graphs_of
 
 #: functions that call one another, one in another
 MAX_DEPTH = 200

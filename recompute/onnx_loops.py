@@ -6,22 +6,21 @@ and results of a Scan along its first axis are views.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx.helper import make_node
 
-from .errors import ModelError, UsageError, nearest
+from .errors import ModelError
+from .onnx_graphs import first_output
+from .onnx_import_state import ImportState
 from .onnx_limits import NODE
-from .onnx_subgraph import Subgraph, final_names, first_output
+from .onnx_subgraph import Subgraph, final_names
 from .onnx_trips import Scope, written_nodes
+from .onnx_unrolled import charge
 from .types import DTYPES, dtype_from_onnx
-
-if TYPE_CHECKING:
-    from .onnx_import import Importer
 
 #: attribute by which a Scan of opset 8 passes onnx's version converter as a Loop (see `hide_old_scans`)
 OLD_SCAN = "recompute_scan_8"
@@ -31,12 +30,9 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
-def charge(importer: Importer, nodes: int, what: str) -> None:
-    """Counts unrolled nodes.  LimitError where a model's loops become too many."""
-    importer.budget.spend(max(nodes, 1) * NODE, f"{what}: written out, its loops become too many nodes")
-
-
-def check_trips(importer: Importer, body: Subgraph, trips: int, types: dict[str, tuple[int, ...]], what: str) -> None:
+def check_trips(
+    importer: ImportState, body: Subgraph, trips: int, types: dict[str, tuple[int, ...]], what: str
+) -> None:
     """LimitError where a loop, with the loops in it, would become too many nodes: before any is written.
 
     `types`: shapes of the body's inputs, as far as they are known.
@@ -47,35 +43,10 @@ def check_trips(importer: Importer, body: Subgraph, trips: int, types: dict[str,
         importer.budget.check_work(nodes * NODE, f"{what}, {nodes:,} nodes when its loops are written out")
 
 
-class Unrolled:
-    """Which recurrent operators are written step by step: all, or those that a name or glob fits."""
-
-    def __init__(self, wanted: bool | Sequence[str]) -> None:
-        self._all = wanted is True
-        patterns = [wanted] if isinstance(wanted, str) else [] if isinstance(wanted, bool) else wanted
-        self._found = dict.fromkeys(patterns, False)
-
-    def chooses(self, importer: Importer, node: onnx.NodeProto, steps: int) -> bool:
-        """Whether a recurrent node is to be unrolled; its nodes count then."""
-        names = [n for n in (node.name, *node.output) if n]
-        fits = [p for p in self._found if any(n == p or fnmatch.fnmatchcase(n, p) for n in names)]
-        self._found.update(dict.fromkeys(fits, True))
-        if self._all or fits:
-            charge(importer, 16 * steps, f"{steps:,} steps")
-        return self._all or bool(fits)
-
-    def check(self, graph: onnx.GraphProto) -> None:
-        """UsageError where a pattern fits no recurrent node."""
-        for pattern, found in self._found.items():
-            if not found:
-                names = [n.name or first_output(n) for n in graph.node if n.op_type in ("RNN", "GRU", "LSTM")]
-                raise UsageError(f"unroll: no recurrent node is called '{pattern}'{nearest(pattern, names)}")
-
-
 # -- Loop --------------------------------------------------------------------------------------------------------------
 
 
-def unroll_loop(importer: Importer, node: onnx.NodeProto) -> None:
+def unroll_loop(importer: ImportState, node: onnx.NodeProto) -> None:
     """Loop whose trip count, or whose condition in each iteration, is known."""
     if any(a.name == OLD_SCAN for a in node.attribute):
         scan_of_opset_8(importer, node)
@@ -112,7 +83,7 @@ def unroll_loop(importer: Importer, node: onnx.NodeProto) -> None:
 
 
 def _iterate(
-    importer: Importer, body: Subgraph, limit: int | None, prefix: str, values: list[str], collected: list[list[str]]
+    importer: ImportState, body: Subgraph, limit: int | None, prefix: str, values: list[str], collected: list[list[str]]
 ) -> list[str]:
     """Runs the body until the limit or its condition says stop; returns what is carried out."""
     inputs = [v.name for v in body.graph.input]
@@ -126,7 +97,7 @@ def _iterate(
         check_trips(importer, body, limit, {}, f"{limit:,} iterations")
     t = 0
     while limit is None or t < limit:
-        charge(importer, body.units, f"after {t:,} iterations")
+        charge(importer.budget, body.units, f"after {t:,} iterations")
         number = f"{prefix}/{t}/number"
         importer.known[number] = importer.constant(np.array(t, np.int64))
         names = body.inline(f"{prefix}/{t}", {inputs[0]: number, **dict(zip(inputs[2:], values, strict=True))})
@@ -143,7 +114,7 @@ def _iterate(
     return values
 
 
-def _trip_count(importer: Importer, node: onnx.NodeProto) -> int | None:
+def _trip_count(importer: ImportState, node: onnx.NodeProto) -> int | None:
     """The most iterations, None where only the condition ends the loop."""
     if not node.input or not node.input[0]:
         return None
@@ -157,7 +128,7 @@ def _trip_count(importer: Importer, node: onnx.NodeProto) -> int | None:
     return int(known.array.reshape(()))
 
 
-def _condition(importer: Importer, name: str, what: str) -> bool:
+def _condition(importer: ImportState, name: str, what: str) -> bool:
     known = importer.contents(name)
     if known is None:
         raise ModelError(f"{what} is computed from data ('{name}'); a static program needs it known at compile time")
@@ -169,7 +140,7 @@ def _condition(importer: Importer, name: str, what: str) -> bool:
 # -- Scan --------------------------------------------------------------------------------------------------------------
 
 
-def unroll_scan(importer: Importer, node: onnx.NodeProto) -> None:
+def unroll_scan(importer: ImportState, node: onnx.NodeProto) -> None:
     """Scan: its steps are the length of its scan inputs, so it can always be written out."""
     options = _attributes(node)
     m = int(options.get("num_scan_inputs", 0))
@@ -194,7 +165,7 @@ def unroll_scan(importer: Importer, node: onnx.NodeProto) -> None:
         del shape[axis]
         types[v.name] = tuple(shape)
     check_trips(importer, body, steps, types, f"{steps:,} steps")
-    charge(importer, steps * body.units, f"{steps:,} steps")
+    charge(importer.budget, steps * body.units, f"{steps:,} steps")
     rows = [
         _rows(importer, f"{prefix}/{v.name}", x, axis, steps)[:: -1 if way else 1]
         for v, x, axis, way in zip(body.graph.input[n:], node.input[n:], axes, ways, strict=True)
@@ -211,7 +182,7 @@ def unroll_scan(importer: Importer, node: onnx.NodeProto) -> None:
 
 
 def _scan(
-    importer: Importer,
+    importer: ImportState,
     body: Subgraph,
     prefix: str,
     values: list[str],
@@ -249,7 +220,7 @@ def _listed(options: Mapping[str, Any], name: str, count: int) -> list[int]:
     return given or [0] * count
 
 
-def _steps(importer: Importer, names: Sequence[str], axes: Sequence[int]) -> int:
+def _steps(importer: ImportState, names: Sequence[str], axes: Sequence[int]) -> int:
     found = set()
     for name, axis in zip(names, axes, strict=True):
         t = importer.type_of(name)
@@ -261,7 +232,7 @@ def _steps(importer: Importer, names: Sequence[str], axes: Sequence[int]) -> int
     return found.pop()
 
 
-def _rows(importer: Importer, prefix: str, source: str, axis: int, steps: int) -> list[str]:
+def _rows(importer: ImportState, prefix: str, source: str, axis: int, steps: int) -> list[str]:
     """The slices of a value along an axis, without that axis: views, once the axis is the first."""
     t = importer.type_of(source)
     axis %= t.ndim
@@ -283,7 +254,7 @@ def _rows(importer: Importer, prefix: str, source: str, axis: int, steps: int) -
     return [f"{prefix}/{i}" for i in range(steps)]
 
 
-def _stack(importer: Importer, outer: str, parts: Sequence[str], axis: int, declared: onnx.ValueInfoProto) -> None:
+def _stack(importer: ImportState, outer: str, parts: Sequence[str], axis: int, declared: onnx.ValueInfoProto) -> None:
     """outer = parts along a new axis."""
     if not parts:
         if not importer.problems():
@@ -315,12 +286,12 @@ def _empty(outer: str, axis: int, declared: onnx.ValueInfoProto) -> np.ndarray:
     return np.zeros((*dims[:axis], 0, *dims[axis:]), DTYPES[dtype])
 
 
-def _constant(importer: Importer, name: str, data: Sequence[int]) -> str:
+def _constant(importer: ImportState, name: str, data: Sequence[int]) -> str:
     importer.known[name] = importer.constant(np.array(data, np.int64))
     return name
 
 
-def _run(importer: Importer, op_type: str, ins: Sequence[str], outs: Sequence[str], **attributes: Any) -> None:
+def _run(importer: ImportState, op_type: str, ins: Sequence[str], outs: Sequence[str], **attributes: Any) -> None:
     importer.used.update(outs)
     importer.run_node(make_node(op_type, ins, outs, **attributes))
 
@@ -342,7 +313,7 @@ def hide_old_scans(graph: onnx.GraphProto) -> None:
                 hide_old_scans(a.g)
 
 
-def scan_of_opset_8(importer: Importer, node: onnx.NodeProto) -> None:
+def scan_of_opset_8(importer: ImportState, node: onnx.NodeProto) -> None:
     """(sequence_lens?, states [batch, ...], scan inputs [batch, steps, ...]): each batch element scans by itself."""
     options = _attributes(node)
     m = int(options.get("num_scan_inputs", 0))
@@ -359,7 +330,7 @@ def scan_of_opset_8(importer: Importer, node: onnx.NodeProto) -> None:
     prefix = first_output(node)
     body.hoist([v.name for v in body.graph.input])
     check_trips(importer, body, batch * steps, {}, f"{batch:,} times {steps:,} steps")
-    charge(importer, batch * steps * body.units, f"{batch:,} times {steps:,} steps")
+    charge(importer.budget, batch * steps * body.units, f"{batch:,} times {steps:,} steps")
     split = [_rows(importer, f"{prefix}/in{i}", x, 0, batch) for i, x in enumerate([*states, *scanned])]
     made: list[list[str]] = [[] for _ in range(n + k)]
     for b in range(batch):
@@ -382,7 +353,7 @@ def scan_of_opset_8(importer: Importer, node: onnx.NodeProto) -> None:
             _stack(importer, outer, parts, 0, declared)
 
 
-def _padded(importer: Importer, prefix: str, parts: list[str], steps: int) -> list[str]:
+def _padded(importer: ImportState, prefix: str, parts: list[str], steps: int) -> list[str]:
     """Zeros for the steps after a sequence's end."""
     if len(parts) == steps or not parts:
         return parts
@@ -391,7 +362,7 @@ def _padded(importer: Importer, prefix: str, parts: list[str], steps: int) -> li
     return [*parts, *[f"{parts[0]}/none"] * (steps - len(parts))]
 
 
-def _lengths(importer: Importer, name: str, batch: int, steps: int) -> list[int]:
+def _lengths(importer: ImportState, name: str, batch: int, steps: int) -> list[int]:
     if not name:
         return [steps] * batch
     known = importer.contents(name)

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from .errors import ModelError, UsageError, nearest
+from .onnx_graphs import first_output
 from .onnx_limits import Budget
-from .onnx_subgraph import first_output
 from .types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
 
 #: opsets below this one are brought up to it by onnx's version converter
@@ -164,31 +164,6 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
     _CHECKED.add(str(path))
     for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(nbytes))):
         t.external_data.add(key=key, value=value)
-
-
-def tensor_array(t: onnx.TensorProto) -> np.ndarray:
-    """A tensor's contents without copying where the file has them as raw bytes (read-only then)."""
-    if t.data_type == onnx.TensorProto.STRING:
-        if min(t.dims, default=0) < 0 or len(t.string_data) != math.prod(t.dims):
-            raise ModelError(f"tensor '{t.name}' {list(t.dims)} holds {len(t.string_data)} strings")
-        return np.array([s.decode("utf-8", "replace") for s in t.string_data], object).reshape(tuple(t.dims))
-    name = dtype_from_onnx(t.data_type)
-    assert name is not None
-    shape = tuple(t.dims)
-    if t.data_location == onnx.TensorProto.EXTERNAL:
-        info = {e.key: e.value for e in t.external_data}
-        if math.prod(shape) == 0:
-            return np.empty(shape, DTYPES[name])
-        if name in PACKED:
-            raw = np.memmap(info["location"], np.uint8, "r", int(info["offset"]), (int(info["length"]),))
-            return onnx.numpy_helper.to_array(onnx.TensorProto(data_type=t.data_type, dims=shape, raw_data=bytes(raw)))
-        return np.memmap(info["location"], DTYPES[name], "r", int(info["offset"]), shape)
-    if t.HasField("raw_data") and name not in PACKED:
-        return np.frombuffer(t.raw_data, DTYPES[name]).reshape(shape)
-    try:
-        return onnx.numpy_helper.to_array(t)
-    except Exception as e:
-        raise ModelError(f"tensor '{t.name}' cannot be read: {e}") from None
 
 
 def with_own_statistics(model: onnx.ModelProto) -> onnx.ModelProto:

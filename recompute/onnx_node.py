@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,19 +10,17 @@ import onnx
 from .errors import ModelError
 from .ir import Value
 from .onnx_body import Body
+from .onnx_graphs import first_output
+from .onnx_import_state import ImportState
 from .onnx_schema import describe
-from .onnx_subgraph import first_output
 from .op import Op
 from .types import TensorType
-
-if TYPE_CHECKING:
-    from .onnx_import import Importer
 
 
 class NodeContext:
     """One ONNX node, as `Op.from_onnx` sees it."""
 
-    def __init__(self, importer: Importer, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
+    def __init__(self, importer: ImportState, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
         self._importer = importer
         self._node = node
         self.attributes = attributes
@@ -120,7 +118,7 @@ class NodeContext:
 
     def unrolled(self, steps: int) -> bool:
         """Whether this recurrent node is to be written step by step."""
-        return self._importer.unroll.chooses(self._importer, self._node, steps)
+        return self._importer.unroll.chooses(self._importer.budget, self._node, steps)
 
     def fail(self, why: str) -> ModelError:
         """The error about this node (for `raise node.fail(...)`)."""

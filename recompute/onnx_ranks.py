@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from .errors import ModelError
-from .onnx_subgraph import graphs_of
+from .onnx_graphs import graphs_of
 
 #: dimensions that onnx may write out for a value
 MAX_RANK = 128

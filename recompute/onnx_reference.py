@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import onnx
 
 from .errors import ModelError, nearest
 from .ir import Value
+from .onnx_fold import infer_outputs
+from .onnx_import_state import ImportState
 from .op import REGISTRY
+from .ops.reference import reference
 from .ops.reference_nodes import admitted, check_attributes
 from .types import TensorType, dtype_from_onnx
 
-if TYPE_CHECKING:
-    from .onnx_import import Importer
 
-
-def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple[Value | None, ...]:
+def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tuple[Value | None, ...]:
     """The outputs of a node through ONNX's evaluator.
 
     ModelError where that is not foreseen for the operator, or where an output's shape depends on data.  `name`: how
@@ -25,8 +23,6 @@ def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple
     domain = "" if node.domain == "ai.onnx" else node.domain
     if not admitted(domain, node.op_type):
         raise ModelError(f"{name}: this operator is not supported{nearest(node.op_type, REGISTRY)}")
-    from .ops.reference import reference
-
     check_attributes(node)
     opset = importer.opset_of(domain)
     types = _output_types(importer, node, opset)
@@ -49,10 +45,8 @@ def emit_reference(importer: Importer, node: onnx.NodeProto, name: str) -> tuple
     return tuple(next(found) if n else None for n in node.output)
 
 
-def _output_types(importer: Importer, node: onnx.NodeProto, opset: int) -> tuple[str, ...] | None:
+def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tuple[str, ...] | None:
     """Types of the outputs that are there, as text; None where one is no static tensor."""
-    from .onnx_fold import infer_outputs
-
     types = {n: importer.type_of(n) for n in node.input if n}
     if any(t.dtype == "string" for t in types.values()):
         return None

@@ -6,41 +6,18 @@ with the holding node's first output: `y/then_branch/w`.  However often the subg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import onnx
 
 from .errors import ModelError
-
-if TYPE_CHECKING:
-    from .onnx_import import Importer
+from .onnx_graphs import first_output, graphs_of, names_read
+from .onnx_import_state import ImportState
 
 _OURS = ("", "ai.onnx")
 #: bytes of attributes that are copied in the time of one node
 _BYTES = 1 << 15
-
-
-def names_read(nodes: Any) -> Iterator[str]:
-    """Every name that nodes read, inside their subgraphs too."""
-    for node in nodes:
-        yield from node.input
-        for a in node.attribute:
-            for graph in graphs_of(a):
-                yield from names_read(graph.node)
-                yield from (o.name for o in graph.output)
-
-
-def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
-    """The graphs that an attribute holds."""
-    if a.type == onnx.AttributeProto.GRAPH:
-        return (a.g,)
-    return a.graphs if a.type == onnx.AttributeProto.GRAPHS else ()
-
-
-def first_output(node: onnx.NodeProto) -> str:
-    """The name that stands for a node: that of its first output that is there."""
-    return next((o for o in node.output if o), node.name or node.op_type)
 
 
 class Subgraph:
@@ -50,7 +27,7 @@ class Subgraph:
     outside; `nodes`: the rest of its nodes.
     """
 
-    def __init__(self, importer: Importer, node: onnx.NodeProto, attribute: str) -> None:
+    def __init__(self, importer: ImportState, node: onnx.NodeProto, attribute: str) -> None:
         found = next((a for a in node.attribute if a.name == attribute), None)
         if found is None:
             raise ModelError(f"its attribute '{attribute}' is absent")
@@ -185,7 +162,7 @@ def _draws(nodes: Any) -> bool:
 _EACH_TIME = {"Bernoulli", "Multinomial", "Dropout", "BiasDropout", "BitmaskDropout", "BatchNormalization"}
 
 
-def take_branch(importer: Importer, node: onnx.NodeProto) -> None:
+def take_branch(importer: ImportState, node: onnx.NodeProto) -> None:
     """If with a condition that is known: the chosen branch's nodes take its place."""
     condition = importer.contents(node.input[0])
     if condition is None:

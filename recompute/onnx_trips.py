@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
-from .onnx_subgraph import depends, graphs_of
-
-if TYPE_CHECKING:
-    from .onnx_import import Importer
-    from .onnx_subgraph import Subgraph
+from .onnx_graphs import graphs_of
+from .onnx_import_state import ImportState
+from .onnx_subgraph import Subgraph, depends
 
 
 @dataclass
@@ -26,10 +24,10 @@ class Scope:
 
     numbers: MutableMapping[str, int | None]
     shapes: MutableMapping[str, tuple[int, ...] | None]
-    importer: Importer
+    importer: ImportState
 
     @staticmethod
-    def of(importer: Importer, body: Subgraph, shapes: dict[str, tuple[int, ...]]) -> Scope:
+    def of(importer: ImportState, body: Subgraph, shapes: dict[str, tuple[int, ...]]) -> Scope:
         """For the nodes of a loop's body that are run."""
         scope = Scope({}, dict(shapes), importer)
         scope.hide(body.graph)

@@ -7,7 +7,7 @@ free.  Defining it registers it under its class name; nothing else has to be tol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,14 +17,14 @@ from .types import TensorType
 if TYPE_CHECKING:
     import numpy as np
 
-    from .builder import Builder
+    from .contexts import FunctionWriter, ImportedNode, OperatorBuilder
     from .element import Expr
-    from .ir import Value
-    from .onnx_export import FunctionBuilder
-    from .onnx_node import NodeContext
+    from .types import Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
+#: what fills the registry when a name is asked for that is not there; the package root says so
+_SOURCES: list[Callable[[], object]] = []
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Op:
 
     def gradient(
         self,
-        b: Builder,
+        b: OperatorBuilder,
         ins: Sequence[Value | None],
         outs: Sequence[Value],
         grads: Sequence[Value | None],
@@ -167,13 +167,11 @@ class Op:
         """Gradients of the inputs, in order (None: zero or not differentiable).
 
         `outs` has every output, optional ones too: one that gets used is made.  `grads[i]` is None where nothing
-        flows into output i.
+        flows into output i.  Without a rule of its own an operator has the gradient of what it expands into.
         """
-        from .builder import gradient_through_expansion
+        return b.gradient_of_expansion(self, ins, grads)
 
-        return gradient_through_expansion(self, b, ins, grads)
-
-    def expand(self, b: Builder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
+    def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
         """All outputs from simpler operators, or None where this is a primitive."""
         return None
 
@@ -195,13 +193,13 @@ class Op:
         flops = 0 if self.moves_data else sum(t.size for t in outs if t is not None)
         return Cost(flops, moved)
 
-    def export(self, g: FunctionBuilder, ins: Sequence[str], outs: Sequence[str]) -> bool:
+    def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """Writes nodes of plain ONNX into `g`; False: `onnx_name` or `expand` is used instead."""
         return False
 
     @classmethod
-    def from_onnx(cls, node: NodeContext) -> Any:
-        """Emits this operator for an ONNX node of the same name (see `NodeContext`); returns its output value(s)."""
+    def from_onnx(cls, node: ImportedNode) -> Any:
+        """Emits this operator for an ONNX node of the same name; returns its output value(s)."""
         fields = {f.name for f in _fields(cls)}
         attributes = {k: v for k, v in node.attributes.items() if k in fields}
         return node.emit(cls(**attributes), *node.inputs)
@@ -232,10 +230,16 @@ def _fields(cls: type[Op]) -> tuple[dataclasses.Field, ...]:
     return found
 
 
+def operators_from(source: Callable[[], object]) -> None:
+    """`source` defines operators; it is called when a name is asked for that is not there."""
+    _SOURCES.append(source)
+
+
 def op_class(name: str) -> type[Op]:
     """The class registered under `name`.  UsageError with the nearest names where there is none."""
-    from . import ops  # noqa: F401  registers all
-
+    if name not in REGISTRY:
+        for source in _SOURCES:
+            source()
     found = REGISTRY.get(name)
     if found is None:
         raise UsageError(f"unknown operator '{name}'{nearest(name, REGISTRY)}")
@@ -247,7 +251,7 @@ IMPORTERS: dict[tuple[str, str], Any] = {}
 
 
 def imports(*op_types: str, domain: str = "") -> Any:
-    """Registers a function `NodeContext → Value(s)` for ONNX operators that have no class of their own name."""
+    """Registers a function `ImportedNode → Value(s)` for ONNX operators that have no class of their own name."""
 
     def register(function: Any) -> Any:
         for op_type in op_types:

@@ -17,7 +17,7 @@ import numpy as np
 
 from .builder import Builder
 from .element import evaluate as evaluate_elements
-from .element import formula
+from .formulas import formula
 from .ir import Block, Constant, Operator, Role, Value
 from .op import Op
 from .passes.autodiff import differentiate

@@ -405,3 +405,7 @@ def _as_elements(line: _Line, t: TensorType) -> tuple:
         return tuple(cast(x) for x in found)
     except (ValueError, OverflowError) as e:
         raise line.error(f"no constant of type {t}: {e}") from None
+
+
+#: `str(block)`: a block knows nothing of its text form, which stands above it
+Block.__str__ = show  # type: ignore[assignment, method-assign]

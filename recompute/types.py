@@ -1,4 +1,4 @@
-"""Element types and static tensor types."""
+"""Element types, static tensor types, and values: names with types."""
 
 from __future__ import annotations
 
@@ -163,3 +163,40 @@ class TensorType:
     def of(array: np.ndarray) -> TensorType:
         """The type of a NumPy array."""
         return TensorType(dtype_name(array.dtype), tuple(array.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A name with a type.  Within one block a name stands for one value."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        """Short name of the element type."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its buffer."""
+        return self.type.nbytes
+
+    def renamed(self, name: str) -> Value:
+        """The same type under another name."""
+        return Value(name, self.type)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..element import Expr, argument, formula, nodes
+from ..element import Expr, argument, nodes
+from ..formulas import formula
 from ..op import Op
 from ..ops.loop import Loop, iteration
 from ..ops.reduce import Reduce, ReduceMean

@@ -15,7 +15,8 @@ from test_zoo_training import network
 
 import recompute as rc
 from recompute.compiler import compile_step
-from recompute.element import HALVES, evaluate, formula
+from recompute.element import HALVES, evaluate
+from recompute.formulas import formula
 from recompute.op import Op, op_class
 from recompute.ops.loop import Loop, loops
 from recompute.runtime import EmulatedCUDAPlace

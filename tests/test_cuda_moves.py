@@ -15,8 +15,8 @@ from recompute.ops.pad import Pad, PadGrad
 from recompute.ops.shape import Fill as Filled
 from recompute.ops.shape import Reshape, Transpose
 from recompute.ops.slice import Slice, SliceGrad
-from recompute.runtime.cuda.families import family_of
 from recompute.runtime.cuda.kernel import Copy, Fill, Launch
+from recompute.runtime.cuda.own_kernels import family_of
 from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import Case
 from recompute.types import TensorType

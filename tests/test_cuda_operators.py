@@ -13,7 +13,7 @@ from recompute.ops.loss_scale import InverseIfFinite
 from recompute.ops.optimizer_norm import GlobalNorm
 from recompute.ops.products import LinearScan
 from recompute.ops.resize import Resize, ResizeGrad
-from recompute.runtime.cuda.families import family_of
+from recompute.runtime.cuda.own_kernels import family_of
 from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import Case, Draw, all_ops, cases
 

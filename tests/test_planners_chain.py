@@ -11,7 +11,8 @@ import pytest
 from test_planners import NETWORKS, derived
 
 from recompute.passes.planners import RematerialisationProblem, plan, planner, sequence_of, simulate
-from recompute.passes.planners.chain import Action, Chain, chain_of, cut_further, emit, plain_sweep
+from recompute.passes.planners.chain import Action, Chain, chain_of, cut_at, cut_further, emit, plain_sweep
+from recompute.passes.planners.chain import merged as merged_chain
 from recompute.passes.planners.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
 from recompute.passes.planners.gruslys import most_that_fits
 from recompute.passes.planners.gruslys_tables import binomial_steps, step_schedule, step_tables
@@ -91,7 +92,7 @@ def test_values_that_cross_everywhere_are_no_obstacle() -> None:
 
 def test_merging_keeps_what_crosses() -> None:
     chain = chain_of(residual_chain(100))
-    merged = chain.merged(10)
+    merged = merged_chain(chain, 10)
     assert 8 <= len(merged) <= 11
     assert set(merged.borders) <= set(chain.borders)
     assert sum(merged.forward_all_cost) == sum(chain.forward_all_cost)
@@ -247,7 +248,7 @@ def test_schedules_take_the_steps_of_their_table(shape: tuple[int, int, int]) ->
     n = 60
     tables = step_tables(n, 20, *shape)
     p = lstm(n)
-    chain = chain_of(p).at(range(1, 2 * n - 1, 2))
+    chain = cut_at(chain_of(p), range(1, 2 * n - 1, 2))
     assert len(chain) == n
     for m in (0, 1, 5, 20):
         schedule = step_schedule(tables, n, m)

@@ -17,7 +17,7 @@ from recompute.passes.planners.simulate import pruned
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
 from recompute.passes.planners.min_cut import saved_within
-from recompute.passes.planners.moccasin import improve
+from recompute.passes.planners.retention_intervals import improve
 
 
 def tiny(seed: int) -> RematerialisationProblem:

@@ -23,7 +23,7 @@ from . import moccasin
 from .base import Planner, planner
 from .blocks import join_blocks
 from .bound import least_budget, lower_bound
-from .chain import chain_of
+from .chain import chain_of, merged
 from .frontier import Frontier, Point
 from .local_search import Schedule, Search
 from .neighbourhoods import search
@@ -216,7 +216,7 @@ def frontier_of(problem: RematerialisationProblem) -> Frontier:
     if not frontier.joined:
         watch = current()
         watch.doing("blocks")
-        chain = chain_of(problem).merged(_STAGES)
+        chain = merged(chain_of(problem), _STAGES)
         join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
         watch.spend(_SWEPT * len(problem))
         frontier.joined = True

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import UsageError, nearest
@@ -116,10 +119,5 @@ def plan(
 
 def import_all() -> None:
     """Loads every planner's file, so that all have registered."""
-    import importlib
-    import pkgutil
-
-    from . import __path__ as folder
-
-    for module in pkgutil.iter_modules(folder):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .chain import Chain
+from .chain_model import Chain
 from .frontier import Frontier
 from .problem import RematerialisationProblem
 from .schedules import rebuild

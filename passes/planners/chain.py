@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 
-from .chain_bytes import ChainBytes, chain_bytes
+from .chain_model import Chain
 from .problem import RematerialisationProblem
 from .simulate import pruned
 
@@ -24,106 +22,23 @@ _SMALL = 64
 _WIDEST = 4
 
 
-@dataclass(frozen=True)
-class Chain:
-    """The forward pass in stages, last to first in the backward pass.
+def cut_at(chain: Chain, borders: Iterable[int]) -> Chain:
+    """The chain that is cut after these nodes only (some of its borders, or others)."""
+    return _chain_at(chain.problem, sorted(set(borders)), chain.always)
 
-    `stages`: numbers of forward nodes, in order.  `crossing[k]`: values that a node of stage k or an earlier one
-    writes and a later stage reads when it runs again; the last stage's is empty.  `always`: values that stages read
-    and that no schedule rebuilds: inputs, what may not be rebuilt, and what would cross nearly everywhere.
-    `starts[k]`: number of the first backward node for which stage k's values must be there; the backward of stage k
-    goes from there up to starts[k - 1] (stage 0: to the end), and reads nothing of stages before k but what crosses.
-    """
 
-    problem: RematerialisationProblem
-    stages: tuple[tuple[int, ...], ...]
-    crossing: tuple[frozenset[int], ...]
-    always: frozenset[int]
-    starts: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.stages)
-
-    @property
-    def borders(self) -> tuple[int, ...]:
-        """Number of the last node of each stage but the last."""
-        return tuple(s[-1] for s in self.stages[:-1] if s)
-
-    def interval(self, k: int) -> range:
-        """Numbers of the backward nodes of stage k."""
-        return range(self.starts[k], self.starts[k - 1] if k else len(self.problem))
-
-    def reruns(self, k: int, keep: bool, border: bool = True) -> tuple[int, ...]:
-        """Nodes of stage k that run again for what crosses its border, and with `keep` for what the backward reads."""
-        return self._reruns[k][2 * keep + border]
-
-    @cached_property
-    def _reruns(self) -> list[tuple[tuple[int, ...], ...]]:
-        modes = ((False, False), (False, True), (True, False), (True, True))
-        return [tuple(self._ancestors(k, keep, border) for keep, border in modes) for k in range(len(self))]
-
-    def _ancestors(self, k: int, keep: bool, border: bool) -> tuple[int, ...]:
-        p, out = self.problem, self.crossing[k]
-        wanted = set(out) if border else set()
-        found = []
-        for i in reversed(self.stages[k]):
-            node = p.nodes[i]
-            if node.repeatable and any(v in wanted or (keep and v not in out and self.saves(v)) for v in node.writes):
-                found.append(i)
-                wanted.update(node.reads)
-        return tuple(reversed(found))
-
-    def saves(self, v: int) -> bool:
-        """Whether the backward pass reads a value."""
-        readers = self.problem.readers[v]
-        return bool(readers) and self.problem.nodes[readers[-1]].backward
-
-    @cached_property
-    def forward_cost(self) -> tuple[float, ...]:
-        """Cost of running each stage again for its border."""
-        return self._costs(False, True)
-
-    @cached_property
-    def forward_all_cost(self) -> tuple[float, ...]:
-        """Cost of running each stage again for its border and for what the backward reads."""
-        return self._costs(True, True)
-
-    @cached_property
-    def forward_saved_cost(self) -> tuple[float, ...]:
-        """Cost of running each stage again for what the backward reads only."""
-        return self._costs(True, False)
-
-    def _costs(self, keep: bool, border: bool) -> tuple[float, ...]:
-        nodes = self.problem.nodes
-        return tuple(sum([nodes[i].cost for i in self.reruns(k, keep, border)]) for k in range(len(self)))
-
-    @cached_property
-    def backward_cost(self) -> tuple[float, ...]:
-        """Cost of each stage's backward nodes."""
-        nodes = self.problem.nodes
-        return tuple(sum([nodes[i].cost for i in self.interval(k)]) for k in range(len(self)))
-
-    @cached_property
-    def bytes(self) -> ChainBytes:
-        """What stages hold in memory."""
-        return chain_bytes(self)
-
-    def at(self, borders: Iterable[int]) -> Chain:
-        """A chain that is cut after these nodes only (some of `borders`)."""
-        return _chain_at(self.problem, sorted(set(borders)), self.always)
-
-    def merged(self, most: int) -> Chain:
-        """A chain of at most about so many stages, of similar cost, cut where the fewest bytes cross nearby."""
-        if len(self) <= most:
-            return self
-        reached = list(accumulate(a + b for a, b in zip(self.forward_all_cost, self.backward_cost, strict=True)))
-        share = (reached[-1] or 1.0) / most
-        best: dict[int, int] = {}
-        for k in range(len(self) - 1):
-            part = int(reached[k] / share)
-            if part not in best or self.bytes.border[k] <= self.bytes.border[best[part]]:
-                best[part] = k
-        return self.at(self.stages[k][-1] for k in best.values())
+def merged(chain: Chain, most: int) -> Chain:
+    """A chain of at most about so many stages, of similar cost, cut where the fewest bytes cross nearby."""
+    if len(chain) <= most:
+        return chain
+    reached = list(accumulate(a + b for a, b in zip(chain.forward_all_cost, chain.backward_cost, strict=True)))
+    share = (reached[-1] or 1.0) / most
+    best: dict[int, int] = {}
+    for k in range(len(chain) - 1):
+        part = int(reached[k] / share)
+        if part not in best or chain.bytes.border[k] <= chain.bytes.border[best[part]]:
+            best[part] = k
+    return cut_at(chain, (chain.stages[k][-1] for k in best.values()))
 
 
 def cut_further(chain: Chain, parts: int = 24) -> Chain:
@@ -141,7 +56,7 @@ def cut_further(chain: Chain, parts: int = 24) -> Chain:
         n = min(saved // most * 2, len(stage) // 4)
         bounds = [len(stage) * i // n for i in range(n + 1)] if n > 1 else []
         cuts += [min(stage[x:y], key=lambda i: (total[i], -i)) for x, y in pairwise(bounds)]
-    return chain.at(cuts) if len(cuts) >= len(chain) else chain
+    return cut_at(chain, cuts) if len(cuts) >= len(chain) else chain
 
 
 def chain_of(problem: RematerialisationProblem, width: int | None = None) -> Chain:

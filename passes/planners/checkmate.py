@@ -14,6 +14,7 @@ from ...errors import UsageError, need_extra
 from ..recompute import RecomputePlan
 from .base import Planner
 from .problem import RematerialisationProblem
+from .retention_intervals import start
 from .simulate import plan_of, pruned, sequence_of, simulate
 from .watch import current, interruptible
 
@@ -112,8 +113,6 @@ def _best(problem: RematerialisationProblem, budget: int, sequences: Iterable[Se
 
 
 def _fallbacks(problem: RematerialisationProblem, budget: int) -> list[list[int]]:
-    from .moccasin import start
-
     return [start(problem, budget), list(range(len(problem)))]
 
 

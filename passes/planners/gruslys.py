@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..recompute import RecomputePlan
 from .base import Planner
-from .chain import Chain, chain_of, emit
+from .chain import Chain, chain_of, emit, merged
 from .chen import rank
 from .gruslys_tables import step_schedule, step_tables
 from .problem import RematerialisationProblem
@@ -37,7 +37,7 @@ class Gruslys(Planner, strategy="gruslys"):
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
         if budget is None or simulate(problem, range(len(problem))).peak <= budget:
             return RecomputePlan()
-        chain = chain_of(problem).merged(self.steps)
+        chain = merged(chain_of(problem), self.steps)
         found = _within(chain, budget, slot_sizes(chain, budget, *self.keeps))
         plain = list(range(len(problem)))
         better = rank(problem, found, budget) < rank(problem, plain, budget)

@@ -7,8 +7,8 @@ import random
 import time
 from collections.abc import Sequence
 
-from .moccasin import improve
 from .problem import RematerialisationProblem
+from .retention_intervals import improve
 from .simulate import simulate
 from .watch import current
 
@@ -27,7 +27,7 @@ def search(
     time_limit: float = math.inf,
     seed: int = 0,
 ) -> list[int]:
-    """A sequence at least as good as the one given (see `moccasin.improve`, which each round calls).
+    """A sequence at least as good as the one given (see `retention_intervals.improve`, which each round calls).
 
     In turn a window of successive nodes, nodes drawn at random, and those that run again with as many that do not are
     free; the neighbourhood grows while rounds are proven, and shrinks where one is not.  The same for the same seed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..recompute import RecomputePlan
 from .base import Planner
-from .chain import Chain, chain_of, cut_further, emit
+from .chain import Chain, chain_of, cut_further, emit, merged
 from .chen import rank
 from .problem import RematerialisationProblem
 from .rotor_table import RotorTable, rotor_schedule, rotor_table
@@ -38,7 +38,7 @@ class Rotor(Planner, strategy="rotor"):
         whole = chain_of(problem)
         finer = cut_further(whole)
         for chain in (whole,) if finer is whole else (whole, finer):
-            self.fit(found, chain.merged(self.stages), plain.peak)
+            self.fit(found, merged(chain, self.stages), plain.peak)
         return plan_of(found.best)
 
     def fit(self, found: _Fitting, chain: Chain, plain: int) -> None:

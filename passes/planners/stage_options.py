@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .bound import Cut, hull
-from .chain import Chain
+from .chain_model import Chain
 from .local_search import Schedule, Search
 from .problem import Node, RematerialisationProblem
+from .retention_intervals import improve
 from .schedules import keep_schedule
 from .simulate import last_uses, profile, pruned
 from .watch import current
@@ -102,8 +103,6 @@ def _searched(sub: RematerialisationProblem, sequences: list[list[int]], part: f
 
 
 def _solved(sub: RematerialisationProblem, start: list[int], budget: int, part: float) -> list[int]:
-    from .moccasin import improve
-
     return improve(sub, budget, start, effort=min(_ENOUGH, part * _EFFORT), copies=3)[0]
 
 

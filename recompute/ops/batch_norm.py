@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import sqrt, through_expansion
+from ..element import sqrt
+from ..formulas import through_expansion
 from ..op import Cost, Op
 from ..types import TensorType
 from .channels_last import channels_last

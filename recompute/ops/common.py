@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..element import FLOAT_UFUNCS, UFUNCS, Expr, through_expansion
+from ..element import FLOAT_UFUNCS, UFUNCS, Expr
 from ..errors import TypeRuleError
+from ..formulas import through_expansion
 from ..op import Cost, Op
 from ..types import TensorType
 

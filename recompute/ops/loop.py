@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..element import HALVES, Expr, argument, formula, nodes, substitute
+from ..element import HALVES, Expr, argument, nodes, substitute
+from ..formulas import formula
 from ..op import Cost, Op
 from ..text import parse_applied, show_applied
 from ..types import TensorType

@@ -16,6 +16,8 @@ import numpy as np
 
 from ..op import Cost, Op
 from ..types import TensorType
+from .recurrent_parts import cut, filled, joint, row
+from .recurrent_unrolled import unrolled
 from .shape import reshape
 
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
@@ -24,11 +26,6 @@ DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 def options(op: Op) -> dict[str, Any]:
     """All attributes by name."""
     return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
-
-
-def filled(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` items, None for those that are not given."""
-    return [*items, *[None] * (count - len(items))]
 
 
 def logistic(xp: Any, x: Any) -> None:
@@ -222,8 +219,6 @@ class Recurrent(Op, abstract=True):
                     inputs[i] = node.builder.Transpose(inputs[i], perm=perm)
         want = max((i + 1 for i in range(cls.onnx_outputs) if node.wants(i)), default=1)
         if node.unrolled(steps):
-            from .recurrent_unrolled import unrolled
-
             made = unrolled(op, node.builder, inputs, node.base, want)
         else:
             made = node.emit(op, *inputs, want=want)
@@ -252,22 +247,6 @@ def _absent(node: Any, i: int, steps: int) -> bool:
     if i == 4:
         return bool((known == steps).all())
     return node.origin(i) != "initializer" and not known.any()
-
-
-def row(b: Any, v: Any, i: int) -> Any:
-    """v[i]."""
-    part = v if v.shape[0] == 1 else b.Slice(v, starts=(i,), ends=(i + 1,), axes=(0,))
-    return b.Reshape(part, shape=v.shape[1:])
-
-
-def cut(b: Any, v: Any, start: int, stop: int, axis: int) -> Any:
-    """v[start:stop] along an axis."""
-    return b.Slice(v, starts=(start,), ends=(stop,), axes=(axis,))
-
-
-def joint(b: Any, parts: Sequence[Any]) -> Any:
-    """Parts under each other."""
-    return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0)
 
 
 #: operator → its gradient operator
@@ -325,10 +304,8 @@ class RecurrentGrad(Op, abstract=True):
 
     def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
         """The unrolled operator, differentiated; no gradients of inputs that are absent."""
-        from ..builder import gradient_through_expansion
-
         given, _, grads = self.parts(inputs)
-        found = gradient_through_expansion(self.forward(), b, given, grads)
+        found = b.gradient_of_expansion(self.forward(), given, grads)
         for i, (v, g) in enumerate(zip(given, found, strict=True)):
             if g is None and v is not None and v.type.is_float:
                 found[i] = b.fill(0.0, v)

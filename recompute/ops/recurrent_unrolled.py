@@ -7,10 +7,36 @@ what only the fused gradient would read is not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from .recurrent import Recurrent, cut, filled, joint, row
+from ..types import TensorType
+from .recurrent_parts import cut, filled, joint, row
 from .shape import reshape
+
+
+class Stepping(Protocol):
+    """A recurrent operator as far as writing out its steps asks for it (see `recurrent.Recurrent`)."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the state."""
+
+    gates: ClassVar[int]
+    arity: ClassVar[int]
+    onnx_outputs: ClassVar[int]
+
+    @property
+    def directions(self) -> int:
+        """1, or 2 where both directions run."""
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """Y, the last state(s), and more.  TypeRuleError where shapes do not fit."""
+
+    def order(self, d: int, steps: int) -> list[int]:
+        """The steps in the order in which direction `d` takes them."""
+
+    def step(self, b: Any, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any) -> tuple[list[Any], list[Any]]:
+        """New states, and what is kept of one step."""
 
 
 class _Once:
@@ -34,7 +60,7 @@ class _Once:
         return apply
 
 
-def unrolled(op: Recurrent, b: Any, inputs: Sequence[Any], base: str, want: int) -> list[Any]:
+def unrolled(op: Stepping, b: Any, inputs: Sequence[Any], base: str, want: int) -> list[Any]:
     """Y and the last state(s) of `op`, the first `want` of them; steps are called `BASE/STEP/h` and `BASE/STEP/c`.
 
     Where both directions run, those of the second are `BASE/reverse/STEP/...`.
@@ -58,7 +84,7 @@ def unrolled(op: Recurrent, b: Any, inputs: Sequence[Any], base: str, want: int)
 
 
 def _direction(
-    op: Recurrent, b: Any, d: int, given: Sequence[Any], states: Sequence[Any], base: str, names: dict[str, str]
+    op: Stepping, b: Any, d: int, given: Sequence[Any], states: Sequence[Any], base: str, names: dict[str, str]
 ) -> list[Any]:
     """Y and last states of one direction; `names` gets what the steps' states are to be called."""
     x, w, r, bias, lengths = given

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..element import through_expansion
+from ..formulas import through_expansion
 from ..op import Cost, Op
 from ..types import DTYPES, TensorType
 

@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 
 #: provider → the module that registers it; the most preferred first
-MODULES = {"cudnn": "cudnn", "cublas": "products", "cuda": "families"}
+MODULES = {"cudnn": "cudnn", "cublas": "products", "cuda": "own_kernels"}
 #: the same for those that may round float32 factors to TF32: put before the others where a program allows it
 TF32 = {"cudnn_tf32": "cudnn", "cublas_tf32": "products", "cuda_tf32": "rounded"}
 

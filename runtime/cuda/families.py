@@ -1,4 +1,4 @@
-"""The provider "cuda": kernels of our own, in families by operator.
+"""Families of kernels of our own, by operator (see `own_kernels`, the provider "cuda").
 
 A family stands in a module of this folder whose name begins with `kernels_`, and is put into the table by
 
@@ -14,14 +14,9 @@ does (its own numerics, recorded), and what that cannot, the host.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...kernels import register
 from ...types import TensorType
 from .kernel import Buffer, Call
 
@@ -62,52 +57,3 @@ def family(*names: str) -> Callable[[type[Family]], type[Family]]:
         return cls
 
     return add
-
-
-@functools.cache
-def families() -> dict[str, list[Family]]:
-    """The whole table."""
-    for module in sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)])):
-        if module.startswith("kernels_"):
-            importlib.import_module(f"{__package__}.{module}")
-    return FAMILIES
-
-
-def family_of(op: Operator) -> Family | None:
-    """Who runs an operator; None: nobody."""
-    table = families()
-    found = next((f for name in ("*", op.op.name) for f in table.get(name, ()) if f.accepts(op)), None)
-    if found is not None:
-        return found
-    from .traced import TRACED
-
-    return TRACED if TRACED.accepts(op) else None
-
-
-class Cuda:
-    """The provider; see the module's text."""
-
-    name = "cuda"
-
-    def find(self, op: Operator) -> Family | None:
-        """Who runs an operator."""
-        return family_of(op)
-
-    def accepts(self, op: Operator) -> bool:
-        """Whether a family does."""
-        return self.find(op) is not None
-
-    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
-        """As the family says."""
-        found = self.find(op)
-        assert found is not None
-        return found.scratch(op)
-
-    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
-        """The family's calls."""
-        found = self.find(op)
-        assert found is not None
-        return found.bind(op, (*ins, *(None,) * 8), (*outs, *(None,) * 8), scratch)
-
-
-register(Cuda())

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...element import argument, through_expansion
+from ...element import argument
+from ...formulas import through_expansion
 from ...op import Op
 from .expressions import code
 from .families import Buffers, Family, family

@@ -14,10 +14,11 @@ from ...kernels import register
 from ..cpu.convolved import convolved
 from .convolution_columns import ColumnsPlan, ColumnsWeighPlan
 from .convolution_products import PointwisePlan
-from .families import Buffers, Cuda, Family
+from .families import Buffers, Family
 from .kernel import Buffer, Call, Product
 from .kernels_convolution import Convolutions, plan
 from .kernels_recurrent import Backward, Forward
+from .own_kernels import Cuda
 
 if TYPE_CHECKING:
     from ...ir import Operator

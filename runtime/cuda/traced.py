@@ -16,8 +16,7 @@ import numpy as np
 from ...types import TensorType
 from .families import Buffers, Family
 from .kernel import Buffer, Call
-from .traced_arrays import Recorder
-from .traced_functions import Module
+from .traced_functions import FunctionRecorder, Module
 from .traced_steps import Step, View
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def _record(op: Operator) -> Recording:
     workspace = op.op.scratch(*types)
     count = range(len(op.op.updates[: len(op.outputs)]))
     beside = {("out", i): {("in", j) for j in op.op.overwrites(i)} for i in range(len(op.outputs)) if i not in count}
-    r = Recorder(beside)
+    r = FunctionRecorder(beside)
 
     def arrays(kind: str, ts: Sequence[TensorType | None]) -> list[Any]:
         return [None if t is None else r.array((kind, i), t) for i, t in enumerate(ts)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,8 +46,11 @@ def _strided(memory: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -
     return as_strided(memory.view(f"u{memory.itemsize}"), shape, strides).view(memory.dtype)
 
 
-class Recorder:
-    """What one operator's numerics do.  `beside`: output → inputs whose memory it may have."""
+class Recorder(ABC):
+    """What one operator's numerics do.  `beside`: output → inputs whose memory it may have.
+
+    Its arrays hand it NumPy's functions, which are in traced_functions.py.
+    """
 
     def __init__(self, beside: dict[tuple[str, int], set[tuple[str, int]]]) -> None:
         self.beside = beside
@@ -75,6 +79,18 @@ class Recorder:
             return self.array(("temp", free.pop()), t)
         self.temps.append(t)
         return self.array(("temp", len(self.temps) - 1), t)
+
+    @abstractmethod
+    def ufunc(self, ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any]) -> Any:
+        """A ufunc's call, or one of its methods."""
+
+    @abstractmethod
+    def function(self, function: Any, args: Sequence[Any], kw: dict[str, Any]) -> Any:
+        """Another of NumPy's functions."""
+
+    @abstractmethod
+    def put(self, target: Traced, indices: Any, values: Any) -> None:
+        """target[indices[j]] = values[j], in the order of j."""
 
     # -- operands -------------------------------------------------------------------------------------------------
 
@@ -283,9 +299,7 @@ class Traced(NDArrayOperatorsMixin):
             for piece in _runs(keys[i]):
                 self[(*keys[:i], piece, *keys[i + 1 :])] = value
         elif len(keys) == 1 and key.ndim == 1:
-            from .traced_functions import put
-
-            put(self, key, value)
+            self.recorder.put(self, key, value)
         else:
             raise CannotRecord("elements are chosen by arrays")
 
@@ -350,14 +364,10 @@ class Traced(NDArrayOperatorsMixin):
     # -- NumPy's protocols ----------------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kw: Any) -> Any:
-        from .traced_functions import call_ufunc
-
-        return call_ufunc(self.recorder, ufunc, method, inputs, kw)
+        return self.recorder.ufunc(ufunc, method, inputs, kw)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kw: Any) -> Any:
-        from .traced_functions import call_function
-
-        return call_function(self.recorder, function, args, kw)
+        return self.recorder.function(function, args, kw)
 
 
 def _static(key: Any) -> bool:

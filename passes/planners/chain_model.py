@@ -1,14 +1,13 @@
-"""What the stages of a chain hold in memory: the model that schedules of whole stages are chosen by."""
+"""A chain of stages, and what its stages cost and hold in memory: what schedules of whole stages are chosen by."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .chain import Chain
+from .problem import RematerialisationProblem
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,92 @@ class ChainBytes:
     constant: int
 
 
-def chain_bytes(chain: Chain) -> ChainBytes:
+@dataclass(frozen=True)
+class Chain:
+    """The forward pass in stages, last to first in the backward pass.
+
+    `stages`: numbers of forward nodes, in order.  `crossing[k]`: values that a node of stage k or an earlier one
+    writes and a later stage reads when it runs again; the last stage's is empty.  `always`: values that stages read
+    and that no schedule rebuilds: inputs, what may not be rebuilt, and what would cross nearly everywhere.
+    `starts[k]`: number of the first backward node for which stage k's values must be there; the backward of stage k
+    goes from there up to starts[k - 1] (stage 0: to the end), and reads nothing of stages before k but what crosses.
+    """
+
+    problem: RematerialisationProblem
+    stages: tuple[tuple[int, ...], ...]
+    crossing: tuple[frozenset[int], ...]
+    always: frozenset[int]
+    starts: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Number of the last node of each stage but the last."""
+        return tuple(s[-1] for s in self.stages[:-1] if s)
+
+    def interval(self, k: int) -> range:
+        """Numbers of the backward nodes of stage k."""
+        return range(self.starts[k], self.starts[k - 1] if k else len(self.problem))
+
+    def reruns(self, k: int, keep: bool, border: bool = True) -> tuple[int, ...]:
+        """Nodes of stage k that run again for what crosses its border, and with `keep` for what the backward reads."""
+        return self._reruns[k][2 * keep + border]
+
+    @cached_property
+    def _reruns(self) -> list[tuple[tuple[int, ...], ...]]:
+        modes = ((False, False), (False, True), (True, False), (True, True))
+        return [tuple(self._ancestors(k, keep, border) for keep, border in modes) for k in range(len(self))]
+
+    def _ancestors(self, k: int, keep: bool, border: bool) -> tuple[int, ...]:
+        p, out = self.problem, self.crossing[k]
+        wanted = set(out) if border else set()
+        found = []
+        for i in reversed(self.stages[k]):
+            node = p.nodes[i]
+            if node.repeatable and any(v in wanted or (keep and v not in out and self.saves(v)) for v in node.writes):
+                found.append(i)
+                wanted.update(node.reads)
+        return tuple(reversed(found))
+
+    def saves(self, v: int) -> bool:
+        """Whether the backward pass reads a value."""
+        readers = self.problem.readers[v]
+        return bool(readers) and self.problem.nodes[readers[-1]].backward
+
+    @cached_property
+    def forward_cost(self) -> tuple[float, ...]:
+        """Cost of running each stage again for its border."""
+        return self._costs(False, True)
+
+    @cached_property
+    def forward_all_cost(self) -> tuple[float, ...]:
+        """Cost of running each stage again for its border and for what the backward reads."""
+        return self._costs(True, True)
+
+    @cached_property
+    def forward_saved_cost(self) -> tuple[float, ...]:
+        """Cost of running each stage again for what the backward reads only."""
+        return self._costs(True, False)
+
+    def _costs(self, keep: bool, border: bool) -> tuple[float, ...]:
+        nodes = self.problem.nodes
+        return tuple(sum([nodes[i].cost for i in self.reruns(k, keep, border)]) for k in range(len(self)))
+
+    @cached_property
+    def backward_cost(self) -> tuple[float, ...]:
+        """Cost of each stage's backward nodes."""
+        nodes = self.problem.nodes
+        return tuple(sum([nodes[i].cost for i in self.interval(k)]) for k in range(len(self)))
+
+    @cached_property
+    def bytes(self) -> ChainBytes:
+        """What stages hold in memory."""
+        return _measured(self)
+
+
+def _measured(chain: Chain) -> ChainBytes:
     """Measures the stages of a chain, in time linear in the number of nodes."""
     p = chain.problem
     sizes, stages = p.sizes, range(len(chain))

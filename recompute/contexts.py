@@ -1,0 +1,183 @@
+"""What operators see of those that call them: protocols, so that the language does not import its own users.
+
+`Op` is written against these; the classes that fulfil them stand above it: `builder.Builder`, `onnx_node.NodeContext`,
+`onnx_function_builder.FunctionBuilder`, `ir.Operator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .types import TensorType, Value
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class OperatorBuilder(Protocol):
+    """What `Op.gradient` and `Op.expand` emit operators with (see `builder.Builder`).
+
+    `b.Relu(x)`, `b.Gemm(x, w, transB=1)`: any registered operator is a method.
+    """
+
+    #: begins every name that is not asked for by name
+    prefix: str
+
+    def emit(self, op: Any, *inputs: Value | None, name: str | None = None, want: int | None = None) -> Any:
+        """Applies an operator: its output value, or a tuple of them; `want`: how many."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """`(*inputs, want=None, **attributes)` applies the operator of that name."""
+
+    def constant(self, value: Any, like: Value | TensorType | str) -> Value:
+        """A declared constant of `like`'s element type."""
+
+    def fill(self, value: float, like: Value | TensorType) -> Value:
+        """A value of `like`'s type, every element `value`."""
+
+    def sum_to(self, x: Value, shape: Sequence[int]) -> Value:
+        """Undoes NumPy broadcasting."""
+
+    def add_all(self, values: Sequence[Value]) -> Value:
+        """The sum of one or more values of one type, from left to right."""
+
+    def gradient_of_expansion(
+        self, op: Any, ins: Sequence[Value | None], grads: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Gradients of the inputs of `op` by differentiating its expansion.  TypeRuleError where it has none."""
+
+
+class ImportedNode(Protocol):
+    """One ONNX node, as `Op.from_onnx` sees it (see `onnx_node.NodeContext`).
+
+    `outputs`: names of its outputs; `quantized`: operators that pass gradients on as if they did not round.
+    """
+
+    attributes: dict[str, Any]
+    op_type: str
+    opset: int
+    builder: Any
+    outputs: tuple[str, ...]
+    quantized: Any
+
+    @property
+    def training(self) -> bool:
+        """Whether this node trains."""
+
+    @property
+    def inputs(self) -> list[Value | None]:
+        """Input values; None where an optional one is absent."""
+
+    @property
+    def base(self) -> str:
+        """The name that stands for the node: its first output's."""
+
+    def name(self, i: int) -> str:
+        """The name of input `i`, "" where it is absent."""
+
+    def named(self, name: str) -> Value:
+        """A value of the model by its name."""
+
+    def input(self, i: int) -> Value | None:
+        """Input `i`, None where it is absent; a constant becomes a value."""
+
+    def type(self, i: int) -> TensorType | None:
+        """The type of input `i` without making a constant a value."""
+
+    def constant(self, i: int) -> np.ndarray | None:
+        """The contents of input `i` where they are known at compile time, else None."""
+
+    def origin(self, i: int) -> str | None:
+        """Where the contents of input `i` come from, None where they are not known."""
+
+    def need_constant(self, i: int, what: str) -> np.ndarray:
+        """`constant(i)`, or a ModelError that says that `what` must be known."""
+
+    def wants(self, i: int) -> bool:
+        """Whether output `i` is used."""
+
+    def emit(self, op: Any, *inputs: Value | None, want: int | None = None) -> Any:
+        """Applies an operator; trailing absent inputs are dropped."""
+
+    def buffer(self, i: int) -> Value:
+        """Input `i` as a buffer: kept, but not trained."""
+
+    def step(self) -> Value:
+        """The step counter (i64[]), state of the program."""
+
+    def random_seed(self) -> int:
+        """The key of the next random operator."""
+
+    def body(self) -> Any:
+        """For importers that write plain ONNX nodes (see `onnx_body.Body`)."""
+
+    def unrolled(self, steps: int) -> bool:
+        """Whether this recurrent node is to be written step by step."""
+
+    def fail(self, why: str) -> Exception:
+        """The ModelError about this node."""
+
+
+class FunctionWriter(Protocol):
+    """What `Op.export` writes plain ONNX nodes with (see `onnx_function_builder.FunctionBuilder`).
+
+    Values go by their names; "" is an absent one.
+    """
+
+    def node(self, op_type: str, ins: Sequence[str], outs: Sequence[str], **attributes: Any) -> None:
+        """A node of ONNX's default domain."""
+
+    def call(self, op_type: str, *ins: str, **attributes: Any) -> str:
+        """A node with one output; returns its name."""
+
+    def fresh(self, hint: str) -> str:
+        """A name that is not taken yet."""
+
+    def array(self, array: np.ndarray) -> str:
+        """The name of a constant."""
+
+    def ints(self, values: Sequence[int]) -> str:
+        """The name of an int64 constant vector."""
+
+    def scalar(self, value: Any, like: str) -> str:
+        """The name of a constant without dimensions, of `like`'s element type."""
+
+    def zero(self, like: str) -> str:
+        """0 of `like`'s element type."""
+
+    def cast_like(self, name: str, like: str) -> str:
+        """`name` cast to `like`'s element type."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The dimensions of a value."""
+
+    def type(self, name: str) -> TensorType:
+        """The type of a value."""
+
+    def expand(self, op: Any, ins: Sequence[str], outs: Sequence[str]) -> None:
+        """Writes what an operator expands into."""
+
+
+class AppliedOperator(Protocol):
+    """An operator with its inputs and outputs, as whoever chooses kernels sees it (see `ir.Operator`)."""
+
+    @property
+    def op(self) -> Any:
+        """The operator with its attributes."""
+
+    @property
+    def inputs(self) -> tuple[Value | None, ...]:
+        """None where an optional one is absent."""
+
+    @property
+    def outputs(self) -> tuple[Value | None, ...]:
+        """None where an optional one is absent."""
+
+    @property
+    def scratch(self) -> tuple[Value, ...]:
+        """Temporary buffers."""
+
+    @property
+    def kernel(self) -> str:
+        """The provider that runs it; "": its own numerics."""

@@ -1,0 +1,85 @@
+"""Expressions of operators: what `Op.element` says, for given element types, or what an expansion comes to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .element import HALVES, TYPES, Expr, argument, cast, constant, nodes, substitute
+from .op import Op, op_class
+
+
+class NotElementwise(Exception):
+    """An operator was asked for its element that has none."""
+
+
+class Elements:
+    """Stands where a builder does: `expand` over expressions gives an expression."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name[:1].isupper():
+            raise AttributeError(name)
+
+        def apply(*inputs: Expr | None, **attributes: Any) -> Any:
+            found = op_class(name)(**attributes).element(*inputs)
+            if found is None:
+                raise NotElementwise(name)
+            return found
+
+        return apply
+
+    def constant(self, value: Any, like: Any) -> Expr:
+        """A number of `like`'s element type."""
+        if np.ndim(value):
+            raise NotElementwise("constant")
+        return constant(value, like if isinstance(like, str) else like.dtype)
+
+    def fill(self, value: float, like: Any) -> Expr:
+        """The same."""
+        return constant(value, like.dtype)
+
+    def sum_to(self, x: Expr, shape: Any) -> Expr:
+        """None: a sum has no element."""
+        raise NotElementwise("sum_to")
+
+
+def through_expansion(op: Op, inputs: Sequence[Expr | None]) -> Any:
+    """What an operator's expansion does to one element; None where it has none or one of its operators has none."""
+    try:
+        return op.expand(Elements(), *inputs)  # type: ignore[arg-type]
+    except NotElementwise:
+        return None
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
+    """The expressions of all outputs for inputs of these element types (None: an absent one).
+
+    Halves are widened to f32 where they are read, and made where results are: an operator rounds once.  None where the
+    operator is not element-wise, or has no expression for these types.
+    """
+    if any(t is not None and t not in (*TYPES, *HALVES) for t in dtypes):
+        return None
+    found = _element(op, dtypes)
+    if found is None or not any(x.dtype in HALVES and x.fn not in ("input", "cast") for x in _all(found)):
+        return found
+    wide = _element(op, tuple("f32" if t in HALVES else t for t in dtypes))
+    assert wide is not None, f"{op.name} has an element for halves only"
+    inputs = [None if t is None else cast(argument(i, t), "f32" if t in HALVES else t) for i, t in enumerate(dtypes)]
+    made = iter(substitute([x for x in wide if x is not None], inputs))
+    return tuple(None if x is None else cast(next(made), x.dtype) for x in found)
+
+
+def _element(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
+    found = op.element(*(None if t is None else argument(i, t) for i, t in enumerate(dtypes)))
+    if found is None:
+        return None
+    outs = found if isinstance(found, tuple) else (found,)
+    return outs if all(x.dtype in TYPES or x.dtype in HALVES for x in _all(outs)) else None
+
+
+def _all(outs: Sequence[Expr | None]) -> Iterator[Expr]:
+    return nodes([x for x in outs if x is not None])
