@@ -12,6 +12,7 @@ from .text import parse, show
 from .types import TensorType
 from .verify import verify
 
+#: the only place where the version is written: setup.cfg reads it here
 __version__ = "0.1.0"
 
 #: name → module that has it; imported when first used, so that `import recompute` stays quick
@@ -47,6 +48,7 @@ _LAZY = {
 }
 _MODULES = (
     "passes", "runtime", "models", "losses", "optimizers", "amp", "fleet", "testing", "lr", "clip", "cost", "profile",
+    "state",
 )  # fmt: skip
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "show",
     "verify",
     *_LAZY,
+    *_MODULES,
 ]
 
 

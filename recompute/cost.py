@@ -29,6 +29,23 @@ from .op import Cost
 from .passes.transfers import Link
 from .runtime.places import CUDAPlace, EmulatedCUDAPlace, Place
 
+__all__ = [
+    "DATASHEETS",
+    "CostModel",
+    "Datasheet",
+    "Device",
+    "costs_of",
+    "device",
+    "is_view",
+    "kept_bytes",
+    "kept_values",
+    "link_of",
+    "operator_cost",
+    "step_seconds",
+    "this_cpu",
+    "total_cost",
+]
+
 
 class CostModel(Protocol):
     """What operators cost: the same answer for the same operator, as long as the process lives."""
