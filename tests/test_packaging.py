@@ -88,3 +88,13 @@ def test_public_modules_say_what_they_export(name: str) -> None:
         if not k.startswith("_") and callable(v) and getattr(v, "__module__", None) == module.__name__
     }
     assert own <= set(module.__all__), f"recompute.{name}: neither exported nor private: {own - set(module.__all__)}"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_names_of_the_api_in_documents_are_there(page: str) -> None:
+    for path in sorted(set(re.findall(r"\brc((?:\.[A-Za-z_]\w*)+)", (ROOT / page).read_text()))):
+        thing: object = rc
+        for part in path.split(".")[1:]:
+            thing = getattr(thing, part)
