@@ -10,7 +10,7 @@ print(f"plain: {plain.peak_bytes:,} bytes; the budget: {budget:,} bytes")
 
 program = rc.load(model)
 loss = rc.losses.cross_entropy(program["logits"])
-rc.RecomputeOptimizer(rc.Adam(learning_rate=1e-3)).set_budget(budget, effort=0.1).minimize(loss)  # a tenth of the search
+rc.RecomputeOptimizer(rc.Adam(learning_rate=1e-3)).set_budget(budget, effort=0.1).minimize(loss)  # a short search
 
 executor = rc.Executor()
 feed = synthetic_batch(program)
