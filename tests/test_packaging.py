@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import inspect
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,38 @@ def test_public_modules_say_what_they_export(name: str) -> None:
         if not k.startswith("_") and callable(v) and getattr(v, "__module__", None) == module.__name__
     }
     assert own <= set(module.__all__), f"recompute.{name}: neither exported nor private: {own - set(module.__all__)}"
+
+
+def undocumented(exported: object) -> list[str]:
+    """The object and what is public in it, as far as it has no docstring of its own."""
+    name = getattr(exported, "__name__", "")
+    inside = vars(exported).items() if inspect.isclass(exported) else ()
+    found = []
+    for part, thing in [("", exported), *(pair for pair in inside if not pair[0].startswith("_"))]:
+        thing = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
+        if inspect.isroutine(thing) or inspect.isclass(thing):
+            text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+            if not (text or "").strip() or text.startswith(f"{name}("):  # which a dataclass writes where there is none
+                found.append(f"{name}.{part}".rstrip("."))
+    return found
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    modules = [rc, *(m for n in rc.__all__ if isinstance(m := getattr(rc, n), types.ModuleType))]
+    assert not {name for m in modules for n in m.__all__ for name in undocumented(getattr(m, n))}
+
+
+def test_a_missing_docstring_is_found() -> None:
+    class Some:
+        """Some."""
+
+        def told(self) -> None:
+            """Told."""
+
+        def untold(self) -> None:
+            pass
+
+    assert undocumented(Some) == ["Some.untold"] and undocumented(lambda: None) == ["<lambda>"]
 
 
 @pytest.mark.parametrize(
