@@ -1,4 +1,10 @@
-"""Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` reads their textual form."""
+"""Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` reads their textual form.
+
+To add a pass, add a file with a subclass of `Pass` to this folder: every module here is imported.
+"""
+
+import importlib
+import pkgutil
 
 from .autodiff import Autodiff
 from .base import PASSES, Pass, pipeline, run_passes, without_gc
@@ -62,3 +68,7 @@ __all__ = [
     "step_passes",
     "without_gc",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.ispkg:  # planners are loaded when one is asked for
+        importlib.import_module(f"{__name__}.{_module.name}")

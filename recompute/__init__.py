@@ -50,6 +50,7 @@ _LAZY = {
 }
 _MODULES = (
     "passes", "runtime", "models", "losses", "optimizers", "amp", "fleet", "testing", "lr", "clip", "cost", "profile",
+    "state",
 )  # fmt: skip
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "show",
     "verify",
     *_LAZY,
+    *_MODULES,
 ]
 
 

@@ -26,6 +26,13 @@ from .program import Program, Variable
 from .types import TensorType
 from .verify import verify
 
+__all__ = [
+    "LossScaling",
+    "MixedPrecision",
+    "decorate",
+    "with_precision",
+]
+
 
 @dataclass(frozen=True)
 class LossScaling:

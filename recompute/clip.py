@@ -12,6 +12,13 @@ from .builder import Builder
 from .errors import UsageError
 from .ir import Value
 
+__all__ = [
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "GradientClip",
+]
+
 
 def _positive(what: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):

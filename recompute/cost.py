@@ -30,6 +30,24 @@ from .passes.target import CostModel, Target
 from .passes.transfers import Link
 from .places import CUDAPlace, EmulatedCUDAPlace, Place
 
+__all__ = [
+    "DATASHEETS",
+    "CostModel",
+    "Datasheet",
+    "Device",
+    "costs_of",
+    "device",
+    "is_view",
+    "kept_bytes",
+    "kept_values",
+    "link_of",
+    "operator_cost",
+    "priced",
+    "step_seconds",
+    "this_cpu",
+    "total_cost",
+]
+
 
 @dataclass(frozen=True)
 class Device:

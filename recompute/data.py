@@ -15,6 +15,11 @@ from .errors import ModelError, OutOfMemoryError, RecomputeError, UsageError, ne
 from .ir import Block, Role, Value
 from .program import Program
 
+__all__ = [
+    "npz_batches",
+    "synthetic_batch",
+]
+
 
 def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
     """One batch of random inputs: floats are standard normal, integers within what their readers accept.

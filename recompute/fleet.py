@@ -9,6 +9,11 @@ from .amp import decorate
 from .errors import UsageError, nearest
 from .optimizers import RecomputeOptimizer
 
+__all__ = [
+    "DistributedStrategy",
+    "distributed_optimizer",
+]
+
 _CONFIGS = {
     "recompute_configs": ("checkpoints", "budget", "strategy", "enable_offload", "checkpoint_shape"),
     "amp_configs": (

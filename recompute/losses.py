@@ -26,6 +26,8 @@ NAMES = (
     "cross_entropy", "nll", "mse", "l1", "smooth_l1", "huber", "bce", "bce_with_logits", "kl_div", "hinge",
 )  # fmt: skip
 
+__all__ = ["NAMES", "natural_loss", *NAMES]
+
 _REDUCTIONS = ("mean", "sum", "none")
 
 

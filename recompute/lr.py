@@ -20,6 +20,22 @@ from .ir import Block, Value
 from .ops.shape import Cast
 from .types import TensorType
 
+__all__ = [
+    "CosineAnnealingDecay",
+    "ExponentialDecay",
+    "InverseTimeDecay",
+    "LRScheduler",
+    "LinearWarmup",
+    "MultiStepDecay",
+    "NaturalExpDecay",
+    "NoamDecay",
+    "OneCycleLR",
+    "PiecewiseDecay",
+    "PolynomialDecay",
+    "Scalar",
+    "StepDecay",
+]
+
 
 class LRScheduler:
     """Base: a subclass gives `rate`, in terms of the step as a `Scalar`."""

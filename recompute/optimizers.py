@@ -34,6 +34,8 @@ from .verify import verify
 #: what `--optimizer` and other tables by name offer
 NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")
 
+__all__ = ["NAMES", "Optimizer", "RecomputeOptimizer", "RecomputeWarning", *NAMES]
+
 
 class SGD(Optimizer):
     """w ← w - lr·g."""

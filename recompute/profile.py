@@ -25,6 +25,13 @@ from .runtime.executor import ALIGNMENT, Arena
 from .text import show_attribute
 from .types import TensorType
 
+__all__ = [
+    "Profile",
+    "default_path",
+    "measured_seconds",
+    "signature",
+]
+
 #: seconds of timed runs for each operator, and at most this many runs
 _BUDGET, _MOST_RUNS = 0.1, 25
 #: an operator that takes longer than this is not run again

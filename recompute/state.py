@@ -17,6 +17,14 @@ from .ir import Value
 from .program import Program
 from .types import TensorType, dtype_name
 
+__all__ = [
+    "contents",
+    "load_state",
+    "save_state",
+    "set_state_dict",
+    "state_dict",
+]
+
 #: differences that an error lists
 _MOST = 20
 #: safetensors' names of element types that we call otherwise

@@ -27,6 +27,23 @@ from .text import parse, show
 from .types import TensorType
 from .verify import verify
 
+__all__ = [
+    "Case",
+    "Draw",
+    "all_ops",
+    "case_block",
+    "cases",
+    "check_case",
+    "check_element",
+    "check_expansion",
+    "check_gradient",
+    "check_inplace",
+    "check_writes_fully",
+    "evaluate",
+    "in_float64",
+    "weighted_loss",
+]
+
 
 @dataclass(frozen=True)
 class Case:

@@ -90,6 +90,7 @@ BY_NAME = {
     "recompute.models",
     "recompute.onnx_regex",
     "recompute.ops",
+    "recompute.passes",
     "recompute.passes.planners.base",
     "recompute.runtime.cpu",
     "recompute.runtime.cpu.blas",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import but_slow
 
 import recompute as rc
 from recompute import models
@@ -23,6 +24,8 @@ from recompute.runtime.lowering import providers
 from recompute.steps import attach_loss
 
 EMULATED = rc.EmulatedCUDAPlace()
+#: what executors may be told
+OTHERS: list[dict[str, Any]] = [{}, {"providers": ("numpy",)}, {"schedule": False}, {"rebuild": False}]
 
 
 def network(name: str = "unet", **options: Any) -> tuple[rc.Program, str]:
@@ -37,7 +40,7 @@ def network(name: str = "unet", **options: Any) -> tuple[rc.Program, str]:
 
 
 @pytest.mark.parametrize("place", [rc.CPUPlace(), EMULATED], ids=["cpu", "emulated"])
-@pytest.mark.parametrize("fields", [{}, {"schedule": False}, {"rebuild": False}, {"providers": ("numpy",)}], ids=str)
+@pytest.mark.parametrize("fields", OTHERS, ids=str)
 def test_the_list_makes_the_step(place: rc.CPUPlace, fields: dict[str, Any]) -> None:
     program, loss = network("resnet18", batch=2, width=4, image=32, classes=10)
     target = target_of(rc.Target(place=place, **fields))
@@ -106,7 +109,7 @@ def measured(program: rc.Program, loss: str, place: Any, **options: Any) -> int:
     return rc.Executor(place, **options).session(program, [loss]).measured_peak_bytes
 
 
-@pytest.mark.parametrize("options", [{}, {"providers": ("numpy",)}, {"schedule": False}, {"rebuild": False}], ids=str)
+@pytest.mark.parametrize("options", but_slow(OTHERS, lambda o: "schedule" in o or "rebuild" in o), ids=str)
 @pytest.mark.parametrize("place", [None, EMULATED], ids=["cpu", "emulated"])
 def test_a_budget_holds_where_the_step_runs(place: Any, options: dict[str, Any]) -> None:
     """It was planned for this machine's processor with all kernels: another executor plans again, within the same."""

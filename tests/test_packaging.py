@@ -1,0 +1,134 @@
+"""What the package says about itself: one version, names that are exported, files that are found by being there."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import recompute as rc
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = ("amp", "clip", "cost", "data", "fleet", "losses", "lr", "optimizers", "profile", "state", "testing")
+
+
+def setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def test_the_version_is_written_once() -> None:
+    assert setup()["metadata"]["version"] == "attr: recompute.version.__version__"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", rc.__version__)
+    written = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "setup.cfg", ROOT / "pyproject.toml", *(ROOT / "recompute").rglob("*.py"))
+        if re.search(rf"\bversion\w*\s*=\s*[\"']?{re.escape(rc.__version__)}\b", path.read_text(), re.IGNORECASE)
+        or f'"{rc.__version__}"' in path.read_text()
+    ]
+    assert written == ["recompute/version.py"]
+
+
+def test_the_changelog_has_the_version() -> None:
+    assert re.search(rf"^## \[{re.escape(rc.__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_license_is_what_the_metadata_says() -> None:
+    assert setup()["metadata"]["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+
+
+def test_every_package_of_the_tree_is_installed() -> None:
+    options = setup()["options"]
+    folders = dict(re.findall(r"^(\S+) = (\S+)$", options["package_dir"], re.MULTILINE))
+    assert set(folders) == set(options["packages"].split())
+    there = {
+        str(path.parent.relative_to(ROOT))
+        for top in ("recompute", "passes", "runtime", "models")
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert set(folders.values()) == there
+
+
+def test_data_files_of_packages_are_listed() -> None:
+    folders = dict(re.findall(r"^(\S+) = (\S+)$", setup()["options"]["package_dir"], re.MULTILINE))
+    data = {k: [g.strip() for g in v.split(",")] for k, v in setup()["options.package_data"].items()}
+    for package, folder in folders.items():
+        path = ROOT / folder
+        found = {p.name for p in path.iterdir() if p.is_file() and p.suffix not in (".py", ".md", ".pyc")}
+        listed = {p.name for pattern in data.get(package, ()) for p in path.glob(pattern)}
+        assert found == listed, f"package_data of {package} in setup.cfg"
+
+
+def test_star_import_gives_what_all_promises() -> None:
+    code = "from recompute import *\nimport recompute\nprint(*sorted(set(recompute.__all__) - set(globals())))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_modules_say_what_they_export(name: str) -> None:
+    module = importlib.import_module(f"recompute.{name}")
+    assert len(set(module.__all__)) == len(module.__all__)
+    for exported in module.__all__:
+        thing = getattr(module, exported)
+        assert not exported.startswith("_")
+        if isinstance(thing, type) or callable(thing):
+            assert thing.__doc__ and thing.__doc__.strip(), f"{name}.{exported} has no docstring"
+    own = {
+        k
+        for k, v in vars(module).items()
+        if not k.startswith("_") and callable(v) and getattr(v, "__module__", None) == module.__name__
+    }
+    assert own <= set(module.__all__), f"recompute.{name}: neither exported nor private: {own - set(module.__all__)}"
+
+
+def undocumented(exported: object) -> list[str]:
+    """The object and what is public in it, as far as it has no docstring of its own."""
+    name = getattr(exported, "__name__", "")
+    inside = vars(exported).items() if inspect.isclass(exported) else ()
+    found = []
+    for part, thing in [("", exported), *(pair for pair in inside if not pair[0].startswith("_"))]:
+        thing = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
+        if inspect.isroutine(thing) or inspect.isclass(thing):
+            text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+            if not (text or "").strip() or text.startswith(f"{name}("):  # which a dataclass writes where there is none
+                found.append(f"{name}.{part}".rstrip("."))
+    return found
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    modules = [rc, *(m for n in rc.__all__ if isinstance(m := getattr(rc, n), types.ModuleType))]
+    assert not {name for m in modules for n in m.__all__ for name in undocumented(getattr(m, n))}
+
+
+def test_a_missing_docstring_is_found() -> None:
+    class Some:
+        """Some."""
+
+        def told(self) -> None:
+            """Told."""
+
+        def untold(self) -> None:
+            pass
+
+    assert undocumented(Some) == ["Some.untold"] and undocumented(lambda: None) == ["<lambda>"]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_names_of_the_api_in_documents_are_there(page: str) -> None:
+    for path in sorted(set(re.findall(r"\brc((?:\.[A-Za-z_]\w*)+)", (ROOT / page).read_text()))):
+        thing: object = rc
+        for part in path.split(".")[1:]:
+            thing = getattr(thing, part)
