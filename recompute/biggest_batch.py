@@ -23,6 +23,7 @@ from .passes.planners.auto import Auto, forget, frontier_of
 from .passes.planners.watch import Watch, watching
 from .passes.target import target_given
 from .planning import check_limits
+from .show_memory import max_batch_text
 from .show_table import human_bytes
 from .steps import Loss, Model, Steps
 
@@ -106,8 +107,6 @@ class MaxBatch:
         return {**dataclasses.asdict(self), "batch": self.batch, "best": self.best.strategy}
 
     def __str__(self) -> str:
-        from .show_memory import max_batch_text
-
         return max_batch_text(self)
 
 

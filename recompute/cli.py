@@ -115,6 +115,7 @@ class _Job:
         self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
         self.specs: dict[str, Any] = {}
         self.seconds: list[float] | None = None  # measured, of each operator
+        self.available: int | None = None  # bytes that this machine has, where that matters
         self.written: list[Path] = []  # said when they are there
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
@@ -135,6 +136,7 @@ class _Job:
     def work(self) -> None:
         """Load, attach a loss, compile both steps, write, run, check."""
         from . import cli_memory, cli_plan
+        from .cli_job import request_of
         from .compiler import checkpoint_candidates, resolve_checkpoints
 
         if self.args.print_passes:
@@ -162,7 +164,7 @@ class _Job:
             self.report.recompute = asdict(step.figures)
             self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
             self.report.notes += list(step.plan.notes if step.plan else ())
-        elif cli_plan.request_of(self.args) is not None:
+        elif request_of(self.args) is not None:
             step = cli_plan.planned_step(self, program, loss, plain)
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
@@ -190,10 +192,10 @@ class _Job:
 
     def compile(self, program: Any, loss: str, **options: Any) -> Any:
         """A training step with a new optimizer."""
-        from . import cli_costs
+        from .cli_job import progress
         from .compiler import compile_step
 
-        with cli_costs.progress(self.args) as update:
+        with progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
             return compile_step(program, loss, self.optimizer(), target=target_of(self.args), **options)
 
@@ -310,13 +312,13 @@ class _Job:
 
     def print_passes(self) -> None:
         """The passes that the step would go through, in order; no model is read for it."""
-        from . import cli_plan
+        from .cli_job import request_of
         from .passes import RecomputePlan, step_passes
         from .planning import target_of as resolved
         from .show_table import passes_table
 
         args = self.args
-        plan = None if cli_plan.request_of(args) is None else RecomputePlan()
+        plan = None if request_of(args) is None else RecomputePlan()
         checkpoints = self.checkpoint_patterns() or ()
         target = resolved(target_of(args))
         found = step_passes(target, plan, loss=args.loss or "loss", checkpoints=checkpoints, offload=args.offload)

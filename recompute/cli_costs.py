@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .cli_ending import tell
+from .cli_job import request_of
 from .errors import UsageError
-from .show_table import progress_status
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -44,8 +44,6 @@ def check_arguments(args: argparse.Namespace) -> None:
 def _prices(args: argparse.Namespace) -> bool:
     """Whether operators are measured alone.  With `--run N` and no FILE `--profile` is about the steps that run: only
     a plan needs prices before."""
-    from .cli_plan import request_of
-
     if args.profile is None or args.run is None or args.model is None:
         return args.profile is not None
     return args.profile != Path() or request_of(args) is not None or args.estimate
@@ -84,12 +82,3 @@ def _say(profile: Profile) -> None:
         tell(f"note: not measured, priced by the roofline: {key}: {why}")
     if len(skipped) > 5:
         tell(f"note: nor were {len(skipped) - 5:,} more")
-
-
-@contextlib.contextmanager
-def progress(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """What is being compiled or measured, on standard error; nothing where that is no terminal."""
-    with progress_status(quiet=args.quiet) as update:
-        if hasattr(args.cost, "progress"):
-            args.cost.progress = update
-        yield update

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import cli_costs
-from .cli_values import input_shapes, split, target_of, zoo_option
+from .cli_job import Job, steps_of
+from .cli_job import progress as progress_of
 from .errors import JobError, UsageError
 from .show_table import human_bytes
 
@@ -64,7 +65,7 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise UsageError(f"--max-batch finds the batch and runs nothing: leave out --{name}")
 
 
-def before_loading(job: Any, more: bool) -> bool:
+def before_loading(job: Job, more: bool) -> bool:
     """Answers what needs no weights; True where that was all.  `more`: other things are to be done after an estimate.
 
     UsageError for a batch that the budget does not hold.
@@ -76,7 +77,7 @@ def before_loading(job: Any, more: bool) -> bool:
     if not (args.max_batch or args.estimate or refuses):
         return False
     steps = steps_of(job)
-    with cli_costs.progress(args) as progress:
+    with progress_of(args) as progress:
         if args.max_batch:
             from .biggest_batch import max_batch_of
             from .passes.planners.watch import Watch
@@ -95,7 +96,7 @@ def before_loading(job: Any, more: bool) -> bool:
     return args.max_batch or (args.estimate and not more)
 
 
-def before_running(job: Any, step: Any) -> None:
+def before_running(job: Job, step: Any) -> None:
     """JobError where the step takes more than this machine has; nothing of it has been allocated by then."""
     peak = step.figures.peak_bytes
     if job.available is None or peak <= job.available:
@@ -103,7 +104,7 @@ def before_running(job: Any, step: Any) -> None:
     from .biggest_batch import advice
 
     steps = steps_of(job)
-    with cli_costs.progress(job.args) as progress:
+    with progress_of(job.args) as progress:
         lines = advice(steps, steps.batch(job.args.batch), job.available, progress)
     raise JobError(
         f"{_said(steps, steps.batch(job.args.batch))} takes {human_bytes(peak)}, this machine has "
@@ -111,28 +112,7 @@ def before_running(job: Any, step: Any) -> None:
     )
 
 
-def steps_of(job: Any) -> Steps:
-    """The steps that the command line describes."""
-    from .steps import Steps
-
-    args = job.args
-    options = dict(zoo_option(o) for o in args.option)
-    if options and Path(args.model).is_file():
-        raise UsageError("--option is for networks of the zoo")
-    return Steps(
-        args.model,
-        loss=args.loss,
-        optimizer=job.optimizer(),
-        checkpoints=job.checkpoint_patterns(),
-        input_shapes=input_shapes(args.input_shapes),
-        options=options,
-        trainable=split(args.trainable) if args.trainable else None,
-        target=target_of(args),
-        offload=args.offload,
-    )
-
-
-def _estimate(job: Any, steps: Steps, progress: Callable[[str], None]) -> str:
+def _estimate(job: Job, steps: Steps, progress: Callable[[str], None]) -> str:
     from .estimates import estimate_steps
 
     found = estimate_steps(steps, job.args.batch, progress)

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import cli_costs
 from .budgets import parse_budget
+from .cli_job import Job, request_of, steps_of
+from .cli_job import progress as progress_of
 from .cli_values import target_of
 from .errors import BudgetError, UsageError, one_line
 from .files import replacing
-from .planning import Request, check_limits, interruption, request
+from .planning import check_limits, interruption
 from .show_table import human_bytes, human_seconds
 
 #: the budget of comparisons where nobody says another
@@ -111,16 +112,7 @@ def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
         raise UsageError("--offload needs --checkpoints, which wait in host memory then, or --memory-budget SIZE")
 
 
-def request_of(args: argparse.Namespace) -> Request | None:
-    """What a planner is asked for; None where nothing is to be planned."""
-    if args.checkpoints is not None or args.max_batch:
-        return None
-    budget = None if args.plan is not None else args.budget
-    limits = {"effort": args.effort, "seconds": args.seconds} if budget is not None else {}
-    return request(budget, args.strategy, None, args.plan, offload=args.offload, **limits)
-
-
-def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
+def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     """The step as a planner makes it fit.  UsageError with advice where none does."""
     args, wanted = job.args, request_of(job.args)
     assert wanted is not None
@@ -145,10 +137,9 @@ def planned_step(job: Any, program: Any, loss: str, plain: Any) -> Any:
     return step
 
 
-def _advice(job: Any, budget: int) -> str:
+def _advice(job: Job, budget: int) -> str:
     """The biggest batch that would fit as it is."""
     from .biggest_batch import largest_fitting
-    from .cli_memory import steps_of
 
     with contextlib.suppress(UsageError):
         steps = steps_of(job)
@@ -158,7 +149,7 @@ def _advice(job: Any, budget: int) -> str:
     return ""
 
 
-def report_plan(job: Any, step: Any) -> None:
+def report_plan(job: Job, step: Any) -> None:
     """What the plan is, under the table; writes it where that was asked for."""
     planned = step.planned
     if planned is None:
@@ -189,14 +180,14 @@ def report_plan(job: Any, step: Any) -> None:
         job.written.append(job.args.save_plan)
 
 
-def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
+def answers(job: Job, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
     """--compare, --pareto and --save-problem; whether one of them was asked for."""
     args = job.args
     if not (args.compare or args.pareto is not None or args.save_problem is not None):
         return False
     from .compiler import plain_fitting
 
-    with cli_costs.progress(args) as progress:
+    with progress_of(args) as progress:
         progress("compiling the plain step")
         fitting = plain_fitting(program, loss, job.optimizer(), target_of(args))
         if args.save_problem is not None:
@@ -209,7 +200,7 @@ def answers(job: Any, program: Any, loss: str, checkpoints: list[str] | None) ->
     return True
 
 
-def _compared(job: Any, program: Any, loss: str, fitting: Any, checkpoints: list[str] | None, progress: Any) -> str:
+def _compared(job: Job, program: Any, loss: str, fitting: Any, checkpoints: list[str] | None, progress: Any) -> str:
     from .compare import compare, compare_text
 
     plain = fitting.plain.peak
@@ -222,7 +213,7 @@ def _compared(job: Any, program: Any, loss: str, fitting: Any, checkpoints: list
     return compare_text(rows, plain, budget, job.args.cost.name)
 
 
-def _curve(job: Any, fitting: Any, progress: Any) -> str:
+def _curve(job: Job, fitting: Any, progress: Any) -> str:
     from .compare import draw_curve, pareto
 
     curve = pareto(fitting, progress)
@@ -244,7 +235,7 @@ def is_problem(model: str) -> bool:
     return os.path.splitext(model)[1].lower() in (".json", ".dot", ".gv") and Path(model).is_file()
 
 
-def plan_problem(job: Any) -> None:
+def plan_problem(job: Job) -> None:
     """Plans a problem of a file: one strategy, or with --compare all of them."""
     from .passes.planners import PLANNERS, plan, simulate
     from .passes.planners.adapters import read_problem
@@ -260,7 +251,7 @@ def plan_problem(job: Any) -> None:
     wanted = quick if args.compare else {args.strategy or "auto": {}}
     job.say(f"{problem.name}: {len(problem)} nodes, plain peak {plain.peak:,}; budget {budget:,}")
     job.report.compare = []
-    with cli_costs.progress(args) as progress:
+    with progress_of(args) as progress:
         for strategy, options in wanted.items():
             progress(f"strategy {strategy}")
             try:

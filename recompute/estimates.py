@@ -16,6 +16,7 @@ from .ir import Block, Free, Operator, Role
 from .passes import ALIGNMENT, Target, memory_report
 from .passes.memory_plan import collect_lifetimes
 from .passes.target import target_given
+from .show_memory import estimate_text
 from .steps import Loss, Model, Steps
 from .text import show_operator
 
@@ -146,8 +147,6 @@ class Estimate:
         return found
 
     def __str__(self) -> str:
-        from .show_memory import estimate_text
-
         return estimate_text(self)
 
 

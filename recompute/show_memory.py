@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import one_line
 from .show_table import human_bytes, human_flops, human_seconds, plain_table, render
-
-if TYPE_CHECKING:
-    from .biggest_batch import MaxBatch
-    from .estimates import BatchFunction, Estimate
 
 
 def _table(*columns: str, left: int = 1) -> Any:
@@ -21,8 +17,8 @@ def _table(*columns: str, left: int = 1) -> Any:
     return table
 
 
-def estimate_text(e: Estimate) -> str:
-    """The whole estimate: peak, what is alive then, checkpoints, memory by batch."""
+def estimate_text(e: Any) -> str:
+    """The whole `Estimate`: peak, what is alive then, checkpoints, memory by batch."""
     at = e.peak_at
     lines = [
         f"{e.model}, batch {e.batch}: peak {human_bytes(e.peak_bytes)} ({e.peak_bytes:,} bytes), "
@@ -53,7 +49,7 @@ def estimate_text(e: Estimate) -> str:
     return "\n".join(lines)
 
 
-def _batch_text(f: BatchFunction) -> str:
+def _batch_text(f: Any) -> str:
     table = _table("batch", "peak in bytes", "off where compiled")
     for p in f.pieces:
         span = f"{p.first}" if p.first == p.last else f"{p.first} to {p.last}"
@@ -64,8 +60,8 @@ def _batch_text(f: BatchFunction) -> str:
     return f"{said}\n{render(table)}"
 
 
-def max_batch_text(m: MaxBatch) -> str:
-    """The table of strategies and a curve."""
+def max_batch_text(m: Any) -> str:
+    """The table of strategies of a `MaxBatch`, and a curve."""
     table = _table(f"{m.model} in {human_bytes(m.budget)}", "batch", "peak", "step", "a sample", "time")
     for s in m.strategies:
         name = s.strategy if s.checkpoints is None else f"{s.strategy} ({len(s.checkpoints)})"
@@ -86,7 +82,7 @@ def max_batch_text(m: MaxBatch) -> str:
     return "\n".join(lines)
 
 
-def _curve_lines(m: MaxBatch, width: int = 64, height: int = 12) -> list[str]:
+def _curve_lines(m: Any, width: int = 64, height: int = 12) -> list[str]:
     """Peak over batch: a sign for each strategy, a line where the budget is."""
     last = max(s.curve[-1][0] for s in m.strategies)
     top = max(m.budget, *(p for s in m.strategies for _, p in s.curve if p <= 1.3 * m.budget))
