@@ -9,11 +9,12 @@ import numpy as np
 from cpu_worker import serve
 
 import recompute as rc
-from recompute import losses, models
-from recompute.compiler import compile_step, resolve_checkpoints
+from recompute import models
+from recompute.compiling.compiler import compile_step, resolve_checkpoints
 from recompute.cost import kept_values
-from recompute.ir import Role
+from recompute.language.ir import Role
 from recompute.runtime.lowering import OWN, providers
+from recompute.training import losses
 
 #: variant → what it is; `select` says how it is asked for
 VARIANTS = {

@@ -35,7 +35,11 @@ from mutation_operators import Mutant, mutants_of
 ROOT = Path(__file__).resolve().parent.parent
 #: what is mutated: group → files
 GROUPS: dict[str, tuple[str, ...]] = {
-    "verifier": ("recompute/verify.py", "recompute/verify_addresses.py", "recompute/verify_copies.py"),
+    "verifier": (
+        "recompute/language/verify.py",
+        "recompute/language/verify_addresses.py",
+        "recompute/language/verify_copies.py",
+    ),
     "liveness": ("passes/liveness.py",),
     "storage": ("passes/storage.py",),
     "packing": ("passes/packing.py", "passes/memory_plan.py"),
@@ -55,9 +59,9 @@ OPERATORS, OPTIMIZERS, ROWS = "tests/test_ops.py", "tests/test_optimizers.py", "
 SOFT = "CrossEntropy or Likelihood"
 #: which tests concern a file: arguments for pytest, the fastest first
 TESTS: dict[str, tuple[str, ...]] = {
-    "recompute/verify.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
-    "recompute/verify_addresses.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
-    "recompute/verify_copies.py": ("tests/test_verifier.py", "-k", "copies"),
+    "recompute/language/verify.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
+    "recompute/language/verify_addresses.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
+    "recompute/language/verify_copies.py": ("tests/test_verifier.py", "-k", "copies"),
     "passes/liveness.py": ("tests/test_storage.py",),
     "passes/storage.py": ("tests/test_storage.py",),
     "passes/packing.py": ("tests/test_packing.py",),

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import recompute as rc
-from recompute.compiler import CompiledStep, compile_step, resolve_checkpoints
+from recompute.compiling.compiler import CompiledStep, compile_step, resolve_checkpoints
 from recompute.passes import live_profile
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 300, 70, 40, 46

@@ -18,11 +18,12 @@ from multiprocessing import get_context
 from zoo_steps import headline, machine, row_text
 
 import recompute as rc
-from recompute import losses, models
-from recompute.compiler import plain_fitting
+from recompute import models
+from recompute.compiling.compiler import plain_fitting
 from recompute.cost import device
 from recompute.passes.planners import plan
 from recompute.passes.planners.bound import lower_bound
+from recompute.training import losses
 
 HEADER = ("layers", "operators", "nodes", "peak", "plan s", "bound s", "time", "bound", "gap", "MiB")
 WIDTHS = (6, 9, 7, 6, 7, 7, 8, 8, 7, 6)

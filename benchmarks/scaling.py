@@ -25,8 +25,8 @@ import onnx
 from onnx import TensorProto, helper
 
 import recompute as rc
-from recompute.compiler import compile_step
-from recompute.steps import attach_loss
+from recompute.compiling.compiler import compile_step
+from recompute.compiling.steps import attach_loss
 
 node = helper.make_node
 

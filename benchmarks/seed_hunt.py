@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import recompute as rc
-from recompute import losses, models
-from recompute.compiler import plain_fitting
+from recompute import models
+from recompute.compiling.compiler import plain_fitting
 from recompute.cost import Device, device, step_seconds
 from recompute.errors import UsageError
-from recompute.ir import Role
+from recompute.language.ir import Role
 from recompute.passes import MemoryPlan, memory_report
 from recompute.passes.planners.auto import Auto, frontier_of
 from recompute.passes.planners.bound import least_budget, lower_bound, turning_points
@@ -22,6 +22,7 @@ from recompute.passes.planners.fit import Fitted, Fitting
 from recompute.passes.planners.frontier import Point
 from recompute.passes.planners.problem import RematerialisationProblem
 from recompute.passes.planners.simulate import plan_of
+from recompute.training import losses
 
 MB = 10**6
 #: budgets that are tried where the first plans are good enough, and where they are not

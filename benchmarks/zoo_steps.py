@@ -15,9 +15,10 @@ import onnx
 from onnx import numpy_helper
 
 import recompute as rc
-from recompute import losses, models
-from recompute.compiler import CompiledStep, compile_step
-from recompute.data import synthetic_batch
+from recompute import models
+from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.training import losses
+from recompute.training.data import synthetic_batch
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from ..files import replacing
+from ..support.files import replacing
 from . import build, info, names, parameters
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..room import need_room
+from ..support.room import need_room
 
 OPSET = 20
 IR_VERSION = 9

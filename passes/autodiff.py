@@ -6,9 +6,9 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..builder import Builder, reverse
 from ..errors import UsageError, nearest
-from ..ir import Block, Operator, Role, Value
+from ..language.builder import Builder, reverse
+from ..language.ir import Block, Operator, Role, Value
 from .base import Pass
 from .dead_code import prune
 from .lean_gradients import drop_again, mask_before_routing

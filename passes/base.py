@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import UsageError, VerifyError, nearest
-from ..files import make_folder, replacing, together
-from ..ir import Block
-from ..text import show
-from ..verify import verify
+from ..language.ir import Block
+from ..language.text import show
+from ..language.verify import verify
+from ..support.files import make_folder, replacing, together
 
 #: name in a pipeline (`dead-code`) → class
 PASSES: dict[str, type[Pass]] = {}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..builder import Names
 from ..errors import UsageError
-from ..ir import Block, Constant, Free, Operator, Role, Value
-from ..kernels import accepting
+from ..language.builder import Names
+from ..language.ir import Block, Constant, Free, Operator, Role, Value
+from ..language.kernels import accepting
 from ..ops.channels_last import ChannelsLast as Form
 from ..ops.channels_last import moves, to_first, to_last
 from ..ops.conv import Convolution

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..ir import Block, Free, Operator
-from ..kernels import accepting, with_variants
+from ..language.ir import Block, Free, Operator
+from ..language.kernels import accepting, with_variants
 from .base import Pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ir import Block, Operator, Role
+from ..language.ir import Block, Operator, Role
 from .base import Pass
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ..ir import Block, Free, Operator, Role
+from ..language.ir import Block, Free, Operator, Role
 from .base import Pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import Block, Operator, Role
+from ..language.ir import Block, Operator, Role
 from .base import Pass
 
 

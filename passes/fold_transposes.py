@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..ir import Block, Operator, Value
+from ..language.ir import Block, Operator, Value
 from ..ops.linear import Gemm, MatMul
 from ..ops.shape import Transpose
 from .base import Pass

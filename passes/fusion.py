@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UsageError
-from ..ir import Block, Free, Operator, Role, Value
+from ..language.ir import Block, Free, Operator, Role, Value
 from ..ops.loop import Loop, Member, iteration, loops, show_body
 from ..ops.reduce import Reduce
 from .base import Pass

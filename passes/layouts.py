@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TypeRuleError
-from ..ir import Operator, Value
-from ..op import Op
+from ..language.ir import Operator, Value
+from ..language.op import Op
+from ..language.types import TensorType
 from ..ops.channels_last import FORMS, channels_last_form, permuted, to_last
 from ..ops.common import Elementwise
 from ..ops.join import Concat, Split
@@ -18,7 +19,6 @@ from ..ops.reduce import Reduce
 from ..ops.resize import Resize, ResizeGrad
 from ..ops.shape import Expand, Fill, Identity, Reshape
 from ..ops.slice import Slice, SliceGrad
-from ..types import TensorType
 
 
 @dataclass(frozen=True)

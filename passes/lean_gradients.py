@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from ..builder import Builder
-from ..ir import Operator, Value
+from ..language.builder import Builder
+from ..language.ir import Operator, Value
 
 #: operators (y, dy) → f(y) · dy, element by element, with f(y) 0 or 1, y an activation's output
 _MASKS = ("ReluGrad", "Relu6Grad", "ThresholdedReluGrad")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..builder import Names
-from ..ir import Block, Free, Operator, Value
+from ..language.builder import Names
+from ..language.ir import Block, Free, Operator, Value
 from .base import Pass
 
 

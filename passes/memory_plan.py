@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..ir import Block, Free, Value
+from ..language.ir import Block, Free, Value
 from .base import Pass
 from .packing import Lifetime, height, pack
 from .storage import ALIGNMENT, Storage, sharings, storages

@@ -14,9 +14,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..builder import Names
 from ..errors import UsageError, nearest
-from ..ir import Block, Free, Operator, Role, Value
+from ..language.builder import Names
+from ..language.ir import Block, Free, Operator, Role, Value
 from ..ops import offload as ops
 from .base import Pass
 from .liveness import Liveness

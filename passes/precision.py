@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import ml_dtypes
 
-from ..builder import Builder
 from ..errors import TypeRuleError, UsageError, nearest
-from ..ir import Block, Constant, Operator, Role, Value
+from ..language.builder import Builder
+from ..language.ir import Block, Constant, Operator, Role, Value
 from ..ops.shape import Cast
 from .base import Pass
 

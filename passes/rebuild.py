@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..builder import Names
 from ..errors import UsageError
-from ..ir import Block, Free, Operator, Role, Value
+from ..language.builder import Names
+from ..language.ir import Block, Free, Operator, Role, Value
 from ..ops.common import Elementwise
 from .base import Pass
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError, nearest
-from ..ir import Block, Operator, Role, Value
+from ..language.ir import Block, Operator, Role, Value
 from .base import Pass
 from .dead_code import drop_unused_outputs
 from .eager_updates import EagerUpdates

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import ClassVar
 
 from ..errors import UsageError
-from ..ir import Block, Free
+from ..language.ir import Block, Free
 from .base import Pass, run_passes
 from .liveness import Liveness
 from .memory_plan import MemoryPlan, memory_report

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..ir import Block, Operator, Role, Value
+from ..language.ir import Block, Operator, Role, Value
 from .commit_updates import checking_operators
 from .storage import ALIGNMENT
 

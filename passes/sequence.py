@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ..ir import Block, Operator
-from ..kernels import accepting, provider
-from ..types import TensorType
+from ..language.ir import Block, Operator
+from ..language.kernels import accepting, provider
+from ..language.types import TensorType
 from .autodiff import Autodiff
 from .base import Pass, run_passes
 from .channels_last import ChannelsLast

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..builder import Names
-from ..ir import Block, Operator, Role, Value
+from ..language.builder import Names
+from ..language.ir import Block, Operator, Role, Value
 from ..ops.batch_norm_parts import BatchNormFactor, BatchNormSlope, CentredProduct, CentreScale
 from ..ops.batch_norm_train import BatchNormApply, BatchNormStatistics, BatchNormTrain
 from ..ops.channels_last import channels_last_form

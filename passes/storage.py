@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..ir import Block, Free, Operator, Value
-from ..verify_addresses import ALIGNMENT
+from ..language.ir import Block, Free, Operator, Value
+from ..language.verify_addresses import ALIGNMENT
 
 
 @dataclass

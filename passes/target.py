@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import UsageError, nearest
-from ..ir import Operator
+from ..language.ir import Operator
 from ..places import CPUPlace, CUDAPlace, Place
 from .transfers import LINK, Link
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir import Block, Free, Operator
+from ..language.ir import Block, Free, Operator
 
 Seconds = Callable[[Operator], float]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..ir import Block, Free
+from ..language.ir import Block, Free
 from .base import Pass
 
 

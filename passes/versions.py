@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..builder import Builder
-from ..ir import Block, Operator, Role, Value
-from ..op import op_class
+from ..language.builder import Builder
+from ..language.ir import Block, Operator, Role, Value
+from ..language.op import op_class
 
 
 class Versions:

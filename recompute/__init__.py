@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from . import moved
 from .errors import BudgetError, JobError, ModelError, RecomputeError, UsageError, VerifyError
-from .ir import Block, Operator, Role, Value
-from .kernels import providers_from
-from .op import operators_from
-from .program import Program, Variable
-from .text import parse, show
-from .types import TensorType
-from .verify import verify
+from .language.ir import Block, Operator, Role, Value
+from .language.kernels import providers_from
+from .language.op import operators_from
+from .language.program import Program, Variable
+from .language.text import parse, show
+from .language.types import TensorType
+from .language.verify import verify
 from .version import __version__
 
 #: name → module that has it; imported when first used, so that `import recompute` stays quick
@@ -25,33 +26,45 @@ _LAZY = {
     "Target": "passes",
     "pipeline": "passes",
     "run_passes": "passes",
-    "load": "onnx_import",
-    "SGD": "optimizers",
-    "Momentum": "optimizers",
-    "Nesterov": "optimizers",
-    "Adagrad": "optimizers",
-    "RMSProp": "optimizers",
-    "Adam": "optimizers",
-    "AdamW": "optimizers",
-    "Lamb": "optimizers",
-    "Lars": "optimizers",
-    "RecomputeOptimizer": "optimizers",
-    "RecomputeWarning": "optimizers",
-    "MixedPrecision": "amp",
-    "export_step": "onnx_export",
-    "export_trained": "onnx_compiled",
-    "load_compiled": "onnx_compiled",
-    "save_model": "onnx_compiled",
-    "load_state": "state",
-    "save_state": "state",
-    "compile_step": "compiler",
-    "estimate": "estimates",
-    "max_batch": "biggest_batch",
+    "load": "importer.load",
+    "SGD": "training.optimizers",
+    "Momentum": "training.optimizers",
+    "Nesterov": "training.optimizers",
+    "Adagrad": "training.optimizers",
+    "RMSProp": "training.optimizers",
+    "Adam": "training.optimizers",
+    "AdamW": "training.optimizers",
+    "Lamb": "training.optimizers",
+    "Lars": "training.optimizers",
+    "RecomputeOptimizer": "training.optimizers",
+    "RecomputeWarning": "training.optimizers",
+    "MixedPrecision": "training.amp",
+    "export_step": "exporter.step",
+    "export_trained": "exporter.compiled",
+    "load_compiled": "exporter.compiled",
+    "save_model": "exporter.compiled",
+    "load_state": "training.state",
+    "save_state": "training.state",
+    "compile_step": "compiling.compiler",
+    "estimate": "analysis.estimates",
+    "max_batch": "analysis.biggest_batch",
 }
-_MODULES = (
-    "passes", "runtime", "models", "losses", "optimizers", "amp", "fleet", "testing", "lr", "clip", "cost", "profile",
-    "state",
-)  # fmt: skip
+#: modules of the public interface, by the name that users know
+_MODULES = {
+    "passes": "passes",
+    "runtime": "runtime",
+    "models": "models",
+    "losses": "training.losses",
+    "optimizers": "training.optimizers",
+    "amp": "training.amp",
+    "fleet": "training.fleet",
+    "testing": "testing",
+    "lr": "training.lr",
+    "clip": "training.clip",
+    "cost": "cost",
+    "profile": "profile",
+    "state": "training.state",
+}
 
 __all__ = [
     "Block",
@@ -92,6 +105,7 @@ def _register_cuda() -> None:
     cuda.register_all()
 
 
+moved.install(__name__)
 # registries are filled from here when something is first asked for by name: the language knows neither its operators
 # nor the machines that run it
 operators_from(_define_operators)
@@ -105,6 +119,8 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MODULES:
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
+    if name in moved.MOVED:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module 'recompute' has no attribute '{name}'")
 

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from .cache import is_own, make_private
 from .errors import UsageError
-from .files import apart, cache_folder, machine, replacing
-from .ir import Block, Free, Operator, Role
-from .op import Cost
+from .language.ir import Block, Free, Operator, Role
+from .language.op import Cost
 from .passes.target import CostModel, Target
 from .passes.transfers import Link
 from .places import CUDAPlace, EmulatedCUDAPlace, Place
+from .support.cache import is_own, make_private
+from .support.files import apart, cache_folder, machine, replacing
 
 __all__ = [
     "DATASHEETS",

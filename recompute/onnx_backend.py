@@ -20,16 +20,16 @@ from onnx.backend.base import Backend as _Backend
 from onnx.backend.base import BackendRep
 
 from .errors import ModelError, UsageError, nearest
-from .ir import Value
-from .onnx_convert import prepare
-from .onnx_fold import Known
-from .onnx_graphs import names_read
-from .onnx_import import Importer
-from .onnx_limits import Budget
-from .onnx_model import read_model
-from .program import Program
+from .importer.convert import prepare
+from .importer.fold import Known
+from .importer.graphs import names_read
+from .importer.limits import Budget
+from .importer.load import Importer
+from .importer.model import read_model
+from .language.ir import Value
+from .language.program import Program
+from .language.types import DTYPES, TensorType
 from .runtime import Executor
-from .types import DTYPES, TensorType
 
 #: programs that a prepared model keeps
 _KEPT = 8

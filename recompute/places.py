@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import UsageError
+
 
 @dataclass(frozen=True)
 class CPUPlace:
@@ -28,3 +30,13 @@ class EmulatedCUDAPlace(CUDAPlace):
 
 
 Place = CPUPlace | CUDAPlace
+
+
+def named_place(text: str) -> Place:
+    """`cpu`, `cuda`, `cuda:1`, `emulated`.  UsageError for anything else."""
+    kind, _, number = text.partition(":")
+    if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):
+        return CUDAPlace(int(number or 0))
+    if text not in ("cpu", "emulated"):
+        raise UsageError(f"--place knows cpu, cuda, cuda:N and emulated, not '{text}'")
+    return CPUPlace() if text == "cpu" else EmulatedCUDAPlace()

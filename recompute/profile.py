@@ -16,14 +16,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .cache import is_own, make_private
 from .cost import CostModel, is_view, this_cpu
 from .errors import JobError, UsageError
-from .files import apart, cache_folder, machine, replacing
-from .ir import Free, Operator, Value
+from .language.ir import Free, Operator, Value
+from .language.text import show_attribute
+from .language.types import TensorType
 from .runtime.executor import ALIGNMENT, Arena
-from .text import show_attribute
-from .types import TensorType
+from .support.cache import is_own, make_private
+from .support.files import apart, cache_folder, machine, replacing
 
 __all__ = [
     "Profile",

@@ -15,17 +15,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .builder import Builder
-from .element import evaluate as evaluate_elements
-from .formulas import formula
-from .ir import Block, Constant, Operator, Role, Value
-from .op import Op
+from .language.builder import Builder
+from .language.element import evaluate as evaluate_elements
+from .language.formulas import formula
+from .language.ir import Block, Constant, Operator, Role, Value
+from .language.op import Op
+from .language.program import Program
+from .language.text import parse, show
+from .language.types import TensorType
+from .language.verify import verify
 from .passes.autodiff import differentiate
-from .program import Program
 from .runtime.executor import Executor
-from .text import parse, show
-from .types import TensorType
-from .verify import verify
 
 __all__ = [
     "Case",
@@ -324,7 +324,7 @@ def _compare(
 def all_ops() -> Iterator[type[Op]]:
     """Every registered operator class, by name."""
     from . import ops  # noqa: F401
-    from .op import REGISTRY
+    from .language.op import REGISTRY
 
     for name in sorted(REGISTRY):
         yield REGISTRY[name]

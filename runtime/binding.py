@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..ir import Block, Operator, Value
+from ..language.ir import Block, Operator, Value
 
 
 def need_addresses(block: Block) -> None:

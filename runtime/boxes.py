@@ -10,7 +10,7 @@ from ..ops.pad import inner
 from ..ops.scatter import strides
 
 if TYPE_CHECKING:
-    from ..ir import Operator
+    from ..language.ir import Operator
 
 #: sizes, strides in x and in y, the first element in x and in y
 Box = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import JobError
-from ..ir import Free, Operator, Value
-from ..text import show_operator
+from ..language.ir import Free, Operator, Value
+from ..language.text import show_operator
 from .executor import Session, Step, segments
 
 #: NaN in every floating-point type, and a conspicuous number in the others

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import JobError, OutOfMemoryError, RecomputeError, UsageError, nearest
-from ..ir import Block, Free, Operator, Value
-from ..kernels import fits, provider
+from ..language.ir import Block, Free, Operator, Value
+from ..language.kernels import fits, provider
+from ..language.program import Compiled, Program, Variable
+from ..language.text import show_operator
 from ..passes import ALIGNMENT, Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, EmulatedCUDAPlace, Place
-from ..program import Compiled, Program, Variable
-from ..text import show_operator
-from ..threads import exclusively, interrupts_wait
+from ..support.threads import exclusively, interrupts_wait
 from .binding import already_there, contents, need_addresses
 from .cpu import MODULES, native
 from .lowering import foreign, resolved

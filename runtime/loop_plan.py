@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..element import Expr, argument, nodes
-from ..formulas import formula
-from ..op import Op
+from ..language.element import Expr, argument, nodes
+from ..language.formulas import formula
+from ..language.op import Op
+from ..language.types import TensorType
 from ..ops.loop import Loop, iteration
 from ..ops.reduce import Reduce, ReduceMean
-from ..types import TensorType
 
 Types = tuple[TensorType | None, ...]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import UsageError, nearest
-from ..ir import Block, Free
-from ..kernels import PROVIDERS, accepting, fits, with_variants
+from ..language.ir import Block, Free
+from ..language.kernels import PROVIDERS, accepting, fits, with_variants
 from ..passes.target import Target
 from ..places import CUDAPlace, EmulatedCUDAPlace, Place
 from . import cpu, cuda

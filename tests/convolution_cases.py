@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from kernel_cases import applied
 
-from recompute.ir import Operator
+from recompute.language.ir import Operator
+from recompute.language.types import TensorType
 from recompute.ops.channels_last import channels_last_form, to_last
 from recompute.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from recompute.runtime.cpu import native
-from recompute.types import TensorType
 
 #: attributes, x [n, c, spatial...], w [m, c / group, kernel...]
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute.ir import Operator, Value
-from recompute.kernels import accepting, provider
+from recompute.language.ir import Operator, Value
+from recompute.language.kernels import accepting, provider
+from recompute.language.types import FLOATS, TensorType
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.device import open_device
 from recompute.runtime.cuda.kernel import Buffer, Kernel, Launch
 from recompute.runtime.lowering import providers
 from recompute.testing import Case, case_block
-from recompute.types import FLOATS, TensorType
 
 #: operators whose numbers are of less precision than their element type says
 _COARSE = {"RandomNormal": "f32", "RandomUniform": "f32"}

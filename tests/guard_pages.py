@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from recompute.errors import RecomputeError
-from recompute.ir import Operator, Value
-from recompute.op import Op
+from recompute.language.ir import Operator, Value
+from recompute.language.op import Op
+from recompute.language.types import TensorType
 from recompute.testing import Case
-from recompute.types import TensorType
 
 PAGE = mmap.PAGESIZE
 #: bytes that an operand may take

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute.ir import Operator, Value
-from recompute.op import Op
-from recompute.types import TensorType
+from recompute.language.ir import Operator, Value
+from recompute.language.op import Op
+from recompute.language.types import TensorType
 
 
 def applied(op: Op, *arrays: np.ndarray | None, want: int | None = None, absent: Sequence[int] = ()) -> Operator:

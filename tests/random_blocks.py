@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from recompute import verify
-from recompute.builder import Builder
-from recompute.ir import Block, Role, Value
-from recompute.types import TensorType
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Role, Value
+from recompute.language.types import TensorType
 
 UNARY = ("Relu", "Tanh", "Exp", "Neg", "Sigmoid", "Identity")
 BINARY = ("Add", "Mul", "Sub")
@@ -53,7 +53,7 @@ def blocks(draw: st.DrawFn) -> Block:
 
 
 def _mean():  # type: ignore[no-untyped-def]
-    from recompute.op import op_class
+    from recompute.language.op import op_class
 
     return op_class("ReduceMean")(keepdims=0)
 

@@ -12,13 +12,13 @@ from onnx import helper, numpy_helper
 
 import recompute as rc
 from recompute.errors import JobError, UsageError
-from recompute.ir import Block
-from recompute.op import Op
+from recompute.language.ir import Block
+from recompute.language.op import Op
 from recompute.passes import CommitUpdates
 from recompute.passes.commit_updates import checking_operators
 from recompute.runtime.executor import Session
-from recompute.state import set_state_dict, state_dict
 from recompute.testing import all_ops, case_block, cases
+from recompute.training.state import set_state_dict, state_dict
 
 CLASSES = 7
 

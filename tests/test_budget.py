@@ -11,14 +11,14 @@ import pytest
 import recompute as rc
 from recompute import models
 from recompute.budgets import parse_budget, parse_bytes
-from recompute.compiler import compile_step
+from recompute.compiling.compiler import compile_step
+from recompute.compiling.steps import attach_loss
 from recompute.cost import device
-from recompute.data import synthetic_batch
 from recompute.errors import UsageError
-from recompute.ir import Role
+from recompute.language.ir import Role
+from recompute.language.text import show
 from recompute.planning import load_plan
-from recompute.steps import attach_loss
-from recompute.text import show
+from recompute.training.data import synthetic_batch
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
 

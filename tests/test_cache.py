@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute import cache
-from recompute.cache import KeptFiles, is_own
 from recompute.runtime.cpu import code_cache, native
+from recompute.support import cache
+from recompute.support.cache import KeptFiles, is_own
 
 pytestmark = pytest.mark.skipif(not cache._POSSIBLE, reason="needs owners of files")
 

@@ -10,17 +10,17 @@ from test_zoo_training import narrow, network
 
 import recompute as rc
 from recompute import models, parse
-from recompute.compiler import _made
+from recompute.compiling.compiler import _made
 from recompute.errors import UsageError
-from recompute.ir import Block, Role
-from recompute.kernels import PROVIDERS
+from recompute.language.ir import Block, Role
+from recompute.language.kernels import PROVIDERS
+from recompute.language.program import Program
+from recompute.language.types import TensorType
 from recompute.ops.channels_last import FORMS, channels_last_form
 from recompute.ops.conv import Conv
 from recompute.passes import ChannelsLast, cleaned, pipeline, run_passes
 from recompute.passes.schedule import live_peak
-from recompute.program import Program
 from recompute.testing import evaluate, in_float64
-from recompute.types import TensorType
 
 NETWORKS = ["alexnet", "densenet121", "fcn8", "googlenet", "lenet", "mobilenet_v2", "pspnet", "resnet18", "segnet",
             "unet", "vgg11_bn"]  # fmt: skip

@@ -17,15 +17,17 @@ import pytest
 from test_cli import MLP, small_model
 
 import recompute as rc
-from recompute import cli, cli_ending, files
+from recompute.cli import command as cli
+from recompute.cli import ending as cli_ending
 from recompute.cli import main
 from recompute.errors import JobError, ModelError, UsageError, one_line, printable
+from recompute.support import files
 
 COMMAND = [sys.executable, "-m", "recompute.cli"]
 #: the command, held up after its files are written and before they get their names
 HELD = """
 import sys, time
-from recompute import cli
+from recompute.cli import command as cli
 def wait(job):
     print("ready", flush=True)
     time.sleep(60)
@@ -278,7 +280,7 @@ CRAMPED = """
 import resource
 import numpy as np
 from onnx import TensorProto
-from recompute.onnx_function_builder import fill_tensor
+from recompute.exporter.function_builder import fill_tensor
 x = np.zeros(1 << 26, np.float32)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), -1))

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from test_export import assert_close, batch, metadata, mlp, session, training
 
 import recompute as rc
-from recompute import onnx_compiled
 from recompute.errors import ModelError, UsageError
+from recompute.exporter import compiled as onnx_compiled
 
 # -- compiled models as files --------------------------------------------------------------------------------
 

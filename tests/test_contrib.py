@@ -13,7 +13,7 @@ from onnx import helper
 
 import recompute as rc
 from recompute import models
-from recompute.onnx_compiled import export_trained
+from recompute.exporter.compiled import export_trained
 
 CASES = cases()
 

@@ -14,8 +14,8 @@ import recompute as rc
 from recompute import Operator, TensorType, UsageError, Value, cost, profile, testing
 from recompute.cli import main
 from recompute.cost import DATASHEETS, Device, device, operator_cost, this_cpu
-from recompute.ir import Free
-from recompute.op import op_class
+from recompute.language.ir import Free
+from recompute.language.op import op_class
 from recompute.profile import Profile, measured_seconds, signature
 
 

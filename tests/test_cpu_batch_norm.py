@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_cases import applied
 
-from recompute.op import op_class
+from recompute.language.op import op_class
 from recompute.runtime.cpu import families, jit, native
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from kernel_cases import applied
 
-from recompute.ir import Operator
-from recompute.op import Op, op_class
+from recompute.language.ir import Operator
+from recompute.language.op import Op, op_class
 from recompute.ops import loop
 from recompute.ops.loop import Loop
 from recompute.runtime.cpu import native

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from kernel_cases import applied
 
-from recompute.ir import Operator
-from recompute.op import op_class
+from recompute.language.ir import Operator
+from recompute.language.op import op_class
 from recompute.ops.shape import Transpose
 from recompute.runtime.cpu import families, jit, native
 from recompute.testing import Draw, cases

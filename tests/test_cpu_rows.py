@@ -13,11 +13,11 @@ import pytest
 from kernel_cases import applied
 
 from recompute.errors import JobError
-from recompute.op import Op, op_class
+from recompute.language.op import Op, op_class
+from recompute.language.types import TensorType
 from recompute.runtime.cpu import families, jit, native
 from recompute.runtime.cpu.mathematics import exp, log, sigmoid, tanh
 from recompute.testing import cases
-from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable())
 

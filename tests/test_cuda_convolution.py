@@ -9,7 +9,8 @@ import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
 from cuda_cases import Bound, opened
 
-from recompute import kernels
+from recompute.language import kernels
+from recompute.language.types import DTYPES
 from recompute.runtime.cpu.convolved import convolved
 from recompute.runtime.cuda import (
     convolution_columns,
@@ -20,7 +21,6 @@ from recompute.runtime.cuda import (
 )
 from recompute.runtime.cuda.kernel import Buffer, Product
 from recompute.testing import Case, case_block
-from recompute.types import DTYPES
 
 #: where the tests run
 DEVICE: list[Any] = []

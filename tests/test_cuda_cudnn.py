@@ -184,6 +184,6 @@ def provider_key(op: Any, arrays: list[np.ndarray]) -> tuple[Any, str]:
 
 def test_it_is_not_there_without_a_device() -> None:
     if cudnn.unavailable():
-        from recompute.kernels import PROVIDERS
+        from recompute.language.kernels import PROVIDERS
 
         assert "cudnn" not in PROVIDERS

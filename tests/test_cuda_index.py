@@ -11,6 +11,7 @@ from test_cuda_moves import device, launched, numbers, run
 
 from recompute import Executor, Program
 from recompute.errors import JobError
+from recompute.language.types import TensorType
 from recompute.ops.index import Gather, GatherGrad
 from recompute.ops.scatter import (
     GatherElements,
@@ -23,7 +24,6 @@ from recompute.ops.scatter import (
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.trouble import INDEX_OUTSIDE
 from recompute.testing import Case, case_block
-from recompute.types import TensorType
 
 pytestmark = cuda_cases.needs_device
 

@@ -14,17 +14,17 @@ from cuda_cases import Bound, bound, check, compare
 from test_zoo_training import network
 
 import recompute as rc
-from recompute.compiler import compile_step
-from recompute.element import HALVES, evaluate
-from recompute.formulas import formula
-from recompute.op import Op, op_class
+from recompute.compiling.compiler import compile_step
+from recompute.language.element import HALVES, evaluate
+from recompute.language.formulas import formula
+from recompute.language.op import Op, op_class
+from recompute.language.types import DTYPES, TensorType
 from recompute.ops.loop import Loop, loops
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda import kernels_loops, kernels_reduce, loop_parts
 from recompute.runtime.cuda.kernel import Buffer, Launch
 from recompute.runtime.cuda.postpone import postponed
 from recompute.testing import Case, Draw, all_ops, cases
-from recompute.types import DTYPES, TensorType
 
 pytestmark = cuda_cases.needs_device
 

@@ -9,7 +9,8 @@ import cuda_cases
 import numpy as np
 import pytest
 
-from recompute.op import Op
+from recompute.language.op import Op
+from recompute.language.types import TensorType
 from recompute.ops.join import Concat, Split, Tile
 from recompute.ops.pad import Pad, PadGrad
 from recompute.ops.shape import Fill as Filled
@@ -19,7 +20,6 @@ from recompute.runtime.cuda.kernel import Copy, Fill, Launch
 from recompute.runtime.cuda.own_kernels import family_of
 from recompute.runtime.cuda.traced import TRACED
 from recompute.testing import Case
-from recompute.types import TensorType
 
 pytestmark = cuda_cases.needs_device
 

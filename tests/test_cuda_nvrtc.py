@@ -16,12 +16,12 @@ from test_zoo_training import network
 
 import recompute as rc
 from recompute import models
-from recompute.compiler import compile_step
-from recompute.files import cache_folder
+from recompute.compiling.compiler import compile_step
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda.kernel import Kernel, prelude
 from recompute.runtime.cuda.nvrtc import OPTIONS
 from recompute.runtime.cuda.traced import TRACED
+from recompute.support.files import cache_folder
 from recompute.testing import all_ops, cases
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the extra 'dev', on Linux")

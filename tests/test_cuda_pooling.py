@@ -10,12 +10,12 @@ import pytest
 from test_cuda_index import floats
 from test_cuda_moves import launched, run
 
+from recompute.language.types import TensorType
 from recompute.ops.average_pool import AveragePool, AveragePoolGrad
 from recompute.ops.channels_last import channels_last_form, to_last
 from recompute.ops.global_pool import GlobalAveragePool, GlobalMaxPool, GlobalMaxPoolGrad
 from recompute.ops.pool import MaxPool, MaxPoolGather, MaxPoolGrad
 from recompute.runtime.cuda import kernels_pooling
-from recompute.types import TensorType
 
 pytestmark = cuda_cases.needs_device
 

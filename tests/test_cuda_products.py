@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.ir import Operator, Value
-from recompute.kernels import provider
+from recompute.language.ir import Operator, Value
+from recompute.language.kernels import provider
+from recompute.language.types import DTYPES, TensorType
 from recompute.ops.linear import Gemm, MatMul
 from recompute.runtime import CUDAPlace
 from recompute.runtime.cuda import cublas, emulator
@@ -18,7 +19,6 @@ from recompute.runtime.cuda.kernel import Buffer, Product
 from recompute.runtime.cuda.products import matrices
 from recompute.runtime.lowering import providers
 from recompute.testing import Draw, case_block
-from recompute.types import DTYPES, TensorType
 
 #: where the tests run
 PLACE: list[Any] = []

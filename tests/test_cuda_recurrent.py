@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from cuda_cases import Bound, opened, operator
 
-from recompute.kernels import provider
+from recompute.language.kernels import provider
+from recompute.language.types import DTYPES, TensorType
 from recompute.ops.recurrent import GRADIENTS, filled, options
 from recompute.ops.recurrent_gru import GRU
 from recompute.ops.recurrent_lstm import LSTM
@@ -17,7 +18,6 @@ from recompute.ops.recurrent_rnn import RNN
 from recompute.runtime.cuda import rounded
 from recompute.runtime.cuda.kernel import Product
 from recompute.testing import Case, Draw, case_block
-from recompute.types import DTYPES, TensorType
 
 #: where the tests run
 DEVICE: list[Any] = []

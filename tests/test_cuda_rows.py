@@ -9,7 +9,7 @@ import cuda_cases
 import numpy as np
 import pytest
 
-from recompute.op import op_class
+from recompute.language.op import op_class
 from recompute.testing import Case, Draw
 
 pytestmark = cuda_cases.needs_device

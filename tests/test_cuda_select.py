@@ -8,10 +8,10 @@ import pytest
 from test_cuda_index import floats
 from test_cuda_moves import KINDS, launched, numbers, run
 
+from recompute.language.types import TensorType
 from recompute.ops.bitcast import BitCast
 from recompute.ops.fold import Col2Im, Im2Col
 from recompute.ops.select import Eye, OneHot, ReverseSequence, Trilu
-from recompute.types import TensorType
 
 pytestmark = cuda_cases.needs_device
 

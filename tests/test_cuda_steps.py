@@ -13,13 +13,13 @@ import pytest
 from test_zoo_training import network
 
 import recompute as rc
-from recompute.compiler import CompiledStep, compile_step
+from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.language.types import TensorType
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda.emulator import compiler
 from recompute.runtime.cuda.kernel import Await, Buffer, Transfer
 from recompute.runtime.cuda.session import Step, _joined
 from recompute.testing import in_float64
-from recompute.types import TensorType
 
 #: networks that are small enough for the emulated device
 SMALL = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18", "mobilenet_v2")

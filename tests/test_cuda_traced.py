@@ -11,11 +11,11 @@ import cuda_cases
 import numpy as np
 import pytest
 
-from recompute.ir import Operator, Value
-from recompute.op import Op
+from recompute.language.ir import Operator, Value
+from recompute.language.op import Op
+from recompute.language.types import TensorType
 from recompute.runtime.cuda.traced import TRACED, recording
 from recompute.testing import Case
-from recompute.types import TensorType
 
 pytestmark = cuda_cases.needs_device
 

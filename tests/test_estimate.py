@@ -12,12 +12,12 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute import models
-from recompute.biggest_batch import equal_work, largest_fitting, lowest_plan, spaced
+from recompute.analysis.biggest_batch import equal_work, largest_fitting, lowest_plan, spaced
+from recompute.analysis.estimates import ROLES, fit, layer_of
 from recompute.budgets import parse_bytes
 from recompute.cli import main
-from recompute.compiler import checkpoint_candidates, compile_step
-from recompute.estimates import ROLES, fit, layer_of
-from recompute.steps import Steps, attach_loss
+from recompute.compiling.compiler import checkpoint_candidates, compile_step
+from recompute.compiling.steps import Steps, attach_loss
 
 MLP = str(Path(models.__file__).parent / "mlp.onnx")
 NARROW = {"image": 32, "classes": 10}
@@ -320,7 +320,7 @@ def test_a_batch_beyond_the_budget_is_made_to_fit(tmp_path: Path, capsys: pytest
 def test_a_step_beyond_this_machine_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("recompute.cli_memory.available_memory", lambda: 2 << 20)
+    monkeypatch.setattr("recompute.cli.memory.available_memory", lambda: 2 << 20)
     assert main(["lenet", "--batch", "64", "--run", "1"]) == 1
     err = capsys.readouterr().err
     assert "lenet at batch 64 takes" in err and "this machine has 2.00 MiB available" in err

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.compiler import compile_step
+from recompute.compiling.compiler import compile_step
 from recompute.runtime import Session
 
 MLP = Path(__file__).parent.parent / "models/mlp.onnx"

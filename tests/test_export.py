@@ -12,16 +12,16 @@ import onnx
 import pytest
 
 import recompute as rc
-from recompute.builder import Builder
-from recompute.data import synthetic_batch
 from recompute.errors import ModelError, UsageError
-from recompute.ir import Block, Operator, Role, Value
-from recompute.onnx_export import DOMAIN
-from recompute.onnx_function_builder import FunctionBuilder, Names
+from recompute.exporter.function_builder import FunctionBuilder, Names
+from recompute.exporter.step import DOMAIN
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Operator, Role, Value
+from recompute.language.types import TensorType
 from recompute.passes.autodiff import differentiate
 from recompute.passes.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import Case, all_ops, case_block, cases, evaluate
-from recompute.types import TensorType
+from recompute.training.data import synthetic_batch
 
 ort = pytest.importorskip("onnxruntime")
 

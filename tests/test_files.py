@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from recompute import files
-from recompute.files import afterwards, apart, make_folder, replacing, together, why_no_folder, why_not_writable
+from recompute.support import files
+from recompute.support.files import afterwards, apart, make_folder, replacing, together, why_no_folder, why_not_writable
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from recompute.files import replacing
+from recompute.support.files import replacing
 with replacing(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     print("half", flush=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from recompute.language.text import parse, show
+from recompute.language.verify import verify
 from recompute.passes.fold_transposes import FoldTransposes
 from recompute.testing import evaluate
-from recompute.text import parse, show
-from recompute.verify import verify
 
 _BEFORE = """
 program p {

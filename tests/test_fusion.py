@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from random_blocks import blocks, feeds
 
 from recompute import parse, show, verify
-from recompute.builder import Builder
-from recompute.ir import Block, Operator, Role, Value
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Operator, Role, Value
+from recompute.language.program import Program
+from recompute.language.types import TensorType
 from recompute.ops import loop
 from recompute.passes import Autodiff, ChooseKernels, Fusion, Liveness, MemoryPlan, OpenNorms, run_passes
 from recompute.passes.fusion import _profile
 from recompute.passes.schedule import live_peak
-from recompute.program import Program
 from recompute.runtime.cpu import native
 from recompute.runtime.executor import Executor
-from recompute.types import TensorType
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from recompute import parse, show, verify
-from recompute.ir import Block
+from recompute.language.ir import Block
 from recompute.ops.loop import Loop
 from recompute.passes import Precision, pipeline, run_passes
 from recompute.runtime.cpu import native

@@ -16,7 +16,7 @@ import pytest
 from test_zoo_training import network
 
 import recompute as rc
-from recompute.compiler import compile_step
+from recompute.compiling.compiler import compile_step
 
 pytestmark = pytest.mark.gpu
 NETWORKS = ("mlp", "lenet", "bert-tiny", "resnet18")
@@ -70,9 +70,9 @@ def test_a_budget_that_the_device_has_not_is_said() -> None:
 
 def test_tf32_is_asked_for() -> None:
     """A product in float32 keeps 23 bits unless TF32 was asked for."""
+    from recompute.language.types import TensorType
     from recompute.runtime.cuda.device import open_device
     from recompute.runtime.cuda.kernel import Buffer, Product
-    from recompute.types import TensorType
 
     d, n = open_device(0), 512
     t = TensorType("f32", (n, n))

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from guard_pages import ROOM, Child, Operands, Run, array_at, in_types, runs_of
 
-from recompute.kernels import PROVIDERS, provider
+from recompute.language.kernels import PROVIDERS, provider
+from recompute.language.types import TensorType
 from recompute.ops.arithmetic import Neg
 from recompute.runtime import cpu
 from recompute.runtime.cpu import native
@@ -26,7 +27,6 @@ from recompute.runtime.cpu.native import Table
 from recompute.runtime.cuda import emulator
 from recompute.runtime.cuda.kernel import Buffer
 from recompute.testing import all_ops, cases
-from recompute.types import TensorType
 
 pytestmark = [
     pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable() or "native code runs here"),

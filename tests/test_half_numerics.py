@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import recompute.ops  # noqa: F401  registers all
-from recompute.builder import Builder
 from recompute.errors import TypeRuleError
-from recompute.ir import Block, Value
-from recompute.op import REGISTRY
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Value
+from recompute.language.op import REGISTRY
+from recompute.language.types import DTYPES
 from recompute.ops.shape import Cast
 from recompute.passes.autodiff import differentiate
 from recompute.testing import Case, case_block, cases, evaluate
-from recompute.types import DTYPES
 
 #: unit roundoff
 _UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}

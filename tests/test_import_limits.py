@@ -15,8 +15,8 @@ from onnx.helper import make_node as node
 from onnx.numpy_helper import from_array
 
 import recompute as rc
-from recompute.onnx_limits import Budget, LimitError
-from recompute.onnx_regex import automaton
+from recompute.importer.limits import Budget, LimitError
+from recompute.importer.regex import automaton
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 
@@ -413,7 +413,7 @@ def test_work_is_counted_not_timed() -> None:
 
 
 def test_the_command_line_has_the_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from recompute import cli
+    from recompute.cli import command as cli
 
     path = tmp_path / "m.onnx"
     path.write_bytes(model([nested(2)], (number("n", 60),)).SerializeToString())

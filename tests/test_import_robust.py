@@ -15,7 +15,7 @@ from onnx.helper import make_node as node
 from onnx.numpy_helper import from_array
 
 import recompute as rc
-from recompute.text import parse
+from recompute.language.text import parse
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 

@@ -10,10 +10,10 @@ import pytest
 from kernel_cases import applied
 from test_cpu_rows import native_results, numpy_results
 
-from recompute.op import op_class
+from recompute.language.op import op_class
+from recompute.language.types import TensorType
 from recompute.runtime.cpu import families, jit
 from recompute.runtime.cpu.families import ENOUGH
-from recompute.types import TensorType
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 

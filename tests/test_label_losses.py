@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 import recompute as rc
 from recompute import TensorType
 from recompute.errors import TypeRuleError
-from recompute.op import op_class
+from recompute.language.op import op_class
 from recompute.ops.tiles import TILE
 from recompute.testing import Case, case_block, check_expansion, evaluate
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from recompute import UsageError, VerifyError, parse, show, verify
-from recompute.builder import Builder
-from recompute.ir import Block, Constant, Value
-from recompute.op import op_class
-from recompute.types import DTYPES, TensorType
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Constant, Value
+from recompute.language.op import op_class
+from recompute.language.types import DTYPES, TensorType
 
 MLP = """\
 program mlp {

@@ -7,13 +7,13 @@ import pytest
 
 import recompute as rc
 from recompute import parse, verify
-from recompute.builder import Builder
-from recompute.compiler import compile_step
-from recompute.data import synthetic_batch
+from recompute.compiling.compiler import compile_step
+from recompute.language.builder import Builder
 from recompute.passes import Autodiff, Rebuild, Recompute, autodiff, run_passes
 from recompute.passes.autodiff import differentiate
 from recompute.passes.schedule import live_peak
 from recompute.testing import evaluate
+from recompute.training.data import synthetic_batch
 
 TEXT = """program pooled {{
   input %x: f32[2,2,7,7]

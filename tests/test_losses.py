@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Role, TensorType, UsageError, Value, losses
-from recompute.data import synthetic_batch
-from recompute.op import op_class
+from recompute import Block, Role, TensorType, UsageError, Value
+from recompute.language.op import op_class
 from recompute.passes.autodiff import differentiate
 from recompute.testing import check_gradient
+from recompute.training import losses
+from recompute.training.data import synthetic_batch
 
 DATA = np.load(Path(__file__).parent / "data" / "optimizers.npz")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recompute import UsageError, lr
+from recompute import UsageError
+from recompute.training import lr
 
 DATA = np.load(Path(__file__).parent / "data" / "optimizers.npz")
 

@@ -10,14 +10,14 @@ import pytest
 
 import recompute as rc
 from recompute import models, parse
-from recompute.compiler import CompiledStep, compile_step
-from recompute.data import synthetic_batch
+from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.language.text import show_operator
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
 from recompute.passes.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
 from recompute.passes.storage import storages
 from recompute.runtime.checking import run_checked
 from recompute.runtime.executor import segments
-from recompute.text import show_operator
+from recompute.training.data import synthetic_batch
 
 #: networks large enough that a temporary of a whole activation would show
 MEDIUM: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ import pytest
 
 import recompute as rc
 from recompute.errors import JobError
-from recompute.op import op_class
+from recompute.language.op import op_class
 from recompute.passes.planners import Node, RematerialisationProblem, simulate
 from recompute.passes.planners.simulate import profile
 from recompute.runtime.cpu.families import ENOUGH
@@ -184,9 +184,9 @@ def test_the_bound_allows_for_its_own_rounding(monkeypatch: pytest.MonkeyPatch) 
 
 def test_gathers_along_the_first_axis_expand_without_moving_it() -> None:
     """Index: GatherGrad as a ScatterND, transposed only where the axis is another one."""
-    from recompute.builder import Builder
-    from recompute.ir import Block, Value
-    from recompute.types import TensorType
+    from recompute.language.builder import Builder
+    from recompute.language.ir import Block, Value
+    from recompute.language.types import TensorType
 
     for axis in (0, 1):
         dy = Value("dy", TensorType("f32", (3, 5) if axis == 0 else (4, 3)))

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from random_blocks import blocks, feeds
 
 import recompute as rc
-from recompute import fleet, models, parse, show, verify
-from recompute.builder import Builder
-from recompute.compiler import CompiledStep, compile_step
+from recompute import models, parse, show, verify
+from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.cost import DATASHEETS, device, link_of, step_seconds
-from recompute.data import synthetic_batch
 from recompute.errors import UsageError, VerifyError
-from recompute.ir import Block, Role, Value
-from recompute.op import op_class
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Role, Value
+from recompute.language.op import op_class
+from recompute.language.types import TensorType
 from recompute.passes import (
     ALIGNMENT,
     Autodiff,
@@ -35,10 +35,11 @@ from recompute.passes import (
 from recompute.passes.offload import find_rests, without_copies
 from recompute.passes.planners.offload import choose
 from recompute.passes.transfers import Link, simulate
+from recompute.report.timeline import timeline
 from recompute.runtime.checking import run_checked
 from recompute.runtime.executor import Session
-from recompute.timeline import timeline
-from recompute.types import TensorType
+from recompute.training import fleet
+from recompute.training.data import synthetic_batch
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp4": {},

@@ -7,9 +7,9 @@ import pytest
 
 from recompute import Program, RecomputeError, parse, show, verify
 from recompute.errors import JobError
+from recompute.language.types import TensorType
 from recompute.runtime import Executor
 from recompute.testing import all_ops, case_block, cases
-from recompute.types import TensorType
 
 
 def contents(t: TensorType) -> np.ndarray:

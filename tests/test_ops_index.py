@@ -201,7 +201,7 @@ def test_what_is_unknown_is_named() -> None:
     ],
 )
 def test_gather_refuses(name: str, options: dict[str, Any], types: str, why: str) -> None:
-    from recompute.op import op_class
+    from recompute.language.op import op_class
 
     with pytest.raises(rc.errors.TypeRuleError) as e:
         op_class(name)(**options).infer(*map(rc.TensorType.parse, types.split()))
@@ -221,7 +221,7 @@ def test_gather_refuses(name: str, options: dict[str, Any], types: str, why: str
     ],
 )
 def test_gather_types(name: str, options: dict[str, Any], types: str, made: str, scratch: str) -> None:
-    from recompute.op import op_class
+    from recompute.language.op import op_class
 
     op, ins = op_class(name)(**options), [rc.TensorType.parse(t) for t in types.split()]
     outs = op.infer(*ins)
@@ -229,7 +229,7 @@ def test_gather_types(name: str, options: dict[str, Any], types: str, made: str,
 
 
 def test_half_precision_rows_are_added_in_float32() -> None:
-    from recompute.op import op_class
+    from recompute.language.op import op_class
     from recompute.testing import Case, case_block, evaluate
 
     dy = np.full((3000, 2), 1.0, np.float16)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Role, TensorType, UsageError, Value, lr
-from recompute.builder import Builder
-from recompute.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
-from recompute.op import op_class
+from recompute import Block, Role, TensorType, UsageError, Value
+from recompute.language.builder import Builder
+from recompute.language.op import op_class
 from recompute.ops.optimizer_norm import LambUpdate, LarsUpdate
 from recompute.ops.update import PART, Update
-from recompute.optimizers import NAMES
 from recompute.testing import Case, all_ops, cases
+from recompute.training import lr
+from recompute.training.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from recompute.training.optimizers import NAMES
 
 DATA = np.load(Path(__file__).parent / "data" / "optimizers.npz")
 LR = 0.0625

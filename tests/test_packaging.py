@@ -132,3 +132,20 @@ def test_names_of_the_api_in_documents_are_there(page: str) -> None:
         thing: object = rc
         for part in path.split(".")[1:]:
             thing = getattr(thing, part)
+
+
+def test_former_names_of_modules_are_the_modules() -> None:
+    """Public ones without a word, the others with a warning that says where they are now."""
+    import importlib
+    import warnings
+
+    from recompute import moved
+
+    for former, name in moved.MOVED.items():
+        sys.modules.pop(f"recompute.{former}", None)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            module = importlib.import_module(f"recompute.{former}")
+        assert module is sys.modules[f"recompute.{name}"] and module.__spec__.name == f"recompute.{name}"
+        found = [str(w.message) for w in said if issubclass(w.category, DeprecationWarning)]
+        assert found == ([] if former in moved.PUBLIC else [f"recompute.{former} is now recompute.{name}"])

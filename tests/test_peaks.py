@@ -13,11 +13,11 @@ from tiers import but_slow
 
 import recompute as rc
 from recompute import models
-from recompute.biggest_batch import spaced
-from recompute.compiler import CompiledStep, checkpoint_candidates, compile_step
-from recompute.data import synthetic_batch
+from recompute.analysis.biggest_batch import spaced
+from recompute.compiling.compiler import CompiledStep, checkpoint_candidates, compile_step
 from recompute.passes.storage import storages
 from recompute.testing import in_float64
+from recompute.training.data import synthetic_batch
 
 BATCHES = (1, 2, 3)
 SETS = ("none", "all", "every second", "square root", "random 1", "random 2")

@@ -25,13 +25,12 @@ from test_zoo_training import narrow
 
 import recompute as rc
 from recompute import models, parse
-from recompute.builder import Builder
-from recompute.compiler import compile_step, plain_fitting
+from recompute.compiling.compiler import compile_step, plain_fitting
 from recompute.cost import device
-from recompute.data import synthetic_batch
 from recompute.errors import UsageError
-from recompute.ir import Block, Free, Role
-from recompute.op import op_class
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Free, Role
+from recompute.language.op import op_class
 from recompute.passes import DeadCode
 from recompute.passes.autodiff import differentiate
 from recompute.passes.planners import PLANNERS, plan, plan_of
@@ -45,6 +44,7 @@ from recompute.passes.schedule import live_peak
 from recompute.passes.split_norms import FuseNorms
 from recompute.runtime.executor import Session
 from recompute.testing import evaluate
+from recompute.training.data import synthetic_batch
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 

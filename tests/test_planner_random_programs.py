@@ -18,11 +18,12 @@ from tiers import but_slow
 
 import recompute as rc
 from recompute import parse
-from recompute.builder import Builder
 from recompute.cost import Device
 from recompute.errors import UsageError
-from recompute.ir import Block, Role, Value
-from recompute.op import op_class
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Role, Value
+from recompute.language.op import op_class
+from recompute.language.types import TensorType
 from recompute.passes import DeadCode
 from recompute.passes.planners import PLANNERS, plan_of, sequence_of, simulate
 from recompute.passes.planners.base import import_all
@@ -35,7 +36,6 @@ from recompute.passes.schedule import live_peak
 from recompute.planning import fitting_of
 from recompute.runtime.checking import run_checked
 from recompute.runtime.executor import Session
-from recompute.types import TensorType
 
 import_all()
 COST = Device("a machine for tests", 1e9, 1e9, 1e-6)

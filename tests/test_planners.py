@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import recompute as rc
+from recompute.compiling.steps import attach_loss
 from recompute.errors import UsageError
-from recompute.ir import Block, Operator, Role
+from recompute.language.ir import Block, Operator, Role
 from recompute.passes import DeadCode
 from recompute.passes.planners import (
     Node,
@@ -28,7 +29,6 @@ from recompute.passes.planners.schedules import keep_schedule
 from recompute.passes.planners.simulate import pruned
 from recompute.passes.recompute import apply
 from recompute.passes.schedule import live_peak
-from recompute.steps import attach_loss
 
 NETWORKS = (
     "mlp",

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 import recompute as rc
+from recompute.compiling.steps import attach_loss
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import DeadCode
@@ -27,7 +28,6 @@ from recompute.passes.planners.lower_sets import (
 from recompute.passes.planners.problem import checked_sequence
 from recompute.passes.planners.schedules import keep_schedule
 from recompute.passes.planners.simulate import pruned
-from recompute.steps import attach_loss
 
 STRATEGIES = ("kusumoto", "kusumoto-memory", "kusumoto-exact", "kusumoto-exact-memory")
 

@@ -15,14 +15,14 @@ import pytest
 import recompute as rc
 from recompute import models
 from recompute.cli import main
-from recompute.compiler import compile_step
+from recompute.compiling.compiler import compile_step
+from recompute.compiling.steps import attach_loss
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes.planners import moccasin, watch
 from recompute.passes.planners.simulate import simulate
 from recompute.passes.planners.synthetic import residual_chain
 from recompute.passes.planners.watch import Progress, Watch, interruptible
-from recompute.steps import attach_loss
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
 

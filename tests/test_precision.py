@@ -10,19 +10,22 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import cli, fleet, models, onnx_import
-from recompute.amp import LossScaling, decorate
-from recompute.builder import Builder, Names
-from recompute.compiler import CompiledStep, compile_step
-from recompute.data import synthetic_batch
+from recompute import models
+from recompute.cli import command as cli
+from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.compiling.steps import attach_loss
 from recompute.errors import UsageError
-from recompute.ir import Block, Role, Value
+from recompute.importer import load as onnx_import
+from recompute.language.builder import Builder, Names
+from recompute.language.ir import Block, Role, Value
+from recompute.language.types import DTYPES, TensorType
 from recompute.ops.shape import Cast
-from recompute.optimizers import NAMES
 from recompute.passes import Precision, run_passes
 from recompute.passes.autodiff import Autodiff
-from recompute.steps import attach_loss
-from recompute.types import DTYPES, TensorType
+from recompute.training import fleet
+from recompute.training.amp import LossScaling, decorate
+from recompute.training.data import synthetic_batch
+from recompute.training.optimizers import NAMES
 
 LOW = {"bf16": "bf16", "fp16": "f16"}
 
@@ -166,7 +169,7 @@ def test_other_types_of_the_model_stay() -> None:
 
 
 def test_state_that_the_forward_pass_updates_is_cast_again() -> None:
-    from recompute.ir import Operator
+    from recompute.language.ir import Operator
     from recompute.ops.batch_norm import RunningUpdate
 
     b, (x, m) = small("f32[4,4] f32[4,4]")

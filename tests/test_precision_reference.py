@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.builder import Builder, Names
-from recompute.compiler import compile_step
-from recompute.ir import Block, Value
-from recompute.types import TensorType
+from recompute.compiling.compiler import compile_step
+from recompute.language.builder import Builder, Names
+from recompute.language.ir import Block, Value
+from recompute.language.types import TensorType
 
 DATA = np.load(Path(__file__).parent / "data" / "autocast.npz")
 STEPS, RATE = 6, 0.05

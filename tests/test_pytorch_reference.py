@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute.ir import Role
+from recompute.language.ir import Role
 
 FOLDER = Path(__file__).parent / "data" / "pytorch"
 CASES = json.loads((FOLDER / "index.json").read_text())["cases"]

@@ -10,12 +10,12 @@ import pytest
 from onnx import helper
 
 import recompute as rc
-from recompute.op import Op, op_class
+from recompute.language.op import Op, op_class
+from recompute.language.types import TensorType
 from recompute.ops.philox import stream, uniform
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda import emulator
 from recompute.testing import Case, case_block, evaluate
-from recompute.types import TensorType
 
 WORD = (1 << 64) - 1
 
@@ -89,7 +89,7 @@ def test_normal_has_the_moments() -> None:
 def in_onnxruntime(op: Op, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """The operator's ONNX function, run by ONNX Runtime."""
     ort = pytest.importorskip("onnxruntime")
-    from recompute.onnx_export import DOMAIN, OPSET, function_of
+    from recompute.exporter.step import DOMAIN, OPSET, function_of
 
     types = [TensorType.of(a) for a in inputs]
     results = op.infer(*types)

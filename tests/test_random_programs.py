@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from random_blocks import blocks, feeds
 
 from recompute import parse, show
-from recompute.ir import Block, Free, Role
+from recompute.language.ir import Block, Free, Role
 from recompute.passes import Autodiff, Liveness, MemoryPlan, Recompute, live_profile, memory_report, run_passes
 from recompute.passes.memory_plan import collect_lifetimes
 from recompute.passes.storage import storages

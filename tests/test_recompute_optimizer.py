@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Operator, Role, TensorType, UsageError, Value, fleet
-from recompute.op import REGISTRY, op_class
+from recompute import Block, Operator, Role, TensorType, UsageError, Value
+from recompute.language.op import REGISTRY, op_class
 from recompute.passes import Liveness, MemoryPlan, memory_report, run_passes
+from recompute.training import fleet
 
 _generator = np.random.default_rng
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import recompute as rc
-from recompute.builder import Builder
+from recompute.language.builder import Builder
 from recompute.testing import evaluate
 
 ort = pytest.importorskip("onnxruntime")

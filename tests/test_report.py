@@ -18,16 +18,16 @@ import pytest
 
 import recompute as rc
 from recompute.cli import main
-from recompute.compiler import CompiledStep, compile_step, resolve_checkpoints
+from recompute.compiling.compiler import CompiledStep, compile_step, resolve_checkpoints
 from recompute.cost import Device, kept_values
-from recompute.ir import Role
+from recompute.language.ir import Role
+from recompute.language.text import show, show_operator
 from recompute.passes import ALIGNMENT, live_profile
-from recompute.report import checkpoint_worth, curve_points, report_data
-from recompute.report_page import data_of, page
-from recompute.snapshot import BASE, snapshot
-from recompute.text import show, show_operator
-from recompute.timeline import ROLES, timeline
-from recompute.trace import trace
+from recompute.report.data import checkpoint_worth, curve_points, report_data
+from recompute.report.page import data_of, page
+from recompute.report.snapshot import BASE, snapshot
+from recompute.report.timeline import ROLES, timeline
+from recompute.report.trace import trace
 
 DEVICE = Device("a test's device", 1e11, 1e10, 1e-6)
 ZOO = [
@@ -118,7 +118,7 @@ def test_large_programs_stay_below_a_megabyte(monkeypatch: pytest.MonkeyPatch) -
     data = report_data(program, plain, step)
     text = page(data)
     assert len(text) < 1_000_000 and 'data-encoding="deflate"' in text and data_of(text) == json.loads(json.dumps(data))
-    monkeypatch.setattr("recompute.report._MOST", 300)
+    monkeypatch.setattr("recompute.report.data._MOST", 300)
     cut = report_data(program, plain, step)
     for a, b in zip(data["programs"], cut["programs"], strict=True):
         assert len(b["allocations"]["size"]) == 300 and b["rest"]
@@ -238,7 +238,7 @@ def test_frames_point_at_lines_of_the_text() -> None:
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_plot(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("matplotlib")
-    from recompute.plot import write_plot
+    from recompute.report.plot import write_plot
 
     _, plain, step = compiled("mlp4", 16, "relu_*")
     lines = {"plain": timeline(plain.program.block, DEVICE), "recompute": timeline(step.program.block, DEVICE)}

@@ -13,20 +13,19 @@ import pytest
 from onnx import TensorProto, helper
 
 import recompute as rc
-from recompute import onnx_import
-from recompute.builder import Builder
-from recompute.compiler import compile_step, resolve_checkpoints
+from recompute.compiling.compiler import compile_step, resolve_checkpoints
+from recompute.compiling.steps import attach_loss
 from recompute.errors import UsageError
-from recompute.ir import Block, Value
-from recompute.optimizers import Adam
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Value
+from recompute.language.types import TensorType
+from recompute.language.verify import _Checker, verify
 from recompute.passes import ALIGNMENT, Fusion, Liveness, Schedule
 from recompute.passes.packing import Lifetime, best_fit_in_time, pack
 from recompute.passes.schedule import live_peak
 from recompute.passes.schedule_graph import Walk
 from recompute.passes.storage import storages
-from recompute.steps import attach_loss
-from recompute.types import TensorType
-from recompute.verify import _Checker, verify
+from recompute.training.optimizers import Adam
 
 
 def graph(nodes: list[onnx.NodeProto], outputs: list[str], weights: int = 1) -> onnx.ModelProto:
@@ -151,7 +150,7 @@ def test_names_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(*_: Any) -> bool:
         raise AssertionError("a name without wildcards is compared with many")
 
-    for module in (onnx_import.Patterns.__module__, "recompute.compiler"):
+    for module in ("recompute.support.patterns", "recompute.compiling.compiler"):
         monkeypatch.setattr(sys.modules[module].fnmatch, "fnmatchcase", compared)
         monkeypatch.setattr(sys.modules[module].fnmatch, "filter", compared)
     assert [v.name for v in rc.load(weighted(300), trainable=wanted).block.parameters] == wanted

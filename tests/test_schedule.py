@@ -16,16 +16,17 @@ from random_blocks import blocks, feeds
 
 import recompute as rc
 from recompute import models, parse
-from recompute.builder import Builder
-from recompute.compiler import compile_step, without_gc
+from recompute.compiling.compiler import CompiledStep, compile_step, without_gc
 from recompute.errors import UsageError
-from recompute.ir import Block, Free, Operator, Role, Value
+from recompute.language.builder import Builder
+from recompute.language.ir import Block, Free, Operator, Role, Value
+from recompute.language.op import op_class
+from recompute.language.types import TensorType
 from recompute.passes import Autodiff, DeadCode, Liveness, Recompute, Schedule, run_passes
 from recompute.passes.schedule import fit, live_peak
 from recompute.passes.schedule_graph import graph_of
 from recompute.passes.schedule_window import Window
 from recompute.testing import evaluate
-from recompute.types import TensorType
 
 VARIANTS = (Schedule(), Schedule(exact=0), Schedule(exact=0, window=5, tries=500))
 NARROW = {
@@ -120,7 +121,7 @@ def tiny(draw: st.DrawFn) -> Block:
         elif kind == 3 and source.shape == (16, 8):
             values.append(b.MatMul(b.Transpose(source, perm=(1, 0)), w))
         elif kind == 4 and source.shape == (16, 8):
-            b.emit(rc.op.op_class("SGDUpdate")(), w, source, rate)
+            b.emit(op_class("SGDUpdate")(), w, source, rate)
         else:
             values.append(b.Tanh(source))
     outputs = draw(st.lists(st.sampled_from([v.name for v in values[1:]] or ["x"]), min_size=1, max_size=3))
@@ -251,7 +252,7 @@ def test_nothing_to_do() -> None:
 # -- training steps ---------------------------------------------------------------------------------------------------
 
 
-def step_blocks(name: str, recompute: bool) -> tuple[rc.compiler.CompiledStep, ...]:
+def step_blocks(name: str, recompute: bool) -> tuple[CompiledStep, ...]:
     program = rc.load(models.build(name, batch=4, **NARROW.get(name, {})), seed=3)
     kind, _ = rc.losses.natural_loss(program)
     loss = kind if kind in program else getattr(rc.losses, kind)(program).name

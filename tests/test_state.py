@@ -11,7 +11,7 @@ import pytest
 
 import recompute as rc
 from recompute.errors import ModelError, UsageError
-from recompute.state import set_state_dict, state_dict
+from recompute.training.state import set_state_dict, state_dict
 
 KINDS = {
     "w": ("parameters", np.arange(6, dtype=np.float32).reshape(2, 3)),

@@ -10,7 +10,7 @@ from storage_cases import CASES
 
 import recompute as rc
 from recompute import Block, Operator, TensorType, Value, parse, show
-from recompute.op import Op
+from recompute.language.op import Op
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
 from recompute.passes.memory_plan import MemoryReport, aligned, as_lifetime, collect_lifetimes, live_profile
 from recompute.passes.packing import Lifetime, height, pack

@@ -14,14 +14,14 @@ from tiers import but_slow
 import recompute as rc
 from recompute import models
 from recompute.cli import main
-from recompute.compiler import _made, compile_step, resolve_checkpoints
+from recompute.compiling.compiler import _made, compile_step, resolve_checkpoints
+from recompute.compiling.steps import attach_loss
 from recompute.cost import device, kept_values
 from recompute.errors import BudgetError, UsageError
 from recompute.passes import PASSES, Pass, RecomputePlan, run_passes, step_passes
 from recompute.passes.offload import without_copies
 from recompute.planning import fitting_of, plan_step, request, target_of
 from recompute.runtime.lowering import providers
-from recompute.steps import attach_loss
 
 EMULATED = rc.EmulatedCUDAPlace()
 #: what executors may be told

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 import recompute as rc
 from recompute.errors import JobError
-from recompute.threads import once
+from recompute.support.threads import once
 
 ROWS, WIDTH, CLASSES = 64, 32, 16
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import recompute as rc
 from recompute import models
-from recompute.compiler import compile_step
+from recompute.compiling.compiler import compile_step
 from recompute.errors import ModelError
 
 ort = pytest.importorskip("onnxruntime")

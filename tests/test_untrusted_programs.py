@@ -13,13 +13,13 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute.errors import JobError, ModelError, RecomputeError, TypeRuleError, UsageError, VerifyError
-from recompute.ir import Value
-from recompute.op import op_class
+from recompute.language.ir import Value
+from recompute.language.op import op_class
+from recompute.language.text import parse
+from recompute.language.types import FLOATS, TensorType
+from recompute.language.verify import verify
 from recompute.runtime.executor import Arena, Session
 from recompute.testing import all_ops
-from recompute.text import parse
-from recompute.types import FLOATS, TensorType
-from recompute.verify import verify
 
 #: a planned program: a view, a copy to the host's memory, workspace, an output in its input's place, a second output
 PLANNED = """program p {

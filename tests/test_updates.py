@@ -10,7 +10,7 @@ import pytest
 
 from recompute import TensorType
 from recompute.errors import TypeRuleError
-from recompute.op import Op, op_class
+from recompute.language.op import Op, op_class
 from recompute.ops.update import PART, Update
 
 SHAPE = (3, 5)

@@ -7,9 +7,9 @@ import pytest
 
 from recompute import parse, show, verify
 from recompute.errors import VerifyError
-from recompute.ir import Operator, Role
+from recompute.language.ir import Operator, Role
+from recompute.language.verify import trusted
 from recompute.testing import evaluate
-from recompute.verify import trusted
 
 # -- addresses --------------------------------------------------------------------------------------------------------
 

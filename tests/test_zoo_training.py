@@ -15,9 +15,9 @@ from tiers import but_slow
 
 import recompute as rc
 from recompute import models
-from recompute.compiler import CompiledStep, compile_step
-from recompute.data import synthetic_batch
-from recompute.ir import Role
+from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.language.ir import Role
+from recompute.training.data import synthetic_batch
 
 #: networks that train in a moment, of each kind one
 QUICK = ("mlp", "mlp4", "lenet", "lstm", "vgg11", "resnet18", "darts", "unet", "bert-tiny", "gpt2-tiny")
@@ -130,7 +130,7 @@ def test_forward_is_onnx_runtimes_and_training_stays_finite(name: str) -> None:
 )
 def test_the_arena_shrinks(name: str, options: dict[str, Any], checkpoints: str, share: float) -> None:
     """Deep networks in segments: the arena falls to about (kept values + one segment) of the plain one."""
-    from recompute.compiler import resolve_checkpoints
+    from recompute.compiling.compiler import resolve_checkpoints
 
     program = rc.load(models.build(name, batch=8, **options))
     loss = rc.losses.cross_entropy(program).name

@@ -12,10 +12,11 @@ import numpy as np
 from gpu_rows import RATE, SEED, Batch, Row
 
 import recompute as rc
-from recompute import losses, models
-from recompute.compiler import CompiledStep, compile_step
+from recompute import models
+from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.cost import total_cost
 from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
+from recompute.training import losses
 
 #: steps before the clock starts (compiling, eager run, capture), and how long it runs
 WARM, SECONDS, LEAST = 3, 1.5, 5
@@ -155,9 +156,9 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
 
 def ceilings(job: dict[str, Any]) -> dict[str, Any]:
     """TFLOP/s of a large product by precision, and GB/s of a copy, read and written."""
+    from recompute.language.types import TensorType
     from recompute.runtime.cuda.device import open_device
     from recompute.runtime.cuda.kernel import Buffer, Copy, Product
-    from recompute.types import TensorType
 
     if job["emulated"]:
         return {}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ...errors import UsageError
-from ...ir import Block, Free, Operator, Role, Value
-from ...types import TensorType
+from ...language.ir import Block, Free, Operator, Role, Value
+from ...language.types import TensorType
 from ..memory_plan import aligned
 from ..recompute import RecomputePlan, Rerun
 from ..storage import offsets_inside

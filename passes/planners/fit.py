@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import BudgetError, UsageError
-from ...ir import Block, Operator
-from ...verify import trusted, verify
+from ...language.ir import Block, Operator
+from ...language.verify import trusted, verify
 from .. import sequence
 from ..base import run_passes
 from ..memory_plan import memory_report

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...ir import Block
+from ...language.ir import Block
 from ..offload import without_copies
 from ..recompute import RecomputePlan
 from .auto import Auto, frontier_of

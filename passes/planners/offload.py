@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...ir import Block, Free
+from ...language.ir import Block, Free
 from ..liveness import Liveness
 from ..memory_plan import live_profile
 from ..offload import Offload, Rest, find_rests

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...files import replacing
+from ...support.files import replacing
 
 #: the first field of a problem's file
 FORMAT = "recompute-problem-1"

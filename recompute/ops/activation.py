@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import cast, maximum, minimum, where
-from ..op import Op
+from ..language.element import cast, maximum, minimum, where
+from ..language.op import Op
 from .common import Elementwise, Ufunc
 from .tiles import Tiled
 

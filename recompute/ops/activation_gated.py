@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import erf as erf_of
-from ..element import exp, minimum, tanh
+from ..language.element import erf as erf_of
+from ..language.element import exp, minimum, tanh
 from .activation import gradient_samples, unary_samples
 from .activation_smooth import sigmoid
 from .tiles import ERF_MASKS, ERF_WORK, Tiled, erf

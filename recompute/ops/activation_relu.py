@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..element import cast, maximum, minimum
+from ..language.element import cast, maximum, minimum
 from .common import Elementwise
 from .tiles import Tiled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import absolute, exp, expm1, log1p, maximum, minimum
+from ..language.element import absolute, exp, expm1, log1p, maximum, minimum
 from .activation import gradient_samples, unary_samples
 from .common import Elementwise
 from .tiles import Tiled

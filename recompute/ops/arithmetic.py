@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import cast, power
-from ..op import Op
-from ..types import TensorType
+from ..language.element import cast, power
+from ..language.op import Op
+from ..language.types import TensorType
 from .common import Elementwise, Ufunc
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..op import imports
-from ..types import TensorType, dtype_to_onnx
+from ..language.op import imports
+from ..language.types import TensorType, dtype_to_onnx
 from .shape import reshape
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
-from ..types import DTYPES, TensorType
+from ..language.op import imports
+from ..language.types import DTYPES, TensorType
 from .channels_last import channels_last
 from .conv_export import transposed
 from .pool import Pooling, _pool_samples, block_planes, cut, planes

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import sqrt
-from ..formulas import through_expansion
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.element import sqrt
+from ..language.formulas import through_expansion
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .channels_last import channels_last
 from .norm_kernels import wide
 from .window import BLOCK

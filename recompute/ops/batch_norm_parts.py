@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..element import sqrt
+from ..language.element import sqrt
 from .common import Elementwise
 
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..element import sqrt
-from ..op import Cost, Op
+from ..language.element import sqrt
+from ..language.op import Cost, Op
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
 from .channels_last import channels_last
 from .norm_kernels import row_dots, wide

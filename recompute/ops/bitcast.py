@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..op import Op
-from ..types import DTYPES, dtype_from_onnx
+from ..language.op import Op
+from ..language.types import DTYPES, dtype_from_onnx
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..types import TensorType
+from ..language.types import TensorType
 from .common import Ufunc
 
 

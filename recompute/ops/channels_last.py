@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import TypeRuleError
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .shape import reshape
 
 

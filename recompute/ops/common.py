@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..element import FLOAT_UFUNCS, UFUNCS, Expr
 from ..errors import TypeRuleError
-from ..formulas import through_expansion
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr
+from ..language.formulas import through_expansion
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 
 
 def normal_axis(axis: int, ndim: int, op: Op) -> int:

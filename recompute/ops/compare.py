@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..element import cast, maximum, minimum, where
-from ..op import imports
-from ..types import TensorType
+from ..language.element import cast, maximum, minimum, where
+from ..language.op import imports
+from ..language.types import TensorType
 from .common import Elementwise, Ufunc, broadcast
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
+from ..language.op import imports
 
 MS = "com.microsoft"
 #: (operator, attributes that it takes): activations that fused nodes name

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
+from ..language.op import imports
 from .contrib import MS, scaled
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
+from ..language.op import imports
 from .contrib import MS, activate
 
 

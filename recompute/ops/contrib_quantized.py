@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
+from ..language.op import imports
 from .contrib import MS
 
 #: ONNX's numbers for the types of quantized elements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..op import imports
+from ..language.op import imports
 from .contrib import MS, activate
 
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "ceil_mode", "count_include_pad")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from . import conv_kernels as kernels
 from .channels_last import channels_last
 from .conv_export import export_grad_input, export_grad_weight, export_transposed

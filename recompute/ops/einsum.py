@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
+from ..language.op import imports
 from .shape import reshape
 
 

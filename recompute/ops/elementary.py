@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import element
-from ..op import Op
+from ..language import element
+from ..language.op import Op
 from .common import Elementwise, Ufunc, normal_axis
 from .tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
 

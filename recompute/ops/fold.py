@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Cost, imports
+from ..language.op import Cost, imports
 from .shape import Move
 from .window import Window, full, output_size
 

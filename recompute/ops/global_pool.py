@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..op import Op
+from ..language.op import Op
 from .channels_last import channels_last
 from .norm_kernels import wide
 from .reduce import ReduceMean

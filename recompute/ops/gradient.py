@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builder import Builder, reverse
-from ..op import imports
+from ..language.builder import Builder, reverse
+from ..language.op import imports
 
 
 @imports("Gradient", domain="ai.onnx.preview.training")

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .flat import add_rows
 
 #: degree of the interpolation in the coordinate

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..op import Op
-from ..types import TensorType
+from ..language.op import Op
+from ..language.types import TensorType
 from .norm_kernels import wide
 
 C = TypeVar("C", bound=type[Op])

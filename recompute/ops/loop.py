@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..element import HALVES, Expr, argument, nodes, substitute
-from ..formulas import formula
-from ..op import Cost, Op
-from ..text import parse_applied, show_applied
-from ..types import TensorType
+from ..language.element import HALVES, Expr, argument, nodes, substitute
+from ..language.formulas import formula
+from ..language.op import Cost, Op
+from ..language.text import parse_applied, show_applied
+from ..language.types import TensorType
 from .common import normal_axes
 from .reduce import Reduce, ReduceMean, ReduceSum
 from .shape import Expand
 from .tiles import TILE
 
 if TYPE_CHECKING:
-    from ..ir import Operator
+    from ..language.ir import Operator
 
 #: elements from which on an operator is worth a loop on the processor; smaller ones are left to their own numerics
 SMALLEST = 1 << 14

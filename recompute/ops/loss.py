@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..op import Op
-from ..types import TensorType
+from ..language.op import Op
+from ..language.types import TensorType
 from .channels_last import channels_last
 from .shape import reshape
 from .softmax import log_softmax

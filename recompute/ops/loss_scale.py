@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .update import PART
 
 #: the smallest and the largest scale: both have an inverse in float32

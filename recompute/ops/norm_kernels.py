@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..types import TensorType
+from ..language.types import TensorType
 from .window import BLOCK
 
 View = tuple[int, int, int, int]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..op import Op
-from ..types import TensorType
+from ..language.op import Op
+from ..language.types import TensorType
 from .update import Update, mix, mixed, scaled, update_samples
 
 

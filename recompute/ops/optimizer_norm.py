@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .update import PART, Update, mix, mixed, scaled, update_samples
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..op import imports
+from ..language.op import imports
 from .common import normal_axis
 from .shape import Move
 

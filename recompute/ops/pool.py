@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .channels_last import channels_last
 from .pool_export import export_max_gather, export_max_grad, export_max_window
 from .window import BLOCK, Window, full, output_size, window_attributes

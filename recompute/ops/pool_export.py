@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import dtype_to_onnx
+from ..language.types import dtype_to_onnx
 from .window import Window
 
 

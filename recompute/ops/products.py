@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Cost, Op, imports
+from ..language.op import Cost, Op, imports
 from .common import normal_axis
 from .elementary import Running
 

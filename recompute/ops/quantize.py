@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import imports
-from ..types import dtype_from_onnx, dtype_to_onnx
+from ..language.op import imports
+from ..language.types import dtype_from_onnx, dtype_to_onnx
 from .common import Ufunc
 
 #: range of what is quantized to integers

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Op, imports
-from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
+from ..language.op import Op, imports
+from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from .philox import export_numbers, stream
 from .tiles import TILE
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .recurrent_parts import cut, filled, joint, row
 from .recurrent_unrolled import unrolled
 from .shape import reshape

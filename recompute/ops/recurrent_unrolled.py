@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
-from ..types import TensorType
+from ..language.types import TensorType
 from .recurrent_parts import cut, filled, joint, row
 from .shape import reshape
 

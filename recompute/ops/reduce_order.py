@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Op
-from ..types import TensorType
+from ..language.op import Op
+from ..language.types import TensorType
 from .common import normal_axes, normal_axis
 from .reduce import Reduce
 from .shape import reshape

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from ..op import Op
-from ..types import TensorType
+from ..language.op import Op
+from ..language.types import TensorType
 from .reference_nodes import node_of
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Cost, Op, imports
-from ..types import TensorType
+from ..language.op import Cost, Op, imports
+from ..language.types import TensorType
 from .norm_kernels import wide
 from .resize_maps import COORDINATES, NEAREST, Span, indices, matrix, outside
 from .shape import reshape

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..op import Cost, Op
+from ..language.op import Cost, Op
 from .flat import add_rows
 
 #: elements that are outside of every image

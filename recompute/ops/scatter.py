@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..op import Op
-from ..types import TensorType
+from ..language.op import Op
+from ..language.types import TensorType
 from .common import normal_axis
 from .flat import REDUCTIONS, add_rows, check_bounds, set_rows, take_rows
 from .index import index_within, need_entries, need_indices

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Cost, imports
-from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
+from ..language.op import Cost, imports
+from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from .common import normal_axis
 from .flat import check_lengths
 from .scatter import element_positions

@@ -10,9 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..element import cast
-from ..op import Op, imports
-from ..types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
+from ..language.element import cast
+from ..language.op import Op, imports
+from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from .common import Elementwise
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..op import Cost, Op
-from ..types import TensorType
+from ..language.op import Cost, Op
+from ..language.types import TensorType
 from .common import normal_axis
 from .tiles import TILE, wide
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..types import TensorType
+from ..language.types import TensorType
 from .common import Elementwise, arity
 
 #: elements of a tile: 128 KiB of float32, of which several fit the second-level cache

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..op import imports
+from ..language.op import imports
 from .pool import MaxPool, MaxPoolGrad
 from .shape import reshape
 from .window import full

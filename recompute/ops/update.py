@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..formulas import through_expansion
-from ..op import Cost, Op
-from ..types import DTYPES, TensorType
+from ..language.formulas import through_expansion
+from ..language.op import Cost, Op
+from ..language.types import DTYPES, TensorType
 
 #: elements that are worked on at a time
 PART = 1 << 15

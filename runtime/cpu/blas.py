@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...kernels import register
+from ...language.kernels import register
+from ...language.types import TensorType
 from ...ops.linear import Gemm, MatMul
-from ...types import TensorType
 from ..trouble import LIBRARY
 from . import native
 from .emit import Code, module
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: floating-point operations below which a product is not worth waking a second thread
 _ALONE = 1 << 20

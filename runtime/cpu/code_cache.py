@@ -11,8 +11,8 @@ import struct
 import sys
 from collections.abc import Callable
 
-from ...cache import KeptFiles
-from ...files import cache_folder
+from ...support.cache import KeptFiles
+from ...support.files import cache_folder
 
 #: ELF's numbers of processors
 _MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183, "ppc64le": 21, "s390x": 22, "riscv64": 243}

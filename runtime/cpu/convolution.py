@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...kernels import register
-from ...types import TensorType
+from ...language.kernels import register
+from ...language.types import TensorType
 from . import blas, native, transposed
 from .blas import Product
 from .convolved import Convolved, convolved, operands
@@ -28,7 +28,7 @@ from .sweep import Block, Phase, Sweep, spread
 from .tiles import TERMS, Tile, emit_tile, machine, sizes
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: bytes of a padded block for each thread
 _BLOCK = 1 << 20

@@ -11,7 +11,7 @@ from ...ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, ConvTr
 from ...ops.conv_kernels import Geometry
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...threads import once
+from ...support.threads import once
 
 _CPU, _OMP, _F32, _ANY = 1, 2, 3, 1
 _USER_SCRATCHPAD, _DIRECT, _FORWARD, _ADD = 1, 1, 64, 0x1FFF0

@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...kernels import register
-from ...types import TensorType
+from ...language.kernels import register
+from ...language.types import TensorType
 from . import jit
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: elements of the largest operand below which NumPy does as well
 ENOUGH = 1 << 14

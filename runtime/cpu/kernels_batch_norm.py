@@ -13,13 +13,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .families import Family, family, floats, parts
 from .jit import kernel
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: rows of a block, at least and at most, and its elements
 _LEAST, _MOST, _BLOCK = 8, 64, 1 << 15

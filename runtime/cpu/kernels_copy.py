@@ -18,7 +18,7 @@ from .jit import kernel
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: axes of a grid apart from that of the runs
 AXES = 3

@@ -14,7 +14,7 @@ from .kernels_copy import WORDS, filling, words
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @inline

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...types import TensorType
+from ...language.types import TensorType
 from ..trouble import LABEL_OUTSIDE
 from . import native
 from .families import Family, family, floats
@@ -22,7 +22,7 @@ from .native import Call
 from .row_sums import exponentials, largest
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _MEAN, _SUM, _NONE = 0, 1, 2
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .families import Family, family, floats, parts
 from .jit import kernel
 from .native import Call
 from .row_sums import against, against3, dot, squares, total
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _BLOCK = 64
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .families import Family, family, floats
 from .jit import inline, kernel
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: spatial axes that the kernels count with
 _AXES = 3

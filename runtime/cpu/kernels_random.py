@@ -13,7 +13,7 @@ from .jit import Intrinsic, inline, kernel
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 def _upper(typing: Any, a: Any, b: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...types import TensorType
+from ...language.types import TensorType
 from . import blas
 from .families import ENOUGH, Family, family, parts
 from .jit import kernel
@@ -24,7 +24,7 @@ from .recurrent_steps import Products, Steps, times
 from .row_products import room
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @kernel

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...language.types import TensorType
 from ...ops.common import normal_axes
-from ...types import TensorType
 from .families import PARTS, Family, family, floats, parts
 from .jit import inline, kernel
 from .mathematics import larger
@@ -20,7 +20,7 @@ from .native import Call
 from .row_sums import dot, largest, total
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _BLOCK = 64
 #: columns that a thread sums at a time

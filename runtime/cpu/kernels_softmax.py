@@ -13,7 +13,7 @@ from .native import Call
 from .row_sums import dot, exponentials, largest, total
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @kernel

@@ -16,7 +16,7 @@ from .kernels_copy import AXES, WORDS, copying, padded, words
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: rows and columns of a tile
 _TILE = 16

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...element import Expr
+from ...language.element import Expr
 from . import emit
 from . import mathematics as m
 

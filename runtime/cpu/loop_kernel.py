@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...element import Expr, nodes
+from ...language.element import Expr, nodes
 from ..loop_plan import level
 from .emit import module
 from .loop_code import Code, kind, stored, width

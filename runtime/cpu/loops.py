@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...element import Expr, nodes
-from ...kernels import register
+from ...language.element import Expr, nodes
+from ...language.kernels import register
+from ...language.types import TensorType
 from ...ops.loop import iteration, loops
-from ...types import TensorType
 from ..loop_plan import Sum, Types, compact, hoisted, merged, outputs
 from . import native
 from .loop_kernel import PANEL, ROWS, Nest, Operand, combine
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
-    from ...op import Op
+    from ...language.ir import Operator
+    from ...language.op import Op
 
 #: elements of a row that are one piece of work
 PIECE = 4096

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import JobError
-from ...threads import once, set_up_lock
+from ...support.threads import once, set_up_lock
 from .. import trouble
 from . import code_cache
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...kernels import register
+from ...language.kernels import register
+from ...language.types import TensorType
 from ...ops.linear import Gemm, MatMul
-from ...types import TensorType
 from ..trouble import LIBRARY
 from . import blas, dnnl, native
 from .blas import product, product_calls
@@ -25,7 +25,7 @@ from .emit import Code, module
 from .native import Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
 _ARGUMENTS = {

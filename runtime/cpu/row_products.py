@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...types import TensorType
+from ...language.types import TensorType
 from . import native, transposed
 from .emit import Code, module
 from .jit import kernel

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 
 #: elements of a channel in a chunk, by layout

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from ...types import TensorType
+from ...language.types import TensorType
 from ..cpu.convolved import Convolved
 from . import convolution_text as text
 from .convolution import Gather, Weigh, gradients, output, weigh

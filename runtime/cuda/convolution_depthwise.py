@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...types import TensorType
+from ...language.types import TensorType
 from ..cpu.convolved import Convolved
 from . import convolution_text as text
 from .convolution import ENOUGH, PARTIAL, Gather, Three, Weigh, gradients, inside, output, weigh

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...types import TensorType
+from ...language.types import TensorType
 from ..cpu.convolved import Convolved
 from . import convolution_text as text
 from .convolution import CHAIN, Gather, Tile, gradients, output, splits, tile, weigh

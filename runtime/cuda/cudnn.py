@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import JobError
-from ...kernels import register
-from ...types import TensorType
+from ...language.kernels import register
+from ...language.types import TensorType
 from ..cpu.convolved import Convolved, convolved, operands
 from .families import Buffers
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Library
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 FLOATS = ("f32", "f16", "bf16")
 #: bytes that a plan may work in

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from ...cache import is_own, make_private
 from ...errors import JobError, MissingExtraError, OutOfMemoryError
-from ...files import cache_folder
-from ...types import TensorType
+from ...language.types import TensorType
+from ...support.cache import is_own, make_private
+from ...support.files import cache_folder
 from .kernel import (
     STATUS,
     Await,

@@ -1,4 +1,4 @@
-"""Expressions over elements (recompute/element.py) as CUDA C.
+"""Expressions over elements (recompute/language/element.py) as CUDA C.
 
 Every node is a variable of its own, rounded to its element type: the compiler contracts nothing.  Halves are computed
 in float and rounded behind every node.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...element import HALVES, Expr, nodes
+from ...language.element import HALVES, Expr, nodes
 from .kernel import C_TYPES, COMPUTE
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "and": "&", "or": "|",

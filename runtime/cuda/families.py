@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .kernel import Buffer, Call
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: operands as `bind` is handed them: None where an optional one is absent, with None behind the last one
 Buffers = Sequence["Buffer | None"]

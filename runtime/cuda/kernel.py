@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .. import trouble
 
 #: element type → its name in CUDA C; halves and small floats are structures of their bits

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .channel_sums import Channels, moments_of, over_chunks, products, whole_sums
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 

@@ -9,9 +9,9 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ...language.types import TensorType
 from ...ops.channels_last import FORMS
 from ...ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
-from ...types import TensorType
 from ..cpu.convolved import Convolved, convolved, operands
 from .convolution_columns import by_columns
 from .convolution_depthwise import depthwise
@@ -21,7 +21,7 @@ from .families import Buffers, Family, family
 from .kernel import Buffer, Call, Fill
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _OPERATORS = (Conv, ConvGradInput, ConvGradWeight, ConvTranspose)
 FLOATS = ("f32", "f64", "f16", "bf16")

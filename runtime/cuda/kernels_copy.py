@@ -14,7 +14,7 @@ from .kernel import Buffer, Call
 from .strided import WORDS, Axis, Rows, copy, copy_rows, fill_with, gather_to
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 def movable(op: Operator) -> bool:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...language.types import TensorType
 from ...ops.scatter import strides
-from ...types import TensorType
 from ..trouble import INDEX_OUTSIDE
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Fill, Kernel
@@ -22,7 +22,7 @@ from .sorting import sort, sort_scratch, sums, sums_scratch
 from .strided import THREADS, WORDS, copy, word_bytes
 
 if TYPE_CHECKING:
-    from ...ir import Operator, Value
+    from ...language.ir import Operator, Value
 
 #: words that a thread moves; rows and indices are fewer than
 _EACH, _MOST = 4, 1 << 30

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...element import Expr
+from ...language.element import Expr
+from ...language.types import TensorType
 from ...ops.loop import iteration, loops
-from ...types import TensorType
 from ..loop_plan import Sum, Types, compact, merged, outputs
 from .families import Buffers, Family, family
 from .kernel import Buffer, Call, Kernel
@@ -25,8 +25,8 @@ from .loop_many import Part, many
 from .loop_parts import MOST_LANES, WIDE, aligned, divisor, lanes
 
 if TYPE_CHECKING:
-    from ...ir import Operator
-    from ...op import Op
+    from ...language.ir import Operator
+    from ...language.op import Op
 
 #: elements from which on a thread that reads little has two vectors; operands that are little
 _TWICE, _FEW = 1 << 20, 2

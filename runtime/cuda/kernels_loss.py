@@ -12,14 +12,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...types import TensorType
+from ...language.types import TensorType
 from ..trouble import LABEL_OUTSIDE
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kernel
 from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: what a label counts: 0 if it is ignored, or outside, which is reported
 _WEIGHT = f"""{REPORT}

@@ -10,14 +10,14 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .channel_sums import Channels, over_chunks, products, whole_sums
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 #: where a row begins, and its group's scales

@@ -12,7 +12,7 @@ from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from .loop_parts import WIDE, Coordinates, division, divisor, indented
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: the next place behind p (or the first, where p is -1) that shows element s of `size`
 _NEXT = {

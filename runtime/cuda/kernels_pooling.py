@@ -15,7 +15,7 @@ from .loop_parts import WIDE, divisor
 from .pooling_text import Form, max_gather, max_gradient, max_pool, mean_gradient, mean_of_large, mean_pool
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: planes of a thread where there is enough work, and how much that is
 _PLANES, _MUCH = 4, 1 << 20

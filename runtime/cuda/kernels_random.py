@@ -13,7 +13,7 @@ from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: Philox4x64-10 (Salmon et al. 2011): numbers 8 · block ... 8 · block + 7 of the stream (seed, step), 24 bits each
 _PHILOX = """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...language.types import TensorType
 from ...ops.recurrent import Recurrent, RecurrentGrad, filled
-from ...types import TensorType
 from . import recurrent_text as text
 from .convolution_text import adding
 from .convolution_tiles import wide
@@ -19,7 +19,7 @@ from .families import Buffers, Family, family
 from .kernel import C_TYPES, Buffer, Call, Copy, Fill, Kernel, Product
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 FLOATS = ("f32", "f64", "f16", "bf16")
 Rooms = dict[str, TensorType]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...language.types import DTYPES, FLOATS, TensorType
 from ...ops.common import normal_axes, normal_axis
 from ...ops.reduce import Reduce
-from ...types import DTYPES, FLOATS, TensorType
 from .expressions import literal
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call
@@ -27,7 +27,7 @@ from .loop_parts import WIDE, aligned, divisor, lanes
 from .reduce_text import Fold, Shape, along, down, rest
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: outputs from which on each is a thread's own, reduced elements up to which it is
 _ENOUGH, _SHORT = 1 << 17, 16

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
 from .loop_parts import WIDE, division, divisor
 from .strided import copy
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: rows of a thread, which share its weights
 _ROWS = 4

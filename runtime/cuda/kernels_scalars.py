@@ -6,15 +6,15 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...element import argument
-from ...formulas import through_expansion
-from ...op import Op
+from ...language.element import argument
+from ...language.formulas import through_expansion
+from ...language.op import Op
 from .expressions import code
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @functools.cache

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...language.types import FLOATS
 from ...ops.common import normal_axis
-from ...types import FLOATS
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...language.types import DTYPES
 from ...ops.window import full
-from ...types import DTYPES
 from ..trouble import INDEX_OUTSIDE
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, REPORT, STATUS, Buffer, Call, Kernel
@@ -20,7 +20,7 @@ from .pooling_text import Form, columns_of, image_of
 from .strided import THREADS, WORDS, copy, word
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: words that a thread writes
 _EACH = 4

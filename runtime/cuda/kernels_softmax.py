@@ -13,7 +13,7 @@ from .kernel import C_TYPES, Buffer, Call, Kernel
 from .rows import by_warp, head, kind, over_rows
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 # element j of a row is at base + j · step; `first`, `by`: the row's threads; R: their reduction
 _BODIES = {

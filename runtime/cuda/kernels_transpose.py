@@ -16,7 +16,7 @@ from .loop_parts import WIDE, division, divisor
 from .strided import THREADS, WORDS, Axis, gather_to
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: bytes of an element → rows and columns of a tile, and elements from one of its rows to the next: an odd number of
 #: banks of shared memory, so that a column's elements are in different ones

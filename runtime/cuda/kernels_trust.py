@@ -9,13 +9,13 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...language.types import FLOATS, TensorType
 from ...ops.update import work_dtype
-from ...types import FLOATS, TensorType
 from .families import Buffers, Family, family
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: elements of a block
 SPAN = 8192

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...element import Expr
+from ...language.element import Expr
 from ..loop_plan import hoisted
 from .expressions import code, stored
 from .kernel import C_TYPES, COMPUTE, Kernel

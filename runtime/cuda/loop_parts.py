@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...element import Expr, nodes
-from ...types import DTYPES
+from ...language.element import Expr, nodes
+from ...language.types import DTYPES
 from .kernel import C_TYPES
 
 #: bytes that a thread reads and writes at once, and elements at most

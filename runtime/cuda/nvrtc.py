@@ -10,9 +10,9 @@ import functools
 import hashlib
 from typing import Any
 
-from ...cache import KeptFiles
 from ...errors import JobError, MissingExtraError
-from ...files import cache_folder
+from ...support.cache import KeptFiles
+from ...support.files import cache_folder
 from .kernel import Kernel
 
 #: the numerics are IEEE's: nothing is contracted, no number is rounded to zero; the architecture comes behind

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...kernels import register
-from ...types import TensorType
+from ...language.kernels import register
+from ...language.types import TensorType
 from .families import FAMILIES, Buffers, Family
 from .kernel import Buffer, Call
 from .traced import TRACED
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 
 @functools.cache

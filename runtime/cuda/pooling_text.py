@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...types import DTYPES
+from ...language.types import DTYPES
 from .kernel import C_TYPES, COMPUTE, Kernel
 from .loop_parts import division, indented
 

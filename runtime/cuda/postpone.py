@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Operator
+from ...language.ir import Operator
 from .kernel import Buffer, Call, Launch
 from .loop_many import Part, together
 

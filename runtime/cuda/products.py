@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...kernels import register
+from ...language.kernels import register
+from ...language.types import TensorType
 from ...ops.linear import Gemm, MatMul
-from ...types import TensorType
 from .families import Buffers
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel, Product
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: element types that cuBLAS multiplies
 FLOATS = ("f32", "f64", "f16", "bf16")

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...kernels import register
+from ...language.kernels import register
 from ..cpu.convolved import convolved
 from .convolution_columns import ColumnsPlan, ColumnsWeighPlan
 from .convolution_products import PointwisePlan
@@ -21,7 +21,7 @@ from .kernels_recurrent import Backward, Forward
 from .own_kernels import Cuda
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 _CONVOLUTIONS = Convolutions(tf32=True)
 _RECURRENT: dict[str, Family] = {

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import JobError, UsageError
-from ...ir import Block, Free, Operator, Value
-from ...kernels import fits, provider
+from ...language.ir import Block, Free, Operator, Value
+from ...language.kernels import fits, provider
+from ...language.program import Arrays
+from ...language.text import show_operator
+from ...language.types import TensorType
 from ...ops.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
-from ...program import Arrays
-from ...text import show_operator
-from ...threads import interrupts_wait
-from ...types import TensorType
+from ...support.threads import interrupts_wait
 from .. import trouble
 from ..binding import already_there, contents, need_addresses
 from . import MODULES, TF32

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from .loop_parts import WIDE, division, divisor, pack
 

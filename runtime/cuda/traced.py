@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...types import TensorType
+from ...language.types import TensorType
 from .families import Buffers, Family
 from .kernel import Buffer, Call
 from .traced_functions import FunctionRecorder, Module
 from .traced_steps import Step, View
 
 if TYPE_CHECKING:
-    from ...ir import Operator
+    from ...language.ir import Operator
 
 #: recordings that are remembered
 _REMEMBERED = 4096

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.lib.stride_tricks import as_strided
 
-from ...types import DTYPES, TensorType, dtype_name
+from ...language.types import DTYPES, TensorType, dtype_name
 from .kernel import C_TYPES
 from .traced_kernels import TABLE_BYTES
 from .traced_steps import CannotRecord, Clear, Iota, Map, Move, Number, Step, Table, View

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...types import dtype_name
+from ...language.types import dtype_name
 from .traced_arrays import Recorder, Traced
 from .traced_kernels import accumulator
 from .traced_steps import CannotRecord, Iota, MatMul, PlaceOf, Put, Reduction, Scan, Sort, Sparse, Take, View, parts_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...element import argument
-from ...types import DTYPES, FLOATS
+from ...language.element import argument
+from ...language.types import DTYPES, FLOATS
 from .expressions import code, literal
 from .kernel import C_TYPES, COMPUTE, Kernel
 from .traced_ufuncs import element

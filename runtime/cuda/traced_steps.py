@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...types import DTYPES, FLOATS, TensorType
+from ...language.types import DTYPES, FLOATS, TensorType
 from . import traced_kernels as kernels
 from .kernel import Buffer, Call, Copy, Fill, Kernel, Product
 

@@ -8,8 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ...element import FLOAT_UFUNCS, UFUNCS, Expr, absolute, cast, constant, equal, function, maximum, minimum, where
-from ...types import DTYPES, FLOATS, dtype_name
+from ...language.element import (
+    FLOAT_UFUNCS,
+    UFUNCS,
+    Expr,
+    absolute,
+    cast,
+    constant,
+    equal,
+    function,
+    maximum,
+    minimum,
+    where,
+)
+from ...language.types import DTYPES, FLOATS, dtype_name
 
 _LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
 

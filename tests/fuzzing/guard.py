@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recompute.errors import OutOfMemoryError
-from recompute.ir import Constant
+from recompute.language.ir import Constant
 from recompute.passes import ALIGNMENT
 from recompute.runtime import executor
 

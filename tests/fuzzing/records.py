@@ -228,7 +228,7 @@ def _set(entry: Any, text: str) -> None:
 def _follow(r: random.Random, model: onnx.ModelProto, text: str) -> None:
     """Makes initializers and inputs what the changed program declares, so that more than the comparison is met."""
     from recompute import RecomputeError, parse
-    from recompute.types import dtype_to_onnx
+    from recompute.language.types import dtype_to_onnx
 
     try:
         block = parse(text)

@@ -91,7 +91,7 @@ def _model(
 @functools.cache
 def loaded(name: str) -> tuple[rc.Program, str]:
     """A forward program of one of the networks here, with its loss: not to be changed."""
-    from recompute.steps import attach_loss
+    from recompute.compiling.steps import attach_loss
 
     program = rc.load({"chain": chain, "image": image, "rows": rows}[name](), batch=4)
     return program, attach_loss(program, None)[0]
@@ -99,7 +99,7 @@ def loaded(name: str) -> tuple[rc.Program, str]:
 
 def compiled(name: str, **options: Any) -> Any:
     """A training step of a network of this module."""
-    from recompute.compiler import compile_step
+    from recompute.compiling.compiler import compile_step
 
     program, loss = loaded(name)
     optimizer = options.pop("optimizer", rc.SGD(learning_rate=0.1))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import recompute as rc
-from recompute.ir import Block, Free
+from recompute.language.ir import Block, Free
 
 from . import seeds
 from .guard import guard
@@ -162,7 +162,7 @@ def model(path: Path, number: int, name: str) -> str:
     rc.verify(program.block)
     if too_large(program.block):
         return "loaded"
-    from recompute.data import synthetic_batch
+    from recompute.training.data import synthetic_batch
 
     feed = synthetic_batch(program, number)
     if number % 3:
@@ -179,9 +179,9 @@ def _import_limits() -> dict[str, Any]:
 
 
 def _train(program: rc.Program, feed: dict[str, np.ndarray], number: int) -> None:
-    from recompute.compiler import compile_step
-    from recompute.data import synthetic_batch
-    from recompute.steps import attach_loss
+    from recompute.compiling.compiler import compile_step
+    from recompute.compiling.steps import attach_loss
+    from recompute.training.data import synthetic_batch
 
     loss, _ = attach_loss(program, None)
     if too_large(program.block):
@@ -197,7 +197,7 @@ def plan(path: Path, number: int, name: str) -> str:
     """A saved plan: applied to its network, whose step must stay the same; a problem: read and planned."""
     if name in ("problem", "links", "dot"):
         return _problem(path)
-    from recompute.compiler import compile_step
+    from recompute.compiling.compiler import compile_step
 
     program, loss = seeds.loaded(name)
     with warnings.catch_warnings():
@@ -257,7 +257,7 @@ def state(path: Path, number: int, name: str) -> str:
 
 def data(path: Path, number: int, name: str) -> str:
     """Data for `--run`: two batches read, and a step run with each."""
-    from recompute.data import npz_batches
+    from recompute.training.data import npz_batches
 
     program = seeds.steps()[f"{name} numpy"].program
     batches = npz_batches(path, program)

@@ -97,9 +97,9 @@ def _gradients(program: Any) -> set[str]:
 
 def gather_ours(facts: dict[tuple[str, str], Facts]) -> None:
     """Adds what our kernels' own samples, and models for what the suite leaves out, say about gradients."""
+    from recompute.language.op import REGISTRY
+    from recompute.language.program import Program
     from recompute.onnx_backend import Backend
-    from recompute.op import REGISTRY
-    from recompute.program import Program
     from recompute.testing import case_block, cases
 
     for domain, name in schemas():
@@ -121,8 +121,8 @@ def gather_ours(facts: dict[tuple[str, str], Facts]) -> None:
 
 
 def _forward(domain: str, name: str, latest: Any, facts: Facts) -> str:
-    from recompute.onnx_control import CONTROL
-    from recompute.op import IMPORTERS, REGISTRY
+    from recompute.importer.control import CONTROL
+    from recompute.language.op import IMPORTERS, REGISTRY
     from recompute.ops.reference_nodes import REFERENCE
 
     if latest.deprecated and facts.passed and (domain, name) not in IMPORTERS:
@@ -162,7 +162,7 @@ def _takes_floats(schema: Any) -> bool:
 
 
 def _cupy(forward: str, name: str, facts: Facts) -> str:
-    from recompute.op import REGISTRY
+    from recompute.language.op import REGISTRY
 
     if forward.startswith(("no", "reference")):
         return "no" if forward.startswith("reference") else ""

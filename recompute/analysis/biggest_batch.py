@@ -1,0 +1,399 @@
+"""The biggest batch that a memory budget holds, plain and with every strategy of recomputation there is.
+
+Found by search over compiled programs: nothing is run and nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..budgets import parse_bytes
+from ..compiling.compiler import Candidate, checkpoint_candidates
+from ..compiling.steps import Loss, Model, Steps
+from ..errors import MissingExtraError, UsageError
+from ..passes import RecomputePlan, Target
+from ..passes.planners import plan_of
+from ..passes.planners.auto import Auto, forget, frontier_of
+from ..passes.planners.watch import Watch, watching
+from ..passes.target import target_given
+from ..planning.plan_step import check_limits
+from ..report.memory_text import max_batch_text
+from ..support.tables import human_bytes
+
+#: where the search begins
+_FIRST_GUESS = 8
+#: a curve has at least about this many batches
+_CURVE = 6
+#: local search looks for plans at this share of the lowest peak that cuts and blocks find; its moves
+_LOWER, _MOVES = 0.93, 3000
+#: rounds of it, after which one that finds nothing is the last
+_PATIENCE = 4
+#: no batch larger than this is looked at
+LARGEST_BATCH = 1 << 20
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to spend time on memory: the checkpoints it keeps, or its plan (both None: everything is kept)."""
+
+    name: str
+    checkpoints: tuple[str, ...] | None = None
+    plan: RecomputePlan | None = None
+
+    @property
+    def kept(self) -> tuple[str, ...] | RecomputePlan | None:
+        """What `Steps` is asked for."""
+        return self.checkpoints if self.plan is None else self.plan
+
+
+@dataclass(frozen=True)
+class BatchOf:
+    """The biggest batch of one strategy.  `batch` is 0 where not even one sample fits.
+
+    `peak_bytes` is at `batch` (at 1 where that is 0), `next_peak_bytes` at one more; `step_seconds` by the cost model;
+    `overhead` is the extra time over a plain step of the same batch; `curve` holds (batch, peak) pairs, each compiled.
+    """
+
+    strategy: str
+    checkpoints: tuple[str, ...] | None
+    batch: int
+    peak_bytes: int
+    next_peak_bytes: int
+    step_seconds: float
+    seconds_per_sample: float
+    overhead: float
+    curve: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The biggest batch that fits `budget` bytes, by strategy, in the order they were tried; times by `costs`."""
+
+    model: str
+    budget: int
+    strategies: tuple[BatchOf, ...]
+    costs: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> BatchOf:
+        """The biggest batch of all; among equals the one with the shorter step."""
+        return max(self.strategies, key=lambda s: (s.batch, -s.step_seconds))
+
+    @property
+    def batch(self) -> int:
+        """The biggest batch that fits."""
+        return self.best.batch
+
+    def __getitem__(self, strategy: str) -> BatchOf:
+        for s in self.strategies:
+            if s.strategy == strategy:
+                return s
+        raise UsageError(f"no strategy '{strategy}' was tried; there are: {', '.join(self.names())}")
+
+    def names(self) -> list[str]:
+        """The strategies that were tried."""
+        return [s.strategy for s in self.strategies]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries."""
+        return {**dataclasses.asdict(self), "batch": self.batch, "best": self.best.strategy}
+
+    def __str__(self) -> str:
+        return max_batch_text(self)
+
+
+def max_batch(
+    model: Model,
+    budget: int | str,
+    *,
+    checkpoints: Sequence[str] | None = None,
+    optimizer: Any = None,
+    loss: Loss = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    target: Target | None = None,
+    effort: float | None = None,
+    seconds: float | None = None,
+    **fields: Any,
+) -> MaxBatch:
+    """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
+
+    Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
+    equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
+    lowest peak; "auto": the plan with the lowest peak that is found (docs/planning.md) for no more extra
+    time than a forward pass.  `target`: where it will run (a device need not be there).  `effort`, `seconds`: how long
+    "auto" searches (`RecomputeOptimizer.set_budget`); an interrupt ends that with what was found.  `model` and the
+    other arguments as for `estimate`.  UsageError where not even batch 1 fits, or the model fixes its batch.
+    """
+    check_limits(effort, seconds)
+    steps = Steps(
+        model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
+        target=target_given(target, fields, "max_batch"),
+    )  # fmt: skip
+    return max_batch_of(steps, parse_bytes(budget), watch=Watch(effort=effort or 1.0, seconds=seconds))
+
+
+def max_batch_of(
+    steps: Steps,
+    budget: int,
+    progress: Callable[[str], None] = lambda text: None,
+    watch: Watch | None = None,
+) -> MaxBatch:
+    """`max_batch` of steps, with a line of progress before each program is compiled."""
+    if not steps.open_batch:
+        raise UsageError(
+            f"{steps.name} fixes its batch at {steps.default_batch}: there is none to choose. "
+            "Give a model that leaves its first dimension open"
+        )
+    peaks = _Peaks(steps, progress)
+    found: dict[Strategy, int] = {}
+    for s in fixed_strategies(steps):
+        guess = max([_FIRST_GUESS, *found.values()])
+        found[s] = largest_fitting(lambda b, s=s: peaks(s, b), budget, guess)  # type: ignore[misc]
+    reference = max([*found.values(), 1])
+    best = best_k(steps, reference, peaks)
+    if best is not None:
+        found[best] = largest_fitting(lambda b: peaks(best, b), budget, reference)
+    reference = max([*found.values(), 1])
+    progress(f"auto: planning batch {reference}")
+    notes: tuple[str, ...] = ()
+    try:
+        watch = watch or Watch()
+        auto = lowest_plan(steps, reference, watch)
+        if watch.interrupted:
+            notes = ("auto: planning was interrupted, the best plan so far is taken",)
+    except MissingExtraError as e:
+        auto, notes = None, (f"auto: {e}",)
+    if auto is not None:
+        found[auto] = largest_fitting(lambda b: peaks(auto, b), budget, reference)
+    if not any(found.values()):
+        _hopeless(steps, budget, {s.name: peaks(s, 1) for s in found})
+    rows = tuple(_row(steps, s, b, peaks) for s, b in found.items())
+    return MaxBatch(steps.name, budget, rows, steps.cost.name, notes)
+
+
+class _Peaks:
+    """Peaks by strategy and batch, compiled once each."""
+
+    def __init__(self, steps: Steps, progress: Callable[[str], None]) -> None:
+        self.steps, self.progress = steps, progress
+        self.known: dict[Strategy, dict[int, int]] = {}
+
+    def __call__(self, s: Strategy, batch: int) -> int:
+        known = self.known.setdefault(s, {})
+        if batch not in known:
+            self.progress(f"{s.name}: compiling batch {batch}")
+            known[batch] = self.steps.peak(batch, s.kept)
+        return known[batch]
+
+
+def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
+    at = max(batch, 1)
+    for part in (at // 2, at // 4):
+        if len(peaks.known[s]) < _CURVE:
+            peaks(s, max(1, part))
+    curve = sorted(peaks.known[s].items())
+    seconds = steps.figures(at, s.kept).estimated_step_seconds
+    again = steps.repeat_seconds(at, s.kept)
+    return BatchOf(
+        strategy=s.name,
+        checkpoints=s.checkpoints,
+        batch=batch,
+        peak_bytes=peaks(s, at),
+        next_peak_bytes=peaks(s, batch + 1),
+        step_seconds=seconds,
+        seconds_per_sample=seconds / at,
+        overhead=again / (seconds - again),
+        curve=tuple(curve),
+    )
+
+
+def _hopeless(steps: Steps, budget: int, at_one: Mapping[str, int]) -> None:
+    least = min(at_one, key=at_one.__getitem__)
+    raise UsageError(
+        f"{human_bytes(budget)} cannot hold even batch 1 of {steps.name}: it takes at least "
+        f"{human_bytes(at_one[least])} ({least}), plain {human_bytes(at_one['plain'])}"
+    )
+
+
+# -- the search -------------------------------------------------------------------------------------------------------
+
+
+def largest_fitting(peak: Callable[[int], int], budget: int, guess: int = _FIRST_GUESS) -> int:
+    """A batch that fits while one more does not; 0 where 1 does not fit.
+
+    Secant steps from `guess`, as memory is nearly affine in the batch.  It is not always monotone (tiles of scratch
+    change in steps), so one further on is tried before the answer is given.
+    """
+    if peak(1) > budget:
+        return 0
+    fits: dict[int, int] = {1: peak(1)}
+    over: dict[int, int] = {}
+    trial = max(2, min(guess, LARGEST_BATCH))
+    while True:
+        (fits if peak(trial) <= budget else over)[trial] = peak(trial)
+        low = max(fits)
+        over = {b: p for b, p in over.items() if b > low}
+        if low == LARGEST_BATCH:
+            return low
+        if low + 1 not in over:
+            trial = _next_trial(fits, over, budget)
+            continue
+        beyond = {low + max(2, low // 8)}
+        trial = next((b for b in sorted(beyond) if low < b <= LARGEST_BATCH and b not in over), 0)
+        if not trial:
+            return low
+
+
+def _next_trial(fits: Mapping[int, int], over: Mapping[int, int], budget: int) -> int:
+    """The batch where the line through two known batches meets the budget, kept strictly between what is known."""
+    low = max(fits)
+    if over:
+        high = min(over)
+        a, b = (low, fits[low]), (high, over[high])
+        if len(fits) + len(over) > 12:  # the secant creeps: halve
+            return (low + high) // 2
+    else:
+        high = min(64 * low, LARGEST_BATCH) + 1
+        before = max((b for b in fits if b < low), default=None)
+        if before is None:
+            return low + 1
+        a, b = (before, fits[before]), (low, fits[low])
+    if b[1] <= a[1]:
+        return min((low + high) // 2, high - 1) if over else high - 1
+    x = a[0] + (budget - a[1]) * (b[0] - a[0]) // (b[1] - a[1])
+    return max(low + 1, min(x, high - 1))
+
+
+# -- strategies -------------------------------------------------------------------------------------------------------
+
+
+def candidates_of(steps: Steps) -> list[Candidate]:
+    """Values that cut the forward pass, at the default batch."""
+    if steps.is_step:
+        return []
+    return checkpoint_candidates(steps.program(steps.default_batch)[0].block)[0]
+
+
+def fixed_strategies(steps: Steps) -> list[Strategy]:
+    """Those that need no search: plain, the checkpoints asked for, and √n."""
+    found = [Strategy("plain")]
+    if steps.asked is not None:
+        found.append(Strategy("checkpoints", steps.resolved(steps.asked)))
+    candidates = candidates_of(steps)
+    if candidates:
+        found.append(Strategy("sqrt", equal_work(candidates, max(1, round(math.sqrt(len(candidates)))))))
+    return found
+
+
+def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> Strategy | None:
+    """The equally spaced cuts with the lowest peak at `batch`; None where nothing cuts the graph."""
+    candidates = candidates_of(steps)
+    n = len(candidates)
+    counts = sorted({min(max(k, 1), n) for k in (round(n**0.5 * 1.5), n // 3, n // 2, n)} if n else ())
+    choices = [Strategy("best-k", spaced(candidates, k)) for k in counts]
+    return min(choices, key=lambda s: peaks(s, batch), default=None)
+
+
+def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strategy | None:
+    """The plan with the lowest peak at `batch` that costs no more than the forward pass once more.
+
+    None where nothing needs to run again, and where the step is not ours to plan.  An interrupt ends the search.
+    """
+    if steps.is_step:
+        return None
+    derived = steps.fitting(batch).derived
+    problem = derived.problem
+    most = problem.cost + sum(n.cost for n in problem.nodes if not n.backward)
+    frontier = frontier_of(problem)
+    watch = watch or Watch()
+    watch.found = True  # what cuts and blocks find
+    point = lowest = next((p for p in frontier if p.cost <= most), None)
+    try:
+        with watching(watch), contextlib.suppress(UsageError):  # no schedule can need so little
+            for number in itertools.count():
+                if lowest is None or (number and (watch.over or (number >= watch.effort and watch.seconds is None))):
+                    break
+                goal = problem.fixed + int((lowest.peak - problem.fixed) * _LOWER)
+                moves = int(_MOVES * min(1.0, watch.effort))
+                Auto(moves=moves, effort=0.0).refine(frontier, goal, number)
+                lowest, before = next((p for p in frontier if p.cost <= most), None), lowest
+                if number >= _PATIENCE and lowest is before:
+                    break
+                point = lowest
+    except KeyboardInterrupt:
+        watch.interrupted = True
+        forget(problem)
+    point = point if watch.interrupted else next((p for p in frontier if p.cost <= most), None)
+    plan = None if point is None else derived.for_block(plan_of(point.sequence))
+    return Strategy("auto", plan=plan) if plan is not None and plan.reruns else None
+
+
+def equal_work(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
+    """k candidates that cut the work of the forward pass into about equal parts."""
+    done: list[int] = []
+    for c in candidates:
+        done.append((done[-1] if done else 0) + c.flops)
+    picked: dict[int, None] = {}
+    for i in range(1, k + 1):
+        want = done[-1] * i / (k + 1)
+        at = bisect_left(done, want)
+        nearest = min((j for j in (at - 1, at) if 0 <= j < len(done)), key=lambda j: abs(done[j] - want))
+        picked[nearest] = None
+    return tuple(candidates[j].value.name for j in sorted(picked))
+
+
+def spaced(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
+    """k candidates at equal distances in their list, the ends left out where there is room."""
+    n = len(candidates)
+    return tuple(candidates[j].value.name for j in sorted({min(n - 1, (i * n) // (k + 1)) for i in range(1, k + 1)}))
+
+
+# -- a batch beyond memory --------------------------------------------------------------------------------------------
+
+
+def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None] = lambda text: None) -> str:
+    """What to do about a batch that does not fit: the biggest one that does, and the cheapest plan that makes it."""
+    peaks = _Peaks(steps, progress)
+    lines = []
+    asked = Strategy("as asked", steps.resolved(steps.asked))
+    if steps.open_batch:
+        fitting = largest_fitting(lambda b: peaks(asked, b), budget, guess=max(2, batch // 2))
+        lines.append(f"the biggest batch that fits as asked is {fitting}" if fitting else "no batch fits as asked")
+    choices = fixed_strategies(steps)
+    choices += [s for s in (best_k(steps, batch, peaks),) if s is not None]
+    with contextlib.suppress(MissingExtraError):
+        choices += [s for s in (lowest_plan(steps, batch),) if s is not None]
+    fit = [s for s in choices if peaks(s, batch) <= budget]
+    if fit:
+        s = min(fit, key=lambda s: steps.figures(batch, s.kept).estimated_step_seconds)
+        f = steps.figures(batch, s.kept)
+        extra = f.estimated_step_seconds / steps.figures(batch).estimated_step_seconds - 1
+        how = _how(s, budget)
+        lines.append(
+            f"the cheapest plan that makes batch {batch} fit is '{s.name}': {human_bytes(f.peak_bytes)}, "
+            f"estimated step time {extra:+.1%}: {how}"
+        )
+    else:
+        least = min(choices, key=lambda s: peaks(s, batch))
+        lines.append(f"no plan known makes batch {batch} fit: '{least.name}' takes {human_bytes(peaks(least, batch))}")
+        if steps.open_batch and least.kept is not None:
+            fitting = largest_fitting(lambda b: peaks(least, b), budget, guess=max(2, batch // 2))
+            if fitting:
+                lines.append(f"with it batch {fitting} fits: --batch {fitting} {_how(least, budget)}")
+    return "\n  ".join(lines)
+
+
+def _how(s: Strategy, budget: int) -> str:
+    """What the command line is to be told."""
+    if s.plan is not None:
+        return f"--memory-budget {budget}, without --checkpoints"
+    return "without --checkpoints" if s.checkpoints is None else f"--checkpoints {','.join(s.checkpoints)}"

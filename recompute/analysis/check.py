@@ -1,0 +1,120 @@
+"""`--check`: the imported forward pass against ONNX Runtime, and the recomputed step against the plain one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from ..compiling.compiler import CompiledStep
+from ..language.ir import Role
+from ..language.program import Program
+from ..places import named_place
+from ..support.files import apart
+from ..training.data import synthetic_batch
+
+#: float32: forward outputs may differ by this much, relative to their largest element
+FORWARD_TOLERANCE = 1e-3
+
+
+def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledStep, loss: str) -> dict[str, Any]:
+    """Runs both comparisons, prints the largest differences, and returns them."""
+    result: dict[str, Any] = {"passed": True}
+    forward = forward_difference(job, program)
+    result["forward"] = forward
+    if forward.get("largest_relative_difference", 0.0) > FORWARD_TOLERANCE:
+        result["passed"] = False
+    job.say(f"check: forward pass against {forward['against']}: {forward['said']}")
+    if step is not plain:
+        steps = step_difference(plain, step, loss, job.args.seed, job.specs, named_place(job.args.place))
+        result["steps"] = steps
+        result["passed"] = result["passed"] and steps["same_bits"]
+        said = "the same bits" if steps["same_bits"] else f"largest difference {steps['largest_difference']:.3g}"
+        job.say(f"check: recomputed against plain, 2 steps: {said}")
+    return result
+
+
+def step_difference(
+    plain: CompiledStep, step: CompiledStep, loss: str, seed: int, specs: Any, place: Any = None
+) -> dict[str, Any]:
+    """Two steps of each variant from the same start: losses and every parameter and state compared bit by bit.
+
+    `place`: where they run (None: the processor).
+    """
+    from ..runtime import Executor
+
+    variants = [plain.program.clone(), step.program.clone()]
+    feed = synthetic_batch(plain.program, seed, specs)
+    losses = []
+    for p in variants:
+        executor = Executor(place)
+        losses.append([executor.run(p, feed, [loss])[0] for _ in range(2)])
+    pairs = list(zip(losses[0], losses[1], strict=True))
+    pairs += [(variants[0].data[n], variants[1].data[n]) for n in variants[0].data]
+    same = all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+    largest = max((_difference(a, b) for a, b in pairs), default=0.0)
+    return {"same_bits": bool(same), "largest_difference": largest, "losses": [float(x) for x in losses[0]]}
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size or a.dtype.kind not in "f":
+        return 0.0
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+
+
+def forward_difference(job: Any, program: Program) -> dict[str, Any]:
+    """The model's outputs in inference mode, ours against ONNX Runtime's."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return {
+            "against": "ONNX Runtime",
+            "said": "skipped, it is not installed (pip install 'onnx-recompute[cpu]')",
+        }
+    from ..importer import load as onnx_import
+    from ..runtime import Executor
+
+    assert program.source is not None
+    inputs = {v.name for v in program.block.inputs if not _only_read_by_loss(program, v.name)}
+    shapes = {v.name: v.shape for v in program.block.inputs if v.name in inputs}
+    evaluated = onnx_import.load(
+        program.source, input_shapes=shapes, mode="eval", max_seconds=job.args.max_seconds, trainable=None
+    )
+    evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
+    feed = synthetic_batch(program, job.args.seed, job.specs)
+    feed = {n: a for n, a in feed.items() if n in shapes}
+    from ..exporter.compiled import export_trained
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    with apart(), tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # above 2 GiB only files are taken
+        path = os.path.join(folder, "model.onnx")
+        export_trained(program, path)
+        session = ort.InferenceSession(path, options, providers=_providers(ort))
+    provider = session.get_providers()[0]
+    names = [o.name for o in session.get_outputs()]
+    theirs = session.run(names, feed)
+    ours = Executor().run(evaluated, feed, names)
+    largest = max((_relative(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    said = f"largest relative difference {largest:.3g}"
+    against = f"ONNX Runtime {ort.__version__} ({provider})"
+    return {"against": against, "said": said, "largest_relative_difference": largest}
+
+
+def _providers(ort: Any) -> list[str]:
+    """CUDA where this ONNX Runtime has it, and the CPU."""
+    return [p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in ort.get_available_providers()]
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    if not a.size:
+        return 0.0
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30))
+
+
+def _only_read_by_loss(program: Program, name: str) -> bool:
+    readers = [op for op in program.block.operators if any(v.name == name for v in op.reads())]
+    return bool(readers) and all(op.role is Role.LOSS for op in readers)

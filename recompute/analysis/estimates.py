@@ -1,0 +1,407 @@
+"""What a step takes before it runs: the peak and what is alive then, each checkpoint's worth, memory by batch."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..compiling.compiler import CompiledStep
+from ..compiling.steps import Loss, Model, Steps
+from ..cost import operator_cost
+from ..errors import UsageError
+from ..language.ir import Block, Free, Operator, Role
+from ..language.text import show_operator
+from ..passes import ALIGNMENT, Target, memory_report
+from ..passes.memory_plan import collect_lifetimes
+from ..passes.target import target_given
+from ..report.memory_text import estimate_text
+
+#: what holds bytes; "unused" is alignment and gaps of the arena
+ROLES = ("parameter", "optimizer state", "buffer", "input", "activation", "gradient", "scratch", "unused")
+#: at most this many batches are compiled for the function of the batch
+_MOST_BATCHES = 20
+_KIND = {
+    Role.FORWARD: "activation", Role.LOSS: "activation", Role.RECOMPUTE: "activation", Role.BACKWARD: "gradient",
+    Role.OPTIMIZE: "gradient", Role.COMMUNICATE: "activation",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PeakMoment:
+    """When the most is alive: the operator's index in the planned program, its role, and its line."""
+
+    index: int
+    operators: int
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Bytes that one value (or what shares its place) holds at the peak."""
+
+    name: str
+    role: str
+    layer: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointWorth:
+    """A checkpoint and the segment of forward operators before it.
+
+    `kept_bytes`: the checkpoint itself; `saved_bytes`: values of the segment that a plain step keeps for the backward
+    pass and this one drops; `rebuild_*`: what running the dropped operators again costs (seconds by the cost model).
+    """
+
+    name: str
+    kept_bytes: int
+    saved_bytes: int
+    rebuild_operators: int
+    rebuild_flops: int
+    rebuild_seconds: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """On batches `first` to `last` (inclusive): bytes = fixed + per_sample · batch, off by at most `deviation` at the
+    batches that were compiled.  `checked`: a batch between the ends was compiled too, or there is none."""
+
+    first: int
+    last: int
+    fixed: float
+    per_sample: float
+    deviation: int
+    checked: bool
+
+    def at(self, batch: int) -> int:
+        """Bytes by the formula."""
+        return round(self.fixed + self.per_sample * batch)
+
+
+@dataclass(frozen=True)
+class BatchFunction:
+    """The peak as a function of the batch: affine pieces, and the compiled peaks behind them.
+
+    `tolerance`: what a piece may be off by at the batches that were compiled.  Between those it may be off by more:
+    buffers are aligned to 64 bytes, and tiles of scratch and the packing change in steps (the tests allow 0.1 %).
+    """
+
+    pieces: tuple[Piece, ...]
+    compiled: tuple[tuple[int, int], ...]
+    tolerance: int
+
+    @property
+    def deviation(self) -> int:
+        """The most that a compiled peak is off its piece, in bytes."""
+        return max(p.deviation for p in self.pieces)
+
+    @property
+    def breakpoints(self) -> tuple[int, ...]:
+        """First batches of the pieces after the first."""
+        return tuple(p.first for p in self.pieces[1:])
+
+    def peak(self, batch: int) -> int:
+        """Predicted peak.  UsageError outside the range that was looked at."""
+        for p in self.pieces:
+            if p.first <= batch <= p.last:
+                return p.at(batch)
+        low, high = self.pieces[0].first, self.pieces[-1].last
+        raise UsageError(f"memory by batch is known from {low} to {high}, not at {batch}")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one training step takes; every number is in bytes, operations or seconds.
+
+    `peak_bytes` is all that the executor allocates; `by_role` and the layers' bytes each add up to it.  `costs` names
+    what times are estimated by.
+    """
+
+    model: str
+    batch: int
+    peak_bytes: int
+    arena_bytes: int
+    persistent_bytes: int
+    live_peak_bytes: int
+    plain_peak_bytes: int
+    step_seconds: float
+    peak_at: PeakMoment
+    by_role: Mapping[str, int]
+    by_layer: Mapping[str, int]
+    largest: tuple[Holding, ...]
+    checkpoints: tuple[CheckpointWorth, ...]
+    notes: tuple[str, ...]
+    by_batch: BatchFunction | None
+    costs: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries."""
+        found = dataclasses.asdict(self)
+        if self.by_batch is not None:
+            found["by_batch"].update(deviation=self.by_batch.deviation, breakpoints=list(self.by_batch.breakpoints))
+        return found
+
+    def __str__(self) -> str:
+        return estimate_text(self)
+
+
+def estimate(
+    model: Model,
+    *,
+    loss: Loss = None,
+    optimizer: Any = None,
+    checkpoints: Sequence[str] | None = None,
+    batch: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    target: Target | None = None,
+    **fields: Any,
+) -> Estimate:
+    """What a training step of `model` will take, without running it and without allocating its weights.
+
+    `model`: a path, a ModelProto, a name of the zoo (with its `options`), or a Program.  `loss`, `optimizer`
+    (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
+    `target`: where it will run, what times are estimated by (`rc.cost.device("h200")`, `rc.profile.Profile()`), the
+    precision (default: this machine's processor); its fields can be given directly: `place`, `cost`, `precision`, ...
+    UsageError where dimensions other than the batch stay open, or the model fixes another batch.
+    """
+    steps = Steps(
+        model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
+        target=target_given(target, fields, "estimate"),
+    )  # fmt: skip
+    return estimate_steps(steps, batch)
+
+
+def estimate_steps(steps: Steps, batch: int | None, progress: Callable[[str], None] = lambda text: None) -> Estimate:
+    """The estimate of `steps` at a batch with the checkpoints that it was asked for."""
+    batch = steps.batch(batch)
+    progress(f"compiling batch {batch}")
+    plain = steps.compile(batch)
+    step = plain if steps.asked is None else steps.compile(batch, steps.asked)
+    by_batch = None
+    if steps.open_batch:
+
+        def peak(b: int) -> int:
+            progress(f"compiling batch {b}")
+            return steps.peak(b, steps.asked)
+
+        alive = len(holdings(step.program.block))
+        tolerance = max(ALIGNMENT * alive, step.figures.arena_bytes // 2000)
+        by_batch = fit(peak, 1, max(2 * batch, 8), tolerance, also=[batch])
+    return estimate_step(steps.name, batch, plain, step, by_batch)
+
+
+def estimate_step(
+    name: str, batch: int, plain: CompiledStep, step: CompiledStep, by_batch: BatchFunction | None = None
+) -> Estimate:
+    """The estimate of a compiled step beside the plain one (which may be the same)."""
+    block = step.program.block
+    at = memory_report(block).peak_at
+    held = holdings(block)
+    roles = dict.fromkeys(ROLES, 0)
+    layers: dict[str, int] = {}
+    for h in held:
+        roles[h.role] += h.bytes
+        layers[h.layer] = layers.get(h.layer, 0) + h.bytes
+    f = step.figures
+    roles["unused"] = f.peak_bytes - sum(h.bytes for h in held)
+    if roles["unused"]:
+        layers["(unused)"] = roles["unused"]
+    moment = PeakMoment(at, len(block.operators), "", "")
+    if at >= 0:
+        op = block.operators[at]
+        moment = PeakMoment(at, len(block.operators), op.role.value, show_operator(op))
+    return Estimate(
+        model=name, batch=batch, peak_bytes=f.peak_bytes, arena_bytes=f.arena_bytes,
+        persistent_bytes=f.persistent_bytes, live_peak_bytes=f.live_peak_bytes,
+        plain_peak_bytes=plain.figures.peak_bytes, step_seconds=f.estimated_step_seconds, peak_at=moment,
+        by_role=roles, by_layer=dict(sorted(layers.items(), key=lambda item: -item[1])),
+        largest=tuple(sorted(held, key=lambda h: -h.bytes)[:20]),
+        checkpoints=checkpoint_worth(plain, step), notes=step.plan.notes if step.plan else (), by_batch=by_batch,
+        costs=step.cost.name,
+    )  # fmt: skip
+
+
+# -- what is alive ----------------------------------------------------------------------------------------------------
+
+
+def holdings(block: Block) -> list[Holding]:
+    """What holds bytes when the most is alive: persistent values, and the allocations of the arena (aligned).
+
+    Where several values share an allocation, the one written last says its role and layer.
+    """
+    at = memory_report(block).peak_at
+    kinds = roles_of(block)
+    found = [Holding(v.name, kinds[v.name], layer_of(v.name), v.nbytes) for v in block.persistent()]
+    alive = [x for x in collect_lifetimes(block) if x.start <= at <= x.end]
+    newest = _newest(block, at, {x.name: x.size for x in alive})
+    return found + [Holding(n, kinds[n], layer_of(n), x.size) for x in alive for n in [newest[x.name]]]
+
+
+def _newest(block: Block, at: int, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Allocation → the value in it that was written last, up to operator `at`."""
+    found = {name: name for name in sizes}
+    if not block.addresses:
+        return found
+    places = sorted((block.addresses[name], name) for name in sizes if sizes[name])
+    gone: set[str] = set()
+    for op in reversed(block.operators[: at + 1]):
+        if isinstance(op.op, Free):
+            gone.update(v.name for v in op.reads())
+            continue
+        for v in op.writes():
+            if v.name in gone or v.name not in block.addresses or not v.nbytes or v.type.host:
+                continue
+            i = bisect.bisect(places, (block.addresses[v.name], "\U0010ffff")) - 1
+            if i >= 0 and block.addresses[v.name] < places[i][0] + sizes[places[i][1]]:
+                found[places.pop(i)[1]] = v.name
+    return found
+
+
+def roles_of(block: Block) -> dict[str, str]:
+    """Value name → one of `ROLES`."""
+    found = {v.name: "input" for v in block.inputs}
+    for role, values in (("parameter", block.parameters), ("buffer", block.buffers), ("optimizer state", block.state)):
+        found.update((v.name, role) for v in values)
+    found.update((c.value.name, "buffer") for c in block.constants)
+    for op in block.operators:
+        for v in op.writes():
+            found.setdefault(v.name, _KIND[op.role])
+        found.update((v.name, "scratch") for v in op.scratch)
+    return found
+
+
+def layer_of(name: str) -> str:
+    """The layer that a value's name says: up to its first number (`layer1.0.conv1@1` → `layer1.0`), else the first
+    part (`fc.weight` → `fc`).  PyTorch's paths (`/layer1/layer1.0/conv1/Conv_output_0`) are read the same way."""
+    base = re.split(r"[@#]", name)[0]
+    base = re.sub(r"_grad(_\d+)?$", "", base)
+    parts: list[str] = []
+    for path in filter(None, base.split("/")):
+        if parts and path.startswith(".".join(parts) + "."):
+            parts = []
+        parts += path.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit() and i:
+            return ".".join(parts[: i + 1])
+    return parts[0] if parts else name
+
+
+# -- what checkpoints are worth ---------------------------------------------------------------------------------------
+
+
+def checkpoint_worth(plain: CompiledStep, step: CompiledStep) -> tuple[CheckpointWorth, ...]:
+    """Each checkpoint of a recomputed step with the segment that ends at it."""
+    if step.plan is None or not step.plan.checkpoints:
+        return ()
+    forward = [op for op in plain.program.logical.operators if op.role in (Role.FORWARD, Role.LOSS)]
+    made = {v.name: i for i, op in enumerate(forward) for v in op.writes()}
+    sizes = plain.program.logical.values()
+    names = [n for n in step.plan.checkpoints if n in made]
+    ends = [made[n] for n in names]
+    dropped = _kept(plain.program.logical) - _kept(step.program.logical)
+    saved = [0] * (len(names) + 1)
+    for name in dropped:
+        if name in made:
+            saved[bisect.bisect_left(ends, made[name])] += sizes[name].nbytes
+    again: list[list[Operator]] = [[] for _ in range(len(names) + 1)]
+    for op in step.program.logical.operators:
+        if op.role is Role.RECOMPUTE:
+            base = next(op.writes()).name.rpartition("@")[0]
+            again[bisect.bisect_left(ends, made.get(base, len(forward)))].append(op)
+    worth = []
+    for i, name in enumerate(names):
+        flops = sum(operator_cost(op).flops for op in again[i])
+        seconds = sum(map(step.cost.seconds, again[i]))
+        worth.append(CheckpointWorth(name, sizes[name].nbytes, saved[i], len(again[i]), flops, seconds))
+    return tuple(worth)
+
+
+def _kept(block: Block) -> set[str]:
+    """Forward values that wait for the backward pass."""
+    made: set[str] = set()
+    kept: set[str] = set()
+    for op in block.operators:
+        if op.role in (Role.FORWARD, Role.LOSS) and not isinstance(op.op, Free):
+            if not op.op.updates:
+                made.update(v.name for v in op.writes())
+        elif not isinstance(op.op, Free):
+            kept.update(v.name for v in op.reads() if v.name in made)
+    return kept
+
+
+# -- memory by batch --------------------------------------------------------------------------------------------------
+
+
+def fit(peak: Callable[[int], int], first: int, last: int, tolerance: int, also: Iterable[int] = ()) -> BatchFunction:
+    """Affine pieces of `peak` on [first, last], exact to `tolerance`; at most `_MOST_BATCHES` batches are compiled.
+
+    Runs of compiled batches that lie on one line are pieces; the next batch to compile is where two lines cross, or
+    the middle of what is not known well enough.
+    """
+    batches = sorted({first, last, (first + last) // 2, *(b for b in also if first <= b <= last)})
+    known = {b: peak(b) for b in batches}
+    while len(known) < _MOST_BATCHES:
+        runs = _runs(sorted(known), known, tolerance)
+        wanted = _unknown(runs, known)
+        if wanted is None:
+            break
+        known[wanted] = peak(wanted)
+    runs = _runs(sorted(known), known, tolerance)
+    pieces: list[Piece] = []
+    for i, run in enumerate(runs):
+        pieces.append(_piece(run[0], run[-1], run, known))
+        if i + 1 < len(runs) and runs[i + 1][0] - run[-1] > 1:  # a gap that was not looked into: its chord
+            ends = [run[-1], runs[i + 1][0]]
+            chord = _piece(ends[0], ends[1], ends, known)
+            pieces.append(dataclasses.replace(chord, first=ends[0] + 1, last=ends[1] - 1, checked=False))
+    return BatchFunction(tuple(pieces), tuple(sorted(known.items())), tolerance)
+
+
+def _piece(first: int, last: int, run: Sequence[int], known: Mapping[int, int]) -> Piece:
+    rise, width = known[last] - known[first], last - first
+    slope = 0 if not width else rise // width if rise % width == 0 else rise / width
+    fixed = known[first] - slope * first
+    deviation = max(abs(round(fixed + slope * b) - known[b]) for b in run)
+    return Piece(first, last, fixed, slope, deviation, len(run) > 2 or width <= 1)
+
+
+def _runs(batches: Sequence[int], known: Mapping[int, int], tolerance: int) -> list[list[int]]:
+    """The batches cut into the longest runs, from the left, that lie on one line."""
+    runs: list[list[int]] = []
+    for b in batches:
+        if runs:
+            longer = [*runs[-1], b]
+            if _piece(longer[0], b, longer, known).deviation <= tolerance:
+                runs[-1] = longer
+                continue
+        runs.append([b])
+    return runs
+
+
+def _unknown(runs: Sequence[Sequence[int]], known: Mapping[int, int]) -> int | None:
+    """The batch to compile next: within the widest stretch that nothing vouches for."""
+    found: list[tuple[float, int]] = []
+    for i, run in enumerate(runs):
+        if len(run) == 2 and run[1] - run[0] > 1:
+            found.append((run[1] / run[0], (run[0] + run[1]) // 2))
+        if i + 1 < len(runs) and runs[i + 1][0] - run[-1] > 1:
+            found.append((runs[i + 1][0] / run[-1], _crossing(run, runs[i + 1], known)))
+    return max(found)[1] if found else None
+
+
+def _crossing(left: Sequence[int], right: Sequence[int], known: Mapping[int, int]) -> int:
+    """Where two lines cross between their runs; the middle where they do not, or one is a point."""
+    low, high = left[-1], right[0]
+    if len(left) > 1 and len(right) > 1:
+        a, b = _piece(left[0], low, left, known), _piece(high, right[-1], right, known)
+        if a.per_sample != b.per_sample:
+            x = int((b.fixed - a.fixed) / (a.per_sample - b.per_sample))
+            if low < x < high:
+                return x
+    return (low + high) // 2

@@ -1,0 +1,7 @@
+"""`python -m recompute.cli`."""
+
+import sys
+
+from .command import main
+
+sys.exit(main())

@@ -1,0 +1,432 @@
+"""`recompute-compile`: an ONNX file in, a recomputed training step and its figures out."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..budgets import parse_bytes
+from ..errors import JobError, UsageError, nearest
+from ..places import named_place
+from ..support.files import replacing, together
+from . import ending as cli_ending
+from .values import finite, input_shapes, split, target_of, zoo_option
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script.  Returns the exit code."""
+    args = argparse.Namespace(verbose=False)
+    with cli_ending.prepared(args):
+        try:
+            from .arguments import parser  # takes long: an interruption is seen to already
+
+            code = _run(parser().parse_args(argv, args))
+            cli_ending.flush()
+        except BaseException as e:
+            code = cli_ending.exit_code(e, args.verbose)
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    """What the arguments ask for."""
+    from . import costs as cli_costs
+
+    _check_arguments(args)
+    if args.list_models:
+        return _list_models()
+    with cli_costs.chosen(args):
+        return _Job(args).run()
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done."""
+    if args.model is None and not args.list_models:
+        where = "give a model" if args.profile is None else "give a model before --profile"
+        raise UsageError(f"{where}: an .onnx file or a zoo name (--list-models prints them; -h helps)")
+    if args.run is not None and args.run < 1:
+        raise UsageError(f"--run needs at least 1 step, not {args.run}")
+    there = named_place(args.place)
+    if args.run is not None and args.place != "cpu":
+        from ..runtime import Executor
+
+        Executor(there)  # says now what is missing, not after all the planning
+    if args.batch is not None and args.batch < 1:
+        raise UsageError(f"--batch must be at least 1, not {args.batch}")
+    if args.data is not None and args.run is None:
+        raise UsageError("--data is for --run N")
+    if not 0 <= args.seed < 1 << 63:
+        raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
+    from ..report import pictures
+    from . import memory as cli_memory
+    from . import outputs as cli_outputs
+    from . import plan as cli_plan
+
+    pictures.check_arguments(args)
+    cli_memory.check_arguments(args)
+    cli_plan.check_arguments(args)
+    cli_outputs.check_arguments(args)
+
+
+def _list_models() -> int:
+    from .. import models
+
+    for name in models.names():
+        entry = models.info(name)
+        cli_ending.say(f"{name:<16} {entry.description}")
+    return 0
+
+
+@dataclass
+class Report:
+    """All that the command found out; `--json` writes it (docs/cli.md describes each field)."""
+
+    model: str = ""
+    batch: int | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    parameters: int = 0
+    loss: str = ""
+    loss_reason: str = ""
+    optimizer: str = ""
+    precision: str = "fp32"
+    costs: str = ""
+    checkpoints: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    plain: dict[str, Any] | None = None
+    recompute: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
+    profile: dict[str, Any] | None = None
+    check: dict[str, Any] | None = None
+    output: str | None = None
+    pictures: list[str] = field(default_factory=list)
+    planned: dict[str, Any] | None = None
+    compare: list[dict[str, Any]] | None = None
+    pareto: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
+    max_batch: dict[str, Any] | None = None
+
+
+class _Job:
+    """One invocation, from the model to the report."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
+        self.specs: dict[str, Any] = {}
+        self.seconds: list[float] | None = None  # measured, of each operator
+        self.available: int | None = None  # bytes that this machine has, where that matters
+        self.written: list[Path] = []  # said when they are there
+        self.to_stdout = args.json is not None and str(args.json) == "-"
+
+    def say(self, text: str) -> None:
+        """Prints for people, unless machines read standard output."""
+        if not self.args.quiet:
+            (cli_ending.tell if self.to_stdout else cli_ending.say)(text)
+
+    def run(self) -> int:
+        """All that was asked for.  Files get their names at the end, together; where the job fails there are none."""
+        with together():
+            self.work()
+            self.write_json()
+        for path in self.written:
+            self.say(f"wrote {path}")
+        return self.verdict()
+
+    def work(self) -> None:
+        """Load, attach a loss, compile both steps, write, run, check."""
+        from ..compiling.compiler import checkpoint_candidates, resolve_checkpoints
+        from . import memory as cli_memory
+        from . import plan as cli_plan
+        from .job import request_of
+
+        if self.args.print_passes:
+            self.print_passes()
+            return
+        if cli_plan.is_problem(self.args.model):
+            cli_plan.plan_problem(self)
+            return
+        if cli_memory.before_loading(self, self.wants_more()):
+            return
+        program = self.load()
+        loss = self.attach_loss(program)
+        if self.args.list_checkpoints:
+            self.print_candidates(*checkpoint_candidates(program.block))
+            return
+        wanted = self.checkpoint_patterns()
+        names = resolve_checkpoints(program, wanted) if wanted is not None else None
+        if cli_plan.answers(self, program, loss, names):
+            return
+        plain = self.compile(program, loss)
+        self.report.plain = asdict(plain.figures)
+        step = plain
+        if names is not None:
+            step = self.compile(program, loss, checkpoints=names, dump=self.args.dump_ir, offload=self.args.offload)
+            self.report.recompute = asdict(step.figures)
+            self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
+            self.report.notes += list(step.plan.notes if step.plan else ())
+        elif request_of(self.args) is not None:
+            step = cli_plan.planned_step(self, program, loss, plain)
+        elif self.args.dump_ir is not None:
+            self.compile(program, loss, dump=self.args.dump_ir)
+        self.print_table()
+        cli_plan.report_plan(self, step)
+        if self.args.check or self.args.run is not None:
+            cli_memory.before_running(self, step)
+        if self.args.check:
+            from ..analysis.check import check_step
+
+            self.report.check = check_step(self, program, plain, step, loss)
+        model = None if self.args.output is None else self.exported(step)  # before training changes the weights
+        if self.args.run is not None:
+            self.train(step, loss)
+        self.draw(program, plain, step, loss)
+        if model is not None:
+            self.write_onnx(model)
+
+    def wants_more(self) -> bool:
+        """Whether something is to be written or run."""
+        from ..report import pictures
+
+        a = self.args
+        return bool(a.output or a.run or a.check or a.dump_ir or a.list_checkpoints or pictures.paths(a))
+
+    def compile(self, program: Any, loss: str, **options: Any) -> Any:
+        """A training step with a new optimizer."""
+        from ..compiling.compiler import compile_step
+        from .job import progress
+
+        with progress(self.args) as update:
+            options["progress"] = lambda p: update(str(p))
+            return compile_step(program, loss, self.optimizer(), target=target_of(self.args), **options)
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    def load(self) -> Any:
+        """The model as a program with fixed shapes."""
+        from .. import models
+        from ..importer import load as onnx_import
+
+        args = self.args
+        source: Any = args.model
+        options: dict[str, Any] = {}
+        batch = args.batch
+        if not Path(args.model).is_file() and args.model in models.names():
+            source, batch = self.build_zoo(models), None
+        elif args.option:
+            raise UsageError("--option is for networks of the zoo")
+        elif not Path(args.model).exists():
+            near = nearest(args.model, models.names())
+            raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
+        shapes = input_shapes(args.input_shapes)
+        options["max_seconds"] = args.max_seconds
+        options["max_bytes"] = None if args.max_bytes is None else parse_bytes(args.max_bytes)
+        if args.trainable:
+            options["trainable"] = split(args.trainable)
+        if args.unroll:
+            options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
+        if isinstance(source, str):
+            batch = self.default_batch(source, batch, shapes, options["max_bytes"])
+        program = onnx_import.load(
+            source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
+        )
+        self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
+        self.report.parameters = sum(v.size for v in program.block.parameters)
+        if self.report.batch is None:
+            self.report.batch = next((v.shape[0] for v in program.block.inputs if v.shape), None)
+        return program
+
+    def build_zoo(self, models: Any) -> Any:
+        """A zoo network at the batch asked for, or its default."""
+        options = dict(zoo_option(o) for o in self.args.option)
+        try:
+            entry = models.info(self.args.model, **options)
+            self.report.batch = self.args.batch or entry.default_batch
+            self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
+            self.say(f"building {self.args.model}: {entry.description}")
+            return models.build(self.args.model, batch=self.report.batch, seed=self.args.seed, **options)
+        except ValueError as e:
+            raise UsageError(str(e)) from None
+
+    def default_batch(
+        self, path: str, batch: int | None, shapes: dict[str, tuple], max_bytes: int | None
+    ) -> int | None:
+        """The batch for a file that leaves only its first dimension open: 32, and said so."""
+        if batch is not None or shapes:
+            return batch
+        from ..importer.model import open_dimensions, read_model
+
+        is_open = open_dimensions(read_model(path, max_bytes=max_bytes).graph)
+        if is_open and all(axis == 0 for _, axis in is_open):
+            self.say("batch: 32 (the model leaves it open; --batch N sets it)")
+            return 32
+        return None
+
+    def attach_loss(self, program: Any) -> str:
+        """The loss's name; appended where the model has none."""
+        from ..compiling.steps import attach_loss
+
+        self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
+        if self.args.loss is None:
+            self.say(f"loss: {self.report.loss_reason} (--loss sets it)")
+        return self.report.loss
+
+    def optimizer(self) -> Any:
+        """A new optimizer of the kind asked for."""
+        from ..training import optimizers
+
+        kinds = {n.lower(): getattr(optimizers, n) for n in optimizers.NAMES}
+        kind = self.args.optimizer.lower().replace("-", "").replace("_", "")
+        if kind not in kinds:
+            raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
+        self.report.optimizer = kind
+        return kinds[kind](learning_rate=self.args.lr)
+
+    def checkpoint_patterns(self) -> list[str] | None:
+        """The patterns of --checkpoints, files read in."""
+        if self.args.checkpoints is None:
+            return None
+        found: list[str] = []
+        for item in split(self.args.checkpoints):
+            if item.startswith("@"):
+                try:
+                    lines = Path(item[1:]).read_text().splitlines()
+                except (OSError, UnicodeDecodeError) as e:
+                    raise UsageError(f"--checkpoints: cannot read '{item[1:]}': {e}") from None
+                found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            else:
+                found.append(item)
+        if not found:
+            raise UsageError("--checkpoints is empty: give names, globs or @file (--list-checkpoints shows candidates)")
+        return found
+
+    # -- what comes out -------------------------------------------------------------------------------------------
+
+    def print_table(self) -> None:
+        """Before and after, side by side."""
+        if self.args.quiet:
+            return
+        for note in self.report.notes:
+            cli_ending.tell(f"note: {note}")
+        from ..support.tables import before_after
+
+        self.say(before_after(self.report))
+
+    def print_passes(self) -> None:
+        """The passes that the step would go through, in order; no model is read for it."""
+        from ..passes import RecomputePlan, step_passes
+        from ..planning.plan_step import target_of as resolved
+        from ..support.tables import passes_table
+        from .job import request_of
+
+        args = self.args
+        plan = None if request_of(args) is None else RecomputePlan()
+        checkpoints = self.checkpoint_patterns() or ()
+        target = resolved(target_of(args))
+        found = step_passes(target, plan, loss=args.loss or "loss", checkpoints=checkpoints, offload=args.offload)
+        cli_ending.say(passes_table(found))
+
+    def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> None:
+        """The values that cut the graph, with their sizes."""
+        from ..support.tables import candidates_table
+
+        cli_ending.say(candidates_table(candidates, always))
+
+    def exported(self, step: Any) -> Any:
+        """The training step as an ONNX model."""
+        from ..exporter.step import export_step
+
+        return export_step(step.program)
+
+    def write_onnx(self, model: Any) -> None:
+        """Writes the step that `exported` made."""
+        from ..exporter.compiled import save_model
+
+        save_model(model, self.args.output)
+        self.report.output = str(self.args.output)
+        self.written.append(self.args.output)
+
+    def train(self, step: Any, loss: str) -> None:
+        """Trains and compares the measured peak with the predicted one."""
+        from ..compiling.compiler import train
+        from ..report import pictures
+        from ..runtime import Executor
+        from ..support.tables import progress_bar, progress_binding
+        from ..training.data import npz_batches, synthetic_batch
+
+        if self.args.data is not None:
+            batches = npz_batches(self.args.data, step.program)
+        else:
+            batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
+        quiet = self.args.quiet
+        executor = Executor(named_place(self.args.place))
+        with progress_binding(quiet=quiet) as binding:
+            session = executor.session(step.program, [loss], binding)
+        with progress_bar(self.args.run, quiet=quiet) as progress:
+            losses, seconds, measured = train(step, loss, batches, self.args.run, progress, executor)
+        predicted = step.figures.peak_bytes
+        self.report.run = {
+            "steps": self.args.run,
+            "losses": losses,
+            "step_seconds": seconds,
+            "measured_peak_bytes": measured,
+            "predicted_peak_bytes": predicted,
+            "place": self.args.place,
+            "on_host": [op.op.name for op in session.on_host],
+            "measured_host_bytes": executor.session(step.program, [loss]).measured_host_bytes,
+            "predicted_host_bytes": step.figures.host_bytes,
+        }
+        if session.on_host:
+            names = ", ".join(sorted({op.op.name for op in session.on_host}))
+            self.say(f"{len(session.on_host)} operators run on the host, outside of the device's graph: {names}")
+        same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
+        self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
+                 f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step, peak {measured:,} bytes ({same})")  # fmt: skip
+        if pictures.paths(self.args) or self.args.profile is not None:
+            self.time_operators(step, loss, next(batches), executor)
+
+    def time_operators(self, step: Any, loss: str, feed: Any, executor: Any) -> None:
+        """Times each operator; with --profile a table says where the time goes."""
+        from ..analysis import operator_times as times
+        from ..cost import this_cpu
+
+        count = times.timed_steps(self.args.run) if self.args.profile is not None else 1
+        self.seconds = times.operator_seconds(step.program, loss, feed, count, executor)
+        if self.args.profile is not None:
+            found = times.step_times(step.program.block, self.seconds, this_cpu(), count)
+            self.report.profile = found.as_json()
+            self.say(times.tables(found))
+
+    def draw(self, program: Any, plain: Any, step: Any, loss: str) -> None:
+        """The pictures that were asked for."""
+        from ..report.pictures import Pictures
+
+        def recompile(names: list[str]) -> Any:
+            return self.compile(program, loss, checkpoints=names)
+
+        for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
+            self.report.pictures.append(str(path))
+            self.written.append(path)
+
+    def write_json(self) -> None:
+        """The report for machines."""
+        if self.args.json is None:
+            return
+        text = json.dumps(finite(asdict(self.report)), indent=2, allow_nan=False) + "\n"
+        if self.to_stdout:
+            print(text, end="", flush=True)
+        else:
+            with replacing(self.args.json) as temporary:
+                temporary.write_text(text)
+
+    def verdict(self) -> int:
+        """1 where a check failed or the measured peak is not the predicted one."""
+        run, check = self.report.run, self.report.check
+        if run and any(run[f"measured_{k}_bytes"] != run[f"predicted_{k}_bytes"] for k in ("peak", "host")):
+            raise JobError("the measured peak differs from the predicted one: this is a defect of the compiler")
+        if check and not check["passed"]:
+            raise JobError("--check found a difference: see above")
+        return 0

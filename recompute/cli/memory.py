@@ -1,0 +1,163 @@
+"""`--estimate`, `--memory-budget` and `--max-batch` of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import JobError, UsageError
+from ..support.tables import human_bytes
+from . import costs as cli_costs
+from .job import Job, steps_of
+from .job import progress as progress_of
+
+if TYPE_CHECKING:
+    from ..budgets import Budget
+    from ..compiling.steps import Steps
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """The group of options about memory."""
+    group = p.add_argument_group("what to find out before anything runs")
+    group.add_argument(
+        "--estimate",
+        action="store_true",
+        help="print the peak, what is alive then, each checkpoint's worth, and memory as a function of the batch",
+    )
+    group.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="memory the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), or 60%% of what the plain step takes; "
+        "where the plain step takes more, a plan is found that fits",
+    )
+    group.add_argument(
+        "--max-batch", action="store_true", help="print the biggest batch that --memory-budget holds, by strategy"
+    )
+    cli_costs.add_arguments(group)
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done; reads the budget and `--seq`."""
+    if args.seq is not None:
+        args.option = [*args.option, f"seq={args.seq}"]
+    cli_costs.check_arguments(args)
+    args.budget = None
+    if args.memory_budget is not None:
+        from ..budgets import parse_budget
+
+        try:
+            args.budget = parse_budget(args.memory_budget)
+        except UsageError as e:
+            raise UsageError(f"--memory-budget: {e}") from None
+    if not args.max_batch:
+        return
+    if args.budget is None:
+        raise UsageError("--max-batch needs --memory-budget SIZE, e.g. --memory-budget 16GiB")
+    if args.budget.bytes is None:
+        raise UsageError(f"--max-batch needs an amount, e.g. --memory-budget 16GiB, not {args.budget} of a step")
+    for name in ("batch", "run", "output", "check", "estimate"):
+        if getattr(args, name) not in (None, False):
+            raise UsageError(f"--max-batch finds the batch and runs nothing: leave out --{name}")
+
+
+def before_loading(job: Job, more: bool) -> bool:
+    """Answers what needs no weights; True where that was all.  `more`: other things are to be done after an estimate.
+
+    UsageError for a batch that the budget does not hold.
+    """
+    args = job.args
+    runs = args.run is not None or args.check
+    job.available = available_memory() if runs and args.budget is None else None
+    refuses = args.budget is not None and (args.checkpoints is not None or args.estimate) and not args.compare
+    if not (args.max_batch or args.estimate or refuses):
+        return False
+    steps = steps_of(job)
+    with progress_of(args) as progress:
+        if args.max_batch:
+            from ..analysis.biggest_batch import max_batch_of
+            from ..passes.planners.watch import Watch
+
+            watch = Watch(effort=args.effort or 1.0, seconds=args.seconds)
+            found = max_batch_of(steps, args.budget.bytes, progress, watch)
+            job.report.max_batch = found.to_dict()
+            job.report.optimizer = args.optimizer.lower()
+            text = str(found)
+        else:
+            if refuses:
+                _refuse(steps, steps.batch(args.batch), args.budget, progress)
+            text = _estimate(job, steps, progress) if args.estimate else ""
+    if text:
+        job.say(text)
+    return args.max_batch or (args.estimate and not more)
+
+
+def before_running(job: Job, step: Any) -> None:
+    """JobError where the step takes more than this machine has; nothing of it has been allocated by then."""
+    peak = step.figures.peak_bytes
+    if job.available is None or peak <= job.available:
+        return
+    from ..analysis.biggest_batch import advice
+
+    steps = steps_of(job)
+    with progress_of(job.args) as progress:
+        lines = advice(steps, steps.batch(job.args.batch), job.available, progress)
+    raise JobError(
+        f"{_said(steps, steps.batch(job.args.batch))} takes {human_bytes(peak)}, this machine has "
+        f"{human_bytes(job.available)} available\n  {lines}"
+    )
+
+
+def _estimate(job: Job, steps: Steps, progress: Callable[[str], None]) -> str:
+    from ..analysis.estimates import estimate_steps
+
+    found = estimate_steps(steps, job.args.batch, progress)
+    program, loss = steps.program(found.batch)
+    report = job.report
+    report.estimate = found.to_dict()
+    report.batch, report.loss = found.batch, loss
+    report.inputs = {v.name: str(v.type) for v in program.block.inputs}
+    report.parameters = sum(v.size for v in program.block.parameters)
+    report.checkpoints = [c.name for c in found.checkpoints]
+    report.plain = asdict(steps.figures(found.batch))
+    report.recompute = asdict(steps.figures(found.batch, steps.asked)) if steps.asked is not None else None
+    return str(found)
+
+
+def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], None]) -> None:
+    """UsageError where the batch takes more than the budget."""
+    progress(f"compiling batch {batch}")
+    peak = steps.peak(batch, steps.asked)
+    budget = amount.within(steps.peak(batch))
+    if peak <= budget:
+        return
+    from ..analysis.biggest_batch import advice
+
+    lines = advice(steps, batch, budget, progress)
+    raise UsageError(
+        f"{_said(steps, batch)} takes {human_bytes(peak)}, --memory-budget is {human_bytes(budget)}\n  {lines}"
+    )
+
+
+def _said(steps: Steps, batch: int) -> str:
+    return f"{steps.name} at batch {batch}{' with these checkpoints' if steps.asked is not None else ''}"
+
+
+def available_memory() -> int | None:
+    """Bytes that this process can still get (the machine's, or its control group's); None where nobody says."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    if not found:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return min(found, default=None)

@@ -1,0 +1,47 @@
+"""The files that the command line asks for: whether they can be written is known before any work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ..errors import UsageError
+from ..support.files import is_special, why_no_folder, why_not_writable
+
+#: options that name a file to write
+_FILES = ("output", "json", "report", "plot", "trace", "snapshot", "save_plan", "save_problem", "pareto", "profile")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """UsageError where a file cannot be written, or two are one."""
+    taken: dict[str, str] = {}
+    for name in (*_FILES, "dump_ir"):
+        path, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if path is None or (path == Path() and name in ("pareto", "profile")):  # alone they name no file
+            continue
+        if str(path) == "-":
+            _check_standard_output(name)
+            continue
+        if why := _why_not(name, path):
+            raise UsageError(f"{option}: cannot write '{path}': {why}")
+        where = os.path.realpath(path)
+        if where in taken and not is_special(path):
+            raise UsageError(f"{taken[where]} and {option} would both write '{path}'")
+        taken[where] = option
+
+
+def _why_not(name: str, path: Path) -> str:
+    if name == "dump_ir":
+        return why_no_folder(path)
+    if name == "profile" and not path.parent.exists():  # its folder is made
+        return why_no_folder(path.parent)
+    return why_not_writable(path)
+
+
+def _check_standard_output(name: str) -> None:
+    if name != "json":
+        raise UsageError("only --json writes to standard output ('-'): name a file")
+    if sys.stdout is None:
+        raise UsageError("--json -: standard output is closed")

@@ -1,0 +1,287 @@
+"""Planning from the command line: budgets, strategies, plans in files, comparisons, problems of other people."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..budgets import parse_budget
+from ..errors import BudgetError, UsageError, one_line
+from ..planning.plan_step import check_limits, interruption
+from ..support.files import replacing
+from ..support.tables import human_bytes, human_seconds
+from .job import Job, request_of, steps_of
+from .job import progress as progress_of
+from .values import target_of
+
+#: the budget of comparisons where nobody says another
+_COMPARED_AT = "60%"
+#: names that are printed, at most, without -v
+_NAMES = 12
+#: what a comparison leaves undone
+_DOINGS = ("run", "check", "output", "dump_ir")
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """The group of options about plans."""
+    group = p.add_argument_group("how to fit --memory-budget")
+    group.add_argument("--strategy", metavar="NAME", help="the planner: auto (default), chen, kusumoto, rotor, ...")
+    group.add_argument(
+        "--effort", type=float, metavar="N", help="how long to search for a plan: 1 (default), 2 is twice; counted, so "
+        "that the same command gives the same plan",
+    )  # fmt: skip
+    group.add_argument("--seconds", type=float, metavar="S", help="search until S seconds have passed instead")
+    group.add_argument("--plan", type=Path, metavar="FILE.json", help="recompute as a saved plan says")
+    group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, to be used again")
+    group.add_argument(
+        "--compare",
+        action="store_true",
+        help="print what every strategy finds at the budget (default: 60%% of the plain peak), and stop",
+    )
+    group.add_argument(
+        "--pareto",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE.svg",
+        help="print the whole curve of memory against time, and stop; with FILE (.svg, .png, .pdf) draw it too",
+    )
+    group.add_argument("--save-problem", type=Path, metavar="FILE.json", help="write what planners are asked, and stop")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """What can be wrong before any work is done."""
+    answers = [name for name in ("compare", "pareto", "save_problem") if getattr(args, name) not in (None, False)]
+    if answers:
+        for name in _DOINGS:
+            if getattr(args, name) not in (None, False):
+                raise UsageError(f"--{answers[0].replace('_', '-')} runs and writes no step: leave out --{name}")
+    shown = [name for name in ("compare", "pareto") if name in answers]
+    if shown:
+        ignored = ["strategy", "plan", "save_plan", *([] if args.compare else ["budget", "checkpoints"])]
+        for name in ignored:
+            if getattr(args, name) is not None:
+                option = "memory-budget" if name == "budget" else name.replace("_", "-")
+                what = "runs every strategy" if args.compare else "draws the whole curve"
+                raise UsageError(f"--{shown[0]} {what}: leave out --{option}")
+    if args.checkpoints is not None and not answers:
+        for name in ("strategy", "plan", "save_plan"):
+            if getattr(args, name) is not None:
+                option = name.replace("_", "-")
+                raise UsageError(f"--checkpoints and --{option} both say what is recomputed: give one of them")
+    if args.pareto is not None and args.pareto != Path():
+        from ..report.plot import check_plot
+
+        check_plot(args.pareto)
+    if args.model is not None and is_problem(args.model):
+        for name in (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate", "max_batch"):
+            if getattr(args, name) not in (None, False):
+                raise UsageError(f"{args.model} is a planning problem: --{name.replace('_', '-')} is for models")
+        return
+    if args.offload:
+        _check_offload(args, answers)
+    _check_limits(args, answers)
+    wanted = request_of(args)
+    if args.save_plan is not None and wanted is None and not answers:
+        raise UsageError("--save-plan needs a plan: give --memory-budget SIZE or --strategy NAME")
+
+
+def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
+    """What --effort and --seconds go with: a budget that is planned for."""
+    given = [name for name in ("effort", "seconds") if getattr(args, name) is not None]
+    if not given:
+        return
+    check_limits(args.effort, args.seconds)
+    wrong = [*answers, *(name for name in ("checkpoints", "plan") if getattr(args, name) is not None)]
+    if wrong or args.budget is None:
+        why = f"leave out --{wrong[0].replace('_', '-')}" if wrong else "give --memory-budget SIZE"
+        raise UsageError(f"--{given[0]} says how long planning for a budget goes on: {why}")
+
+
+def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
+    """What --offload goes with."""
+    for name in (*answers, *(["max_batch"] if args.max_batch else [])):
+        raise UsageError(f"--{name.replace('_', '-')} is about recomputation alone: leave out --offload")
+    if args.plan is not None:
+        raise UsageError("--plan says what waits in host memory: leave out --offload")
+    if args.checkpoints is None and args.budget is None:
+        raise UsageError("--offload needs --checkpoints, which wait in host memory then, or --memory-budget SIZE")
+
+
+def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
+    """The step as a planner makes it fit.  UsageError with advice where none does."""
+    args, wanted = job.args, request_of(job.args)
+    assert wanted is not None
+    job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
+    options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
+    options |= {"effort": args.effort, "seconds": args.seconds}
+    try:
+        step = job.compile(program, loss, dump=args.dump_ir, **options)
+    except BudgetError as e:
+        if wanted.budget is None:
+            raise
+        raise BudgetError(f"{e}{_advice(job, wanted.budget.within(plain.figures.peak_bytes))}") from None
+    limit = None if args.budget is None else args.budget.within(plain.figures.peak_bytes)
+    if limit is not None and step.figures.peak_bytes > limit:
+        raise UsageError(f"with {args.plan} the step takes {step.figures.peak_bytes:,} bytes, the budget is {limit:,}")
+    job.report.planned = step.planned.to_dict()
+    if step.planned.interrupted:
+        job.report.notes.append(interruption(step.planned))
+    if step.figures.recomputed_operators or step.figures.offloaded_values:
+        job.report.recompute = asdict(step.figures)
+        job.report.notes += list(step.plan.notes)
+    return step
+
+
+def _advice(job: Job, budget: int) -> str:
+    """The biggest batch that would fit as it is."""
+    from ..analysis.biggest_batch import largest_fitting
+
+    with contextlib.suppress(UsageError):
+        steps = steps_of(job)
+        if steps.open_batch:
+            found = largest_fitting(steps.peak, budget)
+            return f"\n  the biggest batch that fits without recomputing is {found}" if found else ""
+    return ""
+
+
+def report_plan(job: Job, step: Any) -> None:
+    """What the plan is, under the table; writes it where that was asked for."""
+    planned = step.planned
+    if planned is None:
+        return
+    if not planned.reruns and not planned.offloads:
+        job.say(f"the plain step fits {human_bytes(planned.budget)}: nothing is recomputed" if planned.budget else
+                "nothing is recomputed")  # fmt: skip
+    else:
+        text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
+        if planned.gap is not None:
+            text += (
+                ", the best there is" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} from the best there is"
+            )
+        if planned.offloads:
+            text += (
+                f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "
+                f"{human_seconds(planned.stall_seconds)} of waiting for them"
+            )
+        job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
+        if planned.timed_out:
+            job.say(interruption(planned))
+        names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
+        shown = names if all_of_them else names[:_NAMES]
+        more = "" if all_of_them else f", ... ({len(names)} in all; -v prints them, --json has them)"
+        job.say(f"kept for the backward pass, as for --checkpoints: {','.join(map(one_line, shown))}{more}")
+    if job.args.save_plan is not None and step.saved is not None:
+        step.saved.save(job.args.save_plan)
+        job.written.append(job.args.save_plan)
+
+
+def answers(job: Job, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
+    """--compare, --pareto and --save-problem; whether one of them was asked for."""
+    args = job.args
+    if not (args.compare or args.pareto is not None or args.save_problem is not None):
+        return False
+    from ..compiling.compiler import plain_fitting
+
+    with progress_of(args) as progress:
+        progress("compiling the plain step")
+        fitting = plain_fitting(program, loss, job.optimizer(), target_of(args))
+        if args.save_problem is not None:
+            fitting.derived.problem.save(args.save_problem)
+            job.written.append(args.save_problem)
+        text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""
+        text += _curve(job, fitting, progress) if args.pareto is not None else ""
+    if text:
+        job.say(text)
+    return True
+
+
+def _compared(job: Job, program: Any, loss: str, fitting: Any, checkpoints: list[str] | None, progress: Any) -> str:
+    from ..analysis.compare import compare, compare_text
+
+    plain = fitting.plain.peak
+    budget = (job.args.budget or parse_budget(_COMPARED_AT)).within(plain)
+    if job.args.budget is None and (least := fitting.least) > budget:  # parameters take most of it: halfway then
+        budget = (least + plain) // 2
+    mine = None if checkpoints is None else job.compile(program, loss, checkpoints=checkpoints)
+    rows = compare(fitting, budget, mine, progress)
+    job.report.compare = [asdict(r) for r in rows]
+    return compare_text(rows, plain, budget, job.args.cost.name)
+
+
+def _curve(job: Job, fitting: Any, progress: Any) -> str:
+    from ..analysis.compare import draw_curve, pareto
+
+    curve = pareto(fitting, progress)
+    job.report.pareto = curve.to_dict()
+    text, path = str(curve), job.args.pareto
+    if path != Path():
+        figure = draw_curve(curve, f"{job.args.model}, batch {job.report.batch}")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=150)
+        job.written.append(path)
+    return text
+
+
+# -- problems in files ------------------------------------------------------------------------------------------------
+
+
+def is_problem(model: str) -> bool:
+    """Whether the command line names a planning problem rather than a model: a JSON or dot file."""
+    return os.path.splitext(model)[1].lower() in (".json", ".dot", ".gv") and Path(model).is_file()
+
+
+def plan_problem(job: Job) -> None:
+    """Plans a problem of a file: one strategy, or with --compare all of them."""
+    from ..passes.planners import PLANNERS, plan, simulate
+    from ..passes.planners.adapters import read_problem
+    from ..passes.planners.base import import_all
+    from ..passes.planners.bound import lower_bound
+
+    args = job.args
+    problem = read_problem(args.model)
+    plain = simulate(problem, range(len(problem)))
+    budget = (args.budget or parse_budget(_COMPARED_AT)).within(plain.peak)
+    import_all()
+    quick = {name: dict(cls.quick) for name, cls in PLANNERS.items() if cls.quick is not None}
+    wanted = quick if args.compare else {args.strategy or "auto": {}}
+    job.say(f"{problem.name}: {len(problem)} nodes, plain peak {plain.peak:,}; budget {budget:,}")
+    job.report.compare = []
+    with progress_of(args) as progress:
+        for strategy, options in wanted.items():
+            progress(f"strategy {strategy}")
+            try:
+                found = plan(problem, budget=budget, strategy=strategy, **options)
+            except UsageError as e:
+                if not args.compare:
+                    raise
+                job.say(f"{strategy}: {e}")
+                continue
+            proven = lower_bound(problem, budget)
+            job.report.compare.append(_problem_row(found, proven))
+            gap = f", gap at most {max(0.0, found.outcome.cost / proven - 1):.2%}" if found.fits and proven else ""
+            fits = "" if found.fits else " (does not fit)"
+            job.say(
+                f"{strategy}{fits}: peak {found.outcome.peak:,} ({found.outcome.peak / plain.peak:.1%}), "
+                f"cost {1 + found.overhead:.4f}{gap}, {human_seconds(found.seconds)}"
+            )
+            if not found.fits and not args.compare:
+                raise UsageError(
+                    f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: try another, or auto"
+                )
+
+
+def _problem_row(found: Any, proven: float) -> dict[str, Any]:
+    return {
+        "strategy": found.strategy,
+        "peak_bytes": found.outcome.peak,
+        "overhead": found.overhead,
+        "gap": max(0.0, found.outcome.cost / proven - 1) if found.fits and proven else None,
+        "fits": found.fits,
+        "seconds": found.seconds,
+        "reruns": [[r.operator, r.before] for r in found.plan.reruns],
+    }

@@ -1,0 +1,306 @@
+"""Compiling a training step: both variants, plain and recomputed, with their figures, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..budgets import Budget
+from ..cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
+from ..errors import UsageError, nearest
+from ..language.ir import Block, Free, Role, Value
+from ..language.program import Program
+from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
+from ..passes.base import dump_block, dumping
+from ..passes.planners.fit import Fitting
+from ..passes.target import target_fields, target_from
+from ..passes.transfers import StepTimes, simulate
+from ..planning.plan_step import (
+    PlanFigures,
+    Request,
+    SavedPlan,
+    fitting_of,
+    lower,
+    plan_step,
+    request,
+    saved_plan,
+    target_of,
+)
+from ..training.amp import with_precision
+from ..training.optimizers import RecomputeOptimizer, RecomputeWarning
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates.
+
+    `host_bytes`: what it allocates in host memory, for `offloaded_values`; `transfer_seconds`: of the copies there and
+    back; `stall_seconds`: in which the device waits for them, part of `estimated_step_seconds`.
+    """
+
+    operators: int
+    recomputed_operators: int
+    peak_bytes: int
+    arena_bytes: int
+    live_peak_bytes: int
+    persistent_bytes: int
+    kept_bytes: int
+    flops: int
+    repeated_flops: int
+    repeated_forward_share: float
+    estimated_step_seconds: float
+    offloaded_values: int = 0
+    host_bytes: int = 0
+    transfer_seconds: float = 0.0
+    stall_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A training step ready to run: its program with planned memory, the plan behind it, and its figures.
+
+    `cost`: the model that its times were estimated by.  `planned`: a planner's plan by names and what it does.
+    """
+
+    program: Program
+    plan: RecomputePlan | None
+    figures: StepFigures
+    cost: CostModel = field(default_factory=this_cpu)
+    planned: PlanFigures | None = None
+    saved: SavedPlan | None = None
+
+
+def compile_step(
+    program: Program,
+    loss: str,
+    optimizer: Any,
+    *,
+    checkpoints: Sequence[str] | None = None,
+    budget: str | int | Budget | None = None,
+    recompute: Request | None = None,
+    target: Target | None = None,
+    fetch: Sequence[str] = (),
+    dump: Path | str | None = None,
+    **options: Any,
+) -> CompiledStep:
+    """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
+
+    `optimizer`: any of `rc.optimizers`.  What is recomputed: nothing, what `checkpoints` leave, as much as it takes
+    for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak), or what a request says:
+    `recompute=request(budget, strategy, ...)` of `recompute.planning`.  Its arguments can be given directly, too:
+    `strategy`, `strategy_options`, `plan`, `offload` (the checkpoints wait in host memory; with a budget, as many
+    values as make the step faster than recomputing alone would, docs/offload.md), `effort`, `seconds`, `progress`
+    (`RecomputeOptimizer.set_budget`).  `target`: where it will run, whose kernels run it, what times are estimated by,
+    the precision (`rc.Target`; None: this machine's processor); its fields can be given directly as well.  `dump`: a
+    folder for the program's text after each pass.  UsageError for options that do not exist.
+    """
+    target = target_from(target, options)
+    wanted, offload = _request_from(budget, recompute, options)
+    optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
+    target = target_of(target)
+    with without_gc(), dumping(dump):
+        step = _made(program, loss, optimizer, fetch)
+        saved = None
+        if wanted is not None:
+            with dumping(None):  # the plans that are tried
+                made = step.block
+                fitted = plan_step(step, wanted, target)
+            if dump is not None:
+                run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
+            step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))
+            saved = saved_plan(fitted, step.planned, program.block.name, batch_of(program))
+        else:
+            lower(step, target)
+        found = figures(step.block, target.cost, step.logical)
+        assert target.cost is not None
+        return CompiledStep(step, step.plan, found, target.cost, step.planned, saved)
+
+
+def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
+    """The request, and whether checkpoints wait in host memory; what is left in `options` is unknown."""
+    names = ("strategy", "plan", "offload", "effort", "seconds", "progress")
+    given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
+    given["options"] = options.pop("strategy_options", None)
+    if options:
+        known = (*names, "strategy_options", *target_fields())
+        wrong = next(iter(options))
+        raise UsageError(f"compile_step has no option '{wrong}'{nearest(wrong, known)}")
+    offload = bool(given.get("offload", False))
+    if wanted is None:
+        return request(budget, **given), offload
+    if budget is not None or any(v is not None and v is not False for v in given.values()):
+        raise UsageError("recompute is a whole request: leave out budget, strategy, plan and what belongs to them")
+    return wanted, wanted.offload
+
+
+def _asked(
+    optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
+) -> tuple[Any, Request | None]:
+    """The optimizer, which knows the checkpoints, and the request, which may be the optimizer's."""
+    if isinstance(optimizer, RecomputeOptimizer) and offload:
+        raise UsageError("set enable_offload of the RecomputeOptimizer: what it recomputes is its own")
+    if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
+        if wanted is not None or checkpoints is not None:
+            raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
+        wanted, optimizer = own, optimizer.inner
+    if checkpoints is not None:
+        if wanted is not None:
+            raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
+        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints)).set_offload(offload)
+    elif offload and wanted is None:
+        raise UsageError("offload needs checkpoints, which wait in host memory then, or a budget")
+    return optimizer, wanted
+
+
+def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> Program:
+    """A copy of the program with its backward pass and updates."""
+    loss = program[loss].name
+    step = Program(
+        dataclasses.replace(program.block, outputs=tuple(dict.fromkeys([loss, *fetch]))),
+        {n: a.copy() if a.flags.writeable else a for n, a in program.data.items()},
+        source=program.source,
+    )
+    step.aliases = dict(program.aliases)
+    dump_block("forward", step.block)
+    with warnings.catch_warnings():  # what they say stands in the plan's notes
+        warnings.simplefilter("ignore", RecomputeWarning)
+        optimizer.minimize(step[loss])
+    dump_block("step", step.block)
+    return step
+
+
+def plain_fitting(program: Program, loss: str, optimizer: Any, target: Target | None = None) -> Fitting:
+    """The plain step of a program, for planners."""
+    target = target_of(target)
+    with without_gc():
+        return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), ()).block, target)
+
+
+def batch_of(program: Program) -> int | None:
+    """The first dimension of the first input that has one."""
+    return next((v.shape[0] for v in program.block.inputs if v.shape), None)
+
+
+def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:
+    """The figures of a block with planned memory; times by `cost` (this CPU's roofline).
+
+    Operators are counted and priced in `logical`, the block before it was lowered (default: the block).
+    """
+    report = memory_report(block)
+    logical = logical or block
+    real = [op for op in logical.operators if not (isinstance(op.op, Free) or op.op.copies)]
+    cost = cost or this_cpu()
+    moved = offloaded(block)
+    times = simulate(block, cost.seconds, link_of(cost)) if moved else StepTimes()
+    flops = dict.fromkeys(Role, 0)
+    for op in real:
+        flops[op.role] += operator_cost(op).flops
+    forward, again = flops[Role.FORWARD] + flops[Role.LOSS], flops[Role.RECOMPUTE]
+    return StepFigures(
+        operators=len(real),
+        recomputed_operators=sum(op.role is Role.RECOMPUTE for op in real),
+        peak_bytes=report.peak,
+        arena_bytes=report.arena,
+        live_peak_bytes=report.live_peak + report.persistent,
+        persistent_bytes=report.persistent,
+        kept_bytes=kept_bytes(logical),
+        flops=sum(flops.values()),
+        repeated_flops=again,
+        repeated_forward_share=again / forward if forward else 0.0,
+        estimated_step_seconds=step_seconds(logical, cost) + times.stalls,
+        offloaded_values=len(moved),
+        host_bytes=report.host,
+        transfer_seconds=times.transfer_seconds,
+        stall_seconds=times.stalls,
+    )
+
+
+def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
+    """Names and globs as value names in order of production.  UsageError with the nearest names for a miss."""
+    declared = {v.name for v in program.block.declared()}
+    names = program.block.values()
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        name = program.aliases.get(pattern, pattern)
+        found = [name] if name in names else [n for n in fnmatch.filter(names, pattern) if n not in declared]
+        if not found:
+            raise UsageError(f"no value is called '{pattern}'{nearest(pattern, [*names, *program.aliases])}")
+        chosen.update(dict.fromkeys(found))
+    order = {n: i for i, n in enumerate(names)}
+    return sorted(chosen, key=order.__getitem__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A value that cuts the forward graph: all that crosses this point are it and values that cross nearly always.
+
+    `flops` is the forward work since the candidate before it.
+    """
+
+    value: Value
+    position: int
+    flops: int
+
+
+def checkpoint_candidates(block: Block) -> tuple[list[Candidate], list[Value]]:
+    """Candidates in order of production, and the values that cross most of the graph (a mask, say) beside them."""
+    body = [op for op in block.operators if op.role in (Role.FORWARD, Role.LOSS) and not op.op.updates]
+    declared = {v.name for v in block.declared()}
+    born: dict[str, int] = {}
+    last: dict[str, int] = {}
+    values: dict[str, Value] = {}
+    for i, op in enumerate(body):
+        for v in op.reads():
+            if v.name not in declared:
+                last[v.name] = i
+        for v in op.writes():
+            born[v.name], values[v.name] = i, v
+    everywhere = {n for n in born if last.get(n, -1) - born[n] > len(body) // 2 and len(body) > 8}
+    ends: dict[int, list[str]] = {}
+    for n, i in last.items():
+        ends.setdefault(i, []).append(n)
+    crossing: set[str] = set()
+    found: list[Candidate] = []
+    since = 0
+    for i, op in enumerate(body):
+        since += operator_cost(op).flops
+        crossing.update(v.name for v in op.writes() if last.get(v.name, -1) > i and v.name not in everywhere)
+        crossing.difference_update(ends.get(i, ()))
+        if len(crossing) == 1:
+            (name,) = crossing
+            if born[name] == i:
+                found.append(Candidate(values[name], i, since))
+                since = 0
+    return found, [values[n] for n in sorted(everywhere, key=born.__getitem__)]
+
+
+def train(
+    step: CompiledStep,
+    loss: str,
+    batches: Iterator[dict[str, Any]],
+    steps: int,
+    progress: Callable[[int, float], None],
+    executor: Any = None,
+) -> tuple[list[float], list[float], int]:
+    """Runs training steps (on an executor that has bound the step already, say); gives losses, seconds a step, and the
+    bytes that the executor held at the most."""
+    import time
+
+    from ..runtime import Executor
+
+    executor = executor or Executor()
+    executor.session(step.program, [loss])
+    losses, seconds = [], []
+    for i in range(steps):
+        feed = next(batches)
+        start = time.perf_counter()
+        (value,) = executor.run(step.program, feed, [loss])
+        seconds.append(time.perf_counter() - start)
+        losses.append(float(value.reshape(())))
+        progress(i + 1, losses[-1])
+    return losses, seconds, executor.session(step.program, [loss]).measured_peak_bytes

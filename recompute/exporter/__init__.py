@@ -1,0 +1,1 @@
+"""ONNX out: training steps and trained models as files."""

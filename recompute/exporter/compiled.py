@@ -1,0 +1,354 @@
+"""Compiled and trained models as files: writing them, and reading compiled ones back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError
+
+from ..errors import ModelError, RecomputeError, UsageError
+from ..importer.graphs import first_output
+from ..importer.model import read_model
+from ..importer.subgraph import scope_of
+from ..importer.tensors import tensor_array
+from ..language.ir import Block, Value
+from ..language.program import Program
+from ..language.text import parse
+from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
+from ..language.verify import verify
+from ..passes import RecomputePlan, Rerun
+from ..support.files import afterwards, is_special, replacing, together
+from ..support.room import need_room
+from ..training.state import contents
+from .function_builder import fill_tensor, value_info
+
+#: models above this size have their tensors in a file of their own: protobuf ends at 2 GiB
+EXTERNAL_ABOVE = 1_900_000_000
+#: tensors up to this size stay in the model file
+_SMALL_BYTES = 1024
+#: external tensors begin at multiples of this, so that they can be mapped
+_ALIGNMENT = 4096
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+def save_model(model: onnx.ModelProto, path: str | PathLike[str], *, external_above: int = EXTERNAL_ABOVE) -> None:
+    """Writes a model file; it is there whole or not at all.
+
+    Above `external_above` bytes the tensors go to `NAME.XXXXXXXX.data` beside it (a new name each time, so
+    that the old model stays whole until the new one is; the old model's file goes after that).  The model is
+    not changed.  ModelError where it cannot be written.
+    """
+    _save(model, Path(path), external_above, keep=())
+
+
+def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterable[str]) -> None:
+    path = path.resolve() if path.is_symlink() and not is_special(path) else path
+    data: Path | None = None
+    if sum(map(_nbytes, _all_tensors(model.graph))) > external_above and not is_special(path):
+        data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
+    try:
+        with together():
+            if data is not None:
+                with replacing(data) as temporary, open(temporary, "wb") as file:
+                    model = _externalised(model, file, data.name)
+            with replacing(path) as temporary:
+                temporary.write_bytes(model.SerializeToString())
+    except BaseException as e:
+        if data is not None:
+            data.unlink(missing_ok=True)
+        if not isinstance(e, (OSError, EncodeError)):
+            raise
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+        raise ModelError(f"cannot write '{path}': {reason}") from None
+    if not is_special(path):
+        kept = {data.name if data else "", *(Path(k).name for k in keep)}
+        afterwards(lambda: _remove_stale(path, kept))
+
+
+def _remove_stale(path: Path, keep: set[str]) -> None:
+    """Removes the tensor files that earlier models under this name have left."""
+    pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.data")
+    for other in path.parent.iterdir():
+        if pattern.fullmatch(other.name) and other.name not in keep:
+            with contextlib.suppress(OSError):
+                other.unlink()
+
+
+def _nbytes(t: onnx.TensorProto) -> int:
+    name = dtype_from_onnx(t.data_type)
+    return int(np.prod(list(t.dims), dtype=object)) * (DTYPES[name].itemsize if name else 1) if t.dims else 8
+
+
+def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Initializers and tensor attributes, those of nested graphs too."""
+    yield from graph.initializer
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.TENSOR:
+                yield a.t
+            elif a.type == onnx.AttributeProto.GRAPH:
+                yield from _all_tensors(a.g)
+
+
+def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx.ModelProto:
+    """A copy of the model whose larger initializers are in `file`."""
+    light = _without(model, "graph")
+    light.graph.CopyFrom(_without(model.graph, "initializer"))
+    for t in model.graph.initializer:
+        if _nbytes(t) <= _SMALL_BYTES or dtype_from_onnx(t.data_type) is None:
+            light.graph.initializer.append(t)
+            continue
+        file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+        offset = file.tell()
+        file.write(memoryview(np.ascontiguousarray(tensor_array(t)).reshape(-1).view(np.uint8)))
+        copy = onnx.TensorProto(name=t.name, data_type=t.data_type, dims=t.dims, doc_string=t.doc_string)
+        copy.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", offset), ("length", file.tell() - offset)):
+            copy.external_data.add(key=key, value=str(value))
+        light.graph.initializer.append(copy)
+    return light
+
+
+def _without(message: Any, *fields: str) -> Any:
+    """A copy of a protobuf message without the named fields, which are never copied."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if field.name in fields:
+            continue
+        if field.is_repeated:
+            getattr(copy, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
+
+
+# -- reading compiled models -------------------------------------------------------------------------------
+
+
+def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None) -> Program:
+    """The program that `export_step` wrote, with the contents that the file has.
+
+    The file is not trusted: its program is parsed and verified, its tensors are compared with it.  ModelError
+    where the file is broken, was not written by `export_step`, or was changed so that the two do not fit.
+    `max_bytes`: the most that one tensor may take (default: the machine's memory).
+    """
+    proto = read_model(model, max_bytes=max_bytes)
+    where = "the model" if isinstance(model, onnx.ModelProto) else f"'{model}'"
+    metadata = _metadata(proto, where)
+    if "recompute.program" not in metadata:
+        raise ModelError(
+            f"{where} holds no compiled program (no metadata 'recompute.program'): use load() for ONNX models"
+        )
+    block = _block(metadata["recompute.program"], where)
+    program = Program(block, _data(block, proto, where))
+    try:
+        pairs = json.loads(metadata.get("recompute.gradients", "[]"))
+        aliases = json.loads(metadata.get("recompute.aliases", "{}"))
+        program.plan = _plan(json.loads(metadata["recompute.plan"])) if "recompute.plan" in metadata else None
+    except (ValueError, RecursionError) as e:
+        raise ModelError(f"{where} has damaged metadata: {e}") from None
+    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 and _texts(p) for p in pairs):
+        raise ModelError(f"{where} has damaged metadata: recompute.gradients is no list of pairs of names")
+    if not isinstance(aliases, dict) or not _texts(aliases.values()):
+        raise ModelError(f"{where} has damaged metadata: recompute.aliases is no object of names")
+    values = block.values()
+    program.gradients = [(p, g) for p, g in pairs if p in values and g in values]
+    program.aliases = {a: n for a, n in aliases.items() if n in values}
+    return program
+
+
+def _texts(found: Iterable[Any]) -> bool:
+    return all(isinstance(x, str) for x in found)
+
+
+def _metadata(proto: onnx.ModelProto, where: str) -> dict[str, str]:
+    """The file's own entries.  ModelError where one of ours is no text: protobuf gives the bytes then."""
+    found = {p.key: p.value for p in proto.metadata_props if isinstance(p.key, str)}
+    for key, value in found.items():
+        if key.startswith("recompute.") and not isinstance(value, str):
+            raise ModelError(f"{where} has damaged metadata: {key} is no text in UTF-8")
+    return found
+
+
+def _plan(found: Any) -> Any:
+    """A RecomputePlan where the metadata hold one; what a user has put there instead stays as JSON says it."""
+    fields = {f.name for f in dataclasses.fields(RecomputePlan)}
+    if not isinstance(found, dict) or {"offloads", *found} != fields:  # earlier versions have no offloads
+        return found
+    texts = [found.get(k, []) for k in ("checkpoints", "notes", "offloads")]
+    reruns = found["reruns"]
+    if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts) or not all(
+        isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())
+        for r in (reruns if isinstance(reruns, list) else [None])
+    ):
+        raise ValueError("recompute.plan is no plan")
+    return RecomputePlan(tuple(Rerun(**r) for r in reruns), *(tuple(t) for t in texts))
+
+
+def _block(text: str, where: str) -> Block:
+    """The verified block of a program's text; whatever is wrong with it is a ModelError."""
+    try:
+        block = verify(parse(text))
+        for c in block.constants:
+            if len(c.data) != c.value.size:
+                raise UsageError(f"constant '{c.value.name}' has {len(c.data)} elements, its type is {c.value.type}")
+            c.numpy()
+        return block
+    except RecomputeError as e:
+        raise ModelError(f"{where} holds a program that is not valid: {e}") from None
+    except Exception as e:  # attributes of any type reach the type rules of any operator
+        raise ModelError(f"{where} holds a program that is not valid: {type(e).__name__}: {e}") from None
+
+
+def _data(block: Block, proto: onnx.ModelProto, where: str) -> dict[str, np.ndarray]:
+    """Writable copies of the contents of parameters, buffers and state."""
+    tensors = {t.name: t for t in proto.graph.initializer}
+    problems = []
+    stored = (*block.parameters, *block.buffers, *block.state)
+    for v in stored:
+        t = tensors.get(v.name)
+        if t is None:
+            problems.append(f"'{v.name}' ({v.type}) has no initializer")
+        elif (t.data_type, tuple(t.dims)) != (dtype_to_onnx(v.dtype), v.shape):
+            kind = show_onnx_dtype(t.data_type)
+            problems.append(f"'{v.name}' is {v.type}, its initializer {kind}[{','.join(map(str, t.dims))}]")
+    inputs = {i.name for i in proto.graph.input}
+    problems += [f"input '{v.name}' is missing" for v in block.inputs if v.name not in inputs]
+    if problems:
+        raise ModelError(_listed(f"{where}: the graph does not match the program in its metadata", problems))
+    return {v.name: _copied(tensors[v.name], v) for v in stored}
+
+
+def _copied(t: onnx.TensorProto, v: Value) -> np.ndarray:
+    array = np.array(tensor_array(t))
+    if TensorType.of(array) != v.type:
+        raise ModelError(f"initializer '{v.name}' holds {TensorType.of(array)}, the program says {v.type}")
+    return array
+
+
+def _listed(title: str, problems: list[str], most: int = 20) -> str:
+    rest = [f"and {len(problems) - most} more"] if len(problems) > most else []
+    return "\n  ".join([f"{title}:", *problems[:most], *rest])
+
+
+# -- trained models ----------------------------------------------------------------------------------------
+
+
+def export_trained(program: Program, path: str | PathLike[str] | None = None) -> onnx.ModelProto:
+    """The model that the program was loaded from, with what has been trained: for inference, in any runtime.
+
+    Parameters, and buffers that the step updates (running statistics), take the place of the initializers,
+    Constant, ConstantOfShape or Identity nodes of the same name; nothing else changes.  The result holds all tensors
+    itself: external data of the original are read, never written.  `path`: also saved there.
+
+    UsageError where the program was not loaded from a model, ModelError where the model lacks a trained
+    parameter.
+    """
+    if program.source is None:
+        raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
+    block = program.block
+    updated = {v.name for op in block.operators if op.op.updates for v in op.writes()}
+    trained = {v.name: v for v in block.parameters}
+    trained.update({v.name: v for v in block.buffers if v.name in updated})
+    model = _with_trained(program, program.source, trained)
+    external = [e.value for t in _all_tensors(program.source.graph) for e in t.external_data if e.key == "location"]
+    if path is not None:
+        _save(model, Path(path), EXTERNAL_ABOVE, keep=external)
+    return model
+
+
+def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, Value]) -> onnx.ModelProto:
+    missing = sorted(set(trained) - _holders(source.graph))
+    if missing and source.functions:
+        from onnx import inliner
+
+        source = inliner.inline_local_functions(_without(source))  # weights inside functions get their own names
+        missing = sorted(set(trained) - _holders(source.graph))
+    if missing:
+        raise ModelError(_listed("the original model has no place for these trained values", missing))
+    model = _without(source, "graph")
+    graph = model.graph
+    graph.CopyFrom(_without(source.graph, "initializer", "node"))
+    graph.node.extend(n for n in source.graph.node if not (_is_constant(n) and n.output[0] in trained))
+    old = {t.name: t for t in source.graph.initializer}
+    for name, t in old.items():
+        if name in trained:
+            fill_tensor(graph.initializer.add(), name, _checked(contents(program, trained[name]), t))
+        else:
+            graph.initializer.append(t)
+    declared = {i.name for i in graph.input}
+    nested = {name: place for name, *place in _nested(graph)}
+    for name, v in trained.items():
+        if name in nested:
+            _replace_nested(contents(program, v), *nested[name])
+        elif name not in old:
+            fill_tensor(graph.initializer.add(), name, contents(program, v))
+            if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
+                graph.input.append(value_info(name, v.type))
+    for t in _all_tensors(graph):
+        if t.data_location == onnx.TensorProto.EXTERNAL:
+            need_room(2 * _nbytes(t))  # as bytes, and in the tensor
+            t.raw_data = tensor_array(t).tobytes()
+            t.ClearField("external_data")
+            t.ClearField("data_location")
+    return model
+
+
+def _holders(graph: onnx.GraphProto) -> set[str]:
+    """Names under which the graph keeps weights; copies of weights by Identity are weights of their own."""
+    own = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
+    return own.union(name for name, _, _ in _nested(graph))
+
+
+def _nested(
+    graph: onnx.GraphProto, scope: str = ""
+) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto, onnx.GraphProto]]:
+    """What subgraphs hold: the name under which it is imported, the initializer or constant node, its graph."""
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                here = scope_of(f"{scope}{first_output(node)}", a.name) + "/"
+                yield from ((here + t.name, t, a.g) for t in a.g.initializer)
+                yield from ((here + n.output[0], n, a.g) for n in a.g.node if _is_constant(n))
+                yield from _nested(a.g, here)
+
+
+def _replace_nested(array: np.ndarray, held: onnx.TensorProto | onnx.NodeProto, graph: onnx.GraphProto) -> None:
+    """Puts new contents in the place of a subgraph's initializer or constant node."""
+    if isinstance(held, onnx.TensorProto):
+        fresh = onnx.TensorProto()
+        fill_tensor(fresh, held.name, _checked(array, held))
+        held.CopyFrom(fresh)
+    else:
+        fill_tensor(graph.initializer.add(), held.output[0], array)
+        graph.node.remove(held)
+
+
+def _is_constant(node: onnx.NodeProto) -> bool:
+    return (
+        node.op_type in ("Constant", "ConstantOfShape", "Identity")
+        and node.domain in ("", "ai.onnx")
+        and len(node.output) == 1
+    )
+
+
+def _checked(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:
+    if tuple(t.dims) != array.shape or t.data_type != dtype_to_onnx(TensorType.of(array).dtype):
+        raise ModelError(
+            f"'{t.name}' is {TensorType.of(array)} in the program, but {list(t.dims)} in the original model"
+        )
+    return array

@@ -1,0 +1,236 @@
+"""A compiled training step as an ONNX model: forward, backward, reruns and updates as ordinary nodes.
+
+Operators that ONNX has become nodes; the others become calls of model-local functions in the domain
+`onnx_recompute`, whose bodies are plain ONNX.  State that is updated in place becomes a further output: the
+step reads `w` and writes `w.next`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..errors import UsageError
+from ..language.builder import Names
+from ..language.ir import Free, Operator, Value
+from ..language.program import Program, Variable
+from ..language.text import show
+from ..language.types import TensorType
+from ..training.state import contents
+from ..version import __version__
+from .function_builder import DOMAIN, OPSET, FunctionBuilder, fill_tensor, set_metadata, tensor_of, value_info
+
+if TYPE_CHECKING:
+    from ..language.op import Op
+
+__all__ = ["DOMAIN", "OPSET", "FunctionBuilder", "export_step"]
+
+#: the first IR version with node metadata; functions came with 8
+IR_VERSION = 10
+#: programs with more operators get no value_info
+_MAX_TYPED = 20_000
+
+
+def export_step(
+    program: Program, *, fetch: Sequence[str | Variable] = (), plan_metadata: Any = None
+) -> onnx.ModelProto:
+    """The program as an ONNX model that does one training step.
+
+    Inputs: those of the program, and its parameters, buffers and state, which have their present contents as
+    defaults.  Outputs: those of the program, `fetch`, and for each updated `w` its new contents `w.next`; a
+    training loop feeds these back (the metadata entry `recompute.updates` maps the names).  The metadata hold
+    the program's text too, from which `load_compiled` restores it; `plan_metadata` (JSON text,
+    anything that JSON can hold, or a dataclass; default: the program's plan) is stored as `recompute.plan`.
+
+    UsageError for an unknown fetch or a parameter without contents, ModelError for an operator without ONNX
+    form.
+    """
+    step = _Step(program)
+    for op in step.block.operators:
+        step.add(op)
+    return step.model([program[f if isinstance(f, str) else f.name].name for f in fetch], plan_metadata)
+
+
+class _Graph(FunctionBuilder):
+    """Nodes of the main graph: constants become initializers, nodes carry their operator's role."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(names, {})
+        self.initializers: list[onnx.TensorProto] = []
+        self.role = ""
+
+    def store(self, name: str, array: np.ndarray) -> None:
+        """Declares a constant as an initializer."""
+        self.initializers.append(tensor_of(name, array))
+
+    def append(self, node: onnx.NodeProto) -> None:
+        """Adds a node, marked with the role."""
+        if self.role:
+            set_metadata(node, {"recompute.role": self.role})
+        super().append(node)
+
+
+class _Step:
+    """Turns a block's operators into nodes and functions, in order."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        lowered = any(op.kernel for op in program.block.operators)  # for kernels of this machine
+        self.block = program.logical if lowered else program.block
+        self.values = self.block.values()
+        self.graph = _Graph(Names(self.values))
+        #: what a name of the block is called now: updates move it on
+        self.current = {name: name for name in self.values}
+        self.writes: dict[str, int] = {}
+        for op in self.block.operators:
+            for v in op.writes() if op.op.updates else ():
+                self.writes[v.name] = self.writes.get(v.name, 0) + 1
+        self.left = dict(self.writes)
+        self.functions: dict[tuple, onnx.FunctionProto] = {}
+        self.function_names = Names()
+        for name, v in self.values.items():
+            self.graph.types[name] = v.type
+        for c in self.block.constants:
+            self.graph.initializers.append(tensor_of(c.value.name, c.numpy()))
+
+    def add(self, op: Operator) -> None:
+        """One operator of the block."""
+        if isinstance(op.op, Free):
+            return
+        ins = ["" if v is None else self.current[v.name] for v in op.inputs]
+        outs = [self._written(op, v) for v in op.outputs]
+        self.graph.prefix = next((o for o in outs if o), op.op.name)
+        self.graph.role = op.role.value
+        # ours draw by a long cipher from the step counter: a function, written once for forward and backward
+        if onnx.defs.has(op.op.name, OPSET) and not op.op.random:
+            self.graph.apply(op.op, ins, outs)
+        else:
+            self._call(op, ins, outs)
+
+    def _written(self, op: Operator, v: Value | None) -> str:
+        """An output's ONNX name; an update's last write is NAME.next, those before it NAME.next.1, ..."""
+        if v is None or not op.op.updates:
+            return "" if v is None else v.name
+        self.left[v.name] -= 1
+        name = f"{v.name}.next"
+        if self.left[v.name]:
+            name += f".{self.writes[v.name] - self.left[v.name]}"
+        name = self.graph.names.take(name)
+        self.graph.types[name] = v.type
+        self.current[v.name] = name
+        return name
+
+    def _call(self, op: Operator, ins: list[str], outs: list[str]) -> None:
+        """A call of the function that stands for the operator; what is absent is no part of it."""
+        types = tuple(None if v is None else v.type for v in op.inputs)
+        present = tuple(bool(o) for o in outs)
+        key = (repr(op.op), types, present)
+        if key not in self.functions:
+            name = self.function_names.take(op.op.name)
+            self.functions[key] = function_of(op.op, types, present, name)
+        name = self.functions[key].name
+        node = helper.make_node(
+            name, [n for n in ins if n], [n for n in outs if n], name=self.graph.prefix, domain=DOMAIN
+        )
+        self.graph.append(node)
+
+    # -- the result ----------------------------------------------------------------------------------------
+
+    def model(self, fetch: Sequence[str], plan: Any) -> onnx.ModelProto:
+        """The finished model."""
+        opsets = [helper.make_opsetid("", OPSET)]
+        if self.functions:
+            opsets.append(helper.make_opsetid(DOMAIN, 1))
+        model = helper.make_model(
+            self._graph_proto(fetch),
+            functions=list(self.functions.values()),
+            opset_imports=opsets,
+            ir_version=IR_VERSION,
+            producer_name="onnx-recompute",
+            producer_version=__version__,
+        )
+        set_metadata(model, self._metadata(plan, __version__))
+        for v in self._stored():
+            fill_tensor(model.graph.initializer.add(), v.name, contents(self.program, v))
+        return model
+
+    def _stored(self) -> tuple[Value, ...]:
+        return (*self.block.parameters, *self.block.buffers, *self.block.state)
+
+    def _graph_proto(self, fetch: Sequence[str]) -> onnx.GraphProto:
+        inputs = [value_info(v.name, v.type) for v in (*self.block.inputs, *self._stored())]
+        outputs = dict.fromkeys([*(self.current[n] for n in (*self.block.outputs, *fetch)), *self._updated().values()])
+        graph = helper.make_graph(
+            self.graph.nodes, self.block.name, inputs, [value_info(n, self.graph.types[n]) for n in outputs]
+        )
+        graph.initializer.extend(self.graph.initializers)
+        if len(self.block.operators) <= _MAX_TYPED:
+            declared = {v.name for v in self.block.declared()}.union(outputs)
+            written = [v for op in self.block.operators for v in op.writes()]
+            graph.value_info.extend(value_info(v.name, v.type) for v in written if v.name not in declared)
+        return graph
+
+    def _updated(self) -> dict[str, str]:
+        return {name: self.current[name] for name in self.writes}
+
+    def _metadata(self, plan: Any, version: str) -> dict[str, str]:
+        plan = self.program.plan if plan is None else plan
+        known = self.program
+        return {
+            "recompute.version": version,
+            "recompute.program": show(self.block),
+            "recompute.updates": json.dumps(self._updated()),
+            **({"recompute.plan": _json(plan)} if plan is not None else {}),
+            **({"recompute.gradients": json.dumps(known.gradients)} if known.gradients else {}),
+            **({"recompute.aliases": json.dumps(known.aliases)} if known.aliases else {}),
+        }
+
+
+def _json(plan: Any) -> str:
+    if isinstance(plan, str):
+        return plan
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return dataclasses.asdict(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        raise UsageError(f"plan_metadata holds a {type(value).__name__}, which JSON cannot say")
+
+    return json.dumps(plan, default=plain)
+
+
+def function_of(op: Op, types: Sequence[TensorType | None], present: Sequence[bool], name: str) -> onnx.FunctionProto:
+    """The ONNX function of an operator for the given input types, with the outputs that are `present`."""
+    formals = _formal_names(op, len(types))
+    results = [f"y{i}" if len(present) > 1 else "y" for i in range(len(present))]
+    ins = [n if t is not None else "" for n, t in zip(formals, types, strict=True)]
+    outs = [r if there else "" for r, there in zip(results, present, strict=True)]
+    g = FunctionBuilder(Names([*formals, *results]), {n: t for n, t in zip(formals, types, strict=True) if t})
+    g.apply(op, ins, outs)
+    attributes = ", ".join(f"{k}={v}" for k, v in op.attributes().items())
+    return helper.make_function(
+        DOMAIN,
+        name,
+        [n for n in ins if n],
+        [n for n in outs if n],
+        g.nodes,
+        [helper.make_opsetid("", OPSET)],
+        doc_string=f"{inspect.getdoc(type(op)) or op.name}" + (f"\n\nWith {attributes}." if attributes else ""),
+    )
+
+
+def _formal_names(op: Op, count: int) -> list[str]:
+    """The names of the type rule's parameters, where it has them one by one; else x0, x1, ..."""
+    parameters = list(inspect.signature(op.infer).parameters.values())
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(names) < count or any(n.startswith("y") for n in names):
+        return [f"x{i}" for i in range(count)]
+    return names[:count]

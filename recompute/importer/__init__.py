@@ -1,0 +1,1 @@
+"""ONNX in: a model file becomes a program."""

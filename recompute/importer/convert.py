@@ -1,0 +1,225 @@
+"""Models brought up to date by onnx itself, once it is known to end: functions inlined, old opsets converted."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError
+from .inline import check_functions
+from .limits import Budget
+from .loops import hide_old_scans
+from .model import TARGET_OPSET, main_opset
+from .ranks import unbounded
+from .schema import check_node, describe, has_operator
+
+#: the oldest opset that is read
+MIN_OPSET = 1
+#: initializers larger than this do not travel through the version converter
+_SMALL_BYTES = 1024
+#: constants given by nodes that are larger than this do not, either
+_LARGE_BYTES = 1 << 16
+#: where operators wait that the version converter does not know
+_PARKED = "onnx_recompute.parked"
+
+
+def prepare(model: onnx.ModelProto, budget: Budget | None = None) -> onnx.ModelProto:
+    """The model with its functions inlined and its opset brought up to date; weights are shared, not copied.
+
+    LimitError where its functions become more than `budget` allows.
+    """
+    opset = main_opset(model)
+    if opset < MIN_OPSET:
+        raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are read")
+    if not model.functions and opset >= TARGET_OPSET:
+        return model
+    light, weights, constants = _without_weights(model)
+    if light.functions:
+        check_functions(light, budget or Budget())
+        light = _inlined(light)
+    if opset < TARGET_OPSET:
+        _drop_unread_statistics(light.graph)
+        light = _converted(light, opset)
+    for t in weights:
+        light.graph.initializer.append(t)
+    return _with_constants(light, constants) if constants else light
+
+
+def _with_constants(model: onnx.ModelProto, constants: list[onnx.NodeProto]) -> onnx.ModelProto:
+    """The model with Constant nodes in the place of inputs."""
+    names = {n.output[0] for n in constants}
+    nodes, inputs = list(model.graph.node), [i for i in model.graph.input if i.name not in names]
+    del model.graph.node[:], model.graph.input[:]
+    model.graph.node.extend([*constants, *nodes])
+    model.graph.input.extend(inputs)
+    return model
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as e:
+        raise ModelError(f"onnx's inliner cannot inline the model's functions: {_last_line(e)}") from None
+
+
+def _last_line(e: Exception) -> str:
+    return str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__
+
+
+def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
+    """Before opset 14 a training BatchNormalization had five outputs; the converter takes three at the most."""
+    read = {n for node in graph.node for n in node.input} | {o.name for o in graph.output}
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            while len(node.output) > 1 and node.output[-1] not in read:
+                del node.output[-1]
+
+
+def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    from onnx import version_converter
+
+    _check_nodes(model.graph, opset)
+    resized = _old_resizes(model.graph) if opset <= 10 else set()
+    if opset < 13:
+        _flatten_hardmax(model.graph)
+    if opset == 8:
+        hide_old_scans(model.graph)
+    parked = _park_unknown(model.graph, opset)
+    for node in unbounded(model.graph):
+        node.domain, parked = _PARKED, True
+    if parked:
+        model.opset_import.append(onnx.helper.make_opsetid(_PARKED, 1))
+    try:
+        converted = version_converter.convert_version(model, TARGET_OPSET)
+        if parked:
+            _park_unknown(converted.graph, None)
+        for node in converted.graph.node:
+            if node.op_type == "Resize" and not resized.isdisjoint(node.output):
+                _resize_from_the_corner(node)
+        if opset < 7:
+            _slopes_by_channel(converted.graph)
+        return converted
+    except Exception as e:
+        raise ModelError(
+            f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
+        ) from None
+
+
+def _check_nodes(graph: onnx.GraphProto, opset: int) -> None:
+    """ModelError for the first node that is not as its schema says: the converter would crash on some of them.
+
+    Negative dimensions are taken away for the same reason; they are open ones here.
+    """
+    for v in (*graph.input, *graph.output):
+        for d in v.type.tensor_type.shape.dim:
+            if d.dim_value < 0:
+                d.ClearField("dim_value")
+    for node in graph.node:
+        try:
+            check_node(node, opset)
+        except ModelError as e:
+            raise ModelError(f"{describe(node)}: {e}") from None
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                _check_nodes(a.g, opset)
+
+
+def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
+    """Moves operators that ONNX does not have at `opset` to a domain of their own, whether there are any; None: back.
+
+    Optimizers write LayerNormalization and others into files of any opset, and the converter gives up on them.
+    """
+    found = False
+    for node in graph.node:
+        if opset is None and node.domain == _PARKED:
+            node.domain = ""
+        elif opset is not None and node.domain in ("", "ai.onnx") and not has_operator(node.op_type, opset):
+            node.domain, found = _PARKED, True
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                found = _park_unknown(a.g, opset) or found
+    return found
+
+
+def _flatten_hardmax(graph: onnx.GraphProto) -> None:
+    """Up to opset 12 Hardmax flattened to two dimensions before `axis`; the converter sees to Softmax only."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        if node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            x, y = node.input[0], node.output[0]
+            graph.node.append(onnx.helper.make_node("Shape", [x], [f"{y}.shape"]))
+            graph.node.append(onnx.helper.make_node("Flatten", [x], [f"{y}.flat"], axis=axis))
+            graph.node.append(onnx.helper.make_node("Hardmax", [f"{y}.flat"], [f"{y}.hard"], name=node.name, axis=1))
+            graph.node.append(onnx.helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y]))
+        else:
+            graph.node.append(node)
+
+
+def _slopes_by_channel(graph: onnx.GraphProto) -> None:
+    """Up to opset 6 a PRelu's slopes were one for each channel; the converter leaves them to broadcast to the right."""
+    make = onnx.helper.make_node
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        if node.op_type == "PRelu":
+            x, slope = node.input
+            y = node.output[0]
+            graph.node.append(make("Shape", [x], [f"{y}.spatial"], start=2))
+            graph.node.append(make("Shape", [f"{y}.spatial"], [f"{y}.axes"]))
+            one = onnx.numpy_helper.from_array(np.ones(1, np.int64))
+            graph.node.append(make("ConstantOfShape", [f"{y}.axes"], [f"{y}.ones"], value=one))
+            graph.node.append(make("Shape", [slope], [f"{y}.slopes"]))
+            graph.node.append(make("Concat", [f"{y}.slopes", f"{y}.ones"], [f"{y}.shape"], axis=0))
+            graph.node.append(make("Reshape", [slope, f"{y}.shape"], [f"{y}.slope"]))
+            node.input[1] = f"{y}.slope"
+        graph.node.append(node)
+
+
+def _old_resizes(graph: onnx.GraphProto) -> set[str]:
+    """Outputs of nodes that resize from the corner, as all did up to opset 10; the converter forgets it."""
+    return {o for node in graph.node if node.op_type in ("Upsample", "Resize") for o in node.output[:1]}
+
+
+def _resize_from_the_corner(node: onnx.NodeProto) -> None:
+    kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
+
+
+def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto], list[onnx.NodeProto]]:
+    """A copy in which large initializers and constants are graph inputs, those initializers, and those constants."""
+    light = onnx.ModelProto()
+    large = [t for t in model.graph.initializer if t.ByteSize() > _SMALL_BYTES]
+    names = {t.name for t in large}
+    light.CopyFrom(onnx.ModelProto(ir_version=max(model.ir_version, 4)))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name or "main"
+    held = [n for n in model.graph.node if n.op_type == "Constant" and _is_large_constant(n)]
+    if held:
+        outputs = {n.output[0] for n in held}
+        graph.node.extend(n for n in model.graph.node if n.op_type != "Constant" or n.output[0] not in outputs)
+    else:
+        graph.node.extend(model.graph.node)
+    graph.output.extend(model.graph.output)
+    graph.input.extend(model.graph.input)
+    graph.initializer.extend(t for t in model.graph.initializer if t.name not in names)
+    declared = {i.name for i in model.graph.input}
+    for name, t in (*((t.name, t) for t in large), *((n.output[0], n.attribute[0].t) for n in held)):
+        if name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
+    return light, large, held
+
+
+def _is_large_constant(node: onnx.NodeProto) -> bool:
+    if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or len(node.attribute) != 1:
+        return False
+    a = node.attribute[0]
+    return a.name == "value" and a.type == onnx.AttributeProto.TENSOR and len(a.t.raw_data) > _LARGE_BYTES

@@ -1,0 +1,319 @@
+"""Compile-time evaluation of ONNX nodes: shape arithmetic, and constants made of constants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+
+from ..errors import ModelError
+from ..language.types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
+from ..ops.reference_nodes import check_attributes
+from .costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
+from .limits import EVALUATED, Budget
+from .tensors import tensor_array
+from .text import evaluate_text
+
+#: results with more elements than this are not folded but computed in the step
+MAX_FOLDED = 1 << 24
+#: bytes that one node may need while it is computed
+_MOST_BYTES = 1 << 29
+#: drawn or data-dependent in ways that folding must not fix
+_NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
+          "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
+#: element types whose conversions NumPy makes as ONNX does
+_PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
+#: kinds of NumPy arrays of strings
+_TEXT = "OUST"
+#: a mask's "minus infinity": no weight is that large
+_MASK_LIMIT = 1e8
+
+
+@dataclass
+class Known:
+    """A value known at compile time and where it comes from.
+
+    `origin`: "initializer", "constant" (a Constant node), "fill" (ConstantOfShape), or "folded".
+    """
+
+    array: np.ndarray
+    origin: str
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the contents; strings, which no program computes with, have element type "string"."""
+        if self.array.dtype.kind in _TEXT:
+            return TensorType("string", self.array.shape)
+        return TensorType.of(self.array)
+
+    @staticmethod
+    def of_initializer(t: onnx.TensorProto) -> Known:
+        """An initializer; its bytes are not copied.  ModelError for element types that are not supported."""
+        if dtype_from_onnx(t.data_type) is None and t.data_type != onnx.TensorProto.STRING:
+            kind = show_onnx_dtype(t.data_type)
+            raise ModelError(f"initializer '{t.name}' has element type {kind}, which is not supported")
+        return Known(tensor_array(t), "initializer")
+
+    def is_mask(self) -> bool:
+        """Whether the contents are those of an additive mask: infinite or hugely negative somewhere."""
+        sample = self.array.reshape(-1)
+        if sample.size > 1 << 22:  # blocks, so that a mapped file is not read as a whole
+            starts = np.linspace(0, sample.size - 4096, 256).astype(np.int64)
+            sample = np.concatenate([sample[i : i + 4096] for i in starts.tolist()])
+        return sample.size > 0 and not bool(np.all(np.abs(sample.astype(np.float64)) < _MASK_LIMIT))
+
+
+def static_shape_value(
+    node: onnx.NodeProto, type_of: Callable[[str], TensorType], known: Mapping[str, Known]
+) -> dict[str, Known] | None:
+    """Shape and Size: known because every shape is.  CastLike of what is known: known because every type is."""
+    if node.op_type not in ("Shape", "Size", "CastLike") or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "CastLike":
+        x, like = known.get(node.input[0]), type_of(node.input[1])
+        if x is None or _is_weight(x) or x.array.size > MAX_FOLDED or like.dtype not in _PLAIN:
+            return None
+        return {node.output[0]: Known(x.array.astype(like.numpy), "folded")}
+    shape = type_of(node.input[0]).shape
+    if node.op_type == "Size":
+        return {node.output[0]: Known(np.array(math.prod(shape), np.int64), "folded")}
+    options = {a.name: a.i for a in node.attribute}
+    part = shape[options.get("start", 0) : options.get("end", len(shape))]
+    return {node.output[0]: Known(np.array(part, np.int64), "folded")}
+
+
+def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: Budget) -> dict[str, Known] | None:
+    """Evaluates a node whose inputs are all known; None where it must stay in the program.
+
+    Float initializers with dimensions are weights: what is made of them is computed in the step, so that they train.
+    LimitError where the model asks for more than `budget` has left.
+    """
+    if node.domain not in ("", "ai.onnx", "ai.onnx.ml") or node.op_type in _NEVER:
+        return None
+    if node.op_type == "Constant":
+        return {node.output[0]: Known(_constant(node), "constant")}
+    if any(n and n not in known for n in node.input):
+        return None
+    ins = {n: known[n] for n in node.input if n}
+    if node.op_type == "Identity" and ins:
+        # PyTorch's exporter writes parameters that begin equal as one tensor and copies of it: they train apart
+        source = known[node.input[0]]
+        return {node.output[0]: Known(source.array, source.origin)}
+    if any(_is_weight(k) for k in ins.values()):
+        return None
+    if node.op_type == "ConstantOfShape":
+        return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
+    if not ins or not may_fold(node) or sum(k.array.size for k in ins.values()) > MAX_FOLDED:
+        return None
+    if node.op_type in TEXT:
+        texts = evaluate_text(node, [ins[n].array for n in node.input if n], budget)
+        return None if texts is None else _named(node, texts)
+    if not _affordable(node, ins, opset, budget):
+        return None
+    check_attributes(node)
+    return _evaluate(node, ins, opset)
+
+
+def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budget: Budget) -> bool:
+    """Whether a node is small enough to be computed at load time; its work is charged then."""
+    arrays = [ins[n].array for n in node.input if n]
+    by_hand = _by_hand(node, arrays)
+    results = _results(node, ins, opset) if by_hand is None else by_hand[0]
+    if results is None or results > MAX_FOLDED:
+        return False
+    work = work_of(node, arrays, results)
+    if work > budget.most_of_one or bytes_of(node, arrays, results) > _MOST_BYTES:
+        return False
+    budget.spend(work + (0 if by_hand else budget.of_one(EVALUATED)), "computing it")
+    return True
+
+
+def remember(known: dict[str, Known], found: Mapping[str, Known], budget: Budget) -> None:
+    """Adds what was folded.  LimitError where there is no room for it."""
+    for k in found.values():
+        if k.origin == "folded" and 0 not in k.array.strides:
+            budget.take(k.array.nbytes)
+    known.update(found)
+
+
+def _is_weight(k: Known) -> bool:
+    if not k.type.is_float or k.type.ndim == 0:
+        return False
+    return k.origin == "initializer" or (k.origin == "fill" and k.array.size > 1)
+
+
+def _results(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> int | None:
+    """Elements of the results at the most, None where ONNX's type rules cannot say."""
+    arrays = [ins[n].array for n in node.input if n]
+    try:
+        if node.op_type == "Range":
+            start, limit, delta = (float(a.reshape(())) for a in arrays)
+            return max(0, math.ceil((limit - start) / delta))
+        if node.op_type == "Expand":
+            pairs = itertools.zip_longest(arrays[0].shape[::-1], arrays[1].tolist()[::-1], fillvalue=1)
+            return math.prod(max(d, abs(s)) for d, s in pairs)
+        if node.op_type in _BY_CONTENTS:
+            return _BY_CONTENTS[node.op_type](*arrays)
+        if node.domain == "ai.onnx.ml":
+            return ml_results(node, arrays)
+        types, contents = {n: k.type for n, k in ins.items()}, {n: k.array for n, k in ins.items()}
+        return max(map(_elements, infer_outputs(node, types, contents, opset).values()), default=0)
+    except Exception:  # the operator's own rule says what is wrong with it
+        return None
+
+
+def infer_outputs(
+    node: onnx.NodeProto, types: Mapping[str, TensorType], contents: Mapping[str, np.ndarray], opset: int
+) -> dict[str, onnx.TypeProto]:
+    """The outputs' types by ONNX's own rules, from inputs' types and what is known of their contents."""
+    schema = onnx.defs.get_schema(node.op_type, opset, "" if node.domain == "ai.onnx" else node.domain)
+    protos = {n: onnx.helper.make_tensor_type_proto(dtype_to_onnx(t.dtype), t.shape) for n, t in types.items()}
+    data = {n: onnx.numpy_helper.from_array(a, n) for n, a in contents.items() if a.size <= MAX_SIZES}
+    imports = [onnx.helper.make_opsetid(node.domain, opset)]
+    return onnx.shape_inference.infer_node_outputs(schema, node, protos, data, opset_imports=imports)
+
+
+def _elements(t: onnx.TypeProto) -> int:
+    """Elements of a type, unknown dimensions taken as 1: what depends on data is no larger than the data."""
+    return math.prod(d.dim_value for d in t.tensor_type.shape.dim if d.HasField("dim_value"))
+
+
+def _constant(node: onnx.NodeProto) -> np.ndarray:
+    if not node.attribute:
+        raise ModelError("a constant without a value")
+    a = node.attribute[0]
+    if a.name == "value":
+        if dtype_from_onnx(a.t.data_type) is None and a.t.data_type != onnx.TensorProto.STRING:
+            kind = show_onnx_dtype(a.t.data_type)
+            raise ModelError(f"a constant has element type {kind}, which is not supported")
+        return tensor_array(a.t)
+    if a.name in ("value_float", "value_floats"):
+        return np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
+    if a.name in ("value_int", "value_ints"):
+        return np.array(a.i if a.name == "value_int" else list(a.ints), np.int64)
+    if a.name in ("value_string", "value_strings"):
+        texts = [t.decode("utf-8", "replace") for t in (a.strings if a.name == "value_strings" else [a.s])]
+        return np.array(texts, object).reshape((-1,) if a.name == "value_strings" else ())
+    raise ModelError(f"a constant given by '{a.name}' is not supported")
+
+
+def _constant_of_shape(node: onnx.NodeProto, shape: np.ndarray) -> np.ndarray:
+    """A view of one element: nothing is allocated, however large the shape."""
+    value: Any = np.zeros((), np.float32)
+    for a in node.attribute:
+        if a.name == "value":
+            value = onnx.numpy_helper.to_array(a.t).reshape(())
+    if shape.size > MAX_DIMENSIONS:
+        raise ModelError(f"its shape has {shape.size:,} dimensions, {MAX_DIMENSIONS} are possible")
+    if shape.size and int(shape.min()) < 0:
+        raise ModelError(f"ConstantOfShape has a negative dimension: {shape.tolist()}")
+    return np.broadcast_to(value, tuple(int(d) for d in shape))
+
+
+def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dict[str, Known] | None:
+    try:
+        by_hand = _by_hand(node, [ins[n].array for n in node.input if n])
+        results = _reference(node, ins, opset) if by_hand is None else [by_hand[1]()]
+    except Exception as e:  # what the evaluator cannot do, the program may
+        if isinstance(e, MemoryError):
+            raise
+        return None
+    if any(not isinstance(r, np.ndarray) and not np.isscalar(r) for r in results):
+        return None
+    return _named(node, results)
+
+
+def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | None:
+    """Results under the names of the node's outputs; None where one has an element type that is not supported."""
+    found = {}
+    for name, r in zip(node.output, results, strict=False):
+        r = np.asarray(r)
+        if r.dtype.kind in _TEXT:
+            r = r.astype(object)
+        elif r.dtype not in DTYPES.values():
+            return None
+        if name:
+            found[name] = Known(r, "folded")
+    return found
+
+
+def _by_hand(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, Callable[[], Any]] | None:
+    """The commonest shape arithmetic, without the evaluator's set-up: how many elements it gives, and what gives them.
+
+    None where ONNX's evaluator is to do it, or to say what is wrong.
+    """
+    op_type, options = node.op_type, {a.name: a.i for a in node.attribute}
+    if node.domain not in ("", "ai.onnx") or options.keys() - {"axis", "to"} or "" in node.input:
+        return None
+    if op_type in _QUICK and not options:
+        try:
+            size = arrays[0].size if op_type not in _BROADCAST else math.prod(np.broadcast(*arrays).shape)
+        except ValueError:
+            return None
+        return size, lambda: _QUICK[op_type](*arrays)
+    axis, x = options.get("axis", 0), arrays[0]
+    if op_type == "Cast":
+        to = dtype_from_onnx(options.get("to", 0))
+        plain = to in _PLAIN and x.dtype.kind in "biuf" and x.dtype in DTYPES.values()
+        return (x.size, lambda: x.astype(DTYPES[to])) if plain and to is not None else None
+    if op_type not in ("Gather", "Concat") or not all(-a.ndim <= axis < a.ndim for a in arrays[:1]):
+        return None
+    if op_type == "Gather":
+        return arrays[1].size * x.size // max(x.shape[axis], 1), lambda: np.take(x, arrays[1], axis=axis)
+    return sum(a.size for a in arrays), lambda: np.concatenate(arrays, axis)
+
+
+def _reference(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> list[Any]:
+    """ONNX's own evaluator, for one node."""
+    from onnx.reference import ReferenceEvaluator
+
+    inputs = [onnx.ValueInfoProto(name=n) for n in ins]
+    outputs = [onnx.ValueInfoProto(name=o) for o in node.output if o]
+    graph = onnx.helper.make_graph([node], "fold", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)])
+    results = ReferenceEvaluator(model).run(None, {n: k.array for n, k in ins.items()})
+    by_name = dict(zip([o.name for o in outputs], results, strict=True))
+    return [by_name.get(o) for o in node.output]
+
+
+def _product(array: np.ndarray) -> int:
+    return math.prod(abs(int(d)) for d in array.reshape(-1)[:64])
+
+
+#: operators whose results are as large as their inputs' contents say: elements (at most) by the inputs
+_BY_CONTENTS: dict[str, Callable[..., int]] = {
+    "OneHot": lambda indices, depth, *_: indices.size * _product(depth),
+    "HannWindow": _product,
+    "HammingWindow": _product,
+    "BlackmanWindow": _product,
+    "MelWeightMatrix": lambda bins, length, *_: _product(bins) * (_product(length) + 1),
+    "CenterCropPad": lambda x, shape: max(x.size, 1) * _product(shape),
+    "NonZero": lambda x: x.size * x.ndim,
+    "DFT": lambda x, length=None, *_: x.size * (_product(length) if length is not None else 1),
+}
+_BROADCAST = ("Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Where")
+# the commonest shape arithmetic, without the evaluator's set-up
+_QUICK: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Equal": np.equal,
+    "Less": np.less,
+    "Greater": np.greater,
+    "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal,
+    "Where": np.where,
+    "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes.reshape(-1).tolist())),
+    "Squeeze": lambda x, axes=None: np.squeeze(x, None if axes is None else tuple(axes.reshape(-1).tolist())),
+    "Reshape": lambda x, shape: x.reshape(tuple(shape.tolist())) if 0 not in shape else _fallback(),
+}
+
+
+def _fallback() -> Any:
+    raise NotImplementedError

@@ -1,0 +1,244 @@
+"""From an ONNX file to a Program.
+
+Model functions are inlined and old opsets brought up to date by onnx itself, shapes are fixed, shape arithmetic is
+folded away, and each node is handed to the operator class of its name (`Op.from_onnx`); nodes without one are
+replaced by their ONNX function body, where they have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+
+import onnx
+
+from .. import ops  # noqa: F401  registers all
+from ..errors import ModelError, RecomputeError, UsageError, nearest
+from ..language.ir import Block, Value
+from ..language.op import IMPORTERS, REGISTRY
+from ..language.program import Program
+from .control import CONTROL, on_sequences
+from .convert import prepare
+from .costs import check_sizes
+from .fold import fold, remember, static_shape_value
+from .function import expand_function
+from .graphs import names_read
+from .initialize import initialise
+from .limits import Budget, LimitError, memory_bytes
+from .model import fixed_inputs, read_model, with_own_statistics
+from .node import NodeContext
+from .reference import emit_reference
+from .schema import attribute_value, check_node, describe, quantized_pairs
+from .state import ImportState
+
+#: nodes that cannot be imported, after which the rest is not looked at
+_MANY = 200
+#: what `mode` says about Dropout and BatchNormalization (None: what each node says)
+MODES = {"train": True, "eval": False, "file": None}
+
+
+def load(
+    model: str | PathLike[str] | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    trainable: Sequence[str] | None = None,
+    mode: str = "train",
+    init: str | None = None,
+    seed: int = 0,
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
+    unroll: bool | Sequence[str] = False,
+    quantization: str | None = None,
+) -> Program:
+    """Reads an ONNX model as a Program of forward operators.
+
+    `input_shapes` fixes inputs' shapes; `batch` fixes the first symbolic dimension of every input (and every other
+    dimension of that name).  `trainable`: names or globs of what is trained (default: float initializers with at
+    least one dimension, and weights given by constant nodes, minus normalisation statistics and masks).
+    `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
+    not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
+    models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
+    the machine's memory), and all that is computed from constants at load time; `max_seconds`: the work that the file
+    may ask for beside being read (default: 6), counted in operations (docs/import.md: limits).
+    `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
+    may be a checkpoint; names or globs (of nodes or their outputs) choose which.
+    `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
+
+    Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
+    for options that do not fit the model.
+    """
+    if mode not in MODES:
+        raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
+    budget = Budget(max_bytes, max_seconds)
+    source = with_own_statistics(read_model(model, budget=budget))
+    current, pairs = prepare(source, budget), quantized_pairs(quantization)
+    importer = Importer(
+        current, training=MODES[mode], seed=seed, trainable=trainable, budget=budget, unroll=unroll, quantized=pairs
+    )
+    importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
+    importer.run()
+    importer.unroll.check(importer.graph)
+    program = importer.program(source)
+    if init is not None:
+        initialise(program, init, seed, max_bytes=max_bytes or memory_bytes())
+    return program
+
+
+class Importer(ImportState):
+    """Walks the graph in order and emits operators."""
+
+    _cause: Exception | None = None
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Imports every node; nodes that cannot be are gathered into one ModelError."""
+        self.run_nodes(self.graph.node)
+        if self._problems:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Raises all that could not be imported as one ModelError."""
+        lines = "\n  ".join(self._problems[:20])
+        count = f"{len(self._problems) - 20}" if len(self._problems) < _MANY else "many"
+        more = f"\n  and {count} more" if len(self._problems) > 20 else ""
+        raise ModelError(f"this model cannot be trained here:\n  {lines}{more}") from self._cause
+
+    def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Imports nodes in order."""
+        for node in nodes:
+            self.run_node(node)
+            if len(self._problems) >= _MANY:
+                self._refuse()
+
+    def run_node(self, node: onnx.NodeProto) -> None:
+        """Folds, or hands the node to its operator."""
+        missing = [n for n in node.input if n and not self.has(n)]
+        if missing and self._problems:
+            return  # depends on a node that failed: one report is enough
+        if missing:
+            self._problems.append(f"{describe(node)}: reads '{missing[0]}', which nothing before it writes")
+            return
+        again = [n for n in node.output if n and self.has(n)]
+        if again:
+            self._problems.append(f"{describe(node)}: writes '{again[0]}', which is there already")
+            return
+        try:
+            check_node(node, self.opset)
+            check_sizes(node, self.known)
+            if node.op_type in CONTROL and node.domain in ("", "ai.onnx"):
+                CONTROL[node.op_type](self, node)
+                return
+            if any(n in self.sequences or n in self.nothing for n in node.input):
+                on_sequences(self, node)
+                return
+            opset = self.opset_of(node.domain)
+            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
+            if folded is not None:
+                remember(self.known, folded, self.budget)
+                return
+            self._emit(node)
+        except LimitError as e:
+            raise e.at(describe(node)) from None
+        except RecomputeError as e:
+            text = str(e)
+            self._problems.append(text if text.startswith("node ") else f"{describe(node)}: {text}")
+        except MemoryError as e:
+            raise ModelError(f"{describe(node)}: takes more memory than there is ({e})") from None
+        except Exception as e:  # an importer or a type rule met inputs or attributes that it does not expect
+            self._cause = self._cause or e
+            self._problems.append(f"{describe(node)}: its inputs or attributes do not fit ({type(e).__name__}: {e})")
+
+    def _emit(self, node: onnx.NodeProto) -> None:
+        attributes = {a.name: attribute_value(a) for a in node.attribute}
+        context = NodeContext(self, node, attributes)
+        cls = REGISTRY.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        handler = cls.from_onnx if cls is not None else IMPORTERS.get((node.domain, node.op_type))
+        start = len(self.builder.operators)
+        self.builder.prefix = next((o for o in node.output if o), node.op_type)
+        if handler is None:
+            self.expand_node(node)
+            return
+        results = handler(context)
+        if results is None:  # not this form of it
+            self.expand_node(node)
+            return
+        if isinstance(results, list):
+            self._run_body(results)
+            return
+        self._name_outputs(node, results if isinstance(results, tuple) else (results,), start)
+
+    def _run_body(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        self.used.update(names_read(nodes))
+        self.run_nodes(nodes)
+
+    def expand_node(self, node: onnx.NodeProto) -> None:
+        """Runs the body that ONNX gives for a node; where there is none, ONNX's evaluator may do it."""
+        known_types = {n: self.type_of(n) for n in node.input if n and n not in self.sequences}
+        body = expand_function(node, known_types, self.opset_of(node.domain))
+        if body is None:
+            start = len(self.builder.operators)
+            self._name_outputs(node, emit_reference(self, node, describe(node)), start)
+            return
+        self._run_body(body)
+
+    def _name_outputs(self, node: onnx.NodeProto, results: Sequence[Value | None], start: int) -> None:
+        """Gives the node's outputs their ONNX names; an output that is another value gets an alias."""
+        written = [v for o in self.builder.operators[start:] for v in o.writes() if not o.op.updates]
+        made = {v.name for v in written}
+        names: dict[str, str] = {}
+        for wanted, v in zip(node.output, results, strict=False):
+            if not wanted:
+                continue
+            if v is None:
+                raise ModelError(f"{describe(node)}: its output '{wanted}' is not supported")
+            if v.name in made and v.name not in names:
+                names[v.name] = wanted
+            else:
+                self.aliases[wanted] = v.name
+            self.env[wanted] = v.renamed(names.get(v.name, v.name))
+        if names:
+            self.builder.operators[start:] = [o.renamed(names) for o in self.builder.operators[start:]]
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    def program(self, source: onnx.ModelProto) -> Program:
+        """The imported program; outputs that are other values become copies of them."""
+        outputs = []
+        for o in self.graph.output:
+            if o.name not in self.env and o.name not in self.known:
+                raise ModelError(f"output '{o.name}' is never written")
+            v = self.value(o.name, "", 0)
+            if v.name != o.name or v in self.inputs or o.name in self.parameters:
+                copy = self.builder.emit(REGISTRY["Identity"](), v)
+                if v.name != o.name:  # the name was kept for it
+                    copy = self._rename_last(copy, o.name)
+                v = copy
+            outputs.append(v.name)
+        self._check_trainable()
+        block = Block(
+            name=self.graph.name or "main",
+            inputs=tuple(self.inputs),
+            parameters=tuple(self.parameters.values()),
+            buffers=tuple(self.buffers.values()),
+            state=tuple(self.state.values()),
+            constants=tuple(self.builder.constants),
+            operators=tuple(self.builder.operators),
+            outputs=tuple(outputs),
+        )
+        program = Program(block, self.data, source=source)
+        values = block.values()
+        program.aliases = {a: n for a, n in self.aliases.items() if a not in values}
+        return program
+
+    def _rename_last(self, v: Value, name: str) -> Value:
+        """Gives the last operator's output another name."""
+        self.builder.operators[-1] = self.builder.operators[-1].renamed({v.name: name})
+        return v.renamed(name)
+
+    def _check_trainable(self) -> None:
+        pattern = None if self.trainable is None else self.trainable.useless(self.parameters)
+        if pattern is not None:
+            floats = [n for n, k in self.known.items() if k.type.is_float]
+            raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")

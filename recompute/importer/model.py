@@ -1,0 +1,306 @@
+"""Reading ONNX files: an untrusted file is checked before anything is allocated for it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError, UsageError, nearest
+from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
+from .graphs import first_output
+from .limits import Budget
+
+#: opsets below this one are brought up to it by onnx's version converter
+TARGET_OPSET = 18
+#: subgraphs, one in another
+MAX_DEPTH = 64
+#: files of external data that models read by path in this process point to: such a model may be loaded again
+_CHECKED: set[str] = set()
+
+
+def read_model(
+    model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None, budget: Budget | None = None
+) -> onnx.ModelProto:
+    """Reads and checks a model; its external data is mapped, not read.  `budget` is told what the file holds.
+
+    ModelError where the file is missing, truncated, no ONNX model, declares a tensor larger than `max_bytes` (or the
+    budget's), or points outside its own folder.
+    """
+    budget = budget or Budget(max_bytes)
+    if isinstance(model, onnx.ModelProto):
+        proto, folder = model, None
+    else:
+        path = Path(model)
+        try:
+            raw = path.read_bytes()
+        except OSError as e:
+            raise ModelError(f"cannot read '{path}': {e.strerror or e}") from None
+        proto, folder = onnx.ModelProto(), path.resolve().parent
+        try:
+            proto.ParseFromString(raw)
+        except Exception:
+            raise ModelError(f"'{path}' is no ONNX model, or it is truncated ({len(raw):,} bytes)") from None
+        if not proto.graph.node and not proto.graph.output:
+            raise ModelError(f"'{path}' holds no graph: it is empty, truncated or no ONNX model")
+    nodes, tensors = _tensors((n for f in proto.functions for n in f.node), [proto.graph])
+    try:
+        for text in _all_names(proto):
+            if not isinstance(text, str):  # what protobuf gives, or raises, where the bytes are no UTF-8
+                raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
+    except UnicodeDecodeError as e:
+        raise ModelError(f"the model has a name that is no UTF-8 text: {e.object!r:.60}") from None
+    budget.own(nodes, _check_tensors(tensors, folder, budget))
+    return proto
+
+
+def _all_names(proto: onnx.ModelProto) -> Iterator[str]:
+    """Every name in a model."""
+    yield from (o.domain for o in proto.opset_import)
+    for f in proto.functions:
+        yield from (f.name, f.domain, *f.input, *f.output, *f.attribute, *(o.domain for o in f.opset_import))
+        yield from (a.name for a in f.attribute_proto)
+    yield from _names(proto.graph, (n for f in proto.functions for n in f.node))
+
+
+def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Iterator[str]:
+    """Every name in a graph, its subgraphs and further nodes."""
+    yield graph.name
+    for v in (*graph.input, *graph.output):
+        yield v.name
+        yield from (d.dim_param for d in v.type.tensor_type.shape.dim)
+    yield from (t.name for t in graph.initializer)
+    for node in (*graph.node, *more):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for a in node.attribute:
+            yield a.name
+            if a.type == onnx.AttributeProto.GRAPH:
+                yield from _names(a.g)
+
+
+def _tensors(nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto]) -> tuple[int, list[onnx.TensorProto]]:
+    """How many nodes there are, inside subgraphs too, and all tensors.  ModelError where they are nested too deeply."""
+    count, depth = 0, 0
+    found: list[onnx.TensorProto] = []
+    level, lists = list(graphs), [nodes]
+    while level or lists:
+        lists += [g.node for g in level]
+        found += [t for g in level for t in g.initializer]
+        level = []
+        for listed in lists:
+            for node in listed:
+                count += 1
+                for a in node.attribute:
+                    if a.type == onnx.AttributeProto.TENSOR:
+                        found.append(a.t)
+                    elif a.type == onnx.AttributeProto.GRAPH:
+                        level.append(a.g)
+        lists = []
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ModelError(f"the model's subgraphs are nested more than {MAX_DEPTH} deep")
+    return count, found
+
+
+def _check_tensors(tensors: Iterable[onnx.TensorProto], folder: Path | None, budget: Budget) -> int:
+    """Checks tensors against what the file has; their bytes together."""
+    total = 0
+    for t in tensors:
+        name = dtype_from_onnx(t.data_type)
+        if name is None:
+            continue  # named where it is used
+        if any(d < 0 for d in t.dims):
+            raise ModelError(f"tensor '{t.name}' has a negative dimension: {list(t.dims)}")
+        nbytes = _file_bytes(name, math.prod(t.dims))
+        if not nbytes and (why := TensorType(name, tuple(t.dims)).impossible()):
+            raise ModelError(f"tensor '{t.name}' {why}")
+        if nbytes > budget.tensor_bytes:
+            raise ModelError(
+                f"tensor '{t.name}' {list(t.dims)} declares {nbytes:,} bytes; the limit is {budget.tensor_bytes:,} "
+                "(max_bytes= or --max-bytes)"
+            )
+        if t.data_location == onnx.TensorProto.EXTERNAL:
+            _map_external(t, folder, nbytes)
+        elif t.HasField("raw_data") and len(t.raw_data) != nbytes:
+            raise ModelError(
+                f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes, the file has {len(t.raw_data):,}"
+            )
+        total += nbytes
+    return total
+
+
+def _file_bytes(dtype: str, size: int) -> int:
+    """Bytes of `size` elements in a file: small elements are packed there."""
+    return -(-size * PACKED[dtype] // 8) if dtype in PACKED else size * DTYPES[dtype].itemsize
+
+
+def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None:
+    """Checks an external tensor and rewrites its location to the absolute path of a file inside `folder`."""
+    info = {e.key: e.value for e in t.external_data}
+    location = info.get("location", "")
+    if folder is None and location not in _CHECKED:
+        raise ModelError(f"tensor '{t.name}' has external data: load the model by its path, not as a ModelProto")
+    try:
+        path = Path(location) if folder is None else (folder / location).resolve()
+        if folder is not None and (not location or os.path.isabs(location) or folder not in path.parents):
+            raise ModelError(f"tensor '{t.name}' points outside the model's folder: '{location}' is not read")
+        if path.exists() and not path.is_file():
+            raise ModelError(f"tensor '{t.name}': external data '{location}' is no file")
+        offset, length = int(info.get("offset", 0)), int(info.get("length", nbytes))
+        size = path.stat().st_size
+    except (ValueError, OSError, RuntimeError) as e:  # RuntimeError: a link that leads to itself
+        raise ModelError(f"tensor '{t.name}': external data '{location}' cannot be read: {e}") from None
+    if length != nbytes or offset < 0 or offset + nbytes > size:
+        raise ModelError(
+            f"tensor '{t.name}' {list(t.dims)} needs {nbytes:,} bytes at {offset:,} of '{location}', "
+            f"which has {size:,} (declared length {length:,})"
+        )
+    del t.external_data[:]
+    _CHECKED.add(str(path))
+    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(nbytes))):
+        t.external_data.add(key=key, value=value)
+
+
+def with_own_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, with a copy (Identity) of each normalisation statistic whose tensor serves for something else too.
+
+    Tools that merge equal tensors make one of fresh scales and variances, of fresh biases and means; a training step
+    updates the statistics, and nothing else may change with them.
+    """
+    uses: dict[str, set[int]] = {}
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            uses.setdefault(name, set()).add(i if node.op_type == "BatchNormalization" else -1)
+    shared = {n for n, at in uses.items() if at & {3, 4} and len(at) > 1}
+    held = {t.name for t in model.graph.initializer}.union(*(n.output for n in model.graph.node))
+    if not shared & held:
+        return model
+    split = onnx.ModelProto()
+    split.CopyFrom(model)
+    del split.graph.node[:]
+    for node in model.graph.node:
+        copy = split.graph.node.add()
+        copy.CopyFrom(node)
+        for i, what in ((3, "mean"), (4, "var")) if node.op_type == "BatchNormalization" else ():
+            if i < len(node.input) and node.input[i] in shared:
+                copy.input[i] = f"{first_output(node)}.running_{what}"
+                split.graph.node.insert(
+                    len(split.graph.node) - 1, onnx.helper.make_node("Identity", [node.input[i]], [copy.input[i]])
+                )
+    return split
+
+
+def main_opset(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators; a model that imports other domains only has none of them."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    return versions.get("", versions.get("ai.onnx", TARGET_OPSET if versions else 1))
+
+
+def fixed_inputs(
+    graph: onnx.GraphProto,
+    initializers: Mapping[str, object],
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None,
+) -> dict[str, TensorType]:
+    """The types of the graph's real inputs with every dimension known.
+
+    UsageError where a dimension stays open or a given shape contradicts the model.
+    """
+    inputs = [i for i in graph.input if i.name not in initializers]
+    _check_names([i.name for i in graph.input], "input")
+    _check_names([t.name for t in graph.initializer], "initializer")
+    for name in shapes:
+        if name not in {i.name for i in inputs}:
+            raise UsageError(f"input_shapes: no input is called '{name}'{nearest(name, [i.name for i in inputs])}")
+    if batch is not None and (not isinstance(batch, (int, np.integer)) or batch < 1):
+        raise UsageError(f"batch must be a whole number of at least 1, not {batch}")
+    for name, shape in shapes.items():
+        if not all(isinstance(d, (int, np.integer)) and d >= 0 for d in shape):
+            raise UsageError(f"input_shapes: '{name}' needs whole numbers that are not negative, not {list(shape)}")
+    symbols = _symbols(inputs, shapes, batch)
+    types = {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
+    for name, t in types.items():
+        if why := t.impossible():
+            raise (UsageError if batch or shapes else ModelError)(f"input '{name}' {why}")
+    return types
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not name or name in seen:
+            raise ModelError(f"the model has two {what}s called '{name}'" if name else f"an {what} has no name")
+        seen.add(name)
+
+
+def _symbols(
+    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], batch: int | None
+) -> dict[str, int]:
+    """Values of symbolic dimensions that the given shapes and the batch settle."""
+    found: dict[str, int] = {}
+    for i in inputs:
+        dims = i.type.tensor_type.shape.dim
+        for d, size in zip(dims, shapes.get(i.name, ()), strict=False):
+            if d.dim_param:
+                found.setdefault(d.dim_param, int(size))
+        if batch is not None and dims and dims[0].dim_param:
+            found.setdefault(dims[0].dim_param, batch)
+    return found
+
+
+def _fixed(
+    i: onnx.ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[str, int], batch: int | None
+) -> TensorType:
+    if not i.type.HasField("tensor_type"):
+        raise ModelError(f"input '{i.name}' is no tensor; only tensors can be fed")
+    dtype = dtype_from_onnx(i.type.tensor_type.elem_type)
+    if dtype is None:
+        kind = show_onnx_dtype(i.type.tensor_type.elem_type)
+        raise ModelError(f"input '{i.name}' has element type {kind}, which is not supported")
+    has_shape = i.type.tensor_type.HasField("shape")
+    dims = list(i.type.tensor_type.shape.dim)
+    if given is not None:
+        if has_shape and (
+            len(given) != len(dims)
+            or any(
+                d.HasField("dim_value") and d.dim_value > 0 and d.dim_value != g
+                for d, g in zip(dims, given, strict=True)
+            )
+        ):
+            raise UsageError(f"input '{i.name}' is {_show(dims)} in the model; {list(given)} does not fit")
+        return TensorType(dtype, tuple(int(d) for d in given))
+    if not has_shape:
+        raise UsageError(f"input '{i.name}' has no shape in the model: give input_shapes={{'{i.name}': (...)}}")
+    shape = []
+    for axis, d in enumerate(dims):
+        size = d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, 0)
+        if size <= 0 and axis == 0 and batch is not None and not d.dim_value:
+            size = batch
+        if size <= 0 and not (d.HasField("dim_value") and d.dim_value == 0):
+            raise UsageError(
+                f"input '{i.name}' is {_show(dims)}: dimension {axis} is open. Give batch=N or "
+                f"input_shapes={{'{i.name}': (...)}} (--batch N, --input-shapes {i.name}:[...])"
+            )
+        shape.append(size)
+    return TensorType(dtype, tuple(shape))
+
+
+def _show(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
+    return "[" + ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims) + "]"
+
+
+def open_dimensions(graph: onnx.GraphProto) -> list[tuple[str, int]]:
+    """(input, axis) of every dimension that the model leaves open."""
+    weights = {t.name for t in graph.initializer}
+    return [
+        (i.name, axis)
+        for i in graph.input
+        if i.name not in weights
+        for axis, d in enumerate(i.type.tensor_type.shape.dim)
+        if not d.HasField("dim_value")
+    ]

@@ -1,0 +1,125 @@
+"""One ONNX node, as an operator class sees it that imports it (`Op.from_onnx`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError
+from ..language.ir import Value
+from ..language.op import Op
+from ..language.types import TensorType
+from .body import Body
+from .graphs import first_output
+from .schema import describe
+from .state import ImportState
+
+
+class NodeContext:
+    """One ONNX node, as `Op.from_onnx` sees it."""
+
+    def __init__(self, importer: ImportState, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
+        self._importer = importer
+        self._node = node
+        self.attributes = attributes
+        self.op_type = node.op_type
+        self.opset = importer.opset
+        self.builder = importer.builder
+        self.outputs = tuple(node.output)
+        self.quantized = importer.quantized
+
+    @property
+    def training(self) -> bool:
+        """Whether this node trains: as the program's mode says, or (mode "file") as the node itself says."""
+        if self._importer.training is not None:
+            return self._importer.training
+        if self.op_type == "Dropout":
+            return self.type(2) is not None and bool(self.need_constant(2, "training_mode").reshape(())[()])
+        return bool(self.attributes.get("training_mode", 0))
+
+    @property
+    def inputs(self) -> list[Value | None]:
+        """Input values; None where an optional one is absent.  Constants become values when asked for here."""
+        return [self.input(i) for i in range(len(self._node.input))]
+
+    def name(self, i: int) -> str:
+        """The name of input `i`, "" where it is absent."""
+        return self._node.input[i] if i < len(self._node.input) else ""
+
+    def named(self, name: str) -> Value:
+        """A value of the model by its name."""
+        return self._importer.value(name, "", 0)
+
+    def input(self, i: int) -> Value | None:
+        """Input number `i`, None where it is absent."""
+        if not self.name(i):
+            return None
+        return self._importer.value(self._node.input[i], self.op_type, i)
+
+    def type(self, i: int) -> TensorType | None:
+        """The type of input `i` without making a constant a value."""
+        if not self.name(i):
+            return None
+        return self._importer.type_of(self._node.input[i])
+
+    def constant(self, i: int) -> np.ndarray | None:
+        """The contents of input `i` where they are known at compile time, else None."""
+        if not self.name(i):
+            return None
+        known = self._importer.contents(self._node.input[i])
+        return None if known is None else known.array
+
+    def origin(self, i: int) -> str | None:
+        """Where the contents of input `i` come from (see `Known.origin`), None where they are not known."""
+        known = self._importer.known.get(self.name(i))
+        return None if known is None else known.origin
+
+    def need_constant(self, i: int, what: str) -> np.ndarray:
+        """`constant(i)`, or a ModelError that says that `what` must be known."""
+        found = self.constant(i)
+        if found is None:
+            given = "is absent" if self.type(i) is None else "is computed from data"
+            raise self.fail(f"its {what} (input {i}) {given}; a static program needs it known at compile time")
+        return found
+
+    def wants(self, i: int) -> bool:
+        """Whether output `i` is used."""
+        return i < len(self.outputs) and bool(self.outputs[i]) and self.outputs[i] in self._importer.used
+
+    def emit(self, op: Op, *inputs: Value | None, want: int | None = None) -> Any:
+        """Applies an operator; trailing absent inputs are dropped."""
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        return self.builder.emit(op, *given, want=want)
+
+    def buffer(self, i: int) -> Value:
+        """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
+        return self._importer.buffer(self._node.input[i])
+
+    def step(self) -> Value:
+        """The step counter (i64[]), state of the program."""
+        return self._importer.step()
+
+    def random_seed(self) -> int:
+        """The key of the next random operator: its own, and repeatable for the seed of `load`."""
+        return self._importer.random_seed()
+
+    def body(self) -> Body:
+        """For importers that write plain ONNX nodes (and return `body.results(...)`)."""
+        return Body(self._importer, self._node)
+
+    @property
+    def base(self) -> str:
+        """The name that stands for the node: its first output's."""
+        return first_output(self._node)
+
+    def unrolled(self, steps: int) -> bool:
+        """Whether this recurrent node is to be written step by step."""
+        return self._importer.unroll.chooses(self._importer.budget, self._node, steps)
+
+    def fail(self, why: str) -> ModelError:
+        """The error about this node (for `raise node.fail(...)`)."""
+        return ModelError(f"{describe(self._node)}: {why}")

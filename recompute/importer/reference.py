@@ -1,0 +1,63 @@
+"""ONNX nodes that have no kernel, no body and no gradient: evaluated as they are (see ops/reference.py)."""
+
+from __future__ import annotations
+
+import onnx
+
+from ..errors import ModelError, nearest
+from ..language.ir import Value
+from ..language.op import REGISTRY
+from ..language.types import TensorType, dtype_from_onnx
+from ..ops.reference import reference
+from ..ops.reference_nodes import admitted, check_attributes
+from .fold import infer_outputs
+from .state import ImportState
+
+
+def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tuple[Value | None, ...]:
+    """The outputs of a node through ONNX's evaluator.
+
+    ModelError where that is not foreseen for the operator, or where an output's shape depends on data.  `name`: how
+    errors call the node.
+    """
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if not admitted(domain, node.op_type):
+        raise ModelError(f"{name}: this operator is not supported{nearest(node.op_type, REGISTRY)}")
+    check_attributes(node)
+    opset = importer.opset_of(domain)
+    types = _output_types(importer, node, opset)
+    if types is None:
+        for n in node.input:
+            if n:
+                importer.contents(n)
+        raise ModelError(
+            f"{name}: the shape of its result depends on the contents of its inputs; a static program needs them "
+            "known, and few"
+        )
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [f"x{i}" if n else "" for i, n in enumerate(node.input)]
+    copy.output[:] = [f"y{i}" if n else "" for i, n in enumerate(node.output)]
+    copy.name = copy.doc_string = ""
+    ins = [importer.value(n, "", 0) if n else None for n in node.input]
+    made = importer.builder.emit(reference(copy, opset, types), *ins, want=len(types))
+    found = iter(made if isinstance(made, tuple) else (made,))
+    return tuple(next(found) if n else None for n in node.output)
+
+
+def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tuple[str, ...] | None:
+    """Types of the outputs that are there, as text; None where one is no static tensor."""
+    types = {n: importer.type_of(n) for n in node.input if n}
+    if any(t.dtype == "string" for t in types.values()):
+        return None
+    data = {n: k.array for n in types if (k := importer.known.get(n)) is not None}
+    found = infer_outputs(node, types, data, opset)
+    texts = []
+    for o in node.output:
+        if o:
+            t = found[o].tensor_type if o in found else onnx.TypeProto.Tensor()
+            dtype = dtype_from_onnx(t.elem_type)
+            if dtype is None or not t.HasField("shape") or any(not d.HasField("dim_value") for d in t.shape.dim):
+                return None
+            texts.append(str(TensorType(dtype, tuple(d.dim_value for d in t.shape.dim))))
+    return tuple(texts)

@@ -1,0 +1,120 @@
+"""Nodes against ONNX's schemas: what an importer may rely on."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from ..errors import ModelError, UsageError
+
+#: axes beyond this are nonsense, on which onnx's own type inference crashes
+_MOST = 1 << 10
+_AXES = {"axis", "axes", "batch_dims", "batch_axis", "time_axis", "perm"}
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a schema asks of a node.  `needed`: positions of the inputs that must be there, and their names."""
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    needed: tuple[tuple[int, str], ...]
+    attributes: dict[str, int]
+    required: tuple[str, ...]
+
+
+def _number(kind: Any) -> int:
+    """An attribute's type as AttributeProto numbers it (onnx's binding gives an enumeration)."""
+    return int(getattr(kind, "value", kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def _rules(op_type: str, opset: int) -> _Rules | None:
+    """The rules of an operator, None where ONNX has no such operator."""
+    try:
+        schema = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))
+    except Exception:
+        return None
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return _Rules(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple((i, p.name) for i, p in enumerate(schema.inputs) if p.option == single),
+        {name: _number(a.type) for name, a in schema.attributes.items()},
+        tuple(name for name, a in schema.attributes.items() if a.required),
+    )
+
+
+def has_operator(op_type: str, opset: int) -> bool:
+    """Whether ONNX has this operator at this opset."""
+    return _rules(op_type, opset) is not None
+
+
+def check_node(node: onnx.NodeProto, opset: int) -> None:
+    """Numbers of inputs and outputs, inputs and attributes that must be there, types of attributes.
+
+    Attributes that the schema does not know are passed over: old files have some left.
+    ModelError where something does not fit; operators of other domains are not checked.
+    """
+    rules = _rules(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
+    if rules is None:
+        return
+    _check_count(len(node.input), *rules.inputs, "input")
+    _check_count(len(node.output), *rules.outputs, "output")
+    for i, name in rules.needed:
+        if not node.input[i]:
+            raise ModelError(f"its input {i} ({name}) is absent, but {node.op_type} needs it")
+    types = {a.name: a.type for a in node.attribute}
+    for name, given in types.items():
+        if given != rules.attributes.get(name, given):
+            kinds = onnx.AttributeProto.AttributeType
+            kind = kinds.Name(given) if given in kinds.values() else str(given)
+            raise ModelError(f"its attribute '{name}' is {kind}, ONNX wants {kinds.Name(rules.attributes[name])}")
+    for a in node.attribute:
+        if a.name in _AXES and any(abs(i) > _MOST for i in (a.i, *a.ints)):
+            raise ModelError(f"its attribute '{a.name}' is {a.i or list(a.ints)}: no tensor has so many dimensions")
+        if a.name == "batch_dims" and a.i < 0:
+            raise ModelError(f"its attribute 'batch_dims' is {a.i}, it may not be negative")
+    for name in rules.required:
+        if name not in types:
+            raise ModelError(f"its attribute '{name}' is absent, but {node.op_type} needs it")
+
+
+def _check_count(n: int, least: int, most: int, what: str) -> None:
+    if not least <= n <= most:
+        wanted = f"{least}" if least == most else f"{least} to {most}" if most < 1 << 30 else f"{least} or more"
+        raise ModelError(f"it has {n} {what}{'s' * (n != 1)}, ONNX wants {wanted}")
+
+
+def attribute_value(a: onnx.AttributeProto) -> Any:
+    """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos."""
+    value = onnx.helper.get_attribute_value(a)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    if isinstance(value, (list, tuple)) or (
+        hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto))
+    ):
+        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+    return value
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """`node 'conv1' (Conv)`: how errors name a node."""
+    name = node.name or next((o for o in node.output if o), "")
+    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
+    return f"node '{name}' ({domain}{node.op_type})"
+
+
+def quantized_pairs(option: str | None) -> dict[str, tuple[Any, ...]] | None:
+    """Where an importer remembers what outputs of QuantizeLinear are rounded from; None: nobody asks.
+
+    UsageError where `option` is neither None nor "ste".
+    """
+    if option not in (None, "ste"):
+        raise UsageError(f"quantization must be None or 'ste', not {option!r}")
+    return {} if option == "ste" else None

@@ -1,0 +1,216 @@
+"""What is known and made while a model is imported: declarations, constants, values, limits.
+
+The importer's parts work on this; running further nodes is left to the importer itself (`onnx_import.Importer`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError
+from ..language.builder import Builder, Names
+from ..language.ir import Value
+from ..language.types import TensorType
+from ..support.patterns import Patterns
+from .fold import Known
+from .graphs import names_read
+from .limits import Budget
+from .model import main_opset
+from .unrolled import Unrolled
+
+#: constants of at most this many elements are written into the program's text, larger ones become buffers
+_INLINE = 64
+#: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
+_WEIGHT_POSITIONS = {
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
+    "LayerNormalization": (1, 2), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2),
+    "RMSNormalization": (1,), "PRelu": (1,), "LSTM": (1, 2, 3, 7), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Gather": (0,),
+}  # fmt: skip
+
+
+class ImportState(ABC):
+    """What has been imported so far, and how to run more nodes.
+
+    `known`: contents that are settled at compile time; `env`: values of the program; `sequences`: names of a
+    sequence's tensors; `used`: names that something reads.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        *,
+        training: bool | None,
+        seed: int,
+        trainable: Sequence[str] | None,
+        budget: Budget | None = None,
+        unroll: bool | Sequence[str] = False,
+        quantized: dict[str, tuple[Any, ...]] | None = None,
+    ) -> None:
+        self.graph = model.graph
+        self.opset = main_opset(model)
+        self.budget = budget or Budget()
+        self._opsets = {o.domain: o.version for o in model.opset_import}
+        self.training = training
+        self.trainable = None if trainable is None else Patterns(trainable)
+        self.initializers = {t.name: t for t in self.graph.initializer}
+        self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
+        self.sequences: dict[str, list[str]] = {}
+        self.nothing: set[str] = set()  # optionals that hold nothing
+        self.canonical: dict[str, str] = {}  # a known constant's further name → its own
+        self.scopes: dict[str, str] = {}  # see onnx_subgraph
+        self.held: set[str] = set()
+        self.unroll = Unrolled(unroll)
+        self.quantized = quantized
+        self.used = set(names_read(self.graph.node)) | {o.name for o in self.graph.output}
+        written = {o for node in self.graph.node for o in node.output}
+        names = Names(written.union(self.known, (i.name for i in self.graph.input)))
+        self.builder = Builder(names)
+        self.env: dict[str, Value] = {}
+        self.inputs: list[Value] = []
+        self.parameters: dict[str, Value] = {}
+        self.buffers: dict[str, Value] = {}
+        self.state: dict[str, Value] = {}
+        self.data: dict[str, np.ndarray] = {}
+        self.aliases: dict[str, str] = {}
+        self._seed, self._random = seed, 0
+        self._problems: list[str] = []
+
+    # -- what the importer does -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def run_node(self, node: onnx.NodeProto) -> None:
+        """Imports a node; one that cannot be is noted (see `problems`)."""
+
+    @abstractmethod
+    def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Imports nodes in order."""
+
+    @abstractmethod
+    def expand_node(self, node: onnx.NodeProto) -> None:
+        """Runs the body that ONNX gives for a node; where there is none, ONNX's evaluator may do it."""
+
+    # -- declarations ---------------------------------------------------------------------------------------------
+
+    def declare_inputs(self, types: Mapping[str, TensorType]) -> None:
+        """Declares the graph's inputs with their fixed types."""
+        for name, t in types.items():
+            self.env[name] = Value(name, t)
+            self.inputs.append(self.env[name])
+
+    def step(self) -> Value:
+        """Declares the step counter at its first use."""
+        if not self.state:
+            name = self.builder.names.take("step")
+            self.state[name] = Value(name, TensorType("i64", ()))
+            self.data[name] = np.zeros((), np.int64)
+        return next(iter(self.state.values()))
+
+    def random_seed(self) -> int:
+        """A key of 63 bits from the seed and the operator's number (SplitMix64's finaliser)."""
+        self._random += 1
+        z = (self._seed * 0x9E3779B97F4A7C15 + self._random * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+        return (z ^ (z >> 31)) >> 1
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether a name is a value, a known constant or a sequence by now."""
+        return name in self.env or name in self.known or name in self.sequences or name in self.nothing
+
+    def constant(self, array: np.ndarray) -> Known:
+        """A constant that the importer makes itself."""
+        self.budget.take(array.nbytes)
+        return Known(array, "folded")
+
+    def declare_initializer(self, name: str, t: onnx.TensorProto) -> None:
+        """An initializer of a subgraph, under a name of its own."""
+        self.known[name] = Known.of_initializer(t)
+
+    def alias(self, name: str, other: str) -> None:
+        """A further name for a value, a known constant or a sequence; for what a failed node lacks, nothing."""
+        if name == other:
+            return
+        if other in self.env:
+            self.env[name] = self.env[other]
+            self.aliases[name] = self.env[other].name
+        elif other in self.known:
+            self.known[name] = self.known[other]
+            self.canonical[name] = self.canonical.get(other, other)
+        elif other in self.sequences:
+            self.sequences[name] = self.sequences[other]
+        elif other in self.nothing:
+            self.nothing.add(name)
+
+    def problems(self) -> int:
+        """How many nodes could not be imported so far."""
+        return len(self._problems)
+
+    def opset_of(self, domain: str) -> int:
+        """The version of a domain's operators that this onnx has and the model asks for."""
+        ours = domain in ("", "ai.onnx")
+        return min(self.opset, onnx.defs.onnx_opset_version()) if ours else self._opsets.get(domain, 1)
+
+    def contents(self, name: str) -> Known | None:
+        """What is known of a value's contents: an operator asks for what must be settled at compile time."""
+        return self.known.get(name)
+
+    def type_of(self, name: str) -> TensorType:
+        """The type of a value or known constant."""
+        return self.env[name].type if name in self.env else self.known[name].type
+
+    def value(self, name: str, op_type: str, position: int) -> Value:
+        """The value called `name`; a known constant is declared in the way that its use asks for."""
+        name = self.canonical.get(name, name)
+        if name in self.env:
+            return self.env[name]
+        known = self.known.get(name)
+        if known is None:
+            raise ModelError(f"'{name}' is read but never written")
+        t = known.type
+        if t.dtype == "string":
+            raise ModelError(f"'{name}' holds strings: what is made of them must be known at compile time")
+        if self._is_trained(name, known, op_type, position):
+            self.env[name] = self.parameters[name] = Value(name, t)
+            self.data[name] = _read_only(known.array)
+        elif t.size <= _INLINE and known.origin != "initializer":
+            return self.builder.constant(known.array, t)  # not remembered: a later use may be as a weight
+        elif t.size <= 1 and t.ndim == 0:
+            self.env[name] = self.builder.constant(known.array, t)
+        else:
+            return self.buffer(name)
+        return self.env[name]
+
+    def buffer(self, name: str) -> Value:
+        """The value called `name`; a known constant becomes a buffer, which an operator may update."""
+        name = self.canonical.get(name, name)
+        if name not in self.env:
+            known = self.known[name]
+            self.env[name] = self.buffers[name] = Value(name, known.type)
+            self.data[name] = _read_only(known.array)
+        return self.env[name]
+
+    def _is_trained(self, name: str, known: Known, op_type: str, position: int) -> bool:
+        if not known.type.is_float or not op_type:
+            return False
+        if self.trainable is not None:
+            return self.trainable.fit(name)
+        if known.type.ndim == 0:
+            return False
+        at_weight = position in _WEIGHT_POSITIONS.get(op_type, ())
+        if known.origin == "initializer":
+            return at_weight or not known.is_mask()
+        return at_weight and known.origin in ("constant", "fill")
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written: copies of one tensor share it until a program that trains them is run."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

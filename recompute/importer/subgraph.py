@@ -1,0 +1,193 @@
+"""Subgraphs put in the place of the node that holds them: names made unique, weights held once.
+
+A weight of a subgraph (an initializer or a Constant node) is called after where it stands, `OUTPUT/ATTRIBUTE/NAME`
+with the holding node's first output: `y/then_branch/w`.  However often the subgraph is run, the weight is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+
+from ..errors import ModelError
+from .graphs import first_output, graphs_of, names_read
+from .state import ImportState
+
+_OURS = ("", "ai.onnx")
+#: bytes of attributes that are copied in the time of one node
+_BYTES = 1 << 15
+
+
+class Subgraph:
+    """A graph attribute of a node, ready to be put in the node's place any number of times.
+
+    `scope`: where its weights stand (see the module).  `names`: what its initializers and constants are called
+    outside; `nodes`: the rest of its nodes.
+    """
+
+    def __init__(self, importer: ImportState, node: onnx.NodeProto, attribute: str) -> None:
+        found = next((a for a in node.attribute if a.name == attribute), None)
+        if found is None:
+            raise ModelError(f"its attribute '{attribute}' is absent")
+        self.importer, self.attribute = importer, attribute
+        self.graph = found.g
+        self.scope = scope_of(importer.scopes.get(first_output(node), first_output(node)), attribute)
+        self.names: dict[str, str] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.targets: dict[str, str] = {}  # outer names that results are to be given
+        self._units: int | None = None
+        for t in self.graph.initializer:
+            self._hold(t.name, t)
+        for n in self.graph.node:
+            if n.op_type == "Constant" and n.domain in _OURS and len(n.output) == 1:
+                self._hold(n.output[0], n)
+            else:
+                self.nodes.append(n)
+
+    def _hold(self, inner: str, held: onnx.TensorProto | onnx.NodeProto) -> None:
+        """Declares an initializer or constant."""
+        self.names[inner] = name = f"{self.scope}/{inner}"
+        if name in self.importer.held:
+            return  # a loop comes here again for the subgraphs of its body
+        if self.importer.has(name):
+            raise ModelError(f"its {self.attribute} holds '{inner}', but the name '{name}' is taken")
+        self.importer.held.add(name)
+        if isinstance(held, onnx.TensorProto):
+            self.importer.declare_initializer(name, held)
+        else:
+            self.importer.run_node(_constant(held, name))
+
+    @property
+    def units(self) -> int:
+        """Nodes that are charged for running it once: what it holds is copied each time, too."""
+        if self._units is None:
+            self._units = len(self.nodes) + sum(n.ByteSize() for n in self.nodes if n.attribute) // _BYTES
+        return max(1, self._units)
+
+    def hoist(self, inputs: Sequence[str]) -> None:
+        """Runs the nodes that depend on none of `inputs` and draw no numbers: once, not in each iteration."""
+        varying = set(inputs)
+        kept: list[onnx.NodeProto] = []
+        for n in self.nodes:
+            if depends(n, varying):
+                varying.update(n.output)
+                kept.append(n)
+            else:
+                self.run([n], self.names, self.scope)
+        self.nodes, self._units = kept, None
+
+    def run(self, nodes: Sequence[onnx.NodeProto], names: dict[str, str], prefix: str) -> None:
+        """Runs nodes under names of their own; `names` (inner name → outer name) gets what they write."""
+        body = []
+        for n in nodes:
+            if n.op_type == "Identity" and n.domain in _OURS and len(n.input) == len(n.output) == 1 and n.input[0]:
+                names[n.output[0]] = names.get(n.input[0], n.input[0])  # no second copy of a weight
+            else:
+                body.append(self.renamed(n, names, prefix))
+        self.importer.used.update(names_read(body))
+        self.importer.run_nodes(body)
+
+    def inline(self, prefix: str, wanted: dict[str, str]) -> dict[str, str]:
+        """Runs the subgraph once; `wanted`: outer names of its inputs.  Returns the outer names of all it holds."""
+        names = {**self.names, **wanted}
+        self.run(self.nodes, names, prefix)
+        return names
+
+    def renamed(self, node: onnx.NodeProto, names: dict[str, str], prefix: str) -> onnx.NodeProto:
+        """A copy of a node with the names that it reads replaced, and new names (put into `names`) for its outputs."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = f"{prefix}/{node.name or node.op_type}"
+        _rename_reads(copy, names)
+        if any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+            scope = f"{self.scope}/{first_output(node)}"
+        else:
+            scope = ""
+        for i, o in enumerate(node.output):
+            if o:
+                copy.output[i] = names[o] = self.targets.get(o) or self.importer.builder.names.take(f"{prefix}/{o}")
+        if scope:
+            self.importer.scopes[first_output(copy)] = scope
+        return copy
+
+
+def _constant(node: onnx.NodeProto, name: str) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = copy.output[0] = name
+    return copy
+
+
+def scope_of(node: str, attribute: str) -> str:
+    """Where the weights of a subgraph stand; `node`: the scope of the node that holds it."""
+    return f"{node}/{attribute}"
+
+
+def _rename_reads(node: onnx.NodeProto, names: dict[str, str], hidden: frozenset[str] = frozenset()) -> None:
+    """Replaces the names that a node reads; what its subgraphs define themselves (`hidden`) hides what is outside."""
+    for i, n in enumerate(node.input):
+        if n in names and n not in hidden:
+            node.input[i] = names[n]
+    for a in node.attribute:
+        for graph in graphs_of(a):
+            own = hidden.union((v.name for v in graph.input), (t.name for t in graph.initializer))
+            for inner in graph.node:
+                _rename_reads(inner, names, own)
+                if any(o in names for o in inner.output):
+                    own = own.union(inner.output)
+            for v in graph.output:
+                if v.name not in own:
+                    v.name = names.get(v.name, v.name)
+
+
+def depends(node: onnx.NodeProto, varying: set[str]) -> bool:
+    """Whether a node of a loop's body is run in each iteration; `varying`: what changes from one to the next."""
+    if node.op_type.startswith(("Sequence", "Optional")) or _draws([node]):
+        return True
+    return not varying.isdisjoint(names_read([node]))
+
+
+def _draws(nodes: Any) -> bool:
+    """Whether nodes draw random numbers or update statistics: each run of them is another one."""
+    return any(
+        n.op_type in _EACH_TIME or n.op_type.startswith("Random") or any(
+            _draws(g.node) for a in n.attribute for g in graphs_of(a)
+        )
+        for n in nodes
+    )  # fmt: skip
+
+
+_EACH_TIME = {"Bernoulli", "Multinomial", "Dropout", "BiasDropout", "BitmaskDropout", "BatchNormalization"}
+
+
+def take_branch(importer: ImportState, node: onnx.NodeProto) -> None:
+    """If with a condition that is known: the chosen branch's nodes take its place."""
+    condition = importer.contents(node.input[0])
+    if condition is None:
+        raise ModelError("its condition is computed from data; a static program needs it known at compile time")
+    if condition.array.size != 1:
+        raise ModelError(f"its condition has {condition.array.size} elements, it needs one")
+    branch = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
+    body = Subgraph(importer, node, branch)
+    if len(body.graph.output) < len(node.output):
+        raise ModelError(f"its {branch} has {len(body.graph.output)} outputs, the node {len(node.output)}")
+    body.targets = final_names(body, node.output)
+    names = body.inline(f"{first_output(node)}/{branch}", {})
+    for inner, outer in zip(body.graph.output, node.output, strict=False):
+        if outer:
+            importer.alias(outer, names.get(inner.name, inner.name))
+
+
+def final_names(body: Subgraph, outputs: Sequence[str], skip: int = 0) -> dict[str, str]:
+    """Inner name → outer name for the results that a node of the subgraph writes, each once."""
+    written: dict[str, int] = {}
+    for n in body.nodes:
+        for o in n.output:
+            written[o] = written.get(o, 0) + 1
+    found: dict[str, str] = {}
+    for inner, outer in zip(body.graph.output[skip:], outputs, strict=False):
+        if outer and written.get(inner.name) == 1:
+            found.setdefault(inner.name, outer)
+    return found

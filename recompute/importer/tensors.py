@@ -1,0 +1,36 @@
+"""The contents of ONNX tensors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError
+from ..language.types import DTYPES, PACKED, dtype_from_onnx
+
+
+def tensor_array(t: onnx.TensorProto) -> np.ndarray:
+    """A tensor's contents without copying where the file has them as raw bytes (read-only then)."""
+    if t.data_type == onnx.TensorProto.STRING:
+        if min(t.dims, default=0) < 0 or len(t.string_data) != math.prod(t.dims):
+            raise ModelError(f"tensor '{t.name}' {list(t.dims)} holds {len(t.string_data)} strings")
+        return np.array([s.decode("utf-8", "replace") for s in t.string_data], object).reshape(tuple(t.dims))
+    name = dtype_from_onnx(t.data_type)
+    assert name is not None
+    shape = tuple(t.dims)
+    if t.data_location == onnx.TensorProto.EXTERNAL:
+        info = {e.key: e.value for e in t.external_data}
+        if math.prod(shape) == 0:
+            return np.empty(shape, DTYPES[name])
+        if name in PACKED:
+            raw = np.memmap(info["location"], np.uint8, "r", int(info["offset"]), (int(info["length"]),))
+            return onnx.numpy_helper.to_array(onnx.TensorProto(data_type=t.data_type, dims=shape, raw_data=bytes(raw)))
+        return np.memmap(info["location"], DTYPES[name], "r", int(info["offset"]), shape)
+    if t.HasField("raw_data") and name not in PACKED:
+        return np.frombuffer(t.raw_data, DTYPES[name]).reshape(shape)
+    try:
+        return onnx.numpy_helper.to_array(t)
+    except Exception as e:
+        raise ModelError(f"tensor '{t.name}' cannot be read: {e}") from None

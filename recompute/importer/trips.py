@@ -1,0 +1,155 @@
+"""How many nodes a loop becomes with the loops in it, from the trip counts that are known before anything is written.
+
+A lower bound: a trip count that is computed counts once, and what does not change from iteration to iteration is
+written once (`Subgraph.hoist`).
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from .graphs import graphs_of
+from .state import ImportState
+from .subgraph import Subgraph, depends
+
+
+@dataclass
+class Scope:
+    """What is known inside a subgraph: whole numbers and truths by name, shapes by name; None: hidden by its own."""
+
+    numbers: MutableMapping[str, int | None]
+    shapes: MutableMapping[str, tuple[int, ...] | None]
+    importer: ImportState
+
+    @staticmethod
+    def of(importer: ImportState, body: Subgraph, shapes: dict[str, tuple[int, ...]]) -> Scope:
+        """For the nodes of a loop's body that are run."""
+        scope = Scope({}, dict(shapes), importer)
+        scope.hide(body.graph)
+        scope.shapes.update(shapes)
+        for inner, outer in body.names.items():
+            scope.shapes[inner] = scope.shape(outer)
+            scope.numbers[inner] = scope.number(outer)
+        return scope
+
+    def inside(self, graph: onnx.GraphProto) -> Scope:
+        """For a graph inside."""
+        scope = Scope(ChainMap({}, self.numbers), ChainMap({}, self.shapes), self.importer)
+        scope.hide(graph)
+        return scope
+
+    def hide(self, graph: onnx.GraphProto) -> None:
+        """What a graph defines itself: constants are known, the rest is not."""
+        for v in graph.input:
+            self.numbers[v.name] = self.shapes[v.name] = None
+        for t in graph.initializer:
+            self._hold(t.name, t)
+        for n in graph.node:
+            for o in n.output:
+                self.numbers[o] = self.shapes[o] = None
+            for a in n.attribute if n.op_type == "Constant" else ():
+                if a.type == onnx.AttributeProto.TENSOR:
+                    self._hold(n.output[0], a.t)
+                elif a.name == "value_int" or (a.name == "value_ints" and len(a.ints) == 1):
+                    self.numbers[n.output[0]] = a.i if a.name == "value_int" else a.ints[0]
+
+    def _hold(self, name: str, t: onnx.TensorProto) -> None:
+        self.shapes[name], self.numbers[name] = tuple(t.dims), None
+        if all(d == 1 for d in t.dims) and t.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.BOOL):
+            try:
+                self.numbers[name] = int(onnx.numpy_helper.to_array(t).reshape(()))
+            except Exception:  # what is wrong with it is said where it is read
+                return
+
+    def number(self, name: str) -> int | None:
+        """The value of a single whole number or truth, None where it is not known."""
+        if name in self.numbers:
+            return self.numbers[name]
+        known = self.importer.known.get(name)
+        return int(known.array.reshape(())) if known is not None and known.array.size == 1 and _whole(known) else None
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a value, None where it is not known."""
+        if name in self.shapes:
+            return self.shapes[name]
+        known = self.importer.env.get(name) or self.importer.known.get(name)
+        return None if known is None else known.type.shape
+
+
+def _whole(known: Any) -> bool:
+    return known.array.dtype.kind in "iub"
+
+
+def written_nodes(node: onnx.NodeProto, scope: Scope) -> int:
+    """Nodes that a node becomes at least."""
+    graphs = {a.name: g for a in node.attribute for g in graphs_of(a)}
+    if node.domain not in ("", "ai.onnx"):
+        return 1
+    if node.op_type == "If" and len(graphs) == 2:
+        return min(sum(written_nodes(n, scope.inside(g)) for n in g.node) for g in graphs.values())
+    if node.op_type not in ("Loop", "Scan") or "body" not in graphs:
+        return 1
+    body = graphs["body"]
+    inside = scope.inside(body)
+    if node.op_type == "Loop" and len(body.input) > 1:
+        inside.numbers[body.input[1].name] = 1  # wherever the body runs, its condition is true
+    count = _trips_of_loop if node.op_type == "Loop" else _steps_of_scan
+    trips = count(node, body, scope, inside)
+    varying = {v.name for i, v in enumerate(body.input) if node.op_type == "Scan" or i != 1}
+    once = each = 0
+    for n in body.node:
+        if n.op_type == "Constant":
+            continue
+        if depends(n, varying):
+            varying.update(n.output)
+            each += written_nodes(n, inside)
+        else:
+            once += written_nodes(n, inside)
+    return once * (trips > 0) + each * trips
+
+
+def _trips_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, scope: Scope, inside: Scope) -> int:
+    """The trips of a Loop where nothing can end it early, else one, or none."""
+    if len(node.input) > 1 and node.input[1]:
+        goes_on = scope.number(node.input[1])
+        if not goes_on:
+            return 0
+    limit = scope.number(node.input[0]) if node.input and node.input[0] else None
+    if limit is None or limit < 1:
+        return 0
+    if len(body.input) < 2 or not body.output:
+        return 1
+    condition = body.output[0].name
+    sources = {n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output}
+    for _ in range(len(sources)):
+        condition = sources.get(condition, condition)
+    always = condition == body.input[1].name or bool(inside.number(condition))
+    return limit if always else 1
+
+
+def _steps_of_scan(node: onnx.NodeProto, body: onnx.GraphProto, scope: Scope, inside: Scope) -> int:
+    """The steps of a Scan, one where they are not known; its body's inputs get their shapes."""
+    options = {a.name: a for a in node.attribute}
+    m = options["num_scan_inputs"].i if "num_scan_inputs" in options else 0
+    n = len(node.input) - m
+    if m < 1 or n < 0 or len(body.input) != len(node.input):
+        return 1
+    given = list(options["scan_input_axes"].ints) if "scan_input_axes" in options else []
+    axes = given if len(given) == m else [0] * m
+    steps = 1
+    for i, (v, name) in enumerate(zip(body.input, node.input, strict=True)):
+        shape = scope.shape(name)
+        if shape is None or i < n:
+            inside.shapes[v.name] = shape
+            continue
+        axis = axes[i - n]
+        if not -len(shape) <= axis < len(shape):
+            return 1
+        steps = shape[axis]
+        inside.shapes[v.name] = tuple(d for k, d in enumerate(shape) if k != axis % len(shape))
+    return steps

@@ -1,0 +1,42 @@
+"""Which recurrent operators are written step by step, and what nodes that are written out cost."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+import onnx
+
+from ..errors import UsageError, nearest
+from .graphs import first_output
+from .limits import NODE, Budget
+
+
+def charge(budget: Budget, nodes: int, what: str) -> None:
+    """Counts unrolled nodes.  LimitError where a model's loops become too many."""
+    budget.spend(max(nodes, 1) * NODE, f"{what}: written out, its loops become too many nodes")
+
+
+class Unrolled:
+    """Which recurrent operators are written step by step: all, or those that a name or glob fits."""
+
+    def __init__(self, wanted: bool | Sequence[str]) -> None:
+        self._all = wanted is True
+        patterns = [wanted] if isinstance(wanted, str) else [] if isinstance(wanted, bool) else wanted
+        self._found = dict.fromkeys(patterns, False)
+
+    def chooses(self, budget: Budget, node: onnx.NodeProto, steps: int) -> bool:
+        """Whether a recurrent node is to be unrolled; its nodes count in `budget` then."""
+        names = [n for n in (node.name, *node.output) if n]
+        fits = [p for p in self._found if any(n == p or fnmatch.fnmatchcase(n, p) for n in names)]
+        self._found.update(dict.fromkeys(fits, True))
+        if self._all or fits:
+            charge(budget, 16 * steps, f"{steps:,} steps")
+        return self._all or bool(fits)
+
+    def check(self, graph: onnx.GraphProto) -> None:
+        """UsageError where a pattern fits no recurrent node."""
+        for pattern, found in self._found.items():
+            if not found:
+                names = [n.name or first_output(n) for n in graph.node if n.op_type in ("RNN", "GRU", "LSTM")]
+                raise UsageError(f"unroll: no recurrent node is called '{pattern}'{nearest(pattern, names)}")

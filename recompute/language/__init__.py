@@ -1,0 +1,1 @@
+"""The language: types, operators, blocks, their text, and the verifier."""

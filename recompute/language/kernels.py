@@ -1,0 +1,100 @@
+"""Kernels: what else than an operator's own numerics can run it.
+
+An operator application names in `Operator.kernel` the provider that runs it; "" is the operator's own `compute`.  The
+choice is made by a lowering (see runtime/cpu), stands in the text form, and is the same for a recomputed clone, so that
+its bits are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..errors import UsageError, nearest
+from .contexts import AppliedOperator
+from .types import TensorType
+
+
+class Provider(Protocol):
+    """Kernels of one kind.  `op`: an operator applied, `ir.Operator`."""
+
+    @property
+    def name(self) -> str:
+        """What `Operator.kernel` calls it."""
+
+    def accepts(self, op: Any) -> bool:
+        """Whether it can run this operator; depends on the operator and its types only."""
+
+    def scratch(self, op: Any) -> tuple[TensorType, ...]:
+        """The temporary buffers that its kernel is handed."""
+
+    def bind(self, op: Any, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> Sequence[Any]:
+        """Native calls over these buffers (None: an absent operand), or functions without arguments, in order."""
+
+
+#: name → provider
+PROVIDERS: dict[str, Provider] = {}
+#: what registers providers, in the order in which they are asked for a name that is not there; the package root says so
+_SOURCES: list[Callable[[], object]] = []
+
+#: how many answers of `accepting` are remembered
+_ANSWERS = 1 << 16
+_answers: dict[Any, str] = {}
+
+
+def accepting(names: tuple[str, ...], op: AppliedOperator) -> str:
+    """The first of these providers that accepts an operator; "" where none does.
+
+    A provider's answer depends on the operator and its types, so that it is asked once for all that are alike.
+    """
+    key = (names, op.op, *(v and v.type for v in op.inputs), None, *(v and v.type for v in op.outputs))
+    found = _answers.get(key)
+    if found is None:
+        if len(_answers) >= _ANSWERS:
+            _answers.clear()
+        found = _answers[key] = next((n for n in names if provider(n).accepts(op)), "")
+    return found
+
+
+def with_variants(names: tuple[str, ...], products: str) -> tuple[str, ...]:
+    """Providers, each behind its variant for blocks whose products may be rounded, where there is one."""
+    if not products:
+        return names
+    return tuple(n for name in names for n in (f"{name}_{products}", name) if n == name or n in PROVIDERS)
+
+
+def register(provider: Provider) -> None:
+    """Makes a provider known by its name."""
+    PROVIDERS[provider.name] = provider
+    _answers.clear()
+
+
+def providers_from(source: Callable[[], object]) -> None:
+    """`source` registers the providers that can run here; it is called when a name is asked for that is not there."""
+    _SOURCES.append(source)
+
+
+def provider(name: str) -> Provider:
+    """The provider of that name.  UsageError where this machine has none."""
+    for source in _SOURCES:
+        if name not in PROVIDERS:
+            source()
+    if name not in PROVIDERS:
+        raise UsageError(
+            f"the program was lowered for kernels of '{name}'{nearest(name, PROVIDERS)}, which are not here: install "
+            "the extra that brings them, or compile the program again on this machine"
+        )
+    return PROVIDERS[name]
+
+
+def fits(op: AppliedOperator) -> bool:
+    """Whether the kernel that an operator names can run it here, in the workspace that it has.
+
+    A program in a file may come from another machine, or from a run with another number of threads.
+    """
+    try:
+        chosen = provider(op.kernel)
+        there = tuple(v.type for v in op.scratch)
+        return accepting((op.kernel,), op) == op.kernel and tuple(chosen.scratch(op)) == there
+    except UsageError:
+        return False

@@ -1,0 +1,197 @@
+"""The verifier: a block that passes can be executed; the error of one that does not shows the lines around it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from ..errors import RecomputeError, VerifyError
+from .ir import Block, Free, Operator, Role, Value
+from .text import show_name, show_operator
+from .verify_addresses import check_addresses
+from .verify_copies import Copies
+
+#: what `Block.products` may be
+PRODUCTS = ("", "tf32")
+_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@contextlib.contextmanager
+def trusted() -> Iterator[None]:
+    """Inside, `verify` takes blocks as they are: for a program that was verified at another batch and is not run."""
+    token = _TRUSTED.set(True)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
+
+
+def verify(block: Block) -> Block:
+    """Checks a block and returns it.
+
+    Rules: names are declared once and written once (state only by operators that update it); every read comes after
+    the write and before the free; types are what the operators' type rules say, of at most 64 dimensions and of sizes
+    that a machine can have; a constant has as many elements as its type; a recomputed operator reads no parameter or
+    state after its update; outputs exist and are not freed; only copies touch values in host memory, and what a copy
+    writes is read by nobody but the wait that follows it (see ops/offload.py); a planned block gives every value of a
+    step an address, and every read sees the bytes that were last written to its value.
+
+    Raises VerifyError with the operator and its neighbours.
+    """
+    if not _TRUSTED.get():
+        checker = _Checker(block)
+        if "verified" not in block.facts:
+            checker.run()
+            block.facts["verified"] = True  # all but the addresses, which stand in a dictionary
+        checker.check_addresses()
+    return block
+
+
+class _Checker:
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.live: dict[str, Value] = {}
+        self.freed: set[str] = set()
+        self.changed: set[str] = set()
+        self.persistent = {v.name for v in block.persistent()}
+        self.copies = Copies(self.persistent)
+        self.at = -1
+
+    def fail(self, why: str) -> VerifyError:
+        return VerifyError(f"program '{self.block.name}': {why}\n{excerpt(self.block, self.at)}")
+
+    def run(self) -> None:
+        for v in self.block.declared():
+            if v.name in self.live:
+                raise self.fail(f"{show_name(v.name)} is declared twice")
+            self.check_size(v)
+            if v.type.host:
+                raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload puts values there")
+            self.live[v.name] = v
+        for c in self.block.constants:
+            if len(c.data) != c.value.size:
+                raise self.fail(f"constant {show_name(c.value.name)}: {c.value.type} has {len(c.data)} elements")
+        for at, op in enumerate(self.block.operators):
+            self.at = at
+            if isinstance(op.op, Free):
+                self.check_free(op)
+            else:
+                self.check_operator(op)
+        self.at, why = self.copies.left()
+        if why:
+            raise self.fail(why)
+        if self.block.products not in PRODUCTS:
+            raise self.fail(f"products '{self.block.products}': known are {', '.join(filter(None, PRODUCTS))}")
+        for name in self.block.outputs:
+            if name not in self.live:
+                raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")
+            if self.copies.unfit(self.live[name]):
+                raise self.fail(f"output {show_name(name)} is in host memory, or the unfinished end of a copy")
+
+    def check_addresses(self) -> None:
+        if self.block.addresses:
+            fault = check_addresses(self.block)
+            if fault is not None:
+                self.at, why = fault
+                raise self.fail(why)
+
+    def check_free(self, op: Operator) -> None:
+        for v in op.reads():
+            if v.name in self.persistent:
+                raise self.fail(f"{show_name(v.name)} is persistent and cannot be freed")
+            self.check_read(v)
+            del self.live[v.name]
+            self.freed.add(v.name)
+
+    def check_read(self, v: Value) -> None:
+        known = self.live.get(v.name)
+        if known is None:
+            state = "after it was freed" if v.name in self.freed else "before it is written"
+            raise self.fail(f"{show_name(v.name)} is read {state}")
+        if known.type != v.type:
+            raise self.fail(f"{show_name(v.name)} is read as {v.type}, but it is {known.type}")
+
+    def check_operator(self, op: Operator) -> None:
+        for read in op.inputs:
+            if read is None:
+                continue
+            if self.live.get(read.name) is not read:
+                self.check_read(read)
+            if op.role is Role.RECOMPUTE and read.name in self.changed:
+                raise self.fail(f"a recomputed operator reads {show_name(read.name)} after it was updated")
+        if not op.typed:
+            self.check_types(op)
+        self.check_scratch(op)
+        why = self.copies.step(self.at, op)
+        if why:
+            raise self.fail(why)
+        if not op.typed:
+            object.__setattr__(op, "typed", True)  # operators never change: the passes after this one need not ask
+        for i, v in enumerate(op.outputs):
+            if v is None:
+                continue
+            if op.op.updates:
+                self.check_update(op, i, v)
+            elif v.name in self.live or v.name in self.freed:
+                raise self.fail(f"{show_name(v.name)} is written twice")
+            else:
+                self.live[v.name] = v
+        for buffer in op.scratch:
+            if buffer.name in self.live or buffer.name in self.freed:
+                raise self.fail(f"scratch {show_name(buffer.name)} has the name of a value")
+            self.freed.add(buffer.name)
+
+    def check_update(self, op: Operator, i: int, v: Value) -> None:
+        target = op.inputs[op.op.updates[i]]
+        if target is None or target.name != v.name or v.name not in self.persistent:
+            raise self.fail(
+                f"{op.op.name} updates its input {op.op.updates[i]} in place: output {i} must be that parameter, "
+                f"buffer or state, not {show_name(v.name)}"
+            )
+        self.changed.add(v.name)
+
+    def check_types(self, op: Operator) -> None:
+        try:
+            types = op.op.infer(*(None if v is None else v.type for v in op.inputs))
+        except RecomputeError as e:
+            raise self.fail(str(e)) from None
+        except Exception:  # a type rule met inputs that it does not expect
+            given = ", ".join("_" if v is None else str(v.type) for v in op.inputs)
+            raise self.fail(f"{op.op.name} does not take these inputs, by number or kind: ({given})") from None
+        if len(op.outputs) > len(types) or any(v is None for v in op.outputs[: op.op.required_outputs]):
+            raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")
+        for v, t in zip(op.outputs, types, strict=False):
+            if t is None:
+                raise self.fail(f"{op.op.name}: a required input is absent")
+            if v is not None and v.type != t:
+                raise self.fail(f"{show_name(v.name)} is declared {v.type}, but {op.op.name} gives {t}")
+            if v is not None:
+                self.check_size(v)
+
+    def check_scratch(self, op: Operator) -> None:
+        """In a planned block the workspace of an operator's own numerics is what they need; that of a kernel is
+        compared where it is bound, since it depends on the machine (`kernels.fits`)."""
+        if self.block.addresses and not op.kernel:
+            wanted = tuple(op.workspace())
+            if tuple(v.type for v in op.scratch) != wanted:
+                raise self.fail(
+                    f"{op.op.name} needs scratch buffers of other types: {', '.join(map(str, wanted)) or 'none'}"
+                )
+        for v in op.scratch:
+            self.check_size(v)
+
+    def check_size(self, v: Value) -> None:
+        if why := v.type.impossible():
+            raise self.fail(f"{show_name(v.name)} {why}")
+
+
+def excerpt(block: Block, at: int, around: int = 3) -> str:
+    """The lines around operator `at`, marked; nothing for at < 0."""
+    if at < 0:
+        return ""
+    first = max(0, at - around)
+    lines = []
+    for i, op in enumerate(block.operators[first : at + around + 1], first):
+        lines.append(f"  {'>' if i == at else ' '} {i:>5}  {show_operator(op)}")
+    return "\n".join(lines)

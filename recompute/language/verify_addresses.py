@@ -1,0 +1,205 @@
+"""Checks a memory plan: every read must see the bytes that were last written to its value."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Mapping
+
+from ..errors import VerifyError
+from .ir import Block, Free, Operator, Value
+from .text import show_name
+from .types import MAX_BYTES
+
+#: bytes to which every value of the arena is aligned: a cache line, and the widest vector register
+ALIGNMENT = 64
+
+
+def check_addresses(block: Block) -> tuple[int, str] | None:
+    """(operator's index, what is wrong) for the first fault of a planned block, None where there is none.
+
+    Every value of a step has an address, a multiple of ALIGNMENT from 0 on; persistent values, whose arrays are the
+    program's own, have none.
+
+    The arena is a map from stretches of bytes to the value that wrote them last.  A view (`Op.views`) at its place in
+    its input's buffer writes nothing, nor does a Concat whose parts are in place (`Op.joins`); another operator may
+    overlap an input only as `Op.inplace` allows.  Values in host memory have addresses in an arena of their own.
+    """
+    spaces = (False, True) if any(op.op.copies for op in block.operators) else (False,)
+    try:
+        _check_places(block)
+        for host in spaces:
+            _Walk(block, host).run()
+    except _Fault as e:
+        return e.at, str(e)
+    return None
+
+
+class _Fault(VerifyError):
+    def __init__(self, at: int, why: str) -> None:
+        super().__init__(why)
+        self.at = at
+
+
+def _check_places(block: Block) -> None:
+    """_Fault where a value lacks its address, or has one that it must not have."""
+    places, persistent = block.addresses, {v.name for v in block.persistent()}
+    for v in block.inputs:
+        _check_place(v, places, -1)
+    for at, op in enumerate(block.operators):
+        for made in (*op.writes(), *op.scratch):
+            if made.name not in persistent:
+                _check_place(made, places, at)
+    for name in places:
+        if name in persistent:
+            raise _Fault(-1, f"{show_name(name)} is persistent: it lies in the program's own array, at no address")
+    if len(places) > len(block.values()) - len(persistent):
+        unknown = sorted(set(places) - set(block.values()))
+        raise _Fault(-1, f"there is an address for {show_name(unknown[0])}, but no such value")
+
+
+def _check_place(v: Value, places: Mapping[str, int], at: int) -> None:
+    place = places.get(v.name)
+    if place is None:
+        raise _Fault(at, f"{show_name(v.name)} has no address in a program whose memory is planned")
+    if type(place) is not int or not 0 <= place < MAX_BYTES or place % ALIGNMENT:
+        raise _Fault(at, f"{show_name(v.name)} lies at {place}: addresses are multiples of {ALIGNMENT} from 0 on")
+
+
+class _Walk:
+    def __init__(self, block: Block, host: bool) -> None:
+        self.block, self.host = block, host
+        self.at = -1
+        self.starts: list[int] = []  # disjoint stretches, sorted
+        self.ends: list[int] = []
+        self.writers: list[str] = []
+        #: value → the stretches that hold it, with the name that wrote them
+        self.holds: dict[str, list[tuple[int, int, str]]] = {}
+
+    def range_of(self, v: Value | None) -> tuple[int, int] | None:
+        """Where a value lies in the arena; None for persistent, absent and empty ones, and those of another arena."""
+        if v is None or v.type.host is not self.host or not v.nbytes:
+            return None
+        at = self.block.addresses.get(v.name)
+        return None if at is None else (at, at + v.nbytes)
+
+    def run(self) -> None:
+        for v in self.block.inputs:
+            self.write(v)
+        for self.at, op in enumerate(self.block.operators):  # noqa: B020
+            if not isinstance(op.op, Free):
+                self.step(op)
+        self.at = -1
+        for name in self.block.outputs:
+            self.read(name)
+
+    def step(self, op: Operator) -> None:
+        for x in op.inputs:
+            if x is not None:
+                self.read(x.name)
+        if self.is_joined(op):
+            return
+        views = op.views()
+        written: list[Value] = []
+        for i, v in enumerate(op.outputs):
+            if v is None or (i < len(views) and self.is_view(op, v, views[i])):
+                continue
+            if views and op.op.copies and self.range_of(v) is not None:
+                raise _Fault(self.at, f"{op.op.name} moves nothing: {show_name(v.name)} must lie where its input does")
+            self.check_overlap(op, i, v)
+            written.append(v)
+        self.check_apart([*written, *op.scratch], op)
+        for made in (*op.scratch, *written):
+            self.write(made)
+
+    def is_view(self, op: Operator, v: Value, offset: int | None) -> bool:
+        """Whether an output lies where its elements already are."""
+        base, here = self.range_of(op.inputs[0] if op.inputs else None), self.range_of(v)
+        if offset is None or base is None or here is None or here[0] != base[0] + offset:
+            return False
+        assert op.inputs[0] is not None
+        held = self.holds[op.inputs[0].name]
+        self.holds[v.name] = [(max(a, here[0]), min(b, here[1]), w) for a, b, w in held if a < here[1] and here[0] < b]
+        return True
+
+    def is_joined(self, op: Operator) -> bool:
+        """Whether all inputs already lie in place of the first output."""
+        offsets = op.joins()
+        whole = self.range_of(op.outputs[0] if op.outputs else None)
+        if not offsets or whole is None:
+            return False
+        held: list[tuple[int, int, str]] = []
+        for v, offset in zip(op.inputs, offsets, strict=True):
+            here = self.range_of(v)
+            if v is None or offset is None or (here is None and v.nbytes):
+                return False
+            if here is not None and here[0] != whole[0] + offset:
+                return False
+            held += self.holds.get(v.name, [])
+        assert op.outputs[0] is not None
+        self.holds[op.outputs[0].name] = held
+        return True
+
+    def check_overlap(self, op: Operator, i: int, v: Value) -> None:
+        """An output over an input: only the one that the operator allows, and exactly on it."""
+        here = self.range_of(v)
+        if here is None:
+            return
+        for k, x in enumerate(op.inputs):
+            there = self.range_of(x)
+            if x is None or there is None or there[1] <= here[0] or here[1] <= there[0]:
+                continue
+            allowed = k in op.op.overwrites(i) and there == here and x.type == v.type
+            if not allowed:
+                names = f"{show_name(v.name)} at {here[0]}..{here[1]} overlaps its input {show_name(x.name)}"
+                raise _Fault(self.at, names)
+
+    def check_apart(self, written: list[Value], op: Operator) -> None:
+        """Outputs and scratch of one operator do not overlap each other, nor scratch an input."""
+        placed = sorted((r, v.name) for v in written if (r := self.range_of(v)) is not None)
+        for (a, one), (b, other) in itertools.pairwise(placed):
+            if b[0] < a[1]:
+                raise _Fault(self.at, f"{show_name(other)} at {b[0]}..{b[1]} overlaps {show_name(one)}")
+        for s in op.scratch:
+            here = self.range_of(s)
+            for x in op.reads():
+                there = self.range_of(x)
+                if here and there and here[0] < there[1] and there[0] < here[1]:
+                    raise _Fault(self.at, f"scratch {show_name(s.name)} overlaps input {show_name(x.name)}")
+
+    def overlapping(self, start: int, end: int) -> Iterator[int]:
+        i = max(bisect.bisect_right(self.starts, start) - 1, 0)
+        while i < len(self.starts) and self.starts[i] < end:
+            if self.ends[i] > start:
+                yield i
+            i += 1
+
+    def write(self, v: Value) -> None:
+        """The bytes of `v` are its own from now on."""
+        here = self.range_of(v)
+        if here is None:
+            return
+        start, end = here
+        hit = list(self.overlapping(start, end))
+        pieces = [(start, end, v.name)]
+        if hit:
+            first, last = hit[0], hit[-1]
+            if self.starts[first] < start:
+                pieces.insert(0, (self.starts[first], start, self.writers[first]))
+            if self.ends[last] > end:
+                pieces.append((end, self.ends[last], self.writers[last]))
+            cut = slice(first, last + 1)
+        else:
+            i = bisect.bisect(self.starts, start)
+            cut = slice(i, i)
+        self.starts[cut], self.ends[cut], self.writers[cut] = (list(x) for x in zip(*pieces, strict=True))
+        self.holds[v.name] = [(start, end, v.name)]
+
+    def read(self, name: str) -> None:
+        """Every stretch of a value must still hold what was written for it."""
+        for start, end, writer in self.holds.get(name, ()):
+            for i in self.overlapping(start, end):
+                if self.writers[i] != writer:
+                    other = show_name(self.writers[i])
+                    where = f"its bytes at {start}..{end} were overwritten by {other}"
+                    raise _Fault(self.at, f"{show_name(name)} is read, but {where}")

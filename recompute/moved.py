@@ -1,0 +1,75 @@
+"""Modules that have moved: importing one by its former name gives the module.
+
+Names of the public interface (`import recompute.losses`) stay; the others get a DeprecationWarning, and are to be taken
+out in version 1.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: room → modules that were in the package's root, as `former name=name there` where that is another
+_ROOMS = {
+    "analysis": "biggest_batch check compare estimates operator_times",
+    "cli": "cli_arguments=arguments cli_values=values",
+    "compiling": "compiler steps",
+    "exporter": "onnx_compiled=compiled onnx_export=step onnx_function_builder=function_builder",
+    "importer": "initialize onnx_import=load onnx_model=model",
+    "language": "builder element ir kernels op program text types",
+    "report": "pictures plot report=data snapshot timeline trace",
+    "support": "files show_table=tables threads",
+    "training": "amp clip data fleet losses lr optimizer_base=base optimizers state",
+}
+#: former names that stay
+PUBLIC = ("amp", "clip", "data", "fleet", "losses", "lr", "optimizers", "state")
+#: former name → name, both below the package
+MOVED = {
+    former: f"{room}.{new or former}"
+    for room, names in _ROOMS.items()
+    for former, _, new in (name.partition("=") for name in names.split())
+    if former != room
+}
+
+
+class Finder(MetaPathFinder):
+    """Finds `PACKAGE.former` as `PACKAGE.room.name`."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module that has moved; None for all others."""
+        package, _, name = fullname.rpartition(".")
+        if package != self.package or name not in MOVED:
+            return None
+        return ModuleSpec(fullname, _Loader(fullname, f"{package}.{MOVED[name]}"))
+
+
+class _Loader(Loader):
+    def __init__(self, former: str, name: str) -> None:
+        self.former, self.name = former, name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if self.former.rpartition(".")[2] not in PUBLIC:
+            warnings.warn(f"{self.former} is now {self.name}", DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(self.name)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # which the import system has replaced
+        sys.modules[self.former] = module
+
+
+def install(package: str) -> None:
+    """Lets the former names of a package's modules be imported."""
+    if not any(isinstance(f, Finder) and f.package == package for f in sys.meta_path):
+        sys.meta_path.append(Finder(package))

@@ -1,0 +1,1 @@
+"""Reports, pictures and traces of a compiled step."""

@@ -1,0 +1,35 @@
+"""The HTML report: one file with its data, script and style inside."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from importlib import resources
+from typing import Any
+
+#: JSON of more characters than this is stored deflated, so that any report stays well below a megabyte
+_MOST_JSON = 600_000
+
+
+def page(data: dict[str, Any]) -> str:
+    """The page for `report_data`'s dictionary."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    encoding, content = "json", text.replace("<", "\\u003c")  # no name may end the script element
+    if len(text) > _MOST_JSON:
+        encoding, content = "deflate", base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    template = resources.files("recompute.report").joinpath("report.html").read_text(encoding="utf-8")
+    head, tail = template.split("__DATA__")
+    title = html.escape(f"{data['title'].get('model', 'program')}: memory of one training step")
+    return head.replace("__TITLE__", title).replace("__ENCODING__", encoding) + content + tail
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """The data inside a page."""
+    start = text.index('<script id="data"')
+    begin, end = text.index(">", start) + 1, text.index("</script>", start)
+    content = text[begin:end]
+    if 'data-encoding="deflate"' in text[start:begin]:
+        content = zlib.decompress(base64.b64decode(content)).decode()
+    return json.loads(content)

@@ -1,0 +1,222 @@
+"""What a planned step holds in memory, operator by operator: the data behind every picture.
+
+An allocation is a stretch of the arena for a while.  It belongs to one role, so that the roles' bytes add up to the
+live bytes (aligned, as `live_profile(block, ALIGNMENT)` counts them) while any operator runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..cost import CostModel, this_cpu
+from ..language.ir import Block, Free, Operator, Role, Value
+from ..passes import ALIGNMENT
+from ..passes.memory_plan import Lifetime, collect_lifetimes
+
+#: role → what people call it, in the order in which pictures stack them (from the bottom)
+ROLES: dict[str, str] = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "statistics": "statistics, constants",
+    "inputs": "inputs",
+    "kept": "activations kept for the backward pass",
+    "activations": "other activations",
+    "recomputed": "recomputed values",
+    "gradients": "gradients",
+    "scratch": "scratch",
+}
+_PERSISTENT = ("parameters", "optimizer", "statistics")
+#: colours that people with any colour vision tell apart, on light and dark
+COLOURS: dict[str, str] = {
+    "parameters": "#6b7683",
+    "optimizer": "#97a1ad",
+    "statistics": "#bcc3cb",
+    "inputs": "#0f9d76",
+    "kept": "#1f6fb5",
+    "activations": "#66b5ea",
+    "recomputed": "#e0651b",
+    "gradients": "#a05fb4",
+    "scratch": "#d9b632",
+}
+_FORWARD = (Role.FORWARD, Role.LOSS)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """`size` bytes at `address` of the arena while operators `start` to `end` run (inclusive, frees not counted).
+
+    `values` are the values that it holds, the first one first (several where views or in-place results share it).
+    """
+
+    values: tuple[Value, ...]
+    role: str
+    size: int
+    start: int
+    end: int
+    address: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A planned block as pictures need it.
+
+    `operators`: without frees; `positions`: index of each in `block.operators`; `persistent`: bytes by role of what
+    lives across steps; `seconds`: estimated time of each operator.
+    """
+
+    block: Block
+    operators: tuple[Operator, ...]
+    positions: tuple[int, ...]
+    persistent: dict[str, int]
+    allocations: tuple[Allocation, ...]
+    seconds: tuple[float, ...]
+
+    def totals(self) -> dict[str, list[int]]:
+        """Role → bytes while each operator runs, persistent roles included."""
+        n = len(self.operators)
+        found = {role: [self.persistent.get(role, 0)] * n for role in ROLES}
+        change = {role: [0] * (n + 1) for role in ROLES}
+        for a in self.allocations:
+            change[a.role][a.start] += a.size
+            change[a.role][a.end + 1] -= a.size
+        for role, steps in change.items():
+            level = 0
+            for i in range(n):
+                level += steps[i]
+                found[role][i] += level
+        return found
+
+    def live(self, index: int) -> list[Allocation]:
+        """What is alive while operator `index` runs, the largest first."""
+        return sorted((a for a in self.allocations if a.start <= index <= a.end), key=lambda a: (-a.size, a.address))
+
+    def starts(self) -> list[float]:
+        """Estimated seconds from the beginning of the step to the start of each operator."""
+        return running_sum(self.seconds)
+
+
+def running_sum(seconds: Iterable[float]) -> list[float]:
+    """The sum of all before each."""
+    total, found = 0.0, []
+    for s in seconds:
+        found.append(total)
+        total += s
+    return found
+
+
+def timeline(block: Block, cost: CostModel | None = None) -> Timeline:
+    """The account of a block with planned memory; times by `cost` (this CPU's roofline)."""
+    cost = cost or this_cpu()
+    positions = tuple(i for i, op in enumerate(block.operators) if not isinstance(op.op, Free))
+    operators = tuple(block.operators[i] for i in positions)
+    sizes = {"parameters": block.parameters, "optimizer": block.state}
+    persistent = {role: sum(v.nbytes for v in values) for role, values in sizes.items()}
+    persistent["statistics"] = sum(v.nbytes for v in block.persistent()) - sum(persistent.values())
+    seconds = tuple(cost.seconds(op) for op in operators)
+    return Timeline(block, operators, positions, persistent, tuple(_allocations(block)), seconds)
+
+
+def _allocations(block: Block) -> list[Allocation]:
+    """Lifetimes with the values they hold, in order of their start; those that no operator sees are left out."""
+    before = [0]  # real operators before each position
+    for op in block.operators:
+        before.append(before[-1] + (not isinstance(op.op, Free)))
+    lifetimes = collect_lifetimes(block)
+    held = _held(block, lifetimes)
+    producers, makers, kept = block.producers(), _makers(block), _read_after_forward(block)
+    found = []
+    for x in lifetimes:
+        address = block.addresses.get(x.name, 0)
+        stages = _stages(block, held[x.name], x, producers, makers)
+        ends = [born - 1 for born, _, _ in stages[1:]] + [x.end]
+        for (born, maker, values), last in zip(stages, ends, strict=True):
+            start, end = before[max(born, 0)], before[min(last, len(block.operators) - 1) + 1] - 1
+            if end >= start:
+                waits = maker == "activations" and any(v.name in kept for v in values)
+                found.append(Allocation(tuple(values), "kept" if waits else maker, x.size, start, end, address))
+    return found
+
+
+def _held(block: Block, lifetimes: list[Lifetime]) -> dict[str, list[Value]]:
+    """Allocation → its values, in order of birth.
+
+    A value without a lifetime of its own (a view, a result in place) lies inside the one that is alive when it is
+    made; lifetimes that are alive together do not overlap, so that there is one at most.
+    """
+    values, producers = block.values(), block.producers()
+    persistent = {v.name for v in block.persistent()}
+    held = {x.name: [values[x.name]] for x in lifetimes}
+    inside = (n for n, v in values.items() if n in block.addresses and not v.type.host)
+    guests = [n for n in inside if n not in held and n not in persistent]
+    alive: list[tuple[int, int]] = []  # (address, index), sorted
+    ends: list[tuple[int, int]] = []  # heap of (end, index)
+    i = 0
+    for name in sorted(guests, key=lambda n: producers.get(n, -1)):
+        born = producers.get(name, -1)
+        while i < len(lifetimes) and lifetimes[i].start <= born:
+            if lifetimes[i].size:
+                bisect.insort(alive, (block.addresses.get(lifetimes[i].name, 0), i))
+                heapq.heappush(ends, (lifetimes[i].end, i))
+            i += 1
+        while ends and ends[0][0] < born:
+            _, j = heapq.heappop(ends)
+            alive.remove((block.addresses.get(lifetimes[j].name, 0), j))
+        at = bisect.bisect(alive, (block.addresses[name], len(lifetimes))) - 1
+        if at >= 0:
+            host = lifetimes[alive[at][1]]
+            if block.addresses[name] + values[name].nbytes <= alive[at][0] + host.size:
+                held[host.name].append(values[name])
+    return held
+
+
+def _stages(
+    block: Block, values: list[Value], x: Lifetime, producers: dict[str, int], makers: dict[str, str]
+) -> list[tuple[int, str, list[Value]]]:
+    """(since when, role, values) of an allocation whose bytes change hands: a result of another role in their place."""
+    found = [(x.start, makers.get(values[0].name, "scratch"), [values[0]])]
+    for v in values[1:]:
+        born = producers.get(v.name, -1)
+        view = born >= 0 and block.operators[born].op.moves_data
+        if view or makers[v.name] == found[-1][1] or aligned_size(v) < x.size:
+            found[-1][2].append(v)
+        else:
+            found.append((born, makers[v.name], [v]))
+    return found
+
+
+def _makers(block: Block) -> dict[str, str]:
+    """Value → role of its bytes by who writes it: scratch is what nobody writes."""
+    found = {v.name: "inputs" for v in block.inputs}
+    for op in block.operators:
+        for v in op.writes():
+            if op.role in _FORWARD or op.op.copies:
+                found.setdefault(v.name, "activations")
+            else:
+                found.setdefault(v.name, "recomputed" if op.role is Role.RECOMPUTE else "gradients")
+    return found
+
+
+def _read_after_forward(block: Block) -> set[str]:
+    """Names that an operator after the forward pass reads."""
+    return {
+        v.name
+        for op in block.operators
+        if op.role not in _FORWARD and not (isinstance(op.op, Free) or op.op.copies)
+        for v in op.reads()
+    }
+
+
+def persistent_roles(block: Block) -> dict[str, str]:
+    """Parameter, buffer, state or constant → its role."""
+    found = {v.name: "statistics" for v in block.persistent()}
+    found.update((v.name, "parameters") for v in block.parameters)
+    found.update((v.name, "optimizer") for v in block.state)
+    return found
+
+
+def aligned_size(v: Value) -> int:
+    """Bytes of the value's buffer, rounded up as the arena does."""
+    return -(-v.nbytes // ALIGNMENT) * ALIGNMENT

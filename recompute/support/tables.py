@@ -1,0 +1,197 @@
+"""Tables and progress for people, through rich."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..errors import one_line
+
+
+def human_bytes(n: int) -> str:
+    """`1.50 GiB`, and the like."""
+    size = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def human_seconds(s: float) -> str:
+    """`12.3 ms`, and the like."""
+    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
+
+
+def human_flops(n: int) -> str:
+    """`12.3 GFLOP`, and the like."""
+    size = float(n)
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.2f} TFLOP"
+
+
+def plain_table() -> Any:
+    """A rich table whose cells are text: printable, on one line, never markup."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    class Plain(Table):
+        def add_column(self, header: Any = "", *more: Any, **options: Any) -> None:
+            super().add_column(one_line(header), *more, **options)
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*map(one_line, cells), **options)
+
+    return Plain(box=SIMPLE_HEAD)
+
+
+def render(table: Any, width: int = 110) -> str:
+    """A rich table as plain text."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, highlight=False, markup=False, emoji=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def before_after(report: Any) -> str:
+    """The table of a compiled step: plain, recomputed, and the difference."""
+    table = plain_table()
+    table.add_column(f"{report.model}, batch {report.batch}, {report.optimizer}")
+    table.add_column("plain", justify="right")
+    plain, after = report.plain, report.recompute
+    if after is not None:
+        table.add_column("recompute", justify="right")
+        table.add_column("change", justify="right")
+    rows = _ROWS if after is None or not after["offloaded_values"] else (*_ROWS, *_OFFLOAD_ROWS)
+    for label, key, show in rows:
+        if key == "estimated_step_seconds" and report.costs != "this CPU":
+            label += f" ({report.costs})"
+        row = [label, show(plain[key])]
+        if after is not None:
+            row += [show(after[key]), _change(plain[key], after[key]) if key in _COMPARED else ""]
+        table.add_row(*row)
+    text = render(table)
+    if report.checkpoints:
+        text += f"\ncheckpoints: {', '.join(map(one_line, report.checkpoints))}"
+    return text
+
+
+_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("operators", "operators", lambda n: f"{n:,}"),
+    ("recomputed operators", "recomputed_operators", lambda n: f"{n:,}"),
+    ("peak memory", "peak_bytes", lambda n: f"{human_bytes(n)}"),
+    ("  in bytes", "peak_bytes", lambda n: f"{n:,}"),
+    ("  parameters and state", "persistent_bytes", human_bytes),
+    ("  arena of the step", "arena_bytes", human_bytes),
+    ("kept for the backward pass", "kept_bytes", human_bytes),
+    ("operations of the step", "flops", human_flops),
+    ("forward work repeated", "repeated_forward_share", lambda x: f"{x:.1%}"),
+    ("estimated step time", "estimated_step_seconds", human_seconds),
+)
+#: where values wait in host memory
+_OFFLOAD_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("  waits for transfers", "stall_seconds", human_seconds),
+    ("transfers, beside the work", "transfer_seconds", human_seconds),
+    ("values in host memory", "offloaded_values", lambda n: f"{n:,}"),
+    ("host memory, pinned", "host_bytes", human_bytes),
+    ("  in bytes", "host_bytes", lambda n: f"{n:,}"),
+)
+_COMPARED = {"operators", "peak_bytes", "arena_bytes", "kept_bytes", "flops", "estimated_step_seconds"}
+
+
+def _change(before: float, after: float) -> str:
+    return "" if not before else f"{after / before - 1:+.1%}"
+
+
+def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
+    """Checkpoint candidates with sizes, and what crosses most of the graph beside them."""
+    if not candidates:
+        return "no value cuts the graph: every point of it is crossed by several values"
+    table = plain_table()
+    for name, justify in (
+        ("candidate", "left"),
+        ("type", "left"),
+        ("bytes", "right"),
+        ("work since the last", "right"),
+    ):
+        table.add_column(name, justify=justify, overflow="fold")
+    for c in candidates:
+        table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
+    text = render(table)
+    if always:
+        text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(
+            one_line(v.name) for v in always
+        )
+    return text
+
+
+def passes_table(passes: Sequence[Any]) -> str:
+    """Passes in order, with the first sentence of what each does; those that run others, with these."""
+    table = plain_table()
+    for name in ("", "pass", "what it does"):
+        table.add_column(name, overflow="fold")
+    for number, (p, inside) in enumerate(_flat(passes, inside=False), 1):
+        does = (type(p).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        table.add_row(str(number), ("  " if inside else "") + str(p), " ".join(does.split()))
+    return render(table, 150)
+
+
+def _flat(passes: Sequence[Any], *, inside: bool) -> Iterator[tuple[Any, bool]]:
+    for p in passes:
+        yield p, inside
+        yield from _flat(getattr(p, "then", ()), inside=True)
+
+
+def _to_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], None]]:
+    """A progress bar on standard error with the loss; nothing where it is no terminal or `quiet`."""
+    if quiet or not _to_terminal():
+        yield lambda step, loss: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=steps, loss="-")
+        yield lambda step, loss: bar.update(task, completed=step, loss=f"{loss:.6g}")
+
+
+@contextlib.contextmanager
+def progress_binding(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error for the kernels of a step; nothing where it is no terminal or `quiet`."""
+    if quiet or not _to_terminal():
+        yield lambda done, count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("preparing kernels"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda done, count: bar.update(task, completed=done, total=count)
+
+
+@contextlib.contextmanager
+def progress_status(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that says what is being done; nothing where it is no terminal or `quiet`."""
+    if quiet or not _to_terminal():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("compiling") as status:
+        yield lambda text: status.update(escape(one_line(text)))

@@ -1,0 +1,1 @@
+"""Losses, optimizers, schedules of learning rates, mixed precision, Fleet's strategies, state and data."""

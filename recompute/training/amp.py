@@ -1,0 +1,272 @@
+"""Mixed precision for any optimizer: `MixedPrecision(Adam(1e-3), "bf16").minimize(loss)`.
+
+The forward pass gets casts before it is differentiated (see passes/precision.py), parameters and the optimizer's state
+stay float32.  With float16 the loss is scaled so that small gradients do not vanish (Micikevicius et al. 2018, arXiv
+1710.03740): the scale is state of the program and follows what the gradients do, as in PyTorch's GradScaler, without
+the host's help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..language.builder import Builder
+from ..language.ir import Operator, Role, Value
+from ..language.program import Program, Variable
+from ..language.types import TensorType
+from ..language.verify import verify
+from ..ops.loss_scale import InverseIfFinite, LossScaleUpdate
+from ..ops.shape import Cast
+from ..passes.precision import PRECISIONS, Precision, check_precision
+from .base import ParamsGrads, number, program_of
+from .optimizers import RecomputeOptimizer
+
+__all__ = [
+    "LossScaling",
+    "MixedPrecision",
+    "decorate",
+    "with_precision",
+]
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """How the scale of the loss begins and changes; the defaults are PyTorch's.
+
+    `initial`: the first scale.  After a step with a gradient that is not finite, which is skipped, it is multiplied by
+    `backoff`; after `interval` other steps in a row by `growth`.  `dynamic=False`: it stays; such steps are skipped
+    all the same.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("initial", "growth", "backoff"):
+            if number(f"loss scaling's {name}", getattr(self, name)) == 0:
+                raise UsageError(f"loss scaling's {name} must be above 0")
+        if isinstance(self.interval, bool) or not isinstance(self.interval, int) or self.interval < 1:
+            raise UsageError(f"loss scaling's interval must be a number of steps, not {self.interval!r}")
+
+
+class MixedPrecision:
+    """Any optimizer, with the forward pass in another precision.
+
+    `precision`: "bf16", "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on a device
+    that has it) or "fp32".  `full`: names or globs of values whose operators stay in float32.  `loss_scaling`: None for
+    the default with "fp16" and none with the others, or False for none.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        precision: str = "bf16",
+        *,
+        full: Sequence[str] = (),
+        loss_scaling: LossScaling | bool | None = None,
+    ) -> None:
+        if isinstance(optimizer, (RecomputeOptimizer, MixedPrecision)):
+            raise UsageError(
+                "MixedPrecision wraps a plain optimizer: write RecomputeOptimizer(MixedPrecision(Adam(), 'bf16'))"
+            )
+        if not hasattr(optimizer, "backward") or not hasattr(optimizer, "apply_gradients"):
+            raise UsageError(f"MixedPrecision wraps an optimizer, not {optimizer!r}")
+        self.inner = optimizer
+        self.precision = check_precision(precision)
+        self._full = (full,) if isinstance(full, str) else tuple(full)
+        if not isinstance(loss_scaling, LossScaling):
+            wanted = precision == "fp16" if loss_scaling is None else loss_scaling
+            loss_scaling = LossScaling() if wanted else None
+        self.loss_scaling: LossScaling | None = loss_scaling
+        self._program: Program | None = None
+        self._state: list[str] = []
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
+    ) -> ParamsGrads:
+        """Casts, then the inner optimizer's backward pass, of the scaled loss where it is scaled.
+
+        Gradients are those of the scaled loss then; `apply_gradients` unscales them.
+        """
+        program = self._program = program_of(loss)
+        full = tuple(dict.fromkeys([*self._full, loss.name])) if _writes(program, loss.name) else self._full
+        if PRECISIONS[self.precision] is not None or self.precision == "tf32":
+            program.block = verify(Precision(self.precision, full).run(program.block))
+        given = (startup_program, parameter_list, no_grad_set, callbacks)
+        if self.loss_scaling is None:
+            return self.inner.backward(program[loss.name], *given)
+        scaled = self._scaled(program, program[loss.name].value)
+        self.inner.backward(program[scaled.name], *given)
+        block = program.block  # the scaled loss itself is read by nobody
+        outputs = dict.fromkeys(loss.name if n == scaled.name else n for n in block.outputs)
+        operators = [o for o in block.operators if scaled not in o.outputs]
+        program.block = verify(block.with_operators(operators, outputs=tuple(outputs)))
+        return [(program[p], program[g]) for p, g in program.gradients]
+
+    def _scaled(self, program: Program, loss: Value) -> Value:
+        """The loss times the scale, which is declared."""
+        assert self.loss_scaling is not None
+        first: dict[str, np.ndarray] = {
+            "loss_scale": np.array(self.loss_scaling.initial, np.float32),
+            "good_steps": np.zeros((), np.int64),
+        }
+        self._state = []
+        for wish, array in first.items():
+            self._state.append(program.state_name(wish, TensorType.of(array)))
+            program.declare("state", self._state[-1], array)
+        scale = program[self._state[0]].value
+        b = program.builder(Role.LOSS, f"{loss.name}.scaled")
+        found = b.Mul(loss, scale if loss.dtype == scale.dtype else b.Cast(scale, to=loss.dtype))
+        program.append(b)
+        return found
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
+        """The inner optimizer's updates; with a scaled loss they are skipped where a gradient is not finite.
+
+        Where a gradient is a cast from the low type, its update reads what was cast: it works in float32 anyway.
+        """
+        pairs = list(params_grads)
+        if not pairs:
+            return self.inner.apply_gradients(pairs)
+        program = program_of(pairs[0][0])
+        if getattr(self.inner, "_clip", None) is None:
+            writers = {v.name: o for o in program.operators for v in o.writes()}
+            pairs = [(p, _before_cast(program, writers.get(g.name), g)) for p, g in pairs]
+        if self.loss_scaling is None:
+            return self.inner.apply_gradients(pairs)
+        scale, good = (program[n].value for n in self._state)
+        made_once: list[Value] = []
+
+        def unscale(b: Builder, gradients: Sequence[Value]) -> Value:
+            made_once.append(b.emit(InverseIfFinite(), scale, *gradients, name="unscale"))
+            return made_once[0]
+
+        self.inner.apply_gradients(pairs, unscale=unscale)
+        if self.loss_scaling.dynamic:
+            b = program.builder(Role.OPTIMIZE)
+            options = self.loss_scaling
+            b.emit(LossScaleUpdate(options.growth, options.backoff, options.interval), scale, good, *made_once, want=2)
+            program.append(b)
+        verify(program.block)
+        return [o for o in program.operators if o.role is Role.OPTIMIZE]
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
+    ) -> list[Operator]:
+        """`apply_gradients`, with Paddle's arguments."""
+        return self.apply_gradients(params_grads)
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """`backward` and `apply_gradients`; returns (optimizer operators, (parameter, gradient) pairs)."""
+        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+        return self.apply_gradients(params_grads), params_grads
+
+    def get_loss_scaling(self) -> float:
+        """The scale of the next step's loss; 1 where it is not scaled."""
+        if self.loss_scaling is None:
+            return 1.0
+        if self._program is None or not self._state:
+            return self.loss_scaling.initial
+        return float(self._program.data[self._state[0]])
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The inner optimizer's, and the scale of the loss."""
+        own = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
+        return {**self.inner.state_dict(), **own}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `state_dict` gave."""
+        missing = [n for n in self._state if n not in state]
+        if missing:
+            raise UsageError(f"this is not the state of this MixedPrecision: it lacks '{missing[0]}'")
+        self.inner.set_state_dict({n: a for n, a in state.items() if n not in self._state})
+        for name in self._state:
+            assert self._program is not None
+            self._program.data[name][...] = np.asarray(state[name])
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """`set_state_dict`."""
+        self.set_state_dict(state)
+
+    def get_lr(self) -> float:
+        """The inner optimizer's."""
+        return self.inner.get_lr()
+
+    def set_lr(self, value: float) -> None:
+        """The inner optimizer's."""
+        self.inner.set_lr(value)
+
+
+def decorate(
+    optimizer: Any,
+    *,
+    init_loss_scaling: float = 2.0**16,
+    incr_every_n_steps: int = 2000,
+    incr_ratio: float = 2.0,
+    decr_ratio: float = 0.5,
+    use_dynamic_loss_scaling: bool = True,
+    custom_black_varnames: Sequence[str] = (),
+    dtype: str = "float16",
+) -> MixedPrecision:
+    """`MixedPrecision` by Paddle's names (`paddle.static.amp.decorate`); `dtype`: "float16" or "bfloat16".
+
+    `custom_black_varnames`: names or globs of values whose operators stay in float32.
+
+    The defaults are those of `LossScaling`.  The scale falls after every step that is not finite.
+    """
+    names = {"float16": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
+    if dtype not in names:
+        raise UsageError(f"amp: dtype must be 'float16' or 'bfloat16', not {dtype!r}")
+    scaling = LossScaling(init_loss_scaling, incr_ratio, decr_ratio, incr_every_n_steps, use_dynamic_loss_scaling)
+    scaled = scaling if names[dtype] == "fp16" else None
+    return MixedPrecision(optimizer, names[dtype], full=custom_black_varnames, loss_scaling=scaled)
+
+
+def with_precision(optimizer: Any, precision: str | None) -> Any:
+    """The optimizer in a precision (None: as it is), under recomputation where it recomputes.
+
+    UsageError where it says a precision itself.
+    """
+    if precision is None:
+        return optimizer
+    check_precision(precision)
+    inner = optimizer.inner if isinstance(optimizer, RecomputeOptimizer) else optimizer
+    if isinstance(inner, MixedPrecision):
+        raise UsageError("the optimizer and the arguments both say the precision: give one of them")
+    if precision == "fp32":
+        return optimizer
+    if isinstance(optimizer, RecomputeOptimizer):
+        return optimizer.around(MixedPrecision(inner, precision))
+    return MixedPrecision(inner, precision)
+
+
+def _writes(program: Program, name: str) -> bool:
+    return any(v.name == name for o in program.operators for v in o.writes())
+
+
+def _before_cast(program: Program, made: Operator | None, g: Variable) -> Variable:
+    """What a gradient was cast from; itself where it is no cast to float32."""
+    if made is None or not isinstance(made.op, Cast) or g.dtype != "f32":
+        return g
+    (source,) = made.inputs
+    assert source is not None
+    return Variable(program, source) if source.dtype in ("f16", "bf16") else g

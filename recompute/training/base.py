@@ -1,0 +1,342 @@
+"""What every optimizer does: the backward pass, state beside the parameters, updates as operators."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import UsageError, nearest
+from ..language.builder import Builder
+from ..language.ir import Operator, Role, Value
+from ..language.program import Program, Variable
+from ..language.types import DTYPES, TensorType
+from ..language.verify import verify
+from ..ops.optimizer import Increment
+from ..ops.update import Update, work_dtype
+from ..passes.autodiff import differentiate
+from ..passes.eager_updates import EagerUpdates
+
+ParamsGrads = list[tuple[Variable, Variable]]
+
+
+class Optimizer:
+    """Base of the optimizers.
+
+    `learning_rate`: a number, or a schedule of `recompute.lr` that the program itself evaluates at every step.
+    `parameters`: names, globs or Variables of what is trained (default: every parameter of the program).
+    `weight_decay`: L2 regularisation, added to the gradient as weight_decay·w (AdamW, Lamb and Lars: see there).
+    `apply_decay_param_fun`: name → whether that parameter decays (default: all do).
+    `grad_clip`: a `recompute.clip` object.
+
+    A subclass gives `update` (the operator) and `slots` (names of its state, one array of zeros a parameter each).
+    """
+
+    #: names of the state arrays of a parameter: NAME.slot; kept in f32 for f16 and bf16 parameters
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        *,
+        parameters: Sequence[str | Variable] | None = None,
+        weight_decay: float | None = None,
+        apply_decay_param_fun: Callable[[str], bool] | None = None,
+        grad_clip: Any = None,
+    ) -> None:
+        if not hasattr(learning_rate, "build"):
+            learning_rate = number("learning_rate", learning_rate)
+        self._rate = learning_rate
+        self._parameters = parameters
+        self.weight_decay = 0.0 if weight_decay is None else number("weight_decay", weight_decay)
+        self._decays = apply_decay_param_fun or (lambda name: True)
+        if grad_clip is not None and not hasattr(grad_clip, "scaled"):
+            raise UsageError(f"grad_clip must be a ClipGradBy... object of recompute.clip, not {grad_clip!r}")
+        self._clip = grad_clip
+        self._program: Program | None = None
+        self._state: list[str] = []
+        self._named: dict[str, str] = {}
+
+    # -- what a subclass gives ------------------------------------------------------------------------------------
+
+    def update(self, weight_decay: float) -> Update:
+        """The update operator for a parameter with this weight decay."""
+        raise NotImplementedError
+
+    def slots_used(self) -> Mapping[str, bool]:
+        """Slot → whether this optimizer's options use it."""
+        return dict.fromkeys(self.slots, True)
+
+    def initial(self, slot: str) -> float:
+        """What every element of a slot begins with."""
+        return 0.0
+
+    # -- the training step ----------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
+    ) -> ParamsGrads:
+        """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs.
+
+        `loss`: one floating-point number.  `startup_program` is taken for Paddle's sake and not needed.  Each of
+        `callbacks` is called as `callback(block, {"operator": op})` for every backward operator, in order.
+        A gradient lives only as long as something needs it; it can be fetched by its name.
+        """
+        program = program_of(loss)
+        must_be_untrained(program)
+        wanted = parameter_list if parameter_list is not None else self._parameters
+        names = names_of(program, wanted or (), "parameter_list")
+        no_grad = names_of(program, no_grad_set or (), "no_grad_set")
+        before = len(program.operators)
+        block, pairs = differentiate(program.block, loss.name, names, no_grad)
+        if not pairs:
+            raise UsageError(f"the loss '{loss.name}' depends on no parameter that is to be trained")
+        outputs = tuple(dict.fromkeys([*block.outputs, loss.name]))
+        program.block = verify(block.with_operators(block.operators, outputs=outputs))
+        program.gradients = [(p.name, g.name) for p, g in pairs]
+        for callback in callbacks or ():
+            for op in program.operators[before:]:
+                callback(program.block, {"operator": op})
+        return [(Variable(program, p), Variable(program, g)) for p, g in pairs]
+
+    def apply_gradients(
+        self,
+        params_grads: Sequence[tuple[Variable, Variable]],
+        *,
+        unscale: Callable[[Builder, Sequence[Value]], Value] | None = None,
+    ) -> list[Operator]:
+        """Adds clipping and updates to the program, and the step counter's increment; returns these operators.
+
+        `unscale` emits what all gradients are multiplied by first (f32[]); where that is 0 the whole step is skipped.
+        """
+        pairs = list(params_grads)
+        if not pairs:
+            raise UsageError("apply_gradients needs at least one (parameter, gradient) pair")
+        program = program_of(pairs[0][0])
+        must_be_untrained(program)
+        if any(v.program is not program for pair in pairs for v in pair):
+            raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
+        _check_pairs(program, pairs)
+        self._program = program
+        self._state, self._named = [], {}
+        step = self._declare_own("step", np.zeros((), np.int64))
+        b = program.builder(Role.OPTIMIZE, "optimizer")
+        rate = self._learning_rate(b, step)
+        values = [(p.value, g.value) for p, g in pairs]
+        factor = None if unscale is None else unscale(b, [g for _, g in values])
+        if factor is not None and self._clip is not None:  # it is the plain gradients that are clipped
+            values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
+        common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
+        slots = self._declare_slots([p for p, _ in values])
+        for p, g in values:
+            clipped = g if self._clip is None else self._clip.scaled(b, g, common)
+            op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
+            own = list(itertools.islice(slots, len(self.slots_used())))
+            _emit_update(b, op, [p, clipped], own, rate, step, factor)
+        program.append(b)
+        program.block = EagerUpdates().run(program.block)
+        b = program.builder(Role.OPTIMIZE)
+        b.emit(Increment(), step, *([] if factor is None else [factor]))
+        program.append(b)
+        verify(program.block)
+        return [o for o in program.operators if o.role is Role.OPTIMIZE]
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
+    ) -> list[Operator]:
+        """`apply_gradients`, with Paddle's arguments."""
+        return self.apply_gradients(params_grads)
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """`backward` and `apply_gradients`: makes the program a training step.
+
+        Returns (optimizer operators, (parameter, gradient) pairs).  UsageError where the program is trained already.
+        """
+        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+        return self.apply_optimize(loss, startup_program, params_grads), params_grads
+
+    def _learning_rate(self, b: Builder, step: Value) -> Value:
+        if hasattr(self._rate, "build"):
+            return self._rate.build(b, step, name="learning_rate")
+        return self._declare_own("learning_rate", np.array(self._rate, np.float32))
+
+    def _declare_own(self, wish: str, array: np.ndarray) -> Value:
+        """State under this name, or under a similar one where the model has a value that is called so."""
+        assert self._program is not None
+        self._named[wish] = self._program.state_name(wish, TensorType.of(array))
+        return self._declare(self._named[wish], array)
+
+    def _declare(self, name: str, array: np.ndarray) -> Value:
+        assert self._program is not None
+        self._state.append(name)
+        return self._program.declare("state", name, array)
+
+    def _declare_slots(self, parameters: Sequence[Value]) -> Iterator[Value | None]:
+        """The state of each parameter in turn, one array of each slot; None for slots that are not used."""
+        assert self._program is not None
+        used = self.slots_used()
+        arrays = [
+            (f"{p.name}.{slot}", _filled(p.shape, self.initial(slot), DTYPES[work_dtype(p.type)]))
+            for p in parameters
+            for slot, wanted in used.items()
+            if wanted
+        ]
+        self._state += [name for name, _ in arrays]
+        declared = iter(self._program.declare_all("state", arrays))
+        return (next(declared) if wanted else None for _ in parameters for wanted in used.values())
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def get_lr(self) -> float:
+        """The learning rate of the next step."""
+        if hasattr(self._rate, "build"):
+            step = 0 if self._program is None else int(self._program.data[self._named["step"]])
+            return self._rate.value(step)
+        if self._program is not None:
+            return float(self._program.data[self._named["learning_rate"]])
+        return float(self._rate)
+
+    def set_lr(self, value: float) -> None:
+        """Sets the learning rate from the next step on.  UsageError where a schedule governs it."""
+        if hasattr(self._rate, "build"):
+            raise UsageError(f"the learning rate follows {self._rate!r}: it cannot be set")
+        self._rate = number("learning_rate", value)
+        if self._program is not None:
+            self._program.data[self._named["learning_rate"]][...] = self._rate
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """A copy of everything the optimizer remembers: step counter, learning rate, moments, by name."""
+        program = self._minimized()
+        return {name: np.array(program.data[name]) for name in self._state}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `state_dict` gave.  UsageError for names or shapes that are not this optimizer's."""
+        program = self._minimized()
+        own = set(self._state)
+        missing = [n for n in self._state if n not in state]
+        unknown = [n for n in state if n not in own]
+        if missing or unknown:
+            what = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}'{nearest(unknown[0], self._state)}"
+            raise UsageError(f"this is not the state of this {type(self).__name__}: it {what}")
+        arrays = {n: np.asarray(state[n]) for n in self._state}
+        for name, array in arrays.items():
+            if array.shape != program.data[name].shape:
+                raise UsageError(f"'{name}' has shape {list(program.data[name].shape)}, not {list(array.shape)}")
+        for name, array in arrays.items():
+            if not program.data[name].flags.writeable:  # the first contents, which no step has changed yet
+                program.data[name] = np.array(program.data[name])
+            program.data[name][...] = array
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """`set_state_dict`."""
+        self.set_state_dict(state)
+
+    def _minimized(self) -> Program:
+        if self._program is None:
+            raise UsageError(f"this {type(self).__name__} has no state yet: call minimize(loss) first")
+        return self._program
+
+
+def _filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
+    """An array of one number that takes no memory until the executor makes it one to write to."""
+    return np.broadcast_to(np.array(value, dtype), shape)
+
+
+def _emit_update(
+    b: Builder,
+    op: Update,
+    tensors: list[Value],
+    slots: list[Value | None],
+    rate: Value,
+    step: Value,
+    unscale: Value | None,
+) -> None:
+    """Puts inputs at the positions that the operator's `updates`, `rate_at`, `step_at` and `unscale_at` say."""
+    inputs: dict[int, Value | None] = dict(enumerate(tensors))
+    inputs.update(zip(op.updates[1:], slots, strict=True))
+    inputs[op.rate_at] = rate
+    if op.step_at is not None:
+        inputs[op.step_at] = step
+    inputs[op.unscale_at] = unscale
+    given = [inputs.get(i) for i in range(max(i for i, v in inputs.items() if v is not None) + 1)]
+    outputs = [inputs[i] for i in op.updates]
+    while outputs[-1] is None:
+        outputs.pop()
+    b.operators.append(Operator(op, tuple(given), tuple(outputs), b.role))
+
+
+def _times(b: Builder, g: Value, factor: Value) -> Value:
+    return b.Mul(g, factor if g.dtype == factor.dtype else b.Cast(factor, to=g.dtype))
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{name} must be finite and not negative, but it is {value}")
+    return float(value)
+
+
+def fraction(name: str, value: Any) -> float:
+    if not 0 <= number(name, value) < 1:
+        raise UsageError(f"{name} must be at least 0 and below 1, but it is {value}")
+    return float(value)
+
+
+def program_of(v: Any) -> Program:
+    if not isinstance(v, Variable):
+        raise UsageError(f"a Variable is needed (a loss function returns one; or program['name']), not {v!r}")
+    return v.program
+
+
+def must_be_untrained(program: Program) -> None:
+    if any(o.role is Role.OPTIMIZE for o in program.operators):
+        raise UsageError(
+            f"program '{program.block.name}' is a training step already: its parameters are updated once a step; "
+            "call minimize on a program without updates (clone() it before)"
+        )
+
+
+def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -> None:
+    """Each parameter once, with a gradient of its shape."""
+    parameters = set(program.block.parameters)
+    seen: set[str] = set()
+    for p, g in pairs:
+        if p.value not in parameters:
+            raise UsageError(f"'{p.name}' is no parameter of the program: only parameters are updated")
+        if p.name in seen:
+            raise UsageError(f"apply_gradients: '{p.name}' is given twice")
+        if p.shape != g.shape or not g.value.type.is_float:
+            raise UsageError(f"'{p.name}' is {p.value.type}, but its gradient '{g.name}' is {g.value.type}")
+        seen.add(p.name)
+
+
+def names_of(program: Program, wanted: Any, what: str) -> list[str]:
+    """Names, aliases resolved, of names, globs and Variables.  UsageError for Variables of another program."""
+    if isinstance(wanted, (str, Variable)):
+        wanted = [wanted]
+    names = []
+    for w in wanted:
+        if isinstance(w, Variable):
+            if w.program is not program:
+                raise UsageError(f"{what}: '{w.name}' is a Variable of another program")
+            names.append(w.name)
+        elif isinstance(w, str):
+            names.append(program.aliases.get(w, w))
+        else:
+            raise UsageError(f"{what} takes names and Variables, not {w!r}")
+    return names

@@ -1,0 +1,383 @@
+"""Losses: each appends its operators to the program of `output`, declares the label as a new input, and returns the
+loss as a Variable, which becomes an output of the program.
+
+What all of them take: `output`, a Variable (or a Program: its first floating-point output); `label`, a Variable of
+the same program or the name of one (default: a new input called `label_name`); `name`, that of the loss;
+`reduction`, "mean", "sum" or "none".  Formulas are PyTorch's.  f16 and bf16 outputs are taken to f32 first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..language.builder import Builder
+from ..language.ir import Operator, Role, Value
+from ..language.program import Program, Variable
+from ..language.types import TensorType
+from ..ops.shape import reshape
+
+#: what `--loss` offers
+NAMES = (
+    "cross_entropy", "nll", "mse", "l1", "smooth_l1", "huber", "bce", "bce_with_logits", "kl_div", "hinge",
+)  # fmt: skip
+
+__all__ = ["NAMES", "natural_loss", *NAMES]
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def cross_entropy(
+    output: Variable | Program,
+    label: Variable | str | None = None,
+    *,
+    name: str = "loss",
+    label_name: str = "label",
+    reduction: str = "mean",
+    axis: int | None = None,
+    ignore_index: int | None = None,
+    soft_label: bool = False,
+    weight: Any = None,
+) -> Variable:
+    """-log softmax(output)[label], in one stable operator (ONNX SoftmaxCrossEntropyLoss).
+
+    `output`: scores of any shape with classes along `axis` (default: 1 for 2, 4 and 5 dimensions, else the last).
+    Where it is made by Softmax or LogSoftmax, that operator's input and axis are taken: softmax is not applied twice.
+    `label`: class indices, i64, of the shape without the class axis; with `soft_label`, probabilities in the shape
+    of the scores.  Labels equal to `ignore_index` do not count.  `weight`: one number a class, as in PyTorch.
+    """
+    loss = _Loss(output, name, reduction)
+    made = loss.producer()
+    if made is not None and made.op.name in ("Softmax", "LogSoftmax"):
+        loss.take(made.inputs[0])
+        axis = made.op.axis if axis is None else axis  # type: ignore[attr-defined]
+    if soft_label:
+        return _soft_cross_entropy(loss, label, label_name, axis, weight, ignore_index)
+    return _indexed(loss, "SoftmaxCrossEntropyLoss", label, label_name, axis, ignore_index, weight)
+
+
+def nll(
+    output: Variable | Program,
+    label: Variable | str | None = None,
+    *,
+    name: str = "loss",
+    label_name: str = "label",
+    reduction: str = "mean",
+    axis: int | None = None,
+    ignore_index: int | None = None,
+    weight: Any = None,
+) -> Variable:
+    """-output[label] for log-probabilities (ONNX NegativeLogLikelihoodLoss); shapes as in `cross_entropy`."""
+    loss = _Loss(output, name, reduction)
+    return _indexed(loss, "NegativeLogLikelihoodLoss", label, label_name, axis, ignore_index, weight)
+
+
+def mse(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
+    """(output - label)².  `options`: name, label_name, reduction."""
+
+    def formula(b: Builder, x: Value, y: Value) -> Value:
+        d = b.Sub(x, y)
+        return b.Mul(d, d)
+
+    return _elementwise(formula, output, label, **options)
+
+
+def l1(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
+    """|output - label|.  `options`: name, label_name, reduction."""
+    return _elementwise(lambda b, x, y: b.Abs(b.Sub(x, y)), output, label, **options)
+
+
+def smooth_l1(
+    output: Variable | Program, label: Variable | str | None = None, *, beta: float = 1.0, **options: Any
+) -> Variable:
+    """d²/(2 beta) where d = |output - label| < beta, else d - beta/2.  `options`: name, label_name, reduction."""
+    if not 0 <= beta < math.inf:
+        raise UsageError(f"smooth_l1: beta must be finite and not negative, but it is {beta}")
+    if beta == 0:
+        return l1(output, label, **options)
+    return _elementwise(lambda b, x, y: _huber(b, x, y, beta, 1 / beta), output, label, **options)
+
+
+def huber(
+    output: Variable | Program, label: Variable | str | None = None, *, delta: float = 1.0, **options: Any
+) -> Variable:
+    """d²/2 where d = |output - label| < delta, else delta·(d - delta/2).  `options`: name, label_name, reduction."""
+    if not 0 < delta < math.inf:
+        raise UsageError(f"huber: delta must be finite and positive, but it is {delta}")
+    return _elementwise(lambda b, x, y: _huber(b, x, y, delta, 1.0), output, label, **options)
+
+
+def bce(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
+    """-label·log p - (1 - label)·log(1 - p) for probabilities p = output.  `options`: name, label_name, reduction.
+
+    Where `output` is made by Sigmoid, that operator's input is taken and it is `bce_with_logits`.  Else p and 1 - p
+    are kept above e⁻¹⁰⁰ (or the type's smallest normal number, 1.2e-38 for f32), so that the loss stays finite.
+    """
+    loss = _Loss(output, options.get("name", "loss"), options.get("reduction", "mean"))
+    made = loss.producer()
+    if made is not None and made.op.name == "Sigmoid":
+        assert made.inputs[0] is not None
+        return bce_with_logits(Variable(loss.program, made.inputs[0]), label, **options)
+
+    def formula(b: Builder, x: Value, y: Value) -> Value:
+        one = b.constant(1, x)
+        least = b.constant(max(math.exp(-100), float(np.finfo(x.type.numpy).tiny)), x)
+        log_p, log_q = b.Log(b.Max(x, least)), b.Log(b.Max(b.Sub(one, x), least))
+        return b.Neg(b.Add(b.Mul(y, log_p), b.Mul(b.Sub(one, y), log_q)))
+
+    return _elementwise(formula, output, label, **options)
+
+
+def bce_with_logits(
+    output: Variable | Program, label: Variable | str | None = None, *, pos_weight: Any = None, **options: Any
+) -> Variable:
+    """`bce` of sigmoid(output): (1 - label)·x + log(1 + e⁻ˣ), stable.  `options`: name, label_name, reduction.
+
+    `pos_weight`: a number or an array that broadcasts to x; multiplies the loss of positive labels.
+    """
+
+    def formula(b: Builder, x: Value, y: Value) -> Value:
+        one = b.constant(1, x)
+        soft = b.Softplus(b.Neg(x))
+        if pos_weight is not None:
+            more = b.constant(np.asarray(pos_weight, x.type.numpy) - 1, x)
+            soft = b.Mul(soft, b.Add(b.Mul(y, more), one))
+        return b.Add(b.Mul(b.Sub(one, y), x), soft)
+
+    return _elementwise(formula, output, label, **options)
+
+
+def kl_div(
+    output: Variable | Program, label: Variable | str | None = None, *, log_target: bool = False, **options: Any
+) -> Variable:
+    """label·(log label - output) for log-probabilities `output` and probabilities `label` (0·log 0 = 0).
+
+    With `log_target` the label is given as log-probabilities too.  `options`: name, label_name, reduction, which may
+    also be "batchmean": the sum over all elements divided by the size of the first axis.
+    """
+
+    def formula(b: Builder, x: Value, y: Value) -> Value:
+        if log_target:
+            return b.Mul(b.Exp(y), b.Sub(y, x))
+        least = b.constant(float(np.finfo(y.type.numpy).tiny), y)
+        return b.Mul(y, b.Sub(b.Log(b.Max(y, least)), x))
+
+    return _elementwise(formula, output, label, extra=("batchmean",), **options)
+
+
+def hinge(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
+    """max(0, 1 - label·output), labels -1 and 1.  `options`: name, label_name, reduction."""
+    return _elementwise(lambda b, x, y: b.Relu(b.Sub(b.constant(1, x), b.Mul(x, y))), output, label, **options)
+
+
+def natural_loss(program: Program) -> tuple[str, str]:
+    """The loss that a program asks for by its form: (an output's name or one of `NAMES`, why in one line).
+
+    A scalar output is the loss itself; probabilities and scores of classes, also of every pixel, get cross_entropy,
+    sigmoids bce, all else mse.  UsageError where there is no floating-point output.
+    """
+    floats = [v for v in program.outputs if v.value.type.is_float]
+    for v in floats:
+        if v.shape == () or ("loss" in v.name.lower() and v.value.size == 1):
+            return v.name, f"'{v.name}', which the model computes itself"
+    out = _first_float_output(program)
+    made = _producer(program, out.value)
+    kind = made.op.name if made is not None else ""
+    if kind in ("Softmax", "LogSoftmax"):
+        return "cross_entropy", f"cross_entropy, as '{out.name}' is made by {kind}"
+    if kind == "Sigmoid":
+        return "bce", f"bce, as '{out.name}' is made by Sigmoid"
+    if any(v.value.type == out.value.type for v in program.inputs):
+        return "mse", f"mse, as '{out.name}' has the shape of an input"
+    if out.value.ndim in (2, 3) and out.shape[-1] > 1:
+        return "cross_entropy", f"cross_entropy, as '{out.name}' has {out.shape[-1]} scores in its last dimension"
+    if _labels_pixels(program, out):
+        return "cross_entropy", f"cross_entropy, as '{out.name}' has {out.shape[1]} scores for every pixel of an image"
+    return "mse", f"mse, as '{out.name}' is {out.value.type} and not made by Softmax or Sigmoid"
+
+
+def _labels_pixels(program: Program, out: Variable) -> bool:
+    """Whether an output [N, C, H, W] has other channels than an image that comes in, and more than half its size."""
+    if out.value.ndim != 4 or out.shape[1] < 2:
+        return False
+    images = [v.shape for v in program.inputs if v.value.ndim == 4 and v.value.type.is_float]
+    channels, height, width = out.shape[1:]
+    return any(c != channels and h < 2 * height and w < 2 * width for _, c, h, w in images)
+
+
+class _Loss:
+    """A loss while it is being written: the builder, the output x, and what is declared."""
+
+    def __init__(self, output: Variable | Program, name: str, reduction: str, extra: Sequence[str] = ()) -> None:
+        if isinstance(output, Program):
+            output = _first_float_output(output)
+        if not isinstance(output, Variable):
+            raise UsageError(f"a loss is put on a Variable (program['name']) or a Program, not {output!r}")
+        known = (*_REDUCTIONS, *extra)
+        if reduction not in known:
+            raise UsageError(f"reduction must be one of {', '.join(known)}, not {reduction!r}")
+        if not output.value.type.is_float:
+            raise UsageError(f"a loss needs a floating-point output, but '{output.name}' is {output.value.type}")
+        self.program, self.name, self.reduction = output.program, name, reduction
+        if name in self.program:
+            raise UsageError(f"the program has a value '{name}' already: give the loss another name (name=...)")
+        self.b = self.program.builder(Role.LOSS, name)
+        self.output = self.x = output.value
+        self.inputs: list[Value] = []
+
+    def producer(self) -> Operator | None:
+        """The operator that makes the output."""
+        return _producer(self.program, self.output)
+
+    def take(self, x: Value | None) -> None:
+        """Puts the loss on another value."""
+        assert x is not None
+        self.x = x
+
+    def wide(self) -> Value:
+        """x, in f32 where it is f16 or bf16."""
+        if self.x.dtype in ("f16", "bf16"):
+            self.x = self.b.Cast(self.x, to="f32")
+        return self.x
+
+    def label(self, given: Variable | str | None, name: str, t: TensorType) -> Value:
+        """The label: the one given, checked and brought to the type, or a new input."""
+        if given is None:
+            if name in self.program:
+                raise UsageError(
+                    f"the program has a value '{name}' already: pass it (label={name!r}) or name the new label's "
+                    "input (label_name=...)"
+                )
+            self.b.names.take(name)
+            self.inputs.append(Value(name, t))
+            return self.inputs[-1]
+        variable = self.program[given] if isinstance(given, str) else given
+        if not isinstance(variable, Variable) or variable.program is not self.program:
+            raise UsageError(f"the label must be a Variable of the same program, or its name, not {given!r}")
+        v = variable.value
+        if v.shape != t.shape or v.type.is_float != t.is_float:
+            raise UsageError(f"the label '{v.name}' is {v.type}, but this loss needs {t}")
+        return v if v.dtype == t.dtype else self.b.Cast(v, to=t.dtype)
+
+    def buffer(self, name: str, array: Any, like: Value) -> Value:
+        """A constant array of the loss, kept with the program."""
+        return self.program.declare("buffers", name, np.array(array, like.type.numpy))
+
+    def finish(self, value: Value) -> Variable:
+        """Names the last value and appends everything to the program."""
+        self.b.operators[:] = [o.renamed({value.name: self.name}) for o in self.b.operators]
+        self.program.append(self.b, inputs=self.inputs, outputs=[self.name])
+        return self.program[self.name]
+
+    def reduce(self, value: Value) -> Variable:
+        """Applies the reduction and finishes."""
+        b = self.b
+        if self.reduction == "mean":
+            value = b.ReduceMean(value, keepdims=0)
+        elif self.reduction != "none":
+            rows = value.shape[0] if value.ndim else 1
+            value = b.ReduceSum(value, keepdims=0)
+            if self.reduction == "batchmean":
+                value = b.Mul(value, b.constant(1 / max(rows, 1), value))
+        return self.finish(value)
+
+
+def _first_float_output(program: Program) -> Variable:
+    floats = [v for v in program.outputs if v.value.type.is_float]
+    if not floats:
+        have = ", ".join(f"{v.name}: {v.value.type}" for v in program.outputs) or "none"
+        raise UsageError(f"the program has no floating-point output to put a loss on (outputs: {have})")
+    return floats[0]
+
+
+def _producer(program: Program, v: Value) -> Operator | None:
+    at = program.block.producers().get(v.name)
+    return None if at is None else program.operators[at]
+
+
+def _elementwise(
+    formula: Any,
+    output: Variable | Program,
+    label: Variable | str | None,
+    *,
+    name: str = "loss",
+    label_name: str = "label",
+    reduction: str = "mean",
+    extra: Sequence[str] = (),
+) -> Variable:
+    """A loss whose label has the output's type, from a formula for each element."""
+    loss = _Loss(output, name, reduction, extra)
+    x = loss.wide()
+    y = loss.label(label, label_name, x.type)
+    return loss.reduce(formula(loss.b, x, y))
+
+
+def _huber(b: Builder, x: Value, y: Value, limit: float, factor: float) -> Value:
+    """factor·m·(d - m/2) with d = |x - y|, m = min(d, limit): both branches without a choice."""
+    d = b.Abs(b.Sub(x, y))
+    m = b.Min(d, b.constant(limit, x))
+    value = b.Mul(m, b.Sub(d, b.Mul(m, b.constant(0.5, x))))
+    return value if factor == 1 else b.Mul(value, b.constant(factor, x))
+
+
+def _class_axis(loss: _Loss, axis: int | None) -> int:
+    x = loss.x
+    if not x.ndim:
+        raise UsageError(f"'{x.name}' is one number: there are no classes to choose from")
+    if axis is None:
+        axis = 1 if x.ndim in (2, 4, 5) else -1
+    if not -x.ndim <= axis < x.ndim:
+        raise UsageError(f"axis {axis} is out of range: '{x.name}' is {x.type}")
+    axis %= x.ndim
+    if x.shape[axis] < 2:
+        raise UsageError(f"'{x.name}' ({x.type}) has fewer than two classes along axis {axis}: use bce or mse")
+    return axis
+
+
+def _indexed(
+    loss: _Loss, op: str, label: Any, label_name: str, axis: int | None, ignore_index: int | None, weight: Any
+) -> Variable:
+    """A loss that looks a class up: classes are brought to axis 1, where ONNX has them."""
+    axis = _class_axis(loss, axis)
+    b, x = loss.b, loss.wide()
+    classes = x.shape[axis]
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    y = loss.label(label, label_name, TensorType("i64", shape))
+    if axis != 1 and axis == x.ndim - 1:
+        rows = math.prod(shape)
+        x, y = reshape(b, x, (rows, classes)), reshape(b, y, (rows,))
+    elif axis != 1:
+        first, *others = (i for i in range(x.ndim) if i != axis)
+        x = b.Transpose(x, perm=(first, axis, *others))
+    attributes = {} if ignore_index is None else {"ignore_index": ignore_index}
+    weights = [] if weight is None else [_class_weight(loss, weight, classes, x)]
+    value = getattr(b, op)(x, y, *weights, reduction=loss.reduction, **attributes)
+    if loss.reduction == "none" and value.shape != shape:
+        value = b.Reshape(value, shape=shape)
+    return loss.finish(value)
+
+
+def _class_weight(loss: _Loss, weight: Any, classes: int, x: Value) -> Value:
+    if isinstance(weight, Variable):
+        return weight.value
+    array = np.asarray(weight)
+    if array.shape != (classes,):
+        raise UsageError(f"weight must have one number for each of the {classes} classes, not shape {array.shape}")
+    return loss.buffer(f"{loss.name}.weight", array, x)
+
+
+def _soft_cross_entropy(
+    loss: _Loss, label: Any, label_name: str, axis: int | None, weight: Any, ignore_index: int | None
+) -> Variable:
+    """-Σ label·log softmax(x) over the classes."""
+    if weight is not None or ignore_index is not None:
+        raise UsageError("cross_entropy with soft_label takes neither weight nor ignore_index")
+    axis = _class_axis(loss, axis)
+    b, x = loss.b, loss.wide()
+    y = loss.label(label, label_name, x.type)
+    each = b.Neg(b.ReduceSum(b.Mul(y, b.LogSoftmax(x, axis=axis)), axes=(axis,), keepdims=0))
+    return loss.reduce(each)

@@ -1,0 +1,186 @@
+"""What a program has learnt, as safetensors files: parameters, buffers and optimizer state."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError, OutOfMemoryError, UsageError, nearest
+from ..language.ir import Value
+from ..language.program import Program
+from ..language.types import TensorType, dtype_name
+from ..support.files import replacing
+
+__all__ = [
+    "contents",
+    "load_state",
+    "save_state",
+    "set_state_dict",
+    "state_dict",
+]
+
+#: differences that an error lists
+_MOST = 20
+#: safetensors' names of element types that we call otherwise
+_EIGHT_BITS = {
+    "F8_E4M3": "f8e4m3fn",
+    "F8_E4M3FNUZ": "f8e4m3fnuz",
+    "F8_E5M2": "f8e5m2",
+    "F8_E5M2FNUZ": "f8e5m2fnuz",
+    "F8_E8M0": "f8e8m0",
+}
+
+
+def contents(program: Program, v: Value) -> np.ndarray:
+    """The array of a parameter, buffer or state, in host memory.  UsageError where there is none."""
+    array = program.data.get(v.name)
+    if array is None:
+        raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
+    host = array.get() if hasattr(array, "get") else np.asarray(array)
+    if tuple(host.shape) != v.shape or host.dtype != v.type.numpy:
+        raise UsageError(f"'{v.name}' holds {host.dtype}{list(host.shape)}, the program says {v.type}")
+    return host
+
+
+def state_dict(program: Program) -> dict[str, np.ndarray]:
+    """Copies of parameters, buffers and state, by name.  UsageError where one has no contents yet."""
+    return {v.name: np.array(contents(program, v)) for v in _stored(program)}
+
+
+def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Puts arrays into the program, all of them or none.
+
+    An array that is there and can be written keeps its identity (executors are bound to it); else a copy
+    takes its place.  `strict=False` lets names be missing or unknown; shapes and element types must fit
+    always. UsageError that lists everything that does not fit.
+    """
+    arrays = {name: a.get() if hasattr(a, "get") else np.asarray(a) for name, a in state.items()}
+    _check(program, {n: _describe(a) for n, a in arrays.items()}, strict, "the state")
+    for v in _stored(program):
+        if v.name in arrays:
+            _put(program, v, arrays[v.name])
+    _mended(program, arrays)
+
+
+def save_state(program: Program, path: str | PathLike[str]) -> None:
+    """Writes parameters, buffers and optimizer state as safetensors; the file is there whole or not at all.
+
+    UsageError where something has no contents yet, ModelError where the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    arrays = {v.name: np.asarray(contents(program, v), order="C") for v in _stored(program)}
+    try:
+        with replacing(Path(path)) as temporary:
+            save_file(arrays, temporary, metadata={"format": "np"})
+    except (OSError, SafetensorError) as e:
+        raise ModelError(f"cannot write '{path}': {_reason(e)}") from None
+
+
+def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
+    """Reads what `save_state` wrote (or any safetensors file with these names) into the program, all or
+    nothing.
+
+    `strict` and what is put where: as `set_state_dict`.  ModelError where the file is missing, truncated or
+    no safetensors file; UsageError that lists everything that does not fit the program.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            _check(
+                program,
+                {n: _type_text(s.get_dtype(), s.get_shape()) for n, s in found.items()},
+                strict,
+                f"'{path}'",
+            )
+            wanted = [v for v in _stored(program) if v.name in found]
+            arrays = {v.name: file.get_tensor(v.name) for v in wanted if v.dtype not in _EIGHT_BITS.values()}
+        arrays |= _floats_of_8_bits(path, [v for v in wanted if v.name not in arrays])
+    except FileNotFoundError:
+        raise ModelError(f"cannot read '{path}': there is no such file") from None
+    except (OSError, SafetensorError) as e:
+        raise ModelError(
+            f"cannot read '{path}': it is no safetensors file, or it is truncated ({_reason(e)})"
+        ) from None
+    except MemoryError:
+        raise OutOfMemoryError(f"this machine has no memory for the contents of '{path}'") from None
+    for v in _stored(program):
+        if v.name in arrays:
+            _put(program, v, arrays.pop(v.name))
+    _mended(program, found)
+
+
+def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[str, np.ndarray]:
+    """The contents of values that safetensors writes, but does not read into NumPy, from a file that it has checked."""
+    if not wanted:
+        return {}
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    found = {}
+    for v in wanted:
+        offset = 8 + length + header[v.name]["data_offsets"][0]
+        found[v.name] = np.fromfile(path, v.type.numpy, v.size, offset=offset).reshape(v.shape)
+    return found
+
+
+def _mended(program: Program, loaded: Iterable[str]) -> None:
+    """A whole state makes a program usable that a failed step has left half updated."""
+    if {v.name for v in _stored(program)} <= set(loaded):
+        program.broken = ""
+
+
+def _stored(program: Program) -> tuple[Value, ...]:
+    b = program.block
+    return (*b.parameters, *b.buffers, *b.state)
+
+
+def _describe(a: np.ndarray) -> str:
+    try:
+        return str(TensorType(dtype_name(a.dtype), tuple(a.shape)))
+    except (ValueError, TypeError):
+        return f"{a.dtype}[{','.join(map(str, a.shape))}]"
+
+
+def _type_text(dtype: str, shape: list[int]) -> str:
+    """A type in our own spelling: safetensors' F32, I64, ... are our names in capitals, but for types of 8 bits."""
+    return f"{_EIGHT_BITS.get(dtype, dtype.lower())}[{','.join(map(str, shape))}]"
+
+
+def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
+    """UsageError with every name that is missing, unknown or of another type."""
+    wanted = {v.name: str(v.type) for v in _stored(program)}
+    problems = [
+        f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t
+    ]
+    if strict:
+        problems += [f"'{n}' ({t}) is missing" for n, t in wanted.items() if n not in given]
+        unknown = [n for n in given if n not in wanted]
+        problems += [f"the program has no '{n}'{nearest(n, wanted) if len(unknown) < _MOST else ''}" for n in unknown]
+    if problems:
+        more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+        lines = "\n  ".join([*problems[:_MOST], *more])
+        raise UsageError(f"{what} does not fit program '{program.block.name}'; nothing was loaded:\n  {lines}")
+
+
+def _put(program: Program, v: Value, array: np.ndarray) -> None:
+    """Writes into the array that is there where that can be done, else a copy takes its place."""
+    old = program.data.get(v.name)
+    fits = old is not None and tuple(old.shape) == v.shape and old.dtype == v.type.numpy
+    if fits and old.flags.writeable:
+        old[...] = array
+    else:
+        program.data[v.name] = np.array(array)
+
+
+def _reason(e: Exception) -> str:
+    return e.strerror if isinstance(e, OSError) and e.strerror else str(e)
