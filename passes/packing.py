@@ -17,18 +17,16 @@ from ..errors import UsageError
 
 #: how many allocations the quadratic heuristics are tried for
 _QUADRATIC = 30_000
-#: so many bytes in all, at the most, do the other heuristics count: their arrays hold numbers of 64 bits
+#: bytes of all allocations, at the most: addresses and their sums are words with a sign
 MOST = (1 << 62) - 1
 #: how often a plan is repaired at the most, and for how many allocations altogether (that bounds the time)
 _REPAIRS, _REPAIR_WORK = 32, 12_000
 #: up to so many allocations are searched, that often, where the heuristics are further off the bound than this
 _FEW, _TRIES, _FAR = 96, 10_000, 1.005
+#: of up to so many allocations those that are alive at the same time as another one are remembered
+_FEW_PAIRS = 1000
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
-
-
-#: bytes of all allocations: addresses and their sums are words with a sign
-_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,12 @@ def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
 
     UsageError where all of them together take so many bytes that an address would not be a word.
     """
-    if (total := sum(x.size for x in lifetimes)) >= _MOST:
+    if (total := sum(x.size for x in lifetimes)) > MOST:
         raise UsageError(f"the values of a step take {total:,} bytes together: no machine has so much")
     bound = lower_bound(lifetimes)
     best = best_fit_in_time(lifetimes)
     lowest = height(lifetimes, best)
-    if len(lifetimes) > _QUADRATIC or sum(x.size for x in lifetimes) > MOST:
+    if len(lifetimes) > _QUADRATIC:
         return best
     for order in _orders(lifetimes):
         if lowest <= bound * 1.001:
@@ -179,20 +177,100 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
     A step moves one of the allocations that ended up on top to an earlier place in the order and is kept unless the
     arena grows.  The places are drawn from a generator with a fixed seed: the same program gets the same plan.
     """
+    tries = min(_REPAIRS, _REPAIR_WORK // max(len(order), 1))
     plan = first_fit(order)
-    top = height(order, plan)
+    if not tries or height(order, plan) <= bound * 1.001:
+        return plan
+    repair = _Repair(order, [plan[x.name] for x in order])
     g = np.random.default_rng(0)
-    for _ in range(min(_REPAIRS, _REPAIR_WORK // max(len(order), 1))):
-        if top <= bound * 1.001:
+    for _ in range(tries):
+        if repair.top <= bound * 1.001:
             break
-        highest = [i for i, x in enumerate(order) if plan[x.name] + x.size == top]
+        highest = repair.highest()
         i = highest[int(g.integers(len(highest)))]
-        j = int(g.integers(i)) if i else 0
-        changed = [*order[:j], order[i], *order[j:i], *order[i + 1 :]]
-        other = first_fit(changed, [plan[x.name] for x in order[:j]])
-        if height(changed, other) <= top:
-            order, plan, top = changed, other, height(changed, other)
-    return plan
+        repair.move(i, int(g.integers(i)) if i else 0)
+    return {x.name: at for x, at in zip(order, repair.at, strict=True)}
+
+
+class _Repair:
+    """First fit in an order of which one allocation at a time moves to an earlier place.
+
+    Only what a move can touch is placed again.  An address is the lowest that no earlier allocation of the same time
+    is in the way of: another one going from where it was to where it is now matters if it is in the way there, or if
+    it was below before, where it may leave a gap.
+    """
+
+    def __init__(self, order: Sequence[Lifetime], at: list[int]) -> None:
+        self.at, self.size = at, [x.size for x in order]
+        self.start, self.end = (np.array([getattr(x, k) for x in order]) for k in ("start", "end"))
+        self.some = np.array(self.size) > 0
+        self.order = list(range(len(order)))  # numbers of the allocations, in the order that first fit takes them
+        self.top = max(map(sum, zip(at, self.size, strict=True)))
+        self._near: dict[int, list[int]] = {}
+
+    def highest(self) -> list[int]:
+        """Places in the order of allocations that end at the top."""
+        return [p for p, k in enumerate(self.order) if self.at[k] + self.size[k] == self.top]
+
+    def near(self, k: int) -> list[int]:
+        """Other allocations that are alive at the same time as one."""
+        found = self._near.get(k)
+        if found is None:
+            alive = (self.start <= self.end[k]) & (self.end >= self.start[k]) & self.some
+            alive[k] = False
+            found = alive.nonzero()[0].tolist()
+            if len(self.order) <= _FEW_PAIRS:
+                self._near[k] = found
+        return found
+
+    def move(self, i: int, j: int) -> None:
+        """The allocation in place i of the order goes to place j, unless the arena grows."""
+        order = [*self.order[:j], self.order[i], *self.order[j:i], *self.order[i + 1 :]]
+        place = [0] * len(order)
+        for p, x in enumerate(order):
+            place[x] = p
+        before: dict[int, int] = {}  # what has another address now, and the one it had
+        again, waiting = {j}, [j]
+        while waiting:
+            p = heapq.heappop(waiting)
+            x = order[p]
+            was, now = self.at[x], self._lowest(x, place)
+            if now + self.size[x] > self.top:
+                for y, at in before.items():
+                    self.at[y] = at
+                return
+            if now == was:
+                continue  # nor is it in the way of what it comes before only now: that was kept clear of it
+            before[x], self.at[x] = was, now
+            for q in self._touched(x, was, place, i if p == j else p):
+                if q not in again:
+                    again.add(q)
+                    heapq.heappush(waiting, q)
+        self.order = order
+        self.top = max(map(sum, zip(self.at, self.size, strict=True)))
+
+    def _touched(self, x: int, was: int, place: list[int], first: int) -> list[int]:
+        """Later places in the order that an allocation which has moved in the arena can matter to.
+
+        Up to place `first`, it comes before those there only now: they cannot move down.
+        """
+        at, sizes, p, now, end = self.at, self.size, place[x], self.at[x], self.at[x] + self.size[x]
+        return [
+            q
+            for y in self.near(x)
+            if (q := place[y]) > p and (((low := at[y]) < end and now < low + sizes[y]) or (was < low and q > first))
+        ]
+
+    def _lowest(self, x: int, place: list[int]) -> int:
+        """The lowest address at which an allocation fits between those that come before it."""
+        p, size, at, sizes = place[x], self.size[x], self.at, self.size
+        lowest = 0
+        for low, high in sorted([(at[y], at[y] + sizes[y]) for y in self.near(x) if place[y] < p]):
+            if low - lowest >= size:
+                break
+            if high > lowest:
+                lowest = high
+        return lowest
 
 
 def best_fit_in_time(lifetimes: Sequence[Lifetime]) -> dict[str, int]:

@@ -63,6 +63,32 @@ def test_first_fit_takes_the_lowest_gap(seed: int) -> None:
     assert first_fit(order, shifted) == slow_first_fit(order, shifted)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_moves_place_again_what_first_fit_would(seed: int) -> None:
+    """Whatever moves were made: the addresses are those of first fit in the order reached, which never grows."""
+    g, items = np.random.default_rng(seed), lifetimes(seed, 30 + seed, sizes=4 + seed)
+    order = [items[int(i)] for i in g.permutation(len(items))]
+    plan = first_fit(order)
+    repair = packing._Repair(order, [plan[x.name] for x in order])
+    kept = 0
+    for _ in range(60):
+        i = int(g.integers(len(order)))
+        j = int(g.integers(i + 1))
+        changed = [*order[:j], order[i], *order[j:i], *order[i + 1 :]]
+        other = first_fit(changed)
+        if height(changed, other) <= height(order, plan):
+            kept += i != j
+            order, plan = changed, other
+        repair.move(i, j)
+        assert [items_of(repair, k) for k in repair.order] == [(x.size, plan[x.name]) for x in order]
+        assert repair.top == height(order, plan)
+    assert kept > 5
+
+
+def items_of(repair: packing._Repair, k: int) -> tuple[int, int]:
+    return repair.size[k], repair.at[k]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_best_fit_takes_the_smallest_hole(seed: int) -> None:
     items = lifetimes(seed, 60)

@@ -71,9 +71,10 @@ class Fitting:
     themselves which of them, so that `block`, whose operators they number, has normalisations in two parts.
     """
 
-    def __init__(self, block: Block, target: Target) -> None:
+    def __init__(self, block: Block, target: Target, known: tuple[Block, Block] | None = None) -> None:
+        """`known`: a step that was compiled for this target before, and what it was compiled to."""
         assert target.cost is not None, "planners compare costs: the target needs a cost model"
-        self.once, self.target, self.prices = block, target, target.cost.seconds
+        self.once, self.target, self.prices, self.known = block, target, target.cost.seconds, known
         self.block = run_passes(block, sequence.numbered_passes(target))
         self.seconds = as_parts(self.prices)
         self._bounds: dict[int, float] = {}
@@ -81,15 +82,25 @@ class Fitting:
     @cached_property
     def plain(self) -> Fitted:
         """The step that nothing was asked for, compiled."""
-        return self._unplanned(Rebuild().run(self.once) if self.target.rebuild else self.once)
+        block = Rebuild().run(self.once) if self.target.rebuild else self.once
+        known = self.known is not None and self.known[0] == block
+        return self._unplanned(block, self.known[1] if known and self.known is not None else self.compiled(block))
 
     @cached_property
     def unrepeated(self) -> Fitted:
         """The step that repeats nothing at all, compiled."""
-        return self._unplanned(self.once)
+        return self.plain if self.plain.block is self.once else self._unplanned(self.once, self.compiled(self.once))
 
-    def _unplanned(self, block: Block) -> Fitted:
-        compiled = self.compiled(block)
+    def _unrepeated_within(self, budget: int) -> Fitted | None:
+        """`unrepeated` where it fits: where more is alive, however it is ordered, it is given no addresses."""
+        if "unrepeated" not in self.__dict__ and self.plain.block is not self.once:
+            compiled, peak = self._within(self.once, budget)
+            if peak:
+                return None
+            self.__dict__["unrepeated"] = self._unplanned(self.once, compiled)
+        return self.unrepeated if self.unrepeated.peak <= budget else None
+
+    def _unplanned(self, block: Block, compiled: Block) -> Fitted:
         return Fitted(block, compiled, peak_of(compiled), RecomputePlan(), None, self.block, False)
 
     @cached_property
@@ -237,8 +248,8 @@ class Fitting:
         offload: bool = False,
     ) -> Fitted:
         """See `fit`.  `offload`: values may also wait in host memory, where the step is faster then."""
-        if budget is not None and self.unrepeated.peak <= budget:
-            return self.unrepeated
+        if budget is not None and (unrepeated := self._unrepeated_within(budget)) is not None:
+            return unrepeated
         found = [self.plain] if budget is not None and self.plain.peak <= budget else []
         refusal = self._collect(found, budget, strategy, options, offload=offload)
         watch = current()

@@ -120,7 +120,7 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
     options |= {"effort": args.effort, "seconds": args.seconds}
     try:
-        step = job.compile(program, loss, dump=args.dump_ir, **options)
+        step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)
     except BudgetError as e:
         if wanted.budget is None:
             raise

@@ -86,6 +86,7 @@ def compile_step(
     target: Target | None = None,
     fetch: Sequence[str] = (),
     dump: Path | str | None = None,
+    plain: CompiledStep | None = None,
     **options: Any,
 ) -> CompiledStep:
     """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
@@ -97,7 +98,8 @@ def compile_step(
     values as make the step faster than recomputing alone would, docs/offload.md), `effort`, `seconds`, `progress`
     (`RecomputeOptimizer.set_budget`).  `target`: where it will run, whose kernels run it, what times are estimated by,
     the precision (`rc.Target`; None: this machine's processor); its fields can be given directly as well.  `dump`: a
-    folder for the program's text after each pass.  UsageError for options that do not exist.
+    folder for the program's text after each pass.  `plain`: the step without recomputation, where it was compiled
+    already: planning for a budget begins with it.  UsageError for options that do not exist.
     """
     target = target_from(target, options)
     wanted, offload = _request_from(budget, recompute, options)
@@ -109,7 +111,7 @@ def compile_step(
         if wanted is not None:
             with dumping(None):  # the plans that are tried
                 made = step.block
-                fitted = plan_step(step, wanted, target)
+                fitted = plan_step(step, wanted, target, plain=None if plain is None else plain.program.compiled)
             if dump is not None:
                 run_passes(made, step_passes(target, fitted.plan, scheduled=fitted.scheduled))
             step.planned = dataclasses.replace(step.planned, kept=tuple(n for n in step.planned.kept if n in program))

@@ -256,9 +256,13 @@ def lower(program: Program, target: Target) -> None:
     program.lower_to(Compiled(planned(logical, target), logical, target))
 
 
-def fitting_of(block: Block, target: Target) -> Fitting:
-    """A step that recomputes nothing, as planners take it: without dead code."""
-    found = Fitting(cleaned(block, target, planned=True), target)
+def fitting_of(block: Block, target: Target, plain: Compiled | None = None) -> Fitting:
+    """A step that recomputes nothing, as planners take it: without dead code.
+
+    `plain`: such a step that was compiled before; where it is this one, that is not done again.
+    """
+    known = (plain.logical, plain.block) if plain is not None and plain.target == target else None
+    found = Fitting(cleaned(block, target, planned=True), target, known)
     step_seconds(found.once, cost_of(found))  # a model that measures does all of it first
     return found
 
@@ -269,14 +273,17 @@ def cost_of(fitting: Fitting) -> CostModel:
     return fitting.target.cost
 
 
-def plan_step(program: Program, wanted: Request, target: Target, *, apart: bool = False) -> Fitted:
+def plan_step(
+    program: Program, wanted: Request, target: Target, *, apart: bool = False, plain: Compiled | None = None
+) -> Fitted:
     """Carries out what a planner is asked for, on a training step that recomputes nothing.
 
     The program is the step with the plan afterwards, compiled for `target`; `apart`: compiled beside, while its block
-    stays logical (see `Program.compiled`).  An executor on another place plans again by `Compiled.refit`.
+    stays logical (see `Program.compiled`).  An executor on another place plans again by `Compiled.refit`.  `plain`: see
+    `fitting_of`.
     """
     block = program.block
-    fitting = fitting_of(block, target)
+    fitting = fitting_of(block, target, plain)
     fitted, found = carry(fitting, wanted)
     compiled = Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
     program.plan, program.planned = fitted.plan, found
