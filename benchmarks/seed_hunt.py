@@ -18,7 +18,7 @@ from recompute.passes import MemoryPlan, memory_report
 from recompute.passes.planners.auto import Auto, frontier_of
 from recompute.passes.planners.bound import least_budget, lower_bound, turning_points
 from recompute.passes.planners.derive import Derived
-from recompute.passes.planners.fit import Fitted, Fitting
+from recompute.passes.planners.fitting import Fitted, Fitting
 from recompute.passes.planners.frontier import Point
 from recompute.passes.planners.problem import RematerialisationProblem
 from recompute.passes.planners.simulate import plan_of

@@ -36,7 +36,8 @@ from recompute.passes.autodiff import differentiate
 from recompute.passes.planners import PLANNERS, plan, plan_of
 from recompute.passes.planners.bound import least_budget
 from recompute.passes.planners.derive import derive
-from recompute.passes.planners.fit import Fitted, Fitting
+from recompute.passes.planners.fit import candidates, fit_within
+from recompute.passes.planners.fitting import Fitted, Fitting
 from recompute.passes.planners.schedules import keep_schedule
 from recompute.passes.planners.simulate import pruned
 from recompute.passes.recompute import apply
@@ -114,7 +115,7 @@ def fitting(name: str) -> Fitting:
 def lowest(name: str) -> int:
     """The least compiled peak that two quick strategies find."""
     f = fitting(name)
-    found = [c for s in ("cut-sweep", "gruslys") for c in f.candidates(f.derived.problem.fixed + 1, s, tries=1)]
+    found = [c for s in ("cut-sweep", "gruslys") for c in candidates(f, f.derived.problem.fixed + 1, s, tries=1)]
     return min(f.plain.peak, *(c.peak for c in found))
 
 
@@ -160,7 +161,7 @@ def check_within_a_budget(name: str, strategy: str, share: float) -> bool:
     f = fitting(name)
     budget = budget_of(name, share)
     try:
-        fitted = f.fit(budget, strategy, options(strategy))
+        fitted = fit_within(f, budget, strategy, options(strategy))
     except UsageError as e:
         assert f"{budget:,}" in str(e) or "takes up to" in str(e) or "lower sets" in str(e), str(e)
         return False
@@ -175,7 +176,7 @@ def check_within_a_budget(name: str, strategy: str, share: float) -> bool:
 def check_whatever_it_plans(name: str, strategy: str) -> None:
     """The plan with the lowest peak that a strategy knows, within a budget that nothing fits."""
     f = fitting(name)
-    for found in f.candidates(f.derived.problem.fixed + 1, strategy, options(strategy), tries=1):
+    for found in candidates(f, f.derived.problem.fixed + 1, strategy, options(strategy), tries=1):
         check_judge(f, found)
         check_reruns(found)
         check_numbers(name, found)
@@ -235,7 +236,7 @@ def test_a_budget_below_the_provable_minimum_is_refused_with_it(name: str) -> No
     f = fitting(name)
     least = least_budget(f.derived.problem)
     with pytest.raises(UsageError, match=f"at least {least:,} are needed"):
-        f.fit(least - 1, "auto", options("auto"))
+        fit_within(f, least - 1, "auto", options("auto"))
 
 
 def test_a_plan_that_does_not_fit_is_an_error() -> None:
@@ -244,13 +245,13 @@ def test_a_plan_that_does_not_fit_is_an_error() -> None:
     budget = f.derived.problem.fixed + (f.plain.peak - f.derived.problem.fixed) // 50
     for strategy in ("chen", "chen-sweep", "gruslys", "kusumoto", "feng-huang", "min-cut", "rotor"):
         with pytest.raises(UsageError, match=f"finds no plan that fits {budget:,} bytes: its lowest peak is"):
-            f.fit(budget, strategy)
+            fit_within(f, budget, strategy)
 
 
 def test_nothing_undoes_or_reorders_a_plan() -> None:
     """The compiled block holds every rerun, and the executor's steps are its operators in order."""
     f = fitting("bert-tiny")
-    fitted = f.fit(budget_of("bert-tiny", 0.5), "feng-huang")
+    fitted = fit_within(f, budget_of("bert-tiny", 0.5), "feng-huang")
     planned = [op for op in fitted.compiled.operators if not isinstance(op.op, Free)]
     again = sorted(v.name for op in fitted.block.operators if op.role is Role.RECOMPUTE for v in op.writes())
     assert again and again == sorted(v.name for op in planned if op.role is Role.RECOMPUTE for v in op.writes())

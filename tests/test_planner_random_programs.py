@@ -28,7 +28,8 @@ from recompute.passes import DeadCode
 from recompute.passes.planners import PLANNERS, plan_of, sequence_of, simulate
 from recompute.passes.planners.base import import_all
 from recompute.passes.planners.derive import derive
-from recompute.passes.planners.fit import Fitted, Fitting
+from recompute.passes.planners.fit import fit_within
+from recompute.passes.planners.fitting import Fitted, Fitting
 from recompute.passes.planners.schedules import keep_schedule
 from recompute.passes.planners.simulate import pruned
 from recompute.passes.recompute import apply
@@ -224,7 +225,7 @@ def check(seed: int, strategies: list[str], joins: bool) -> int:
     for k, strategy in enumerate(strategies):
         budget = least + int((fit.plain.peak - least) * SHARES[(seed + k) % len(SHARES)])
         try:
-            found = fit.fit(budget, strategy, QUICK.get(strategy, {}))
+            found = fit_within(fit, budget, strategy, QUICK.get(strategy, {}))
         except UsageError as e:
             assert f"{budget:,}" in str(e) or "takes up to" in str(e) or "lower sets" in str(e)
             continue

@@ -171,7 +171,7 @@ def test_no_plan_that_fits_is_an_error_of_its_own(capsys: pytest.CaptureFixture[
     def refuse(*_: Any, **__: Any) -> None:
         raise BudgetError("said in other words")
 
-    monkeypatch.setattr("recompute.passes.planners.fit.Fitting.fit", refuse)
+    monkeypatch.setattr("recompute.planning.step.fit_within", refuse)
     assert main(["unet", "--option", "image=32", "--option", "width=2", "--batch", "4", "--memory-budget", "80%"]) == 2
     err = capsys.readouterr().err
     assert "said in other words" in err and "the biggest batch that fits without recomputing is" in err

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import UsageError
 from ...language.ir import Block
@@ -18,12 +18,10 @@ from ..offload import without_copies
 from ..recompute import RecomputePlan
 from .auto import Auto, frontier_of
 from .base import plan, planner
+from .fitting import Fitted, Fitting
 from .offload import bare, choose, logical_names
 from .simulate import plan_of
 from .watch import current
-
-if TYPE_CHECKING:
-    from .fit import Fitted, Fitting
 
 #: plans that are looked at between the budget and the plain peak, those of them that are compiled, and how often each
 _PLANS, _COMPILED, _TRIES = 8, 3, 4

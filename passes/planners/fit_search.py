@@ -12,18 +12,16 @@ import contextlib
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import UsageError
 from .auto import Auto, frontier_of, quick_frontier_of, refuse_hopeless
 from .base import Planned, planner
 from .derive import Derived
+from .fitting import Fitted, Fitting
 from .frontier import Point
 from .simulate import Outcome, plan_of, simulate
 from .watch import current
-
-if TYPE_CHECKING:
-    from .fit import Fitted, Fitting
 
 #: gaps: nothing more is looked for below the first, or, where more is wanted, the second; little below the third
 _GOOD, _BEST, _NEARLY = 1e-3, 1e-9, 1e-2

@@ -23,7 +23,7 @@ from ..passes.planners import plan_of
 from ..passes.planners.auto import Auto, forget, frontier_of
 from ..passes.planners.watch import Watch, watching
 from ..passes.target import target_given
-from ..planning.plan_step import check_limits
+from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
 

@@ -14,8 +14,9 @@ from ..errors import RecomputeError
 from ..passes.planners import PLANNERS, plan_of
 from ..passes.planners.auto import Auto, frontier_of
 from ..passes.planners.base import import_all
-from ..passes.planners.fit import Fitting
-from ..planning.plan_step import cost_of, figures_of, kept_for_backward
+from ..passes.planners.fit import candidates
+from ..passes.planners.fitting import Fitting
+from ..planning.figures import cost_of, figures_of, kept_for_backward
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 
 #: plans of one strategy that are compiled, at most
@@ -72,7 +73,7 @@ def compare(
 def _tried(fitting: Fitting, budget: int, strategy: str, options: dict[str, Any]) -> Row:
     start = time.perf_counter()
     try:
-        found = fitting.best_of(list(fitting.candidates(budget, strategy, options, _TRIES, reorder=False)), budget)
+        found = fitting.best_of(list(candidates(fitting, budget, strategy, options, _TRIES, reorder=False)), budget)
     except RecomputeError as e:
         return Row(strategy, seconds=time.perf_counter() - start, refusal=str(e))
     return _row(figures_of(fitting, found, strategy=strategy, budget=budget), time.perf_counter() - start)

@@ -318,7 +318,7 @@ class _Job:
     def print_passes(self) -> None:
         """The passes that the step would go through, in order; no model is read for it."""
         from ..passes import RecomputePlan, step_passes
-        from ..planning.plan_step import target_of as resolved
+        from ..planning.step import target_of as resolved
         from ..support.tables import passes_table
         from .job import request_of
 

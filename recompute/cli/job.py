@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import UsageError
-from ..planning.plan_step import Request, request
+from ..planning.request import Request, request
 from ..support.tables import progress_status
 from .values import input_shapes, split, target_of, zoo_option
 

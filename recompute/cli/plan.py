@@ -11,7 +11,8 @@ from typing import Any
 
 from ..budgets import parse_budget
 from ..errors import BudgetError, UsageError, one_line
-from ..planning.plan_step import check_limits, interruption
+from ..planning.figures import interruption
+from ..planning.request import check_limits
 from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds
 from .job import Job, request_of, steps_of

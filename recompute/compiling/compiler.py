@@ -17,20 +17,13 @@ from ..language.ir import Block, Free, Role, Value
 from ..language.program import Program
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
 from ..passes.base import dump_block, dumping
-from ..passes.planners.fit import Fitting
+from ..passes.planners.fitting import Fitting
 from ..passes.target import target_fields, target_from
 from ..passes.transfers import StepTimes, simulate
-from ..planning.plan_step import (
-    PlanFigures,
-    Request,
-    SavedPlan,
-    fitting_of,
-    lower,
-    plan_step,
-    request,
-    saved_plan,
-    target_of,
-)
+from ..planning.figures import PlanFigures
+from ..planning.request import Request, request
+from ..planning.saved import SavedPlan, saved_plan
+from ..planning.step import fitting_of, lower, plan_step, target_of
 from ..training.amp import with_precision
 from ..training.optimizers import RecomputeOptimizer, RecomputeWarning
 

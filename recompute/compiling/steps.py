@@ -25,8 +25,8 @@ from ..language.program import Program, Variable
 from ..language.verify import trusted
 from ..models.common import parameters
 from ..passes import RecomputePlan, Target
-from ..passes.planners.fit import Fitting
-from ..planning.plan_step import lower, target_of
+from ..passes.planners.fitting import Fitting
+from ..planning.step import lower, target_of
 from ..training import losses
 from ..training.optimizers import Adam, RecomputeOptimizer
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints

@@ -28,7 +28,9 @@ from ..passes import Target
 from ..passes.offload import Offload, offloaded
 from ..passes.planners import planner
 from ..passes.recompute import RecomputePlan, apply, plan_from_checkpoints
-from ..planning.plan_step import Request, check_limits, interruption, plan_step, request, target_of
+from ..planning.figures import interruption
+from ..planning.request import Request, check_limits, request
+from ..planning.step import plan_step, target_of
 from .base import Optimizer, ParamsGrads, fraction, names_of, number, program_of
 
 #: what `--optimizer` and other tables by name offer

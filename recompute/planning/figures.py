@@ -1,0 +1,138 @@
+"""What a plan does to a step, in figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..cost import CostModel, kept_values, step_seconds
+from ..language.ir import Block, Role
+from ..passes import memory_report
+from ..passes.offload import without_copies
+from ..passes.planners.fitting import Fitted, Fitting
+from ..passes.transfers import StepTimes
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """What a plan does to a step: peaks are all that the executor allocates, seconds by `costs`.
+
+    `bound`: seconds below which no plan within the budget exists, in any order of execution (None: not known);
+    `gap`: how far the plan can be from the best there is, as a share of that; `kept`: forward values that wait for
+    the backward pass, as names for `--checkpoints`; `planning_seconds`: what finding it took.  `offloads`: those of
+    them that wait in host memory, where `host_bytes` are allocated; `transfer_seconds`: of all copies there and back;
+    `stall_seconds`: in which the device waits for them, part of `seconds`.  `interrupted`, `timed_out`: whether
+    planning was ended by an interrupt or by its seconds, before it had done all that it would have.
+    """
+
+    strategy: str
+    budget: int | None
+    plain_peak_bytes: int
+    peak_bytes: int
+    plain_seconds: float
+    seconds: float
+    bound: float | None
+    planning_seconds: float
+    reruns: int
+    kept: tuple[str, ...]
+    kept_bytes: int
+    scheduled: bool
+    costs: str
+    offloads: tuple[str, ...] = ()
+    host_bytes: int = 0
+    transfer_seconds: float = 0.0
+    stall_seconds: float = 0.0
+    interrupted: bool = False
+    timed_out: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the budget."""
+        return self.budget is None or self.peak_bytes <= self.budget
+
+    @property
+    def overhead(self) -> float:
+        """Extra time as a share of the plain step's."""
+        return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """See the class; 0 is as good as it gets."""
+        if self.bound is None or not self.fits:
+            return None
+        return max(0.0, self.seconds / self.bound - 1) if self.bound else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists."""
+        lists = {"kept": list(self.kept), "offloads": list(self.offloads)}
+        return {**asdict(self), **lists, "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
+
+
+def figures_of(
+    fitting: Fitting,
+    fitted: Fitted,
+    *,
+    strategy: str,
+    budget: int | None,
+    planning_seconds: float = 0.0,
+    bounded: bool = True,
+) -> PlanFigures:
+    """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
+    moved, cost = fitted.plan.offloads, cost_of(fitting)
+    bound = seconds_bound(fitting, budget) if bounded and budget is not None and not moved else None
+    times = fitting.times(fitted) if moved else StepTimes()
+    plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
+    kept, kept_bytes = kept_for_backward(fitted.block)
+    own = fitting.once.values()  # not the parts of an operator that a plan has divided
+    return PlanFigures(
+        strategy=strategy,
+        budget=budget,
+        plain_peak_bytes=fitting.plain.peak,
+        peak_bytes=fitted.peak,
+        plain_seconds=plain_seconds,
+        seconds=step_seconds(fitted.block, cost) + times.stalls,
+        bound=bound,
+        planning_seconds=planning_seconds,
+        reruns=sum(op.role is Role.RECOMPUTE for op in fitted.block.operators),
+        kept=tuple(n for n in kept if n in own),
+        kept_bytes=kept_bytes,
+        scheduled=fitted.scheduled,
+        costs=cost.name,
+        offloads=moved,
+        host_bytes=memory_report(fitted.compiled).host,
+        transfer_seconds=times.transfer_seconds,
+        stall_seconds=times.stalls,
+    )
+
+
+def interruption(f: PlanFigures) -> str:
+    """What is said of a plan whose planning was interrupted, or ran out of time."""
+    why = "planning was interrupted" if f.interrupted else "planning ran out of its seconds"
+    gap = "" if f.gap is None else f", at most {f.gap:.2%} from the best there is"
+    return f"{why}: the best plan so far is taken, {f.overhead:+.2%} time{gap}"
+
+
+def seconds_bound(fitting: Fitting, budget: int) -> float:
+    """Seconds below which no plan within the budget exists."""
+    once = step_seconds(fitting.once, cost_of(fitting))
+    views = once - fitting.derived.problem.cost  # they run at least once, and are no nodes
+    return fitting.bound(budget) + views
+
+
+def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
+    """Forward values that wait for the backward pass, in order of production, and the bytes of all of them.
+
+    Names of small outputs (statistics) are left out: user checkpoints keep those anyway.  What waits in host memory
+    has a name among them, but no bytes.
+    """
+    small = {
+        v.name for op in block.operators for i, v in enumerate(op.outputs) if v is not None and i in op.op.small_outputs
+    }
+    waiting = kept_values(without_copies(block))
+    return tuple(n for n in waiting if n not in small), sum(kept_values(block).values())
+
+
+def cost_of(fitting: Fitting) -> CostModel:
+    """What a step's operators are priced by."""
+    assert fitting.target.cost is not None
+    return fitting.target.cost

@@ -1,0 +1,132 @@
+"""Plans by names, in files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..language.ir import Block, Role
+from ..passes import RecomputePlan, Rerun
+from ..passes.planners.fitting import Fitted
+from ..passes.planners.problem import read_json
+from ..support.files import replacing
+from .figures import PlanFigures
+
+#: the first field of a plan's file
+FORMAT = "recompute-plan-1"
+_FORWARD = (Role.FORWARD, Role.LOSS)
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan by names, so that it serves other batches of the model too: see docs/cli.md for its file.
+
+    `reruns`: pairs of names, the first output of the operator that runs again and the first output of the one before
+    which it does; `scheduled`: whether that was planned in the order of operators that needs less memory; `offloads`:
+    values that wait in host memory.
+    """
+
+    model: str
+    batch: int | None
+    strategy: str
+    scheduled: bool
+    reruns: tuple[tuple[str, str], ...]
+    checkpoints: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    offloads: tuple[str, ...] = ()
+
+    def for_block(self, base: Block) -> RecomputePlan:
+        """The plan with operators by number.  UsageError with the name that the step does not have."""
+        number = {name: i for i, name in enumerate(_names(base))}
+        reruns = []
+        for pair in self.reruns:
+            for name in pair:
+                if name not in number:
+                    raise UsageError(
+                        f"the plan is of another step: it names '{name}', which no operator here writes (it was made "
+                        f"for {self.model}; options such as --option, --loss, --optimizer and --no-rebuild must be "
+                        "the same, the batch need not)"
+                    )
+            reruns.append(Rerun(number[pair[0]], number[pair[1]]))
+        for r, pair in zip(reruns, self.reruns, strict=True):
+            op = base.operators[r.operator]
+            if r.operator >= r.before or op.op.updates or (op.role not in _FORWARD and not op.views()):
+                raise UsageError(f"the plan is of another step: here '{pair[0]}' cannot run again before '{pair[1]}'")
+        reruns.sort(key=lambda r: r.before)  # operators that run before the same one keep their order
+        return RecomputePlan(tuple(reruns), self.checkpoints, offloads=self.offloads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the file."""
+        found = {"format": FORMAT, **asdict(self)}
+        found["reruns"] = [list(pair) for pair in self.reruns]
+        found["checkpoints"], found["offloads"] = list(self.checkpoints), list(self.offloads)
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | None) -> SavedPlan:
+    """The plan of a compiled step, by names."""
+    names = _names(fitted.base)
+    return SavedPlan(
+        model=model,
+        batch=batch,
+        strategy=figures.strategy,
+        scheduled=fitted.scheduled,
+        reruns=tuple((names[r.operator], names[r.before]) for r in fitted.plan.reruns),
+        checkpoints=figures.kept,
+        figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled", "offloads")},
+        offloads=fitted.plan.offloads,
+    )
+
+
+def _names(block: Block) -> list[str]:
+    """A name for each operator: its first output's, with a number behind where another one has it already."""
+    count: dict[str, int] = {}
+    names = []
+    for op in block.operators:
+        name = next((v.name for v in op.writes()), op.op.name)
+        count[name] = count.get(name, 0) + 1
+        names.append(name if count[name] == 1 else f"{name}#{count[name]}")
+    return names
+
+
+def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
+    """Reads what `SavedPlan.save` wrote.  UsageError for anything else, with the field that is wrong."""
+    data = read_json(path)
+    if data.get("format") != FORMAT:
+        raise UsageError(f"{path} is no plan of format '{FORMAT}' (its 'format' is {data.get('format')!r})")
+    for name, kind in _FIELDS.items():
+        if name not in data:
+            raise UsageError(f"{path} lacks the field '{name}'")
+        if not isinstance(data[name], kind):
+            raise UsageError(f"{path}: the field '{name}' is of the wrong kind: {data[name]!r}"[:300])
+    for i, pair in enumerate(data["reruns"]):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
+            raise UsageError(f"{path}: reruns[{i}] is no pair of names")
+    moved = data.get("offloads", [])  # plans of earlier versions have none
+    if not isinstance(moved, list) or not all(isinstance(n, str) for n in (*data["checkpoints"], *moved)):
+        raise UsageError(f"{path}: checkpoints and offloads are names")
+    known: dict[str, Any] = {name: data[name] for name in _FIELDS}
+    known["reruns"] = tuple((a, b) for a, b in data["reruns"])
+    known["checkpoints"], known["offloads"] = tuple(data["checkpoints"]), tuple(moved)
+    return SavedPlan(**known)
+
+
+_FIELDS: dict[str, Any] = {
+    "model": str,
+    "batch": (int, type(None)),
+    "strategy": str,
+    "scheduled": bool,
+    "reruns": list,
+    "checkpoints": list,
+    "figures": dict,
+}
