@@ -18,6 +18,7 @@ addresses of outputs and scratch.  `host` before a type: the value lies in host 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -129,6 +130,15 @@ _TOKEN = re.compile(
 )
 
 
+_ROLES = frozenset(r.value for r in Role)
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of(text: str) -> TensorType:
+    """Programs have few types, written often."""
+    return TensorType.parse(text)
+
+
 class _Line:
     """The tokens of one line, read from left to right."""
 
@@ -137,12 +147,12 @@ class _Line:
         self.tokens: list[tuple[str, str]] = []
         end = 0
         stripped = text.rstrip()
-        while end < len(stripped):
-            found = _TOKEN.match(stripped, end)
-            if not found:
-                raise self.error(f"cannot read '{stripped[end:].strip()[:20]}'")
-            self.tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
+        for found in iter(_TOKEN.scanner(stripped).match, None):  # type: ignore[attr-defined]
+            kind = found.lastgroup
+            self.tokens.append((kind, found[kind]))
             end = found.end()
+        if end < len(stripped):
+            raise self.error(f"cannot read '{stripped[end:].strip()[:20]}'")
 
     def error(self, why: str) -> UsageError:
         line = self.text.strip()
@@ -182,7 +192,7 @@ class _Line:
             shape.append(self.take("number"))
             self.skip(",")
         try:
-            return TensorType.parse(f"{dtype}[{','.join(shape)}]")
+            return _type_of(f"{dtype}[{','.join(shape)}]")
         except ValueError as e:
             raise self.error(str(e)) from None
 
@@ -302,8 +312,7 @@ class _Reader:
         return self.values[name]
 
     def _read_operator(self, line: _Line) -> None:
-        roles = {r.value for r in Role}
-        role = Role(line.take("word")) if line.peek() in roles else Role.FORWARD
+        role = Role(line.take("word")) if line.peek() in _ROLES else Role.FORWARD
         outputs: list[Value | None] = []
         for _ in line.list_until("="):
             outputs.append(None if line.skip("_") else line.typed())
