@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from typing import Any
 
 import pytest
+
+if threading.current_thread() is threading.main_thread():  # jobs in the background and under nohup ignore them
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # workers share the processors; set before NumPy is imported
     share = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
