@@ -218,6 +218,8 @@ def test_targets_say_what_they_are_for() -> None:
         compile_step(program, loss, rc.SGD(), chekpoints=["x"])
     with pytest.raises(UsageError, match=r"estimate has no option 'pace' \(did you mean place"):
         rc.estimate("lenet", pace=rc.CPUPlace())
+    with pytest.raises(UsageError, match=r"an optimizer is needed, such as rc.Adam\(\), not 'adam'"):
+        rc.estimate("lenet", optimizer="adam")
     with pytest.raises(UsageError, match="recompute is a whole request: leave out"):
         compile_step(program, loss, rc.SGD(), recompute=request("60%"), budget="60%")
     assert rc.estimate("lenet", batch=2, target=rc.Target(place=EMULATED)).peak_bytes > 0

@@ -244,8 +244,10 @@ def decorate(
 def with_precision(optimizer: Any, precision: str | None) -> Any:
     """The optimizer in a precision (None: as it is), under recomputation where it recomputes.
 
-    UsageError where it says a precision itself.
+    UsageError where it says a precision itself, or is no optimizer.
     """
+    if not hasattr(optimizer, "minimize"):
+        raise UsageError(f"an optimizer is needed, such as rc.Adam(), not {optimizer!r}")
     if precision is None:
         return optimizer
     check_precision(precision)
