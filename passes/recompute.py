@@ -129,7 +129,7 @@ def plan_from_checkpoints(block: Block, checkpoints: Sequence[str], loss: str | 
     for name in checkpoints:
         if name not in values:
             raise UsageError(f"there is no value '{name}' to checkpoint{nearest(name, values)}")
-    producers = _forward_producers(block)
+    producers = forward_producers(block)
     names = sorted(dict.fromkeys(checkpoints), key=lambda n: producers.get(n, -1))
     borders = sorted({producers[n] for n in names if n in producers})
     kept = _kept(block, producers, borders, names)
@@ -138,7 +138,7 @@ def plan_from_checkpoints(block: Block, checkpoints: Sequence[str], loss: str | 
     return RecomputePlan(tuple(reruns), tuple(names), tuple(notes))
 
 
-def _forward_producers(block: Block) -> dict[str, int]:
+def forward_producers(block: Block) -> dict[str, int]:
     """Forward value → index of its operator (the last one, for names that are checkpoints)."""
     declared = {v.name for v in block.declared()}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +37,7 @@ class Target:
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen
-    providers: tuple[str, ...] | None = None
+    providers: Sequence[str] | None = None
     cost: CostModel | None = None
     precision: str | None = None
     schedule: bool = True
@@ -58,7 +59,7 @@ class Target:
     def kernels(self) -> tuple[str, ...]:
         """The providers of a target that was resolved (see runtime/lowering.py)."""
         assert self.providers is not None, "resolve the target first: its providers are those of a place"
-        return self.providers
+        return tuple(self.providers)
 
     def makes_the_same_as(self, other: Target) -> bool:
         """Whether a step compiled for one of two resolved targets is that of the other, however it is priced."""

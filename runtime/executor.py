@@ -263,8 +263,7 @@ class Executor:
         providers: Sequence[str] | None = None,
     ) -> None:
         self.place = place or CPUPlace()
-        named = None if providers is None else tuple(providers.split(",") if isinstance(providers, str) else providers)
-        self.target = resolved(Target(self.place, named, schedule=schedule, rebuild=rebuild))
+        self.target = resolved(Target(self.place, providers, schedule=schedule, rebuild=rebuild))
         self._open = _opener(self.place)
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 

@@ -17,6 +17,7 @@ from ..language.ir import Block, Operator, Role
 from ..language.program import Program
 from ..language.text import show_attribute
 from ..passes import ALIGNMENT
+from ..passes.recompute import forward_producers
 from .timeline import COLOURS, ROLES, Timeline, timeline
 
 #: the most allocations that are listed for a program; the smallest ones beyond that are added up by role
@@ -183,7 +184,7 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
     `net`: bytes that the segment keeps less than in the plain step; `operators`, `flops`, `seconds` (estimated):
     the work of that segment that is run again.
     """
-    producers = _forward_producers(forward)
+    producers = forward_producers(forward)
     names = [n for n in (step.plan.checkpoints if step.plan is not None else ()) if n in producers]
     borders = sorted({producers[n] for n in names})
     values, rows = forward.values(), []
@@ -230,17 +231,6 @@ def _count_reruns(
             rows[i]["operators"] += 1
             rows[i]["flops"] += operator_cost(op).flops
             rows[i]["seconds"] += step.cost.seconds(op)
-
-
-def _forward_producers(block: Block) -> dict[str, int]:
-    declared = {v.name for v in block.declared()}
-    return {
-        v.name: i
-        for i, op in enumerate(block.operators)
-        if op.role in _FORWARD
-        for v in op.writes()
-        if v.name not in declared
-    }
 
 
 # -- the curve of memory against time ----------------------------------------------------------------------------
