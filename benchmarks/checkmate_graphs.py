@@ -18,8 +18,8 @@ from pathlib import Path
 
 from recompute.errors import RecomputeError
 from recompute.passes.planners import PLANNERS, RematerialisationProblem, plan, planner, simulate
-from recompute.passes.planners.adapters import read_problem
-from recompute.passes.planners.bound import lower_bound
+from recompute.passes.planners.core.adapters import read_problem
+from recompute.passes.planners.core.bound import lower_bound
 
 SHARES = (0.9, 0.8, 0.7, 0.5, 0.3, 0.2)
 #: near the least that is possible, or where published optima are known

@@ -22,7 +22,7 @@ from recompute import models
 from recompute.compiling.compiler import plain_fitting
 from recompute.cost import device
 from recompute.passes.planners import plan
-from recompute.passes.planners.bound import lower_bound
+from recompute.passes.planners.core.bound import lower_bound
 from recompute.training import losses
 
 HEADER = ("layers", "operators", "nodes", "peak", "plan s", "bound s", "time", "bound", "gap", "MiB")

@@ -21,18 +21,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from recompute.passes.planners import (
-    Outcome,
-    RematerialisationProblem,
-    plan,
-    profile,
-    sequence_of,
-    simulate,
-)
-from recompute.passes.planners.bound import lower_bound
-from recompute.passes.planners.chen import segment_plan
-from recompute.passes.planners.simulate import last_uses
-from recompute.passes.planners.synthetic import residual_chain
+from recompute.passes.planners import Outcome, RematerialisationProblem, plan, profile, sequence_of, simulate
+from recompute.passes.planners.core.bound import lower_bound
+from recompute.passes.planners.core.simulate import last_uses
+from recompute.passes.planners.core.synthetic import residual_chain
+from recompute.passes.planners.methods.chen import segment_plan
 
 BLOCKS = 8
 SHARES = (0.7, 0.5, 0.35)

@@ -15,13 +15,13 @@ from recompute.cost import Device, device, step_seconds
 from recompute.errors import UsageError
 from recompute.language.ir import Role
 from recompute.passes import MemoryPlan, memory_report
-from recompute.passes.planners.auto import Auto, frontier_of
-from recompute.passes.planners.bound import least_budget, lower_bound, turning_points
-from recompute.passes.planners.derive import Derived
-from recompute.passes.planners.fitting import Fitted, Fitting
-from recompute.passes.planners.frontier import Point
-from recompute.passes.planners.problem import RematerialisationProblem
-from recompute.passes.planners.simulate import plan_of
+from recompute.passes.planners.core.bound import least_budget, lower_bound, turning_points
+from recompute.passes.planners.core.derive import Derived
+from recompute.passes.planners.core.frontier import Point
+from recompute.passes.planners.core.problem import RematerialisationProblem
+from recompute.passes.planners.core.simulate import plan_of
+from recompute.passes.planners.fit.problem import Fitted, Fitting
+from recompute.passes.planners.methods.auto import Auto, frontier_of
 from recompute.training import losses
 
 MB = 10**6

@@ -63,7 +63,7 @@ class BatchRow:
 class ChainRow:
     """A made-up chain: at `share` of the plain activations, `published` times the plain step (backward = 2 forwards).
 
-    `kind`: "lstm", "recurrent" or "residual_chain" of `passes/planners/synthetic.py`.
+    `kind`: "lstm", "recurrent" or "residual_chain" of `passes/planners/core/synthetic.py`.
     """
 
     table: str

@@ -8,10 +8,10 @@ is the compiled arena, plus parameters and optimizer state where the paper count
 as 10^6 bytes, gigabytes as 10^9, but MONeT's as 1000 MiB (they divide PyTorch's counter by 2^20).
 
 `plain` is our step that repeats nothing at all, `default` what is compiled where nobody asks for a plan (normalised
-values are made twice, passes/rebuild.py); both extra times are over `plain`.  `ratio` is the peak over the own plain
-peak, theirs and ours.  `bound` is a peak below which no schedule exists at the extra time allowed
-(passes/planners/bound.py), `gap` how far above it we are.  Largest batches, graphs that were published (`--graphs`,
-see checkmate_graphs.py) and chains have tables of their own below.
+values are made twice, passes/recomputation/rebuild.py); both extra times are over `plain`.  `ratio` is the peak over
+the own plain peak, theirs and ours.  `bound` is a peak below which no schedule exists at the extra time allowed
+(passes/planners/core/bound.py), `gap` how far above it we are.  Largest batches, graphs that were published
+(`--graphs`, see checkmate_graphs.py) and chains have tables of their own below.
 Exit code 1: a row misses.
 """
 
@@ -35,11 +35,11 @@ from zoo_steps import headline, machine, row_text, write_json
 
 from recompute.errors import UsageError
 from recompute.passes.planners import plan, simulate
-from recompute.passes.planners.adapters import read_problem
-from recompute.passes.planners.auto import Auto, frontier_of
-from recompute.passes.planners.bound import lower_bound
-from recompute.passes.planners.problem import RematerialisationProblem
-from recompute.passes.planners.synthetic import lstm, recurrent, residual_chain
+from recompute.passes.planners.core.adapters import read_problem
+from recompute.passes.planners.core.bound import lower_bound
+from recompute.passes.planners.core.problem import RematerialisationProblem
+from recompute.passes.planners.core.synthetic import lstm, recurrent, residual_chain
+from recompute.passes.planners.methods.auto import Auto, frontier_of
 
 HEADER = (
     "network", "batch", "regular", "best", "time", "plain", "default", "ours", "time", "theirs", "ratio", "bound",

@@ -7,15 +7,10 @@
 To add a network, add one file with a class decorated by `registry.register`.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from ..support.plug_ins import import_all
 from .common import InputSpec, parameters
 from .registry import ZooEntry, build, info, names
 
 __all__ = ["InputSpec", "ZooEntry", "build", "info", "names", "parameters"]
 
-for _module in iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        import_module(f"{__name__}.{_module.name}")
-del _module
+import_all(__name__)

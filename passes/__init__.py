@@ -1,32 +1,30 @@
 """Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` reads their textual form.
 
-To add a pass, add a file with a subclass of `Pass` to this folder: every module here is imported.
+To add a pass, add a file with a subclass of `Pass` to one of these folders: every module in them is imported.
 """
 
-import importlib
-import pkgutil
-
-from .autodiff import Autodiff
+from ..support.plug_ins import import_all
 from .base import PASSES, Pass, pipeline, run_passes, without_gc
-from .channels_last import ChannelsLast
-from .choose_kernels import ChooseKernels
-from .commit_updates import CommitUpdates
-from .dead_code import DeadCode
-from .eager_updates import EagerUpdates
-from .fold_transposes import FoldTransposes
-from .fusion import Fusion
-from .liveness import Liveness
-from .memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
-from .offload import Offload, offloaded
-from .precision import PRECISIONS, Precision
-from .rebuild import Rebuild
-from .recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
-from .schedule import InBestOrder, Schedule
+from .cleanup.commit_updates import CommitUpdates
+from .cleanup.dead_code import DeadCode
+from .cleanup.eager_updates import EagerUpdates
+from .gradient.autodiff import Autodiff
+from .gradient.precision import PRECISIONS, Precision
+from .lowering.channels_last import ChannelsLast
+from .lowering.choose_kernels import ChooseKernels
+from .lowering.fold_transposes import FoldTransposes
+from .lowering.fusion import Fusion
+from .memory.liveness import Liveness
+from .memory.memory_plan import MemoryPlan, MemoryReport, live_profile, memory_report
+from .memory.storage import ALIGNMENT
+from .offloading.offload import Offload, offloaded
+from .recomputation.rebuild import Rebuild
+from .recomputation.recompute import Recompute, RecomputePlan, Rerun, plan_from_checkpoints
+from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
+from .recomputation.unplan import Unplan
+from .scheduling.schedule import InBestOrder, Schedule
 from .sequence import cleaned, plan_memory, step_passes
-from .split_norms import FuseNorms, OpenNorms, SplitNorms
-from .storage import ALIGNMENT
 from .target import Target
-from .unplan import Unplan
 
 __all__ = [
     "ALIGNMENT",
@@ -69,6 +67,4 @@ __all__ = [
     "without_gc",
 ]
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.ispkg:  # planners are loaded when one is asked for
-        importlib.import_module(f"{__name__}.{_module.name}")
+import_all(__name__, skip=("planners",))  # planners are loaded when one is asked for

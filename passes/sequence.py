@@ -15,26 +15,26 @@ from collections.abc import Callable, Sequence
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
-from .autodiff import Autodiff
 from .base import Pass, run_passes
-from .channels_last import ChannelsLast
-from .choose_kernels import ChooseKernels
-from .commit_updates import CommitUpdates
-from .dead_code import DeadCode
-from .eager_updates import EagerUpdates
-from .fold_transposes import FoldTransposes
-from .fusion import Fusion
-from .layouts import turned, turned_operator
-from .liveness import Liveness
-from .memory_plan import MemoryPlan
-from .offload import Offload, offloaded, without_copies
-from .precision import Precision
-from .rebuild import Rebuild
-from .recompute import Recompute, RecomputePlan
-from .schedule import InBestOrder, Schedule
-from .split_norms import FuseNorms, OpenNorms, SplitNorms
+from .cleanup.commit_updates import CommitUpdates
+from .cleanup.dead_code import DeadCode
+from .cleanup.eager_updates import EagerUpdates
+from .gradient.autodiff import Autodiff
+from .gradient.precision import Precision
+from .lowering.channels_last import ChannelsLast
+from .lowering.choose_kernels import ChooseKernels
+from .lowering.fold_transposes import FoldTransposes
+from .lowering.fusion import Fusion
+from .lowering.layouts import turned, turned_operator
+from .memory.liveness import Liveness
+from .memory.memory_plan import MemoryPlan
+from .offloading.offload import Offload, offloaded, without_copies
+from .recomputation.rebuild import Rebuild
+from .recomputation.recompute import Recompute, RecomputePlan
+from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
+from .recomputation.unplan import Unplan
+from .scheduling.schedule import InBestOrder, Schedule
 from .target import Target
-from .unplan import Unplan
 
 
 def step_passes(

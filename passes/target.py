@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..errors import UsageError, nearest
 from ..language.ir import Operator
 from ..places import CPUPlace, CUDAPlace, Place
-from .transfers import LINK, Link
+from .offloading.transfers import LINK, Link
 
 
 class CostModel(Protocol):
@@ -33,7 +33,8 @@ class Target:
     what times are estimated by (None: the data sheet of the place's device, or this CPU's roofline).  `precision`:
     "fp32", "tf32", "bf16" or "fp16" (None: as the optimizer says).  `schedule`: whether independent operators may
     change places to need less memory.  `rebuild`: whether normalised values that gradients read may be recomputed
-    from what is kept anyway (passes/rebuild.py).  `link`: the way to host memory, which `resolved` takes from `cost`.
+    from what is kept anyway (passes/recomputation/rebuild.py).  `link`: the way to host memory, which `resolved` takes
+    from `cost`.
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen

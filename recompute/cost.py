@@ -24,8 +24,8 @@ import numpy as np
 from .errors import UsageError
 from .language.ir import Block, Free, Operator, Role
 from .language.op import Cost
+from .passes.offloading.transfers import Link
 from .passes.target import CostModel, Target
-from .passes.transfers import Link
 from .places import CUDAPlace, EmulatedCUDAPlace, Place
 from .support.cache import is_own, make_private
 from .support.files import apart, cache_folder, machine, replacing
@@ -183,7 +183,7 @@ def costs_of(place: Place | None) -> Device:
     """What times on a place are estimated by where nobody says: the data sheet of the CUDA device that is there, found
     by its name and memory; else this CPU's rates."""
     if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
-        from .runtime.cuda.device import described
+        from .runtime.cuda.device.device import described
 
         name, memory = described(place.device)
         plain = "".join(c for c in name.lower() if c.isalnum())

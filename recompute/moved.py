@@ -26,6 +26,23 @@ _ROOMS = {
     "support": "files show_table=tables threads",
     "training": "amp clip data fleet losses lr optimizer_base=base optimizers state",
 }
+#: folder → modules that were one level above it
+_PASSES = {
+    "passes.cleanup": "commit_updates dead_code eager_updates",
+    "passes.gradient": "autodiff lean_gradients precision versions",
+    "passes.lowering": "channels_last choose_kernels fold_transposes fusion layouts",
+    "passes.memory": "liveness memory_plan packing packing_exact storage",
+    "passes.offloading": "offload transfers",
+    "passes.planners.core": (
+        "adapters bound chain chain_model derive division_tree frontier lower_sets problem schedules simulate"
+        " synthetic watch"
+    ),
+    "passes.planners.methods": (
+        "auto checkmate chen feng_huang gruslys kusumoto local_search min_cut moccasin rotor sweep"
+    ),
+    "passes.recomputation": "rebuild recompute split_norms unplan",
+    "passes.scheduling": "schedule",
+}
 #: former names that stay
 PUBLIC = ("amp", "clip", "data", "fleet", "losses", "lr", "optimizers", "state")
 #: former name → name, both below the package
@@ -34,6 +51,10 @@ MOVED = {
     for room, names in _ROOMS.items()
     for former, _, new in (name.partition("=") for name in names.split())
     if former != room
+} | {
+    f"{folder.rpartition('.')[0]}.{name}": f"{folder}.{name}"
+    for folder, names in _PASSES.items()
+    for name in names.split()
 }
 
 
@@ -47,7 +68,7 @@ class Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a module that has moved; None for all others."""
-        package, _, name = fullname.rpartition(".")
+        package, _, name = fullname.partition(".")
         if package != self.package or name not in MOVED:
             return None
         return ModuleSpec(fullname, _Loader(fullname, f"{package}.{MOVED[name]}"))

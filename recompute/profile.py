@@ -21,7 +21,7 @@ from .errors import JobError, UsageError
 from .language.ir import Free, Operator, Value
 from .language.text import show_attribute
 from .language.types import TensorType
-from .runtime.executor import ALIGNMENT, Arena
+from .runtime.cpu.session import ALIGNMENT, Arena
 from .support.cache import is_own, make_private
 from .support.files import apart, cache_folder, machine, replacing
 

@@ -24,7 +24,7 @@ from .language.program import Program
 from .language.text import parse, show
 from .language.types import TensorType
 from .language.verify import verify
-from .passes.autodiff import differentiate
+from .passes.gradient.autodiff import differentiate
 from .runtime.executor import Executor
 
 __all__ = [

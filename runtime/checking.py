@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import JobError
 from ..language.ir import Free, Operator, Value
 from ..language.text import show_operator
-from .executor import Session, Step, segments
+from .cpu.session import Session, Step, segments
 
 #: NaN in every floating-point type, and a conspicuous number in the others
 POISON = 0xFF

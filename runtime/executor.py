@@ -1,10 +1,7 @@
-"""The executor: a planned block bound to an arena, run instruction by instruction."""
+"""The executor: runs programs on a place, and remembers what it bound for each."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,216 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import JobError, OutOfMemoryError, RecomputeError, UsageError, nearest
-from ..language.ir import Block, Free, Operator, Value
-from ..language.kernels import fits, provider
+from ..errors import JobError, UsageError, nearest
+from ..language.ir import Block, Value
 from ..language.program import Compiled, Program, Variable
-from ..language.text import show_operator
-from ..passes import ALIGNMENT, Target, memory_report, without_gc
+from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, EmulatedCUDAPlace, Place
-from ..support.threads import exclusively, interrupts_wait
-from .binding import already_there, contents, need_addresses
-from .cpu import MODULES, native
+from ..support.threads import exclusively
+from .cpu.session import Session
 from .lowering import foreign, resolved
-
-
-class Arena:
-    """One allocation from which the buffers of a step are cut at planned addresses.
-
-    A step that moves values to the host and back has a second one there.  OutOfMemoryError where the machine cannot
-    allocate it.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        try:
-            self._raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
-        except (MemoryError, OverflowError, ValueError):  # NumPy's answer depends on how much too large it is
-            raise OutOfMemoryError(
-                f"this machine cannot allocate the arena of {nbytes:,} bytes: a smaller batch takes less, so do "
-                "checkpoints (what is not kept is recomputed); --memory-budget, or rc.max_batch, says what fits"
-            ) from None
-        self._raw[::4096] = 0  # pages come with their first write: now, not in the first step
-        self._start = -self._raw.ctypes.data % ALIGNMENT
-
-    def bytes(self) -> Any:
-        """All of it, as unsigned bytes."""
-        return self._raw[self._start : self._start + self.nbytes]
-
-    def at(self, address: int, value: Value) -> Any:
-        """The buffer of `value` at `address`.  JobError where it is not all in the arena."""
-        begin = self._start + address
-        if address < 0 or address + value.nbytes > self.nbytes:
-            raise JobError(f"'{value.name}' at {address} does not fit the arena of {self.nbytes} bytes")
-        return self._raw[begin : begin + value.nbytes].view(value.type.numpy).reshape(value.shape)
-
-
-@dataclass(frozen=True)
-class Step:
-    """An operator with its buffers bound, and the calls of its kernel (none: its own numerics run)."""
-
-    op: Operator
-    ins: tuple[Any, ...]
-    outs: tuple[Any, ...]
-    scratch: tuple[Any, ...]
-    calls: tuple[Any, ...] = ()
-
-    def run(self) -> None:
-        """The operator's own numerics.  JobError with the operator where they fail."""
-        try:
-            self.op.op.compute(np, self.ins, self.outs, self.scratch)
-        except Exception as e:
-            kind = "" if isinstance(e, (IndexError, ValueError, RecomputeError)) and str(e) else f"{type(e).__name__}: "
-            raise JobError(f"{kind}{e}, in\n    {show_operator(self.op)}") from e
-
-
-@dataclass(frozen=True)
-class NativeSteps:
-    """Steps in a row whose kernels are native: one call runs them all."""
-
-    steps: tuple[Step, ...]
-    table: native.Table
-
-    def run(self) -> None:
-        """JobError with the operator whose kernel reports a failure."""
-        failed = self.table.run()
-        if failed is not None:
-            of = [step for step in self.steps for _ in step.calls]
-            self.table.check(show_operator(of[failed].op))
-
-
-def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
-    """Steps to run in order, native ones in tables."""
-    found: list[Step | NativeSteps] = []
-    for is_native, group in itertools.groupby(steps, key=lambda s: bool(s.calls)):
-        together = tuple(group)
-        if is_native:
-            found.append(NativeSteps(together, native.Table([c for s in together for c in s.calls])))
-        else:
-            found += together
-    return found
-
-
-class Session:
-    """A planned block, ready to run many times: every operator's buffers are bound once.
-
-    `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.  `progress` is told
-    how many operators are bound, of how many: kernels are compiled where no earlier process has done it.
-    """
-
-    def __init__(
-        self,
-        block: Block,
-        arrays: Mapping[str, np.ndarray],
-        progress: Callable[[int, int], None] = lambda done, count: None,
-    ) -> None:
-        self.block = block
-        need_addresses(block)
-        self.report = memory_report(block)
-        self.arena = Arena(self.report.arena)
-        self.host = Arena(self.report.host) if self.report.host else None
-        self.arrays: dict[str, Any] = {}
-        self._bind_persistent(arrays)
-        for name, value in block.values().items():
-            if name in block.addresses:
-                self.arrays[name] = self.arena_of(value).at(block.addresses[name], value)
-        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
-        self.steps = []
-        for op in wanted:
-            self.steps.append(self._step(op))
-            progress(len(self.steps), len(wanted))
-        first = next((i for i, s in enumerate(self.steps) if s.op.op.updates), len(self.steps))
-        #: what changes no state, then the rest
-        self._before, self._after = segments(self.steps[:first]), segments(self.steps[first:])
-        self.lock = threading.Lock()
-        #: whether a run is, or was when it failed, between its first and its last update
-        self.updating = False
-
-    def _step(self, op: Operator) -> Step:
-        if op.kernel and not (op.kernel in MODULES and fits(op)):  # it would write beyond its buffers
-            raise UsageError(
-                f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
-                f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
-            )
-        ins, outs, scratch = (tuple(map(self._array, vs)) for vs in (op.inputs, op.outputs, op.scratch))
-        calls = provider(op.kernel).bind(op, ins, outs, scratch) if op.kernel else ()
-        return Step(op, ins, outs, scratch, tuple(calls))
-
-    def _bind_persistent(self, arrays: Mapping[str, np.ndarray]) -> None:
-        for v in (*self.block.parameters, *self.block.buffers, *self.block.state):
-            self.arrays[v.name] = contents(v, arrays)
-        for c in self.block.constants:
-            self.arrays[c.value.name] = c.numpy()
-
-    def arena_of(self, v: Value) -> Arena:
-        """Where a value of the step lies: on the device, or in host memory."""
-        if not v.type.host:
-            return self.arena
-        assert self.host is not None
-        return self.host
-
-    def _array(self, v: Value | None) -> Any:
-        return None if v is None else self.arrays[v.name]
-
-    @property
-    def measured_peak_bytes(self) -> int:
-        """Bytes of all buffers that this session holds: the arena and the persistent arrays."""
-        names = {v.name for v in self.block.persistent()}
-        return self.arena.nbytes + sum(self.arrays[n].nbytes for n in names)
-
-    @property
-    def measured_host_bytes(self) -> int:
-        """Bytes of the host's arena."""
-        return 0 if self.host is None else self.host.nbytes
-
-    #: operators that run elsewhere than the step does: none
-    on_host: tuple[Operator, ...] = ()
-
-    def holds(self, program: Program) -> bool:
-        """Whether a program's arrays are those that are bound here."""
-        persistent = (*self.block.parameters, *self.block.buffers, *self.block.state)
-        return all(program.data.get(v.name) is self.arrays[v.name] for v in persistent)
-
-    def release(self) -> None:
-        """Nothing to give back: the program's own arrays are updated."""
-
-    def feed(self, name: str, array: Any) -> None:
-        """An input's contents for the next run."""
-        self.arrays[name][...] = array
-
-    def fetch(self, name: str) -> np.ndarray:
-        """A copy of a value after a run."""
-        return np.array(self.arrays[name])
-
-    def run(self) -> None:
-        """Executes the instructions once.  JobError with the operator where its numerics fail.
-
-        What fails before the first update leaves parameters and state as they were; `updating` says so.  From there on
-        a first Ctrl-C waits for the end of the step.
-        """
-        self.updating = False
-        with np.errstate(all="ignore"):
-            for segment in self._before:
-                segment.run()
-            if not self._after:
-                return
-            with interrupts_wait():
-                self.updating = True
-                for segment in self._after:
-                    segment.run()
-                self.updating = False
-
-    def run_timed(self) -> list[tuple[Operator, float]]:
-        """Executes the instructions once, one by one: each operator with its seconds."""
-        found = []
-        with np.errstate(all="ignore"):
-            for step in self.steps:
-                (segment,) = segments([step])
-                start = time.perf_counter()
-                segment.run()
-                found.append((step.op, time.perf_counter() - start))
-        return found
 
 
 @dataclass(frozen=True)
@@ -249,8 +45,9 @@ class Executor:
 
     The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
     compute.  `schedule`: independent operators may change places where that lowers the peak; `rebuild`: normalised
-    values that gradients read may be made again (see passes/rebuild.py).  The numbers stay the same bits; False runs
-    what is given.  `providers`: whose kernels run it, in order of preference (None: all that this machine has;
+    values that gradients read may be made again (see passes/recomputation/rebuild.py).  The numbers stay the same bits;
+    False runs what is given.  `providers`: whose kernels run it, in order of preference (None: all that this machine
+    has;
     `("numpy",)`: the operators' own numerics).  A program whose memory is planned has its kernels chosen.
     """
 
@@ -427,11 +224,11 @@ def _opener(place: Place) -> Callable[..., Any]:
     from .cuda.session import CudaSession
 
     if isinstance(place, EmulatedCUDAPlace):
-        from .cuda.emulator import EmulatedDevice
+        from .cuda.device.emulator import EmulatedDevice
 
         device: Any = EmulatedDevice(backwards=place.backwards)
     else:
-        from .cuda.device import open_device
+        from .cuda.device.device import open_device
 
         device = open_device(place.device)
     return lambda block, data, progress: CudaSession(block, data, device, progress)

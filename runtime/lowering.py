@@ -20,7 +20,7 @@ def providers(place: Place | None = None) -> tuple[str, ...]:
     kinds = cuda if isinstance(place, CUDAPlace) else cpu
     kinds.register_all()
     absent = ("cudnn",) if isinstance(place, EmulatedCUDAPlace) else ()  # the emulator runs no library
-    return tuple(name for name in kinds.MODULES if name in PROVIDERS and name not in absent)
+    return tuple(name for name in kinds.PREFERRED if name in PROVIDERS and name not in absent)
 
 
 def resolved(target: Target) -> Target:
@@ -32,7 +32,7 @@ def resolved(target: Target) -> Target:
     if target.providers is None:
         return replace(target, providers=providers(target.place))
     wanted = tuple(n for n in target.providers if n != OWN)
-    if not target.on_device and any(n in cuda.MODULES for n in wanted):
+    if not target.on_device and any(n in cuda.PREFERRED for n in wanted):
         target = replace(target, place=CUDAPlace())
     here = providers(CUDAPlace() if target.on_device else None)
     for name in wanted:

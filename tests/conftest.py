@@ -26,7 +26,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # workers share the processors; s
 def cuda(request: pytest.FixtureRequest) -> Any:
     """A place for CUDA kernels: this processor in a device's stead, and the device itself with `-m gpu`."""
     from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
-    from recompute.runtime.cuda.emulator import compiler
+    from recompute.runtime.cuda.device.emulator import compiler
 
     if request.param == "cuda":
         return CUDAPlace(0)

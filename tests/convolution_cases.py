@@ -10,8 +10,8 @@ from kernel_cases import applied
 from recompute.language.ir import Operator
 from recompute.language.types import TensorType
 from recompute.ops.channels_last import channels_last_form, to_last
-from recompute.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
-from recompute.runtime.cpu import native
+from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
+from recompute.runtime.cpu.device import native
 
 #: attributes, x [n, c, spatial...], w [m, c / group, kernel...]
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {

@@ -17,9 +17,9 @@ from recompute.language.ir import Operator, Value
 from recompute.language.kernels import accepting, provider
 from recompute.language.types import FLOATS, TensorType
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda import emulator
-from recompute.runtime.cuda.device import open_device
-from recompute.runtime.cuda.kernel import Buffer, Kernel, Launch
+from recompute.runtime.cuda.device import emulator
+from recompute.runtime.cuda.device.device import open_device
+from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch
 from recompute.runtime.lowering import providers
 from recompute.testing import Case, case_block
 

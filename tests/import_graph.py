@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -79,6 +80,25 @@ class ImportGraph:
             seen.update(todo)
             todo = {t for name in todo for t in self.imports[name]} - seen
         return seen
+
+    def by_folder(self, apart: Iterable[str]) -> ImportGraph:
+        """The same graph with folders in place of files; files that lie directly in the packages `apart` stay apart.
+
+        What a package's `__init__` imports is left out: it is a door, and may open to anything below it.
+        """
+        packages = {name for name, path in self.files.items() if path.name == "__init__.py"}
+
+        def folder(name: str) -> str:
+            return name if name.rpartition(".")[0] in set(apart) else name.rpartition(".")[0]
+
+        found = copy.copy(self)
+        found.imports = {}
+        for name, imported in self.imports.items():
+            if name not in packages:
+                others = {folder(i) for i in imported if i not in packages} - {folder(name)}
+                found.imports.setdefault(folder(name), set()).update(others)
+        found.files = {name: Path() for name in found.imports}
+        return found
 
     def calling(self, function: str) -> set[str]:
         """Files that call a function of this name."""

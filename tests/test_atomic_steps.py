@@ -15,8 +15,8 @@ from recompute.errors import JobError, UsageError
 from recompute.language.ir import Block
 from recompute.language.op import Op
 from recompute.passes import CommitUpdates
-from recompute.passes.commit_updates import checking_operators
-from recompute.runtime.executor import Session
+from recompute.passes.cleanup.commit_updates import checking_operators
+from recompute.runtime.cpu.session import Session
 from recompute.testing import all_ops, case_block, cases
 from recompute.training.state import set_state_dict, state_dict
 

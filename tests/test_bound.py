@@ -18,7 +18,7 @@ from recompute.passes.planners import RematerialisationProblem, plan, simulate
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
-from recompute.passes.planners.bound import least_budget, lower_bound
+from recompute.passes.planners.core.bound import least_budget, lower_bound
 
 #: problems for one test, in groups that pytest shows one by one
 GROUPS, EACH = 6, 70

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute.runtime.cpu import code_cache, native
+from recompute.runtime.cpu.device import code_cache, native
 from recompute.support import cache
 from recompute.support.cache import KeptFiles, is_own
 

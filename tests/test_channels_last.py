@@ -17,9 +17,9 @@ from recompute.language.kernels import PROVIDERS
 from recompute.language.program import Program
 from recompute.language.types import TensorType
 from recompute.ops.channels_last import FORMS, channels_last_form
-from recompute.ops.conv import Conv
+from recompute.ops.convolution.conv import Conv
 from recompute.passes import ChannelsLast, cleaned, pipeline, run_passes
-from recompute.passes.schedule import live_peak
+from recompute.passes.scheduling.schedule import live_peak
 from recompute.testing import evaluate, in_float64
 
 NETWORKS = ["alexnet", "densenet121", "fcn8", "googlenet", "lenet", "mobilenet_v2", "pspnet", "resnet18", "segnet",

@@ -9,7 +9,7 @@ import pytest
 
 from recompute.cli import main
 from recompute.passes.planners import PLANNERS
-from recompute.passes.planners.synthetic import residual_chain
+from recompute.passes.planners.core.synthetic import residual_chain
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
 

@@ -20,7 +20,7 @@ RUN = dict(re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTA
 RUNNER = """
 import json, sys, traceback
 import recompute
-from recompute.runtime.cpu import native
+from recompute.runtime.cpu.device import native
 assert recompute.__file__.startswith(sys.argv[1]), f"{recompute.__file__} is not the copy"
 found = {}
 for name, code in json.load(sys.stdin).items():
@@ -100,7 +100,14 @@ def test_example_works_from_one_file(name: str, outcomes: dict[str, str]) -> Non
 def test_every_kind_has_one_file_and_one_check() -> None:
     assert set(RUN) == {"operator", "pass", "planner", "network", "family"}
     folders = sorted(str(Path(path).parent) for path in FILES)
-    assert folders == ["models", "passes", "passes/planners", "recompute/ops", "runtime/cpu", "tests/golden"]
+    assert folders == [
+        "models",
+        "passes/cleanup",
+        "passes/planners/methods",
+        "recompute/ops/elementwise",
+        "runtime/cpu/kernels",
+        "tests/golden",
+    ]
 
 
 def test_commands_and_files_that_are_named_exist() -> None:

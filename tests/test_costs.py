@@ -335,7 +335,7 @@ def test_a_device_is_known_by_name_and_memory(
     name: str, gib: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recompute.cost import costs_of
-    from recompute.runtime.cuda import device
+    from recompute.runtime.cuda.device import device
 
     monkeypatch.setattr(device, "described", lambda number: (name, int(gib * 2**30)))
     assert costs_of(rc.CUDAPlace(0)).name == expected

@@ -9,11 +9,12 @@ import pytest
 from kernel_cases import applied
 
 from recompute.language.op import op_class
-from recompute.runtime.cpu import families, jit, native
+from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.cpu.providers.numba import Numba
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 
-PROVIDER = families.Numba()
+PROVIDER = Numba()
 SHAPES = [(5, 33, 7, 24), (3, 500, 130), (2, 3, 3, 2000), (70, 3, 1, 1, 90)]
 
 

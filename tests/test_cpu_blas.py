@@ -9,8 +9,9 @@ import pytest
 from kernel_cases import applied
 
 from recompute.errors import JobError
-from recompute.ops.linear import Gemm, MatMul
-from recompute.runtime.cpu import blas, native, onednn
+from recompute.ops.linear.products import Gemm, MatMul
+from recompute.runtime.cpu.device import native
+from recompute.runtime.cpu.providers import blas, onednn
 
 pytestmark = pytest.mark.skipif(bool(blas.unavailable()), reason=blas.unavailable() or "there")
 PROVIDER = blas.BlasProvider()

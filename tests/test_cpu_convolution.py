@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from convolution_cases import CASES, KINDS, check
 
-from recompute.runtime.cpu import convolution
+from recompute.runtime.cpu.providers import convolution
 
 pytestmark = pytest.mark.skipif(bool(convolution.unavailable()), reason=convolution.unavailable() or "there")
 PROVIDER = convolution.ConvolutionProvider()

@@ -11,11 +11,11 @@ from kernel_cases import applied
 
 from recompute.language.ir import Operator
 from recompute.language.op import Op, op_class
-from recompute.ops import loop
-from recompute.ops.loop import Loop
-from recompute.runtime.cpu import native
-from recompute.runtime.cpu.loops import LoopProvider, merged, plan_of
-from recompute.runtime.cpu.native import Table
+from recompute.ops.fused import loop
+from recompute.ops.fused.loop import Loop
+from recompute.runtime.cpu.device import native
+from recompute.runtime.cpu.device.native import Table
+from recompute.runtime.cpu.providers.loops import LoopProvider, merged, plan_of
 from recompute.testing import Case, all_ops, case_block, cases
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable() or "native code runs here")

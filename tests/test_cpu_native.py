@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from recompute.errors import JobError
-from recompute.runtime.cpu import jit, native
-from recompute.runtime.cpu.native import Call, Table
+from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.cpu.device.native import Call, Table
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable()), reason=native.unavailable() or "native code runs here")
 needs_numba = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "numba is here")
@@ -40,8 +40,8 @@ done:
 WORKER = """
 import sys
 import numpy as np
-from recompute.runtime.cpu import native
-from recompute.runtime.cpu.native import Call, Table
+from recompute.runtime.cpu.device import native
+from recompute.runtime.cpu.device.native import Call, Table
 counts = np.zeros(7, np.int64)
 Table([Call(native.compile_ir(sys.stdin.read()), (counts,), 7)]).run()
 assert (counts == 1).all()
@@ -108,7 +108,7 @@ def test_teams_of_any_size_do_all_of_the_work_and_so_do_forks(setting: str) -> N
     code = f"""if 1:
     import os, signal, sys
     import numpy as np
-    from recompute.runtime.cpu import native
+    from recompute.runtime.cpu.device import native
     counts = np.zeros(1000, np.int64)
     table = native.Table([native.Call(native.compile_ir(sys.stdin.read()), (counts,), 1000)])
     table.run()

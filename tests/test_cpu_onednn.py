@@ -10,8 +10,9 @@ from convolution_cases import CASES, KINDS, case, check, in_form
 from kernel_cases import applied
 
 from recompute.errors import JobError
-from recompute.ops.conv import Conv
-from recompute.runtime.cpu import dnnl, native, onednn
+from recompute.ops.convolution.conv import Conv
+from recompute.runtime.cpu.device import dnnl, native
+from recompute.runtime.cpu.providers import onednn
 
 there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable() or "there")
 PROVIDER = onednn.OneDnnProvider()

@@ -11,13 +11,15 @@ from kernel_cases import applied
 
 from recompute.language.ir import Operator
 from recompute.language.op import op_class
-from recompute.ops.shape import Transpose
-from recompute.runtime.cpu import families, jit, native
+from recompute.ops.shape.reshape import Transpose
+from recompute.runtime.cpu import families
+from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.cpu.providers.numba import Numba
 from recompute.testing import Draw, cases
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 
-PROVIDER = families.Numba()
+PROVIDER = Numba()
 
 
 def run(o: Operator, *arrays: np.ndarray, own: bool = False) -> list[np.ndarray]:

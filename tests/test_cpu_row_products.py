@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recompute.runtime.cpu import jit, native
-from recompute.runtime.cpu.native import Call, Table
+from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.cpu.device.native import Call, Table
 
 if jit.unavailable():
     pytest.skip(jit.unavailable(), allow_module_level=True)
-from recompute.runtime.cpu.row_products import Packed, pack_rows
+from recompute.runtime.cpu.code.row_products import Packed, pack_rows
 
 G = np.random.default_rng(11)
 

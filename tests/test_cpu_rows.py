@@ -15,8 +15,10 @@ from kernel_cases import applied
 from recompute.errors import JobError
 from recompute.language.op import Op, op_class
 from recompute.language.types import TensorType
-from recompute.runtime.cpu import families, jit, native
-from recompute.runtime.cpu.mathematics import exp, log, sigmoid, tanh
+from recompute.runtime.cpu import families
+from recompute.runtime.cpu.code.mathematics import exp, log, sigmoid, tanh
+from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.cpu.providers.numba import Numba
 from recompute.testing import cases
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable())
@@ -36,7 +38,7 @@ def native_results(
 ) -> list[np.ndarray]:
     """What the kernel makes; with `shared`, in that input's memory."""
     applied_op = applied(op, *inputs, want=want)
-    provider = families.Numba()
+    provider = Numba()
     assert provider.accepts(applied_op)
     ins = [None if a is None else a.copy() for a in inputs]
     outs: list[Any] = [filled(v.type) for v in applied_op.writes()]
@@ -248,18 +250,18 @@ def test_kernel_agrees(case: Big, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def operators() -> list[str]:
-    table = families.families() if not jit.unavailable() else {}
-    return sorted(n for n, f in table.items() if type(f).__module__.rpartition("kernels_")[2] in MINE)
+    table = families.FAMILIES.table() if not jit.unavailable() else {}
+    return sorted(n for n, f in table.items() if type(f).__module__.rpartition(".kernels.")[2] in MINE)
 
 
 @pytest.mark.parametrize("name", operators())
 def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators' own samples, small and odd, in float32 and float64."""
-    for module in [families, *(sys.modules[type(f).__module__] for f in families.families().values())]:
+    for module in [families, *(sys.modules[type(f).__module__] for f in families.FAMILIES.table().values())]:
         monkeypatch.setattr(module, "ENOUGH", 0, raising=False)
     for case in cases(op_class(name)):
         op = applied(case.op, *case.inputs, want=case.want)
-        if not families.Numba().accepts(op) or any(v.size == 0 for v in (*op.reads(), *op.writes())):
+        if not Numba().accepts(op) or any(v.size == 0 for v in (*op.reads(), *op.writes())):
             continue
         got = native_results(case.op, case.inputs, case.want)
         for g, e in zip(got, numpy_results(case.op, case.inputs, case.want), strict=True):
@@ -371,7 +373,7 @@ def test_a_cached_kernel_needs_no_numba() -> None:
     """A second process loads the object code: nothing of numba is imported, no symbol of its runtime is wanted."""
     code = (
         "import sys, numpy as np, recompute\n"
-        "from recompute.runtime.cpu import kernels_softmax as k, native\n"
+        "from recompute.runtime.cpu.device import native\nfrom recompute.runtime.cpu.kernels import softmax as k\n"
         "x = np.ones((3, 4), np.float32)\n"
         "native.Table([k.softmax.call(x, np.empty_like(x), work=3), k.softmax.call(x, x, work=3)]).run()\n"
         "print(x.sum(), 'numba' in sys.modules)"

@@ -11,15 +11,13 @@ from cuda_cases import Bound, opened
 
 from recompute.language import kernels
 from recompute.language.types import DTYPES
-from recompute.runtime.cpu.convolved import convolved
-from recompute.runtime.cuda import (
-    convolution_columns,
-    convolution_products,
-    convolution_text,
-    kernels_convolution,
-    rounded,
-)
-from recompute.runtime.cuda.kernel import Buffer, Product
+from recompute.runtime.cuda.convolution import columns as convolution_columns
+from recompute.runtime.cuda.convolution import products as convolution_products
+from recompute.runtime.cuda.convolution import text as convolution_text
+from recompute.runtime.cuda.device.kernel import Buffer, Product
+from recompute.runtime.cuda.kernels import convolution as kernels_convolution
+from recompute.runtime.cuda.providers import cuda_tf32 as rounded
+from recompute.runtime.shared.convolved import convolved
 from recompute.testing import Case, case_block
 
 #: where the tests run

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
 
-from recompute.ops.conv import Conv, ConvGradInput, ConvGradWeight
-from recompute.runtime.cuda import cudnn, emulator
-from recompute.runtime.cuda.kernel import Buffer, Library
+from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
+from recompute.runtime.cuda.device import emulator
+from recompute.runtime.cuda.device.kernel import Buffer, Library
+from recompute.runtime.cuda.providers import cudnn
 
 pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="no C++ compiler")
 

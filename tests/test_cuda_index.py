@@ -12,8 +12,8 @@ from test_cuda_moves import device, launched, numbers, run
 from recompute import Executor, Program
 from recompute.errors import JobError
 from recompute.language.types import TensorType
-from recompute.ops.index import Gather, GatherGrad
-from recompute.ops.scatter import (
+from recompute.ops.indexing.gather import Gather, GatherGrad
+from recompute.ops.indexing.scatter import (
     GatherElements,
     GatherElementsGrad,
     GatherND,
@@ -22,7 +22,7 @@ from recompute.ops.scatter import (
     ScatterND,
 )
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.trouble import INDEX_OUTSIDE
+from recompute.runtime.shared.trouble import INDEX_OUTSIDE
 from recompute.testing import Case, case_block
 
 pytestmark = cuda_cases.needs_device

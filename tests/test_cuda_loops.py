@@ -19,11 +19,13 @@ from recompute.language.element import HALVES, evaluate
 from recompute.language.formulas import formula
 from recompute.language.op import Op, op_class
 from recompute.language.types import DTYPES, TensorType
-from recompute.ops.loop import Loop, loops
+from recompute.ops.fused.loop import Loop, loops
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda import kernels_loops, kernels_reduce, loop_parts
-from recompute.runtime.cuda.kernel import Buffer, Launch
-from recompute.runtime.cuda.postpone import postponed
+from recompute.runtime.cuda.code import parts as loop_parts
+from recompute.runtime.cuda.device.kernel import Buffer, Launch
+from recompute.runtime.cuda.kernels import loops as kernels_loops
+from recompute.runtime.cuda.kernels import reduce as kernels_reduce
+from recompute.runtime.cuda.loops.postpone import postponed
 from recompute.testing import Case, Draw, all_ops, cases
 
 pytestmark = cuda_cases.needs_device

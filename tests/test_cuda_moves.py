@@ -11,14 +11,14 @@ import pytest
 
 from recompute.language.op import Op
 from recompute.language.types import TensorType
-from recompute.ops.join import Concat, Split, Tile
-from recompute.ops.pad import Pad, PadGrad
-from recompute.ops.shape import Fill as Filled
-from recompute.ops.shape import Reshape, Transpose
-from recompute.ops.slice import Slice, SliceGrad
-from recompute.runtime.cuda.kernel import Copy, Fill, Launch
-from recompute.runtime.cuda.own_kernels import family_of
-from recompute.runtime.cuda.traced import TRACED
+from recompute.ops.shape.join import Concat, Split, Tile
+from recompute.ops.shape.pad import Pad, PadGrad
+from recompute.ops.shape.reshape import Fill as Filled
+from recompute.ops.shape.reshape import Reshape, Transpose
+from recompute.ops.shape.slice import Slice, SliceGrad
+from recompute.runtime.cuda.device.kernel import Copy, Fill, Launch
+from recompute.runtime.cuda.providers.cuda import family_of
+from recompute.runtime.cuda.traced.family import TRACED
 from recompute.testing import Case
 
 pytestmark = cuda_cases.needs_device

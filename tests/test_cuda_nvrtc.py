@@ -18,9 +18,9 @@ import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import compile_step
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda.kernel import Kernel, prelude
-from recompute.runtime.cuda.nvrtc import OPTIONS
-from recompute.runtime.cuda.traced import TRACED
+from recompute.runtime.cuda.device.kernel import Kernel, prelude
+from recompute.runtime.cuda.device.nvrtc import OPTIONS
+from recompute.runtime.cuda.traced.family import TRACED
 from recompute.support.files import cache_folder
 from recompute.testing import all_ops, cases
 
@@ -119,7 +119,7 @@ def test_a_wrong_text_is_found() -> None:
 def test_a_module_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a device is given it; nothing but our own options."""
     pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
-    from recompute.runtime.cuda import nvrtc as ours
+    from recompute.runtime.cuda.device import nvrtc as ours
 
     version()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -9,12 +9,12 @@ import cuda_cases
 import numpy as np
 import pytest
 
-from recompute.ops.loss_scale import InverseIfFinite
-from recompute.ops.optimizer_norm import GlobalNorm
-from recompute.ops.products import LinearScan
-from recompute.ops.resize import Resize, ResizeGrad
-from recompute.runtime.cuda.own_kernels import family_of
-from recompute.runtime.cuda.traced import TRACED
+from recompute.ops.loss.scale import InverseIfFinite
+from recompute.ops.optimizer.norm_updates import GlobalNorm
+from recompute.ops.reduction.running import LinearScan
+from recompute.ops.vision.resize import Resize, ResizeGrad
+from recompute.runtime.cuda.providers.cuda import family_of
+from recompute.runtime.cuda.traced.family import TRACED
 from recompute.testing import Case, Draw, all_ops, cases
 
 pytestmark = cuda_cases.needs_device

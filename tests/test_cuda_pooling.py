@@ -11,11 +11,11 @@ from test_cuda_index import floats
 from test_cuda_moves import launched, run
 
 from recompute.language.types import TensorType
-from recompute.ops.average_pool import AveragePool, AveragePoolGrad
 from recompute.ops.channels_last import channels_last_form, to_last
-from recompute.ops.global_pool import GlobalAveragePool, GlobalMaxPool, GlobalMaxPoolGrad
-from recompute.ops.pool import MaxPool, MaxPoolGather, MaxPoolGrad
-from recompute.runtime.cuda import kernels_pooling
+from recompute.ops.pooling.average import AveragePool, AveragePoolGrad
+from recompute.ops.pooling.whole import GlobalAveragePool, GlobalMaxPool, GlobalMaxPoolGrad
+from recompute.ops.pooling.windows import MaxPool, MaxPoolGather, MaxPoolGrad
+from recompute.runtime.cuda.kernels import pooling as kernels_pooling
 
 pytestmark = cuda_cases.needs_device
 

@@ -12,11 +12,11 @@ import recompute as rc
 from recompute.language.ir import Operator, Value
 from recompute.language.kernels import provider
 from recompute.language.types import DTYPES, TensorType
-from recompute.ops.linear import Gemm, MatMul
+from recompute.ops.linear.products import Gemm, MatMul
 from recompute.runtime import CUDAPlace
-from recompute.runtime.cuda import cublas, emulator
-from recompute.runtime.cuda.kernel import Buffer, Product
-from recompute.runtime.cuda.products import matrices
+from recompute.runtime.cuda.device import cublas, emulator
+from recompute.runtime.cuda.device.kernel import Buffer, Product
+from recompute.runtime.cuda.providers.cublas import matrices
 from recompute.runtime.lowering import providers
 from recompute.testing import Draw, case_block
 

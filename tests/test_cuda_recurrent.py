@@ -11,12 +11,12 @@ from cuda_cases import Bound, opened, operator
 
 from recompute.language.kernels import provider
 from recompute.language.types import DTYPES, TensorType
-from recompute.ops.recurrent import GRADIENTS, filled, options
-from recompute.ops.recurrent_gru import GRU
-from recompute.ops.recurrent_lstm import LSTM
-from recompute.ops.recurrent_rnn import RNN
-from recompute.runtime.cuda import rounded
-from recompute.runtime.cuda.kernel import Product
+from recompute.ops.recurrent.gru import GRU
+from recompute.ops.recurrent.lstm import LSTM
+from recompute.ops.recurrent.rnn import RNN
+from recompute.ops.recurrent.shared import GRADIENTS, filled, options
+from recompute.runtime.cuda.device.kernel import Product
+from recompute.runtime.cuda.providers import cuda_tf32 as rounded
 from recompute.testing import Case, Draw, case_block
 
 #: where the tests run

@@ -10,7 +10,7 @@ import pytest
 from test_cuda_index import floats
 from test_cuda_moves import launched, numbers, run
 
-from recompute.ops.resize import Resize, ResizeGrad
+from recompute.ops.vision.resize import Resize, ResizeGrad
 
 pytestmark = cuda_cases.needs_device
 

@@ -9,9 +9,9 @@ from test_cuda_index import floats
 from test_cuda_moves import KINDS, launched, numbers, run
 
 from recompute.language.types import TensorType
-from recompute.ops.bitcast import BitCast
-from recompute.ops.fold import Col2Im, Im2Col
-from recompute.ops.select import Eye, OneHot, ReverseSequence, Trilu
+from recompute.ops.convolution.fold import Col2Im, Im2Col
+from recompute.ops.elementwise.bitcast import BitCast
+from recompute.ops.indexing.select import Eye, OneHot, ReverseSequence, Trilu
 
 pytestmark = cuda_cases.needs_device
 

@@ -16,8 +16,8 @@ import recompute as rc
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.language.types import TensorType
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda.emulator import compiler
-from recompute.runtime.cuda.kernel import Await, Buffer, Transfer
+from recompute.runtime.cuda.device.emulator import compiler
+from recompute.runtime.cuda.device.kernel import Await, Buffer, Transfer
 from recompute.runtime.cuda.session import Step, _joined
 from recompute.testing import in_float64
 
@@ -105,7 +105,7 @@ def test_the_host_sees_and_changes_what_the_device_holds(cuda: Any) -> None:
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
-    from recompute.runtime.cuda.device import unavailable
+    from recompute.runtime.cuda.device.device import unavailable
 
     if not unavailable():
         pytest.skip("there is a device")

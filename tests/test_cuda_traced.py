@@ -14,7 +14,7 @@ import pytest
 from recompute.language.ir import Operator, Value
 from recompute.language.op import Op
 from recompute.language.types import TensorType
-from recompute.runtime.cuda.traced import TRACED, recording
+from recompute.runtime.cuda.traced.family import TRACED, recording
 from recompute.testing import Case
 
 pytestmark = cuda_cases.needs_device
@@ -213,7 +213,7 @@ def test_more_than_two_billion_elements_are_launched() -> None:
     """Nothing runs: the grid is right, and numbers of elements are 64 bits wide."""
     t = TensorType("u8", (3, 1 << 30))
     op = Operator(Coded(lambda xp, ins, outs: xp.add(ins[0], 1, out=outs[0]), (t,)), (Value("x", t),), (Value("y", t),))
-    from recompute.runtime.cuda.kernel import Buffer
+    from recompute.runtime.cuda.device.kernel import Buffer
 
     (call,) = TRACED.bind(op, [Buffer(1 << 20, t)], [Buffer(1 << 40, t)], [])
     assert call.grid[0] * call.block[0] >= t.size and call.args[0][0] == t.size

@@ -8,26 +8,23 @@ import pytest
 from test_cuda_index import floats, indices
 from test_cuda_moves import launched, numbers, run
 
-from recompute.ops.average_pool import AveragePool, AveragePoolGrad
-from recompute.ops.fold import Col2Im, Im2Col
-from recompute.ops.index import Gather, GatherGrad
-from recompute.ops.join import Concat, Split
-from recompute.ops.pad import Pad
-from recompute.ops.pool import MaxPool
-from recompute.ops.resize import Resize, ResizeGrad
-from recompute.ops.scatter import ScatterND
-from recompute.ops.select import Trilu
-from recompute.ops.shape import Transpose
-from recompute.ops.slice import Slice
-from recompute.runtime.cuda import (
-    kernels_index,
-    kernels_pooling,
-    kernels_resize,
-    kernels_select,
-    kernels_transpose,
-    sorting,
-    strided,
-)
+from recompute.ops.convolution.fold import Col2Im, Im2Col
+from recompute.ops.indexing.gather import Gather, GatherGrad
+from recompute.ops.indexing.scatter import ScatterND
+from recompute.ops.indexing.select import Trilu
+from recompute.ops.pooling.average import AveragePool, AveragePoolGrad
+from recompute.ops.pooling.windows import MaxPool
+from recompute.ops.shape.join import Concat, Split
+from recompute.ops.shape.pad import Pad
+from recompute.ops.shape.reshape import Transpose
+from recompute.ops.shape.slice import Slice
+from recompute.ops.vision.resize import Resize, ResizeGrad
+from recompute.runtime.cuda.code import sorting, strided
+from recompute.runtime.cuda.kernels import index as kernels_index
+from recompute.runtime.cuda.kernels import pooling as kernels_pooling
+from recompute.runtime.cuda.kernels import resize as kernels_resize
+from recompute.runtime.cuda.kernels import select as kernels_select
+from recompute.runtime.cuda.kernels import transpose as kernels_transpose
 
 pytestmark = cuda_cases.needs_device
 

@@ -18,8 +18,8 @@ from recompute.exporter.step import DOMAIN
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Operator, Role, Value
 from recompute.language.types import TensorType
-from recompute.passes.autodiff import differentiate
-from recompute.passes.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
+from recompute.passes.gradient.autodiff import differentiate
+from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import Case, all_ops, case_block, cases, evaluate
 from recompute.training.data import synthetic_batch
 
@@ -298,8 +298,8 @@ def test_a_function_for_each_signature() -> None:
 def test_planned_programs_export_alike() -> None:
     """Frees and addresses change the text in the metadata and nothing else."""
     from recompute.passes import run_passes
-    from recompute.passes.liveness import Liveness
-    from recompute.passes.memory_plan import MemoryPlan
+    from recompute.passes.memory.liveness import Liveness
+    from recompute.passes.memory.memory_plan import MemoryPlan
 
     program = training()
     plain = rc.export_step(program)

@@ -6,7 +6,7 @@ import numpy as np
 
 from recompute.language.text import parse, show
 from recompute.language.verify import verify
-from recompute.passes.fold_transposes import FoldTransposes
+from recompute.passes.lowering.fold_transposes import FoldTransposes
 from recompute.testing import evaluate
 
 _BEFORE = """

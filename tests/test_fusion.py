@@ -14,11 +14,11 @@ from recompute.language.builder import Builder
 from recompute.language.ir import Block, Operator, Role, Value
 from recompute.language.program import Program
 from recompute.language.types import TensorType
-from recompute.ops import loop
+from recompute.ops.fused import loop
 from recompute.passes import Autodiff, ChooseKernels, Fusion, Liveness, MemoryPlan, OpenNorms, run_passes
-from recompute.passes.fusion import _profile
-from recompute.passes.schedule import live_peak
-from recompute.runtime.cpu import native
+from recompute.passes.lowering.fusion import _profile
+from recompute.passes.scheduling.schedule import live_peak
+from recompute.runtime.cpu.device import native
 from recompute.runtime.executor import Executor
 
 
@@ -197,6 +197,6 @@ def test_a_mask_is_made_again_from_what_the_sums_read(name: str, monkeypatch: py
         assert all("y" not in [v.name for v in op.reads()] for op in fused.operators if op.role is Role.BACKWARD)
         again = values_of(fused, ())
         with monkeypatch.context() as m:
-            m.setattr("recompute.passes.split_norms._masks_again", lambda operators, names: operators)
+            m.setattr("recompute.passes.recomputation.split_norms._masks_again", lambda operators, names: operators)
             for a, b in zip(again, values_of(Fusion().run(OpenNorms().run(block)), ()), strict=True):
                 assert a.tobytes() == b.tobytes()

@@ -14,9 +14,9 @@ import pytest
 
 from recompute import parse, show, verify
 from recompute.language.ir import Block
-from recompute.ops.loop import Loop
+from recompute.ops.fused.loop import Loop
 from recompute.passes import Precision, pipeline, run_passes
-from recompute.runtime.cpu import native
+from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
 
 FILES = sorted((Path(__file__).parent / "golden").glob("*.rir"))

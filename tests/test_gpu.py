@@ -62,7 +62,7 @@ def test_nothing_is_allocated_beside_the_plan(name: str) -> None:
 
 
 def test_a_budget_that_the_device_has_not_is_said() -> None:
-    from recompute.runtime.cuda.device import open_device
+    from recompute.runtime.cuda.device.device import open_device
 
     with pytest.raises(rc.errors.OutOfMemoryError, match="cannot allocate"):
         open_device(0).allocate(1 << 46)
@@ -71,8 +71,8 @@ def test_a_budget_that_the_device_has_not_is_said() -> None:
 def test_tf32_is_asked_for() -> None:
     """A product in float32 keeps 23 bits unless TF32 was asked for."""
     from recompute.language.types import TensorType
-    from recompute.runtime.cuda.device import open_device
-    from recompute.runtime.cuda.kernel import Buffer, Product
+    from recompute.runtime.cuda.device.device import open_device
+    from recompute.runtime.cuda.device.kernel import Buffer, Product
 
     d, n = open_device(0), 512
     t = TensorType("f32", (n, n))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,12 +20,12 @@ from guard_pages import ROOM, Child, Operands, Run, array_at, in_types, runs_of
 
 from recompute.language.kernels import PROVIDERS, provider
 from recompute.language.types import TensorType
-from recompute.ops.arithmetic import Neg
+from recompute.ops.elementwise.arithmetic import Neg
 from recompute.runtime import cpu
-from recompute.runtime.cpu import native
-from recompute.runtime.cpu.native import Table
-from recompute.runtime.cuda import emulator
-from recompute.runtime.cuda.kernel import Buffer
+from recompute.runtime.cpu.device import native
+from recompute.runtime.cpu.device.native import Table
+from recompute.runtime.cuda.device import emulator
+from recompute.runtime.cuda.device.kernel import Buffer
 from recompute.testing import all_ops, cases
 
 pytestmark = [
@@ -41,8 +41,9 @@ ALWAYS = (guard_pages.out_of_range, guard_pages.absent, guard_pages.empty)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take operands of any size."""
     cpu.register_all()
-    modules = [importlib.import_module(f"{cpu.__name__}.{m.name}") for m in pkgutil.iter_modules(cpu.__path__)]
-    modules.append(importlib.import_module("recompute.ops.loop"))
+    cpu.families.FAMILIES.table()
+    modules = [m for name, m in sys.modules.items() if name.startswith(cpu.__name__)]
+    modules.append(importlib.import_module("recompute.ops.fused.loop"))
     for module in modules:
         for name in ("ENOUGH", "SMALLEST"):
             monkeypatch.setattr(module, name, 0, raising=False)
@@ -119,13 +120,13 @@ def test_a_fault_names_its_operator() -> None:
 
 
 def test_kernels_of_the_processor(any_size: None) -> None:
-    check(list(samples(("f32",), ALWAYS)), on_processor([n for n in cpu.MODULES if n in PROVIDERS]))
+    check(list(samples(("f32",), ALWAYS)), on_processor([n for n in cpu.PREFERRED if n in PROVIDERS]))
 
 
 @pytest.mark.slow
 @pytest.mark.slow
 def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None) -> None:
-    names = [n for n in cpu.MODULES if n in PROVIDERS]
+    names = [n for n in cpu.PREFERRED if n in PROVIDERS]
     check(list(samples(("f64",), (*ALWAYS, guard_pages.same_memory))), on_processor(names))
     check(list(samples(("f32",), (guard_pages.attributes, guard_pages.same_memory))), on_processor(names))
 

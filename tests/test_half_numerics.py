@@ -13,8 +13,8 @@ from recompute.language.builder import Builder
 from recompute.language.ir import Block, Value
 from recompute.language.op import REGISTRY
 from recompute.language.types import DTYPES
-from recompute.ops.shape import Cast
-from recompute.passes.autodiff import differentiate
+from recompute.ops.shape.reshape import Cast
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.testing import Case, case_block, cases, evaluate
 
 #: unit roundoff

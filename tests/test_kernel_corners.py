@@ -12,8 +12,10 @@ from test_cpu_rows import native_results, numpy_results
 
 from recompute.language.op import op_class
 from recompute.language.types import TensorType
-from recompute.runtime.cpu import families, jit
+from recompute.runtime.cpu import families
+from recompute.runtime.cpu.device import jit
 from recompute.runtime.cpu.families import ENOUGH
+from recompute.runtime.cpu.providers.numba import Numba
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
 
@@ -104,19 +106,19 @@ def short(x: object) -> str | None:
 
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels for however few elements."""
-    for module in [families, *(sys.modules[type(f).__module__] for f in families.families().values())]:
+    for module in [families, *(sys.modules[type(f).__module__] for f in families.FAMILIES.table().values())]:
         monkeypatch.setattr(module, "ENOUGH", 0, raising=False)
 
 
 @pytest.mark.parametrize(("op", "types", "taken"), TAKEN, ids=short)
 def test_what_is_taken(op: Any, types: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     all_sizes(monkeypatch)
-    assert families.Numba().accepts(applied(op, *zeros(types))) is taken
+    assert Numba().accepts(applied(op, *zeros(types))) is taken
 
 
 @pytest.mark.parametrize(("op", "types", "taken"), LARGE, ids=short)
 def test_what_is_enough(op: Any, types: str, taken: bool) -> None:
-    assert families.Numba().accepts(applied(op, *zeros(types))) is taken
+    assert Numba().accepts(applied(op, *zeros(types))) is taken
 
 
 G = np.random.default_rng(3)

@@ -9,9 +9,10 @@ import recompute as rc
 from recompute import parse, verify
 from recompute.compiling.compiler import compile_step
 from recompute.language.builder import Builder
-from recompute.passes import Autodiff, Rebuild, Recompute, autodiff, run_passes
-from recompute.passes.autodiff import differentiate
-from recompute.passes.schedule import live_peak
+from recompute.passes import Autodiff, Rebuild, Recompute, run_passes
+from recompute.passes.gradient import autodiff
+from recompute.passes.gradient.autodiff import differentiate
+from recompute.passes.scheduling.schedule import live_peak
 from recompute.testing import evaluate
 from recompute.training.data import synthetic_batch
 

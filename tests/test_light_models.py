@@ -13,7 +13,7 @@ import pytest
 from tiers import but_slow
 
 import recompute as rc
-from recompute.passes.autodiff import differentiate
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.testing import in_float64
 
 LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"

@@ -8,12 +8,12 @@ import pytest
 from random_problems import random_problem
 
 from recompute.passes.planners import Node, RematerialisationProblem, plan_of, profile, simulate
-from recompute.passes.planners.chain import chain_of
-from recompute.passes.planners.frontier import Frontier
-from recompute.passes.planners.local_search import Schedule, Search
-from recompute.passes.planners.problem import checked_sequence
-from recompute.passes.planners.simulate import pruned
-from recompute.passes.planners.synthetic import residual_chain, unit_chain
+from recompute.passes.planners.core.chain import chain_of
+from recompute.passes.planners.core.frontier import Frontier
+from recompute.passes.planners.core.problem import checked_sequence
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.core.synthetic import residual_chain, unit_chain
+from recompute.passes.planners.methods.local_search import Schedule, Search
 
 
 def problem(seed: int) -> RematerialisationProblem:
@@ -170,8 +170,8 @@ def test_schedules_of_blocks_can_be_carried_out(seed: int) -> None:
     Among the problems are some where a node of a stage may not run again and others before it do.
     """
     pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
-    from recompute.passes.planners.blocks import BlockTable
-    from recompute.passes.planners.stage_options import options_of
+    from recompute.passes.planners.methods.blocks import BlockTable
+    from recompute.passes.planners.methods.stage_options import options_of
 
     chains = {0: unit_chain(9), 1: residual_chain(5)}
     p = chains.get(seed) or random_problem(seed, 14, scale=64).in_two_passes

@@ -10,7 +10,7 @@ import pytest
 import recompute as rc
 from recompute import Block, Role, TensorType, UsageError, Value
 from recompute.language.op import op_class
-from recompute.passes.autodiff import differentiate
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.testing import check_gradient
 from recompute.training import losses
 from recompute.training.data import synthetic_batch

@@ -13,10 +13,10 @@ from recompute import models, parse
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.language.text import show_operator
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
-from recompute.passes.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
-from recompute.passes.storage import storages
+from recompute.passes.memory.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
+from recompute.passes.memory.storage import storages
 from recompute.runtime.checking import run_checked
-from recompute.runtime.executor import segments
+from recompute.runtime.cpu.session import segments
 from recompute.training.data import synthetic_batch
 
 #: networks large enough that a temporary of a whole activation would show
@@ -196,7 +196,7 @@ def test_packers_are_sound(seed: int) -> None:
 
 def test_the_exact_packer_is_never_worse() -> None:
     pytest.importorskip("ortools")
-    from recompute.passes.packing_exact import pack_exact
+    from recompute.passes.memory.packing_exact import pack_exact
 
     for seed in range(3):
         items = lifetimes(seed, 24)

@@ -11,7 +11,7 @@ import recompute as rc
 from recompute.errors import JobError
 from recompute.language.op import op_class
 from recompute.passes.planners import Node, RematerialisationProblem, simulate
-from recompute.passes.planners.simulate import profile
+from recompute.passes.planners.core.simulate import profile
 from recompute.runtime.cpu.families import ENOUGH
 from recompute.runtime.executor import Executor
 
@@ -58,7 +58,8 @@ def test_losses_read_nothing_outside_of_the_classes(name: str, label: int) -> No
     """The kernel of a label behind the last class (or before the first) does not even look: there is NaN there."""
     from kernel_cases import applied
 
-    from recompute.runtime.cpu import families, native
+    from recompute.runtime.cpu.device import native
+    from recompute.runtime.cpu.families import FAMILIES
 
     room = np.full(100, np.nan, np.float32)
     x = room[40:80].reshape(8, 5)
@@ -67,8 +68,9 @@ def test_losses_read_nothing_outside_of_the_classes(name: str, label: int) -> No
     o = applied(op_class(name)(reduction="mean", ignore_index=None), x, labels, None)
     outs = [np.zeros(v.shape, v.type.numpy) for v in o.writes()]
     outs += [None] * (len(o.op.infer(*(None if v is None else v.type for v in o.inputs))) - len(outs))  # type: ignore[list-item]
-    scratch = [np.full(t.shape, np.nan, t.numpy) for t in families.Numba().scratch(o)]
-    table = native.Table(families.Numba().bind(o, [x, labels, None], outs, scratch))
+    family = FAMILIES.table()[name]
+    scratch = [np.full(t.shape, np.nan, t.numpy) for t in family.scratch(o)]
+    table = native.Table(family.bind(o, [x, labels, None], outs, scratch))
     table.run()
     with pytest.raises(JobError, match=str(label)):
         table.check()
@@ -106,8 +108,9 @@ def test_random_dropout_at_the_threshold(above: float) -> None:
     """A number that is the ratio is kept, one half a step below is dropped: the same on NumPy and by the kernel."""
     from kernel_cases import applied
 
-    from recompute.ops.philox import uniform
-    from recompute.runtime.cpu import families, native
+    from recompute.ops.random.philox import uniform
+    from recompute.runtime.cpu.device import native
+    from recompute.runtime.cpu.families import FAMILIES
 
     u = uniform(np, 3, np.array(0), 0, 4096)
     number = int(u[u < 0.5].max() * 2**24)
@@ -121,7 +124,7 @@ def test_random_dropout_at_the_threshold(above: float) -> None:
         if own:
             op.compute(np, list(inputs), outs, [np.empty(t.shape, t.numpy) for t in o.workspace()])
         else:
-            native.Table(families.Numba().bind(o, inputs, outs, [])).run()
+            native.Table(FAMILIES.table()["Dropout"].bind(o, (*inputs, None), outs, [])).run()
         found.append([a.tobytes() for a in outs])
         assert bool(outs[1][int(np.argmax(u * (u < 0.5)))]) is (above == 0)
     assert found[0] == found[1]
@@ -146,7 +149,7 @@ def test_only_a_place_of_the_same_size_is_taken() -> None:
 
 def test_the_bound_counts_all_that_is_there_while_a_node_runs() -> None:
     pytest.importorskip("ortools")
-    from recompute.passes.planners.bound import Cut, least_budget
+    from recompute.passes.planners.core.bound import Cut, least_budget
 
     nodes = [
         Node("a", 1.0, (0,), (1,), 0, False, True, ()),
@@ -165,7 +168,7 @@ def test_the_bound_allows_for_its_own_rounding(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("ortools")
     from random_problems import random_problem
 
-    from recompute.passes.planners import bound
+    from recompute.passes.planners.core import bound
 
     fine, said = bound._UNITS, 0
     for seed in range(12):

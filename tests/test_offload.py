@@ -32,12 +32,12 @@ from recompute.passes import (
     offloaded,
     run_passes,
 )
-from recompute.passes.offload import find_rests, without_copies
-from recompute.passes.planners.offload import choose
-from recompute.passes.transfers import Link, simulate
+from recompute.passes.offloading.offload import find_rests, without_copies
+from recompute.passes.offloading.transfers import Link, simulate
+from recompute.passes.planners.fit.offload import choose
 from recompute.report.timeline import timeline
 from recompute.runtime.checking import run_checked
-from recompute.runtime.executor import Session
+from recompute.runtime.cpu.session import Session
 from recompute.training import fleet
 from recompute.training.data import synthetic_batch
 

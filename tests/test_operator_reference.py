@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import recompute as rc
-from recompute.passes.autodiff import differentiate
+from recompute.passes.gradient.autodiff import differentiate
 
 FOLDER = Path(__file__).parent / "data" / "operators"
 FILES = ("operators", "vision")

@@ -174,7 +174,7 @@ def test_index_out_of_range() -> None:
 
 
 def test_embedding_gradient_adds_repeated_rows() -> None:
-    from recompute.ops.index import GatherGrad
+    from recompute.ops.indexing.gather import GatherGrad
 
     indices, dy = GENERATOR.integers(0, 50, (8, 16)), f32(8, 16, 128)
     got, expected = np.empty((50, 128), np.float32), np.zeros((50, 128), np.float32)

@@ -269,8 +269,8 @@ def test_recomputed_batch_norm_moves_statistics_once() -> None:
 
 
 def test_max_pool_gradient_goes_to_the_first_of_equal() -> None:
-    from recompute.ops.pool import MaxPool
-    from recompute.passes.autodiff import differentiate
+    from recompute.ops.pooling.windows import MaxPool
+    from recompute.passes.gradient.autodiff import differentiate
     from recompute.testing import Draw, case_block, weighted_loss
 
     case = Draw().case(MaxPool(kernel_shape=(2, 2), strides=(2, 2)), np.ones((1, 1, 2, 4)), want=1)

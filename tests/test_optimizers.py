@@ -11,8 +11,8 @@ import recompute as rc
 from recompute import Block, Role, TensorType, UsageError, Value
 from recompute.language.builder import Builder
 from recompute.language.op import op_class
-from recompute.ops.optimizer_norm import LambUpdate, LarsUpdate
-from recompute.ops.update import PART, Update
+from recompute.ops.optimizer.base import PART, Update
+from recompute.ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from recompute.testing import Case, all_ops, cases
 from recompute.training import lr
 from recompute.training.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue

@@ -47,23 +47,26 @@ def test_the_license_is_what_the_metadata_says() -> None:
     assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
 
 
+def folder_of_package() -> dict[str, Path]:
+    """Every package of the tree, by its dotted name."""
+    tops = {"recompute": ROOT / "recompute", **{f"recompute.{t}": ROOT / t for t in ("passes", "runtime", "models")}}
+    return {
+        ".".join((top, *path.parent.relative_to(folder).parts)): path.parent
+        for top, folder in tops.items()
+        for path in folder.rglob("__init__.py")
+    }
+
+
 def test_every_package_of_the_tree_is_installed() -> None:
     options = setup()["options"]
     folders = dict(re.findall(r"^(\S+) = (\S+)$", options["package_dir"], re.MULTILINE))
-    assert set(folders) == set(options["packages"].split())
-    there = {
-        str(path.parent.relative_to(ROOT))
-        for top in ("recompute", "passes", "runtime", "models")
-        for path in (ROOT / top).rglob("__init__.py")
-    }
-    assert set(folders.values()) == there
+    assert folders == {"recompute": "recompute", **{f"recompute.{top}": top for top in ("passes", "runtime", "models")}}
+    assert sorted(options["packages"].split()) == sorted(folder_of_package())
 
 
 def test_data_files_of_packages_are_listed() -> None:
-    folders = dict(re.findall(r"^(\S+) = (\S+)$", setup()["options"]["package_dir"], re.MULTILINE))
     data = {k: [g.strip() for g in v.split(",")] for k, v in setup()["options.package_data"].items()}
-    for package, folder in folders.items():
-        path = ROOT / folder
+    for package, path in folder_of_package().items():
         found = {p.name for p in path.iterdir() if p.is_file() and p.suffix not in (".py", ".md", ".pyc")}
         listed = {p.name for pattern in data.get(package, ()) for p in path.glob(pattern)}
         assert found == listed, f"package_data of {package} in setup.cfg"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recompute.passes import packing
-from recompute.passes.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
+from recompute.passes.memory import packing
+from recompute.passes.memory.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
 
 
 def lifetimes(seed: int, n: int, sizes: int = 30) -> list[Lifetime]:

@@ -15,7 +15,7 @@ import recompute as rc
 from recompute import models
 from recompute.analysis.biggest_batch import spaced
 from recompute.compiling.compiler import CompiledStep, checkpoint_candidates, compile_step
-from recompute.passes.storage import storages
+from recompute.passes.memory.storage import storages
 from recompute.testing import in_float64
 from recompute.training.data import synthetic_batch
 

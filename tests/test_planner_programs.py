@@ -32,18 +32,18 @@ from recompute.language.builder import Builder
 from recompute.language.ir import Block, Free, Role
 from recompute.language.op import op_class
 from recompute.passes import DeadCode
-from recompute.passes.autodiff import differentiate
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.passes.planners import PLANNERS, plan, plan_of
-from recompute.passes.planners.bound import least_budget
-from recompute.passes.planners.derive import derive
-from recompute.passes.planners.fit import candidates, fit_within
-from recompute.passes.planners.fitting import Fitted, Fitting
-from recompute.passes.planners.schedules import keep_schedule
-from recompute.passes.planners.simulate import pruned
-from recompute.passes.recompute import apply
-from recompute.passes.schedule import live_peak
-from recompute.passes.split_norms import FuseNorms
-from recompute.runtime.executor import Session
+from recompute.passes.planners.core.bound import least_budget
+from recompute.passes.planners.core.derive import derive
+from recompute.passes.planners.core.schedules import keep_schedule
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.fit.plan import candidates, fit_within
+from recompute.passes.planners.fit.problem import Fitted, Fitting
+from recompute.passes.recomputation.recompute import apply
+from recompute.passes.recomputation.split_norms import FuseNorms
+from recompute.passes.scheduling.schedule import live_peak
+from recompute.runtime.cpu.session import Session
 from recompute.testing import evaluate
 from recompute.training.data import synthetic_batch
 

@@ -12,8 +12,8 @@ from random_problems import random_problem
 from recompute.errors import UsageError
 from recompute.passes.planners import PLANNERS, Planned, RematerialisationProblem, plan, planner, sequence_of, simulate
 from recompute.passes.planners.base import import_all
-from recompute.passes.planners.problem import checked_sequence
-from recompute.passes.planners.simulate import pruned
+from recompute.passes.planners.core.problem import checked_sequence
+from recompute.passes.planners.core.simulate import pruned
 
 import_all()
 #: planners that ask a solver take seconds of effort as an option: here little

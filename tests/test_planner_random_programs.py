@@ -27,16 +27,16 @@ from recompute.language.types import TensorType
 from recompute.passes import DeadCode
 from recompute.passes.planners import PLANNERS, plan_of, sequence_of, simulate
 from recompute.passes.planners.base import import_all
-from recompute.passes.planners.derive import derive
-from recompute.passes.planners.fit import fit_within
-from recompute.passes.planners.fitting import Fitted, Fitting
-from recompute.passes.planners.schedules import keep_schedule
-from recompute.passes.planners.simulate import pruned
-from recompute.passes.recompute import apply
-from recompute.passes.schedule import live_peak
+from recompute.passes.planners.core.derive import derive
+from recompute.passes.planners.core.schedules import keep_schedule
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.fit.plan import fit_within
+from recompute.passes.planners.fit.problem import Fitted, Fitting
+from recompute.passes.recomputation.recompute import apply
+from recompute.passes.scheduling.schedule import live_peak
 from recompute.planning import fitting_of
 from recompute.runtime.checking import run_checked
-from recompute.runtime.executor import Session
+from recompute.runtime.cpu.session import Session
 
 import_all()
 COST = Device("a machine for tests", 1e9, 1e9, 1e-6)

@@ -23,12 +23,12 @@ from recompute.passes.planners import (
     sequence_of,
     simulate,
 )
-from recompute.passes.planners.derive import Derived, derive
-from recompute.passes.planners.problem import checked_sequence
-from recompute.passes.planners.schedules import keep_schedule
-from recompute.passes.planners.simulate import pruned
-from recompute.passes.recompute import apply
-from recompute.passes.schedule import live_peak
+from recompute.passes.planners.core.derive import Derived, derive
+from recompute.passes.planners.core.problem import checked_sequence
+from recompute.passes.planners.core.schedules import keep_schedule
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.recomputation.recompute import apply
+from recompute.passes.scheduling.schedule import live_peak
 
 NETWORKS = (
     "mlp",

@@ -10,7 +10,7 @@ import pytest
 
 from recompute.errors import UsageError
 from recompute.passes.planners import simulate
-from recompute.passes.planners.adapters import problem_from_dot, problem_from_node_link, read_problem
+from recompute.passes.planners.core.adapters import problem_from_dot, problem_from_node_link, read_problem
 
 LINKED: dict[str, Any] = {
     "directed": True,

@@ -11,15 +11,15 @@ import pytest
 from test_planners import NETWORKS, derived
 
 from recompute.passes.planners import RematerialisationProblem, plan, planner, sequence_of, simulate
-from recompute.passes.planners.chain import Action, Chain, chain_of, cut_at, cut_further, emit, plain_sweep
-from recompute.passes.planners.chain import merged as merged_chain
-from recompute.passes.planners.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
-from recompute.passes.planners.gruslys import most_that_fits
-from recompute.passes.planners.gruslys_tables import binomial_steps, step_schedule, step_tables
-from recompute.passes.planners.problem import Node, checked_sequence
-from recompute.passes.planners.rotor_table import _Stages, rotor_schedule, rotor_table
-from recompute.passes.planners.simulate import pruned
-from recompute.passes.planners.synthetic import lstm, recurrent, residual_chain, unit_chain
+from recompute.passes.planners.core.chain import Action, Chain, chain_of, cut_at, cut_further, emit, plain_sweep
+from recompute.passes.planners.core.chain import merged as merged_chain
+from recompute.passes.planners.core.problem import Node, checked_sequence
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.core.synthetic import lstm, recurrent, residual_chain, unit_chain
+from recompute.passes.planners.methods.chen import even_bounds, greedy_cuts, recursive_forwards, recursive_schedule
+from recompute.passes.planners.methods.gruslys import most_that_fits
+from recompute.passes.planners.methods.gruslys_tables import binomial_steps, step_schedule, step_tables
+from recompute.passes.planners.methods.rotor_table import _Stages, rotor_schedule, rotor_table
 
 STRATEGIES = (
     "chen",

@@ -15,9 +15,8 @@ from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import DeadCode
 from recompute.passes.planners import Node, RematerialisationProblem, plan, plan_of, sequence_of, simulate
-from recompute.passes.planners.derive import derive
-from recompute.passes.planners.kusumoto import best_chain, least_budget
-from recompute.passes.planners.lower_sets import (
+from recompute.passes.planners.core.derive import derive
+from recompute.passes.planners.core.lower_sets import (
     Lattice,
     all_lower_sets,
     forward_graph,
@@ -25,9 +24,10 @@ from recompute.passes.planners.lower_sets import (
     principal_lower_sets,
     thinned,
 )
-from recompute.passes.planners.problem import checked_sequence
-from recompute.passes.planners.schedules import keep_schedule
-from recompute.passes.planners.simulate import pruned
+from recompute.passes.planners.core.problem import checked_sequence
+from recompute.passes.planners.core.schedules import keep_schedule
+from recompute.passes.planners.core.simulate import pruned
+from recompute.passes.planners.methods.kusumoto import best_chain, least_budget
 
 STRATEGIES = ("kusumoto", "kusumoto-memory", "kusumoto-exact", "kusumoto-exact-memory")
 

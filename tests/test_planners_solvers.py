@@ -11,13 +11,13 @@ import pytest
 
 from recompute.errors import UsageError
 from recompute.passes.planners import Node, Planned, RematerialisationProblem, plan, plan_of, sequence_of, simulate
-from recompute.passes.planners.problem import checked_sequence
-from recompute.passes.planners.simulate import pruned
+from recompute.passes.planners.core.problem import checked_sequence
+from recompute.passes.planners.core.simulate import pruned
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
-from recompute.passes.planners.min_cut import saved_within
-from recompute.passes.planners.retention_intervals import improve
+from recompute.passes.planners.methods.min_cut import saved_within
+from recompute.passes.planners.methods.retention_intervals import improve
 
 
 def tiny(seed: int) -> RematerialisationProblem:

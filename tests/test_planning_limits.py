@@ -19,10 +19,11 @@ from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import attach_loss
 from recompute.cost import device
 from recompute.errors import UsageError
-from recompute.passes.planners import moccasin, watch
-from recompute.passes.planners.simulate import simulate
-from recompute.passes.planners.synthetic import residual_chain
-from recompute.passes.planners.watch import Progress, Watch, interruptible
+from recompute.passes.planners.core import watch
+from recompute.passes.planners.core.simulate import simulate
+from recompute.passes.planners.core.synthetic import residual_chain
+from recompute.passes.planners.core.watch import Progress, Watch, interruptible
+from recompute.passes.planners.methods import moccasin
 
 pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
 

@@ -19,9 +19,9 @@ from recompute.importer import load as onnx_import
 from recompute.language.builder import Builder, Names
 from recompute.language.ir import Block, Role, Value
 from recompute.language.types import DTYPES, TensorType
-from recompute.ops.shape import Cast
+from recompute.ops.shape.reshape import Cast
 from recompute.passes import Precision, run_passes
-from recompute.passes.autodiff import Autodiff
+from recompute.passes.gradient.autodiff import Autodiff
 from recompute.training import fleet
 from recompute.training.amp import LossScaling, decorate
 from recompute.training.data import synthetic_batch
@@ -170,7 +170,7 @@ def test_other_types_of_the_model_stay() -> None:
 
 def test_state_that_the_forward_pass_updates_is_cast_again() -> None:
     from recompute.language.ir import Operator
-    from recompute.ops.batch_norm import RunningUpdate
+    from recompute.ops.norm.batch_norm import RunningUpdate
 
     b, (x, m) = small("f32[4,4] f32[4,4]")
     y = b.MatMul(x, m)

@@ -12,9 +12,9 @@ from onnx import helper
 import recompute as rc
 from recompute.language.op import Op, op_class
 from recompute.language.types import TensorType
-from recompute.ops.philox import stream, uniform
+from recompute.ops.random.philox import stream, uniform
 from recompute.runtime import EmulatedCUDAPlace
-from recompute.runtime.cuda import emulator
+from recompute.runtime.cuda.device import emulator
 from recompute.testing import Case, case_block, evaluate
 
 WORD = (1 << 64) - 1
@@ -232,7 +232,7 @@ def test_drawing_in_tiles_is_drawing_at_once(shape: tuple[int, ...], monkeypatch
     size, step = int(np.prod(shape)), np.array(6)
     u = numbers(11, 6, 2 * size)
     for tile in (64, 1 << 20):
-        monkeypatch.setattr("recompute.ops.random.TILE", tile)
+        monkeypatch.setattr("recompute.ops.random.draws.TILE", tile)
         block, feed = case_block(Case(op_class("RandomUniform")(shape=shape, low=-1.0, high=2.0, seed=11), (step,)))
         want = (u[:size] * np.float32(3) + np.float32(-1)).reshape(shape)
         np.testing.assert_array_equal(evaluate_own(block, feed), want)

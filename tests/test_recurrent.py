@@ -135,7 +135,7 @@ def test_gradient_is_fused_and_without_what_nobody_needs() -> None:
     block = rc.load(model).block
     b = Builder.on(block)
     loss = b.ReduceSum(block.values()["y"], keepdims=0)
-    from recompute.passes.autodiff import differentiate
+    from recompute.passes.gradient.autodiff import differentiate
 
     scalar = block.with_operators([*block.operators, *b.operators])
     after, pairs = differentiate(scalar, loss.name)

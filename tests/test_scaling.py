@@ -21,10 +21,10 @@ from recompute.language.ir import Block, Value
 from recompute.language.types import TensorType
 from recompute.language.verify import _Checker, verify
 from recompute.passes import ALIGNMENT, Fusion, Liveness, Schedule
-from recompute.passes.packing import Lifetime, best_fit_in_time, pack
-from recompute.passes.schedule import live_peak
-from recompute.passes.schedule_graph import Walk
-from recompute.passes.storage import storages
+from recompute.passes.memory.packing import Lifetime, best_fit_in_time, pack
+from recompute.passes.memory.storage import storages
+from recompute.passes.scheduling.graph import Walk
+from recompute.passes.scheduling.schedule import live_peak
 from recompute.training.optimizers import Adam
 
 
@@ -204,7 +204,7 @@ def test_live_peak_is_that_of_the_block_with_frees() -> None:
 
 def test_very_many_operators_are_ordered_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     block = rc.load(fan(40, "Sum")).block  # 40 values wait for the first addition
-    monkeypatch.setattr("recompute.passes.schedule._LOOKS", len(block.operators) - 1)
+    monkeypatch.setattr("recompute.passes.scheduling.schedule._LOOKS", len(block.operators) - 1)
     ordered = Schedule().run(block)
     assert sorted(map(str, ordered.operators)) == sorted(map(str, block.operators))
     assert live_peak(block) >= 40 * ALIGNMENT and live_peak(verify(ordered)) <= 5 * ALIGNMENT

@@ -23,9 +23,9 @@ from recompute.language.ir import Block, Free, Operator, Role, Value
 from recompute.language.op import op_class
 from recompute.language.types import TensorType
 from recompute.passes import Autodiff, DeadCode, Liveness, Recompute, Schedule, run_passes
-from recompute.passes.schedule import fit, live_peak
-from recompute.passes.schedule_graph import graph_of
-from recompute.passes.schedule_window import Window
+from recompute.passes.scheduling.graph import graph_of
+from recompute.passes.scheduling.schedule import fit, live_peak
+from recompute.passes.scheduling.window import Window
 from recompute.testing import evaluate
 
 VARIANTS = (Schedule(), Schedule(exact=0), Schedule(exact=0, window=5, tries=500))

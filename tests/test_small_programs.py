@@ -11,7 +11,7 @@ from recompute import parse, show, verify
 from recompute.errors import UsageError
 from recompute.language.ir import Block, Role
 from recompute.passes import Autodiff, pipeline, run_passes
-from recompute.passes.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
+from recompute.passes.recomputation.recompute import RecomputePlan, Rerun, apply, plan_from_checkpoints
 from recompute.testing import evaluate
 
 

@@ -12,11 +12,11 @@ import recompute as rc
 from recompute import Block, Operator, TensorType, Value, parse, show
 from recompute.language.op import Op
 from recompute.passes import Liveness, MemoryPlan, memory_report, pipeline, run_passes
-from recompute.passes.memory_plan import MemoryReport, aligned, as_lifetime, collect_lifetimes, live_profile
-from recompute.passes.packing import Lifetime, height, pack
-from recompute.passes.storage import dying, offsets_inside, storages
+from recompute.passes.memory.memory_plan import MemoryReport, aligned, as_lifetime, collect_lifetimes, live_profile
+from recompute.passes.memory.packing import Lifetime, height, pack
+from recompute.passes.memory.storage import dying, offsets_inside, storages
 from recompute.runtime.checking import run_checked
-from recompute.runtime.executor import Session
+from recompute.runtime.cpu.session import Session
 from recompute.testing import evaluate
 
 
@@ -252,7 +252,7 @@ def test_the_plan_needs_frees() -> None:
 
 def test_the_exact_packer_is_asked_for_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ortools")
-    from recompute.passes import packing_exact
+    from recompute.passes.memory import packing_exact
 
     asked = []
 

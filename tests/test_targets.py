@@ -19,7 +19,7 @@ from recompute.compiling.steps import attach_loss
 from recompute.cost import device, kept_values
 from recompute.errors import BudgetError, UsageError
 from recompute.passes import PASSES, Pass, RecomputePlan, run_passes, step_passes
-from recompute.passes.offload import without_copies
+from recompute.passes.offloading.offload import without_copies
 from recompute.planning import fitting_of, plan_step, request, target_of
 from recompute.runtime.lowering import providers
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from recompute.runtime.cpu import BITS_BY_THREADS, dnnl, native
+from recompute.runtime.cpu import BITS_BY_THREADS
+from recompute.runtime.cpu.device import dnnl, native
 
 #: runs a step operator by operator: (operator, kernel, hash of what it reads, hash of what it writes)
 SCRIPT = """
 import hashlib, json, sys
 import numpy as np
 import recompute as rc
-from recompute.runtime.executor import segments
+from recompute.runtime.cpu.session import segments
 
 name, options, providers = json.loads(sys.argv[1])
 program = rc.load(rc.models.build(name, **options))

@@ -18,7 +18,7 @@ from recompute.language.op import op_class
 from recompute.language.text import parse
 from recompute.language.types import FLOATS, TensorType
 from recompute.language.verify import verify
-from recompute.runtime.executor import Arena, Session
+from recompute.runtime.cpu.session import Arena, Session
 from recompute.testing import all_ops
 
 #: a planned program: a view, a copy to the host's memory, workspace, an output in its input's place, a second output

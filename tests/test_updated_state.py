@@ -8,7 +8,7 @@ import pytest
 import recompute as rc
 from recompute import parse
 from recompute.compiling.compiler import compile_step
-from recompute.passes.autodiff import differentiate
+from recompute.passes.gradient.autodiff import differentiate
 from recompute.runtime.checking import run_checked
 from recompute.testing import evaluate
 

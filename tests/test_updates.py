@@ -11,7 +11,7 @@ import pytest
 from recompute import TensorType
 from recompute.errors import TypeRuleError
 from recompute.language.op import Op, op_class
-from recompute.ops.update import PART, Update
+from recompute.ops.optimizer.base import PART, Update
 
 SHAPE = (3, 5)
 RATE, STEP = np.array(0.25, np.float32), np.array(2, np.int64)

@@ -31,7 +31,7 @@ def device(job: dict[str, Any]) -> dict[str, Any]:
     """Its name and the versions."""
     if job["emulated"]:
         return {"device": "emulated", "numpy": np.__version__}
-    from recompute.runtime.cuda.device import unavailable
+    from recompute.runtime.cuda.device.device import unavailable
 
     if why := unavailable():
         return {"error": why}
@@ -157,8 +157,8 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
 def ceilings(job: dict[str, Any]) -> dict[str, Any]:
     """TFLOP/s of a large product by precision, and GB/s of a copy, read and written."""
     from recompute.language.types import TensorType
-    from recompute.runtime.cuda.device import open_device
-    from recompute.runtime.cuda.kernel import Buffer, Copy, Product
+    from recompute.runtime.cuda.device.device import open_device
+    from recompute.runtime.cuda.device.kernel import Buffer, Copy, Product
 
     if job["emulated"]:
         return {}

@@ -1,8 +1,8 @@
 """Planners: what to keep and what to run again.  One file a method; `plan` is the door to all."""
 
 from .base import PLANNERS, Planned, Planner, plan, planner
-from .problem import Node, RematerialisationProblem, load_problem
-from .simulate import Outcome, plan_of, profile, sequence_of, simulate
+from .core.problem import Node, RematerialisationProblem, load_problem
+from .core.simulate import Outcome, plan_of, profile, sequence_of, simulate
 
 __all__ = [
     "PLANNERS",

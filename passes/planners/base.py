@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import UsageError, nearest
-from ..recompute import RecomputePlan
-from .problem import RematerialisationProblem
-from .simulate import Outcome, sequence_of, simulate
+from ...support.plug_ins import import_all as import_folder
+from ..recomputation.recompute import RecomputePlan
+from .core.problem import RematerialisationProblem
+from .core.simulate import Outcome, sequence_of, simulate
 
 #: strategy's name → class; filled by `Planner.__init_subclass__`
 PLANNERS: dict[str, type[Planner]] = {}
@@ -119,5 +117,4 @@ def plan(
 
 def import_all() -> None:
     """Loads every planner's file, so that all have registered."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"{__package__}.{module.name}")
+    import_folder(f"{__package__}.methods")

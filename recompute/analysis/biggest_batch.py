@@ -20,8 +20,8 @@ from ..compiling.steps import Loss, Model, Steps
 from ..errors import MissingExtraError, UsageError
 from ..passes import RecomputePlan, Target
 from ..passes.planners import plan_of
-from ..passes.planners.auto import Auto, forget, frontier_of
-from ..passes.planners.watch import Watch, watching
+from ..passes.planners.core.watch import Watch, watching
+from ..passes.planners.methods.auto import Auto, forget, frontier_of
 from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text

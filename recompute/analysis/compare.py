@@ -12,10 +12,10 @@ from typing import Any
 from ..compiling.compiler import CompiledStep
 from ..errors import RecomputeError
 from ..passes.planners import PLANNERS, plan_of
-from ..passes.planners.auto import Auto, frontier_of
 from ..passes.planners.base import import_all
-from ..passes.planners.fit import candidates
-from ..passes.planners.fitting import Fitting
+from ..passes.planners.fit.plan import candidates
+from ..passes.planners.fit.problem import Fitting
+from ..passes.planners.methods.auto import Auto, frontier_of
 from ..planning.figures import cost_of, figures_of, kept_for_backward
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 

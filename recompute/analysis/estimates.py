@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..language.ir import Block, Free, Operator, Role
 from ..language.text import show_operator
 from ..passes import ALIGNMENT, Target, memory_report
-from ..passes.memory_plan import collect_lifetimes
+from ..passes.memory.memory_plan import collect_lifetimes
 from ..passes.target import target_given
 from ..report.memory_text import estimate_text
 

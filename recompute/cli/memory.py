@@ -80,7 +80,7 @@ def before_loading(job: Job, more: bool) -> bool:
     with progress_of(args) as progress:
         if args.max_batch:
             from ..analysis.biggest_batch import max_batch_of
-            from ..passes.planners.watch import Watch
+            from ..passes.planners.core.watch import Watch
 
             watch = Watch(effort=args.effort or 1.0, seconds=args.seconds)
             found = max_batch_of(steps, args.budget.bytes, progress, watch)

@@ -239,9 +239,9 @@ def is_problem(model: str) -> bool:
 def plan_problem(job: Job) -> None:
     """Plans a problem of a file: one strategy, or with --compare all of them."""
     from ..passes.planners import PLANNERS, plan, simulate
-    from ..passes.planners.adapters import read_problem
     from ..passes.planners.base import import_all
-    from ..passes.planners.bound import lower_bound
+    from ..passes.planners.core.adapters import read_problem
+    from ..passes.planners.core.bound import lower_bound
 
     args = job.args
     problem = read_problem(args.model)

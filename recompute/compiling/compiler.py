@@ -17,9 +17,9 @@ from ..language.ir import Block, Free, Role, Value
 from ..language.program import Program
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
 from ..passes.base import dump_block, dumping
-from ..passes.planners.fitting import Fitting
+from ..passes.offloading.transfers import StepTimes, simulate
+from ..passes.planners.fit.problem import Fitting
 from ..passes.target import target_fields, target_from
-from ..passes.transfers import StepTimes, simulate
 from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan

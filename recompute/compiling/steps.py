@@ -25,7 +25,7 @@ from ..language.program import Program, Variable
 from ..language.verify import trusted
 from ..models.common import parameters
 from ..passes import RecomputePlan, Target
-from ..passes.planners.fitting import Fitting
+from ..passes.planners.fit.problem import Fitting
 from ..planning.step import lower, target_of
 from ..training import losses
 from ..training.optimizers import Adam, RecomputeOptimizer

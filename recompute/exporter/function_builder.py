@@ -153,7 +153,7 @@ class FunctionBuilder:
 
     def expand(self, op: Op, ins: Sequence[str], outs: Sequence[str]) -> None:
         """Writes what `op` expands into.  ModelError where that is nothing."""
-        from ..passes.dead_code import prune
+        from ..passes.cleanup.dead_code import prune
 
         b = Builder(self.names, prefix=self.prefix)
         results = op.expand(b, *(Value(n, self.type(n)) if n else None for n in ins))

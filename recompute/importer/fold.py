@@ -14,7 +14,7 @@ import onnx.shape_inference
 
 from ..errors import ModelError
 from ..language.types import DTYPES, FLOATS, MAX_DIMENSIONS, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
-from ..ops.reference_nodes import check_attributes
+from ..ops.reference.nodes import check_attributes
 from .costs import MAX_SIZES, TEXT, bytes_of, may_fold, ml_results, work_of
 from .limits import EVALUATED, Budget
 from .tensors import tensor_array

@@ -8,8 +8,8 @@ from ..errors import ModelError, nearest
 from ..language.ir import Value
 from ..language.op import REGISTRY
 from ..language.types import TensorType, dtype_from_onnx
-from ..ops.reference import reference
-from ..ops.reference_nodes import admitted, check_attributes
+from ..ops.reference.evaluator import reference
+from ..ops.reference.nodes import admitted, check_attributes
 from .fold import infer_outputs
 from .state import ImportState
 

@@ -68,8 +68,8 @@ class Op:
     copies: ClassVar[bool] = False
     #: no class of this name is registered (a base for others)
     abstract: ClassVar[bool] = True
-    #: what mixed precision does with its float32 inputs (see passes/precision.py): "low": they become the low type;
-    #: "full": they stay, or become again, float32; "follow": low where all activations among them are
+    #: what mixed precision does with its float32 inputs (see passes/gradient/precision.py): "low": they become the low
+    #: type; "full": they stay, or become again, float32; "follow": low where all activations among them are
     autocast: ClassVar[str] = "full"
     #: the inputs that this is about; None: all.  The others stay, or become again, what they were
     autocast_inputs: ClassVar[tuple[int, ...] | None] = None
@@ -144,7 +144,7 @@ class Op:
 
         Each entry is (position of the input, what is asked of it, in any hashable form): an operator that asks the same
         of the same value later cannot fail any more.  No state is updated before all of a step's questions are
-        answered (see passes/commit_updates.py), so that a failed step changes nothing.
+        answered (see passes/cleanup/commit_updates.py), so that a failed step changes nothing.
         """
         return ()
 

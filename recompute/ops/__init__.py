@@ -1,11 +1,8 @@
 """The operators, by family.  Importing this package registers all of them.
 
-Adding an operator is adding a class to one of these files (or a new file here: every module of this folder is
-imported).
+To add an operator, add a class to one of the files, or a new file: every module in these folders is imported.
 """
 
-import importlib
-import pkgutil
+from ..support.plug_ins import import_all
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_all(__name__)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from ..errors import TypeRuleError
 from ..language.op import Cost, Op
 from ..language.types import TensorType
-from .shape import reshape
+from .shape.reshape import reshape
 
 
 def to_last(ndim: int) -> tuple[int, ...]:

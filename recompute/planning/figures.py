@@ -8,9 +8,9 @@ from typing import Any
 from ..cost import CostModel, kept_values, step_seconds
 from ..language.ir import Block, Role
 from ..passes import memory_report
-from ..passes.offload import without_copies
-from ..passes.planners.fitting import Fitted, Fitting
-from ..passes.transfers import StepTimes
+from ..passes.offloading.offload import without_copies
+from ..passes.offloading.transfers import StepTimes
+from ..passes.planners.fit.problem import Fitted, Fitting
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from ..budgets import Budget, parse_budget
 from ..errors import UsageError
 from ..passes import RecomputePlan
 from ..passes.planners import planner
-from ..passes.planners.auto import Auto
-from ..passes.planners.watch import Progress
+from ..passes.planners.core.watch import Progress
+from ..passes.planners.methods.auto import Auto
 from .saved import SavedPlan, load_plan
 
 #: the strategy where nobody says another

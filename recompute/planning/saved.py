@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import UsageError
 from ..language.ir import Block, Role
 from ..passes import RecomputePlan, Rerun
-from ..passes.planners.fitting import Fitted
-from ..passes.planners.problem import read_json
+from ..passes.planners.core.problem import read_json
+from ..passes.planners.fit.problem import Fitted
 from ..support.files import replacing
 from .figures import PlanFigures
 

@@ -16,9 +16,9 @@ from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import RecomputePlan, Target
 from ..passes.planners import planner
-from ..passes.planners.fit import fit_within
-from ..passes.planners.fitting import Fitted, Fitting
-from ..passes.planners.watch import Progress, Watch, watching
+from ..passes.planners.core.watch import Progress, Watch, watching
+from ..passes.planners.fit.plan import fit_within
+from ..passes.planners.fit.problem import Fitted, Fitting
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
 from .figures import PlanFigures, cost_of, figures_of, seconds_bound

@@ -17,7 +17,7 @@ from ..language.ir import Block, Operator, Role
 from ..language.program import Program
 from ..language.text import show_attribute
 from ..passes import ALIGNMENT
-from ..passes.recompute import forward_producers
+from ..passes.recomputation.recompute import forward_producers
 from .timeline import COLOURS, ROLES, Timeline, timeline
 
 #: the most allocations that are listed for a program; the smallest ones beyond that are added up by role

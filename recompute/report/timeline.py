@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..cost import CostModel, this_cpu
 from ..language.ir import Block, Free, Operator, Role, Value
 from ..passes import ALIGNMENT
-from ..passes.memory_plan import Lifetime, collect_lifetimes
+from ..passes.memory.memory_plan import Lifetime, collect_lifetimes
 
 #: role → what people call it, in the order in which pictures stack them (from the bottom)
 ROLES: dict[str, str] = {

@@ -1,9 +1,9 @@
 """Mixed precision for any optimizer: `MixedPrecision(Adam(1e-3), "bf16").minimize(loss)`.
 
-The forward pass gets casts before it is differentiated (see passes/precision.py), parameters and the optimizer's state
-stay float32.  With float16 the loss is scaled so that small gradients do not vanish (Micikevicius et al. 2018, arXiv
-1710.03740): the scale is state of the program and follows what the gradients do, as in PyTorch's GradScaler, without
-the host's help.
+The forward pass gets casts before it is differentiated (see passes/gradient/precision.py), parameters and the
+optimizer's state stay float32.  With float16 the loss is scaled so that small gradients do not vanish (Micikevicius et
+al. 2018, arXiv 1710.03740): the scale is state of the program and follows what the gradients do, as in PyTorch's
+GradScaler, without the host's help.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..language.verify import verify
-from ..ops.loss_scale import InverseIfFinite, LossScaleUpdate
-from ..ops.shape import Cast
-from ..passes.precision import PRECISIONS, Precision, check_precision
+from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
+from ..ops.shape.reshape import Cast
+from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
 from .base import ParamsGrads, number, program_of
 from .optimizers import RecomputeOptimizer
 

@@ -14,10 +14,10 @@ from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import DTYPES, TensorType
 from ..language.verify import verify
-from ..ops.optimizer import Increment
-from ..ops.update import Update, work_dtype
-from ..passes.autodiff import differentiate
-from ..passes.eager_updates import EagerUpdates
+from ..ops.optimizer.base import Update, work_dtype
+from ..ops.optimizer.updates import Increment
+from ..passes.cleanup.eager_updates import EagerUpdates
+from ..passes.gradient.autodiff import differentiate
 
 ParamsGrads = list[tuple[Variable, Variable]]
 

@@ -19,7 +19,7 @@ from ..language.builder import Builder
 from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
-from ..ops.shape import reshape
+from ..ops.shape.reshape import reshape
 
 #: what `--loss` offers
 NAMES = (

@@ -18,7 +18,7 @@ from ..errors import UsageError
 from ..language.builder import Builder
 from ..language.ir import Block, Value
 from ..language.types import TensorType
-from ..ops.shape import Cast
+from ..ops.shape.reshape import Cast
 
 __all__ = [
     "CosineAnnealingDecay",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from ..ops.optimizer import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
-from ..ops.optimizer_norm import LambUpdate, LarsUpdate
+from ..ops.optimizer.norm_updates import LambUpdate, LarsUpdate
+from ..ops.optimizer.updates import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
 from .base import Optimizer, fraction, number
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 

@@ -18,9 +18,9 @@ from ..language.ir import Block, Operator, Role
 from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes import Target
-from ..passes.offload import Offload, offloaded
+from ..passes.offloading.offload import Offload, offloaded
 from ..passes.planners import planner
-from ..passes.recompute import RecomputePlan, apply, plan_from_checkpoints
+from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_checkpoints
 from ..planning.figures import interruption
 from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of

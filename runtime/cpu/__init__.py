@@ -11,17 +11,10 @@
 Without any of them everything runs on NumPy.
 """
 
-import importlib
-import importlib.util
+from ...support.plug_ins import import_all
 
-#: provider → the module that registers it where it can run; the most preferred first
-MODULES = {
-    "onednn": "onednn",
-    "loops": "loops",
-    "numba": "families",
-    "convolution": "convolution",
-    "blas": "blas",
-}
+#: providers, each in the file of its name; the most preferred first
+PREFERRED = ("onednn", "loops", "numba", "convolution", "blas")
 
 
 #: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
@@ -33,6 +26,4 @@ BITS_BY_THREADS = {
 
 def register_all() -> None:
     """Registers the providers that can run here."""
-    for module in MODULES.values():
-        if importlib.util.find_spec(f"{__name__}.{module}") is not None:
-            importlib.import_module(f"{__name__}.{module}")
+    import_all(f"{__name__}.providers")

@@ -9,17 +9,14 @@
 Only the devices need CuPy and a GPU: programs are lowered, planned and priced for CUDA on any machine.
 """
 
-import importlib
-import importlib.util
+from ...support.plug_ins import import_all
 
-#: provider → the module that registers it; the most preferred first
-MODULES = {"cudnn": "cudnn", "cublas": "products", "cuda": "own_kernels"}
-#: the same for those that may round float32 factors to TF32: put before the others where a program allows it
-TF32 = {"cudnn_tf32": "cudnn", "cublas_tf32": "products", "cuda_tf32": "rounded"}
+#: providers, each in the file of its name; the most preferred first
+PREFERRED = ("cudnn", "cublas", "cuda")
+#: those that may round float32 factors to TF32: put before the others where a program allows it
+TF32 = ("cudnn_tf32", "cublas_tf32", "cuda_tf32")
 
 
 def register_all() -> None:
     """Registers the providers that are there."""
-    for module in (*MODULES.values(), *TF32.values()):
-        if importlib.util.find_spec(f"{__name__}.{module}") is not None:
-            importlib.import_module(f"{__name__}.{module}")
+    import_all(f"{__name__}.providers")

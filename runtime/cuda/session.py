@@ -25,14 +25,14 @@ from ...language.kernels import fits, provider
 from ...language.program import Arrays
 from ...language.text import show_operator
 from ...language.types import TensorType
-from ...ops.offload import CopyWait
+from ...ops.memory.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
 from ...support.threads import interrupts_wait
-from .. import trouble
-from ..binding import already_there, contents, need_addresses
-from . import MODULES, TF32
-from .kernel import STATUS, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
-from .postpone import postponed
+from ..shared import trouble
+from ..shared.binding import already_there, contents, need_addresses
+from . import PREFERRED, TF32
+from .device.kernel import STATUS, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
+from .loops.postpone import postponed
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class CudaSession:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _calls(self, op: Operator) -> tuple[Call, ...]:
-        if op.kernel and not (op.kernel in {**MODULES, **TF32} and fits(op)):  # it would write beyond its buffers
+        if op.kernel and not (op.kernel in (*PREFERRED, *TF32) and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"

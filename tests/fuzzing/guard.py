@@ -13,7 +13,7 @@ import numpy as np
 from recompute.errors import OutOfMemoryError
 from recompute.language.ir import Constant
 from recompute.passes import ALIGNMENT
-from recompute.runtime import executor
+from recompute.runtime.cpu import session
 
 PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ def copied(array: np.ndarray, behind: bool) -> np.ndarray:
 def guard(behind: bool) -> Iterator[None]:
     """Inside, arenas, constants and the arrays given to sessions are guarded; arenas hold NaN at first."""
 
-    class GuardedArena(executor.Arena):
+    class GuardedArena(session.Arena):
         def __init__(self, nbytes: int) -> None:
             self.nbytes = nbytes
             try:
@@ -62,12 +62,12 @@ def guard(behind: bool) -> Iterator[None]:
                 arrays[name] = copied(array, behind)  # type: ignore[index]
         plain(self, arrays)
 
-    arena, plain, numpy = executor.Arena, executor.Session._bind_persistent, Constant.numpy
-    executor.Arena = GuardedArena  # type: ignore[misc]
-    executor.Session._bind_persistent = bind  # type: ignore[method-assign]
+    arena, plain, numpy = session.Arena, session.Session._bind_persistent, Constant.numpy
+    session.Arena = GuardedArena  # type: ignore[misc]
+    session.Session._bind_persistent = bind  # type: ignore[method-assign]
     Constant.numpy = lambda self: copied(numpy(self), behind)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        executor.Arena, executor.Session._bind_persistent = arena, plain  # type: ignore[misc, method-assign]
+        session.Arena, session.Session._bind_persistent = arena, plain  # type: ignore[misc, method-assign]
         Constant.numpy = numpy  # type: ignore[method-assign]

@@ -235,7 +235,7 @@ def _saved(name: str, **options: Any) -> bytes:
 
 
 def _problem() -> Any:
-    from recompute.passes.planners.derive import derive
+    from recompute.passes.planners.core.derive import derive
 
     return derive(compiled("chain", providers=("numpy",)).program.logical, lambda op: 1.0).problem
 

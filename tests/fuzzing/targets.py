@@ -227,7 +227,7 @@ def plain_step(name: str) -> tuple[list[bytes], dict[str, bytes]]:
 def _problem(path: Path) -> str:
     from recompute.passes.planners import plan as planned
     from recompute.passes.planners import simulate
-    from recompute.passes.planners.adapters import read_problem
+    from recompute.passes.planners.core.adapters import read_problem
 
     problem = read_problem(path)
     simulate(problem, range(len(problem)))

@@ -77,7 +77,7 @@ def gather(case: Any, outcome: Any, programs: Iterable[Any], facts: dict[tuple[s
 def _gradients(program: Any) -> set[str]:
     """Whether a gradient reaches a floating-point input from each floating-point output."""
     from recompute.errors import RecomputeError
-    from recompute.passes.autodiff import differentiate
+    from recompute.passes.gradient.autodiff import differentiate
 
     block, found = program.block, set()
     values = block.values()
@@ -123,7 +123,7 @@ def gather_ours(facts: dict[tuple[str, str], Facts]) -> None:
 def _forward(domain: str, name: str, latest: Any, facts: Facts) -> str:
     from recompute.importer.control import CONTROL
     from recompute.language.op import IMPORTERS, REGISTRY
-    from recompute.ops.reference_nodes import REFERENCE
+    from recompute.ops.reference.nodes import REFERENCE
 
     if latest.deprecated and facts.passed and (domain, name) not in IMPORTERS:
         return "converted by onnx"

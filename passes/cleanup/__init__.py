@@ -1,0 +1,1 @@
+"""Tidying: operators that nothing needs, updates as early as they can be, updates after all checks."""

@@ -1,0 +1,52 @@
+"""Optimizer updates as early as they may run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...language.ir import Block, Operator, Role
+from ..base import Pass
+
+
+@dataclass(frozen=True)
+class EagerUpdates(Pass):
+    """Move optimizer operators up to where their inputs are final, so that gradients do not pile up.
+
+    An update of a parameter stays behind the last other operator that reads it.  The step counter's increment and
+    whatever waits for all gradients (clipping by global norm) stay where they are in effect.
+    """
+
+    def run(self, block: Block) -> Block:
+        """A stable merge: operators other than the optimizer's keep their order."""
+        body = [o for o in block.operators if o.role is not Role.OPTIMIZE]
+        ready = _ready_after(block, body)
+        slots: dict[int, list[Operator]] = {}
+        for op in block.operators:
+            if op.role is Role.OPTIMIZE:
+                slots.setdefault(ready[id(op)], []).append(op)
+        merged = list(slots.get(-1, ()))
+        for i, op in enumerate(body):
+            merged.append(op)
+            merged += slots.get(i, ())
+        return block.with_operators(merged)
+
+
+def _ready_after(block: Block, body: list[Operator]) -> dict[int, int]:
+    """id of each optimizer operator → index in `body` of the operator behind which it may run."""
+    written: dict[str, int] = {}
+    last_read: dict[str, int] = {}
+    for i, op in enumerate(body):
+        written.update((v.name, i) for v in op.writes())
+        last_read.update((v.name, i) for v in op.reads())
+    ready: dict[int, int] = {}
+    for op in block.operators:
+        if op.role is not Role.OPTIMIZE:
+            continue
+        at = max((written.get(v.name, -1) for v in op.reads()), default=-1)
+        if op.op.updates:
+            at = max([at, *(last_read.get(v.name, -1) for v in op.writes())])
+        ready[id(op)] = at
+        written.update((v.name, at) for v in op.writes())
+        for v in op.reads():
+            last_read[v.name] = max(last_read.get(v.name, -1), at)
+    return ready

@@ -1,0 +1,1 @@
+"""Lowering: layouts, fused operators, and the kernels that run them."""

@@ -1,0 +1,33 @@
+"""Which kernel runs an operator: the first provider that accepts it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ...language.ir import Block, Free, Operator
+from ...language.kernels import accepting, with_variants
+from ..base import Pass
+
+
+@dataclass(frozen=True)
+class ChooseKernels(Pass):
+    """Name the provider of each operator's kernel: the first of `providers` that accepts it, "" where none does.
+
+    Where the block says that products may be rounded (`products tf32`), a provider's variant NAME_tf32 is asked first.
+    A provider's answer depends on the operator and its types only, so that a recomputed clone runs on the kernel of
+    its original and gives the same bits.
+    """
+
+    providers: tuple[str, ...] = ()
+
+    def run(self, block: Block) -> Block:
+        """The same operators with their kernels; scratch buffers and addresses come later."""
+
+        names = with_variants(self.providers, block.products)
+
+        def chosen(op: Operator) -> Operator:
+            name = "" if isinstance(op.op, Free) or op.op.copies else accepting(names, op)
+            return op if name == op.kernel else dataclasses.replace(op, kernel=name, scratch=())
+
+        return block.with_operators(map(chosen, block.operators))

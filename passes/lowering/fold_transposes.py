@@ -1,0 +1,91 @@
+"""Transposes that matrix products do themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ...language.ir import Block, Operator, Value
+from ...ops.linear.products import Gemm, MatMul
+from ...ops.shape.reshape import Transpose
+from ..base import Pass
+
+
+@dataclass(frozen=True)
+class FoldTransposes(Pass):
+    """Products read what a Transpose of the last two axes reads, and write what such a Transpose would make of them.
+
+    An operand is folded wherever it is a Transpose's result, a result wherever nothing but a Transpose reads it.
+    Nothing is folded across an update of what would then be read.
+    """
+
+    def run(self, block: Block) -> Block:
+        """The same values but for transposed ones that nobody reads any more."""
+        operators = _results(block, _operands(block))
+        read = {v.name for op in operators for v in op.reads()} | set(block.outputs)
+        return block.with_operators(
+            op for op in operators if not (_swaps(op) and all(v.name not in read for v in op.writes()))
+        )
+
+
+def _swaps(op: Operator) -> bool:
+    """Whether an operator is a Transpose of the last two axes."""
+    if not isinstance(op.op, Transpose) or len(op.op.perm) < 2:
+        return False
+    n = len(op.op.perm)
+    return op.op.perm == (*range(n - 2), n - 1, n - 2)
+
+
+def _operands(block: Block) -> list[Operator]:
+    """The operators, where products read untransposed operands."""
+    made: dict[str, tuple[int, Value]] = {}  # a transposed value → its place in the list, and what it was made of
+    updated: dict[str, int] = {}
+    found: list[Operator] = []
+    for i, op in enumerate(block.operators):
+        if isinstance(op.op, (MatMul, Gemm)):
+            op = _with_operands(op, made, updated)
+        found.append(op)
+        for k in op.op.updates:
+            if k < len(op.inputs) and (v := op.inputs[k]) is not None:
+                updated[v.name] = i
+        if _swaps(op) and op.inputs[0] is not None and op.outputs[0] is not None:
+            made[op.outputs[0].name] = i, op.inputs[0]
+    return found
+
+
+def _with_operands(op: Operator, made: dict[str, tuple[int, Value]], updated: dict[str, int]) -> Operator:
+    inputs, rule = list(op.inputs), cast(Any, op.op)
+    flags = [rule.transA, rule.transB]
+    for k in range(2):
+        v = inputs[k]
+        at, source = made.get(v.name, (0, None)) if v is not None else (0, None)
+        if source is not None and updated.get(source.name, -1) < at:
+            inputs[k], flags[k] = source, 1 - flags[k]
+    if tuple(inputs) == op.inputs:
+        return op
+    folded = dataclasses.replace(rule, transA=flags[0], transB=flags[1])
+    return dataclasses.replace(op, op=folded, inputs=tuple(inputs))
+
+
+def _results(block: Block, operators: list[Operator]) -> list[Operator]:
+    """The operators, where products write transposed results: (A B)ᵀ = Bᵀ Aᵀ."""
+    readers: dict[str, list[Operator]] = {}
+    for op in operators:
+        for v in op.reads():
+            readers.setdefault(v.name, []).append(op)
+    gone: set[str] = set()
+    found = []
+    kept = set(block.outputs)
+    for op in operators:
+        y = op.outputs[0] if op.outputs else None
+        only = readers.get(y.name, []) if y is not None and y.name not in kept else []
+        product = isinstance(op.op, MatMul) and all(v is not None and v.ndim > 1 for v in op.inputs)
+        if product and len(only) == 1 and _swaps(only[0]):
+            rule = MatMul(transA=1 - op.op.transB, transB=1 - op.op.transA)  # type: ignore[attr-defined]
+            op = dataclasses.replace(op, op=rule, inputs=op.inputs[::-1], outputs=only[0].outputs)
+            gone.add(y.name)  # type: ignore[union-attr]
+        elif _swaps(op) and op.inputs[0] is not None and op.inputs[0].name in gone:
+            continue
+        found.append(op)
+    return found

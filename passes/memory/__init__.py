@@ -1,0 +1,1 @@
+"""Memory: liveness, shared buffers, and addresses."""

@@ -1,0 +1,146 @@
+"""The memory plan: every value of the step gets an offset in one arena (those in host memory: in a second one)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ...language.ir import Block, Free, Value
+from ..base import Pass
+from .packing import Lifetime, height, pack
+from .storage import ALIGNMENT, Storage, sharings, storages
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of a planned block.
+
+    `arena`: what the executor allocates for one step's values; `live_peak`: the most bytes alive at once (no arena
+    for this order and this sharing can be smaller); `persistent`: parameters, buffers, state and constants; `peak`:
+    arena + persistent, which is all the memory a step takes; `peak_at`: index of the operator at the live peak.
+    `host`, `host_live_peak`: arena and most bytes alive in host memory, which is not the device's.
+    """
+
+    arena: int
+    live_peak: int
+    persistent: int
+    peak_at: int
+    host: int = 0
+    host_live_peak: int = 0
+
+    @property
+    def peak(self) -> int:
+        """All bytes that the executor allocates."""
+        return self.arena + self.persistent
+
+
+@dataclass(frozen=True)
+class MemoryPlan(Pass):
+    """Give every value of a block with frees an address.
+
+    Views lie in their input's storage, an operator may write its result where a dying input was, and the parts of a
+    contiguous Concat may be written in place of it where that makes the arena smaller.  `exact` asks the exact
+    packer (extra `plan`) to improve on the heuristics for that many seconds.
+    """
+
+    exact: float = 0.0
+
+    def run(self, block: Block) -> Block:
+        """Adds addresses.  UsageError where frees have not been placed."""
+        freed = any(isinstance(o.op, Free) for o in block.operators)
+        keep = {v.name for v in block.persistent()}.union(block.outputs)
+        if not freed and any(v.name not in keep for o in block.operators for v in (*o.reads(), *o.writes())):
+            raise UsageError("'memory-plan' needs 'liveness' before it")
+        found, plan = self._smallest(block)
+        addresses = {name: plan[s.name] + offset for s in found for name, offset in s.offsets.items()}
+        order = {name: i for i, name in enumerate(block.values())}
+        return block.with_operators(
+            block.operators, addresses=dict(sorted(addresses.items(), key=lambda item: order[item[0]]))
+        )
+
+    def _smallest(self, block: Block) -> tuple[list[Storage], dict[str, int]]:
+        choices = sharings(block)[::-1]  # with joins first: a tie saves a copy
+        plans = [(found, self._both(found)) for found in choices]
+        return min(plans, key=lambda p: height([as_lifetime(s) for s in p[0] if not s.host], p[1]))
+
+    def _both(self, found: list[Storage]) -> dict[str, int]:
+        """Offsets in the arenas of the device and of the host."""
+        host = [as_lifetime(s) for s in found if s.host]
+        plan = self._pack([as_lifetime(s) for s in found if not s.host])
+        return {**plan, **self._pack(host)} if host else plan
+
+    def _pack(self, lifetimes: list[Lifetime]) -> dict[str, int]:
+        if not self.exact:
+            return pack(lifetimes)
+        from .packing_exact import pack_exact
+
+        return pack_exact(lifetimes, align=ALIGNMENT, seconds=self.exact)[0]
+
+
+def as_lifetime(s: Storage) -> Lifetime:
+    """An allocation as the packers see it: its size rounded up to the alignment."""
+    return Lifetime(s.name, aligned(s.nbytes), s.start, s.end)
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes rounded up to the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def collect_lifetimes(block: Block, *, host: bool = False) -> list[Lifetime]:
+    """The allocations of the device's arena (or of the host's), in order of their start."""
+    return sorted((as_lifetime(s) for s in _storages_of(block) if s.host is host), key=lambda x: x.start)
+
+
+def _storages_of(block: Block) -> list[Storage]:
+    """The sharing that a planned block's addresses show; for one without addresses, that without joins."""
+    if not block.addresses:
+        return storages(block)
+    apart, *others = sharings(block)
+    if not others:
+        return apart
+    (joined,) = others
+    base = {s.name: block.addresses[s.name] for s in joined}
+    fits = all(block.addresses[n] == base[s.name] + o for s in joined for n, o in s.offsets.items())
+    return joined if fits else apart
+
+
+def live_profile(block: Block, align: int = 1, *, host: bool = False) -> Iterator[tuple[int, int]]:
+    """(index, live bytes while that operator runs) for a block with frees; persistent values are not counted.
+
+    Each allocation counts once, whichever of its values are alive, scratch while its operator runs, inputs from the
+    start.  Sizes are rounded up to multiples of `align` bytes.  `host`: of host memory instead of the device's.
+    """
+    change: dict[int, int] = {}
+    for s in _storages_of(block):
+        if s.host is not host:
+            continue
+        size = -(-s.nbytes // align) * align
+        change[s.start] = change.get(s.start, 0) + size
+        change[s.end + 1] = change.get(s.end + 1, 0) - size
+    live = change.get(-1, 0)
+    for i, op in enumerate(block.operators):
+        live += change.get(i, 0)
+        if not isinstance(op.op, Free):
+            yield i, live
+
+
+def memory_report(block: Block) -> MemoryReport:
+    """The figures of a planned block."""
+    found = block.facts.get("memory report")
+    if found is None:
+        found = block.facts["memory report"] = _report(block)
+    return found
+
+
+def _report(block: Block) -> MemoryReport:
+    profile = list(live_profile(block))
+    peak_at, live_peak = max(profile, key=lambda p: p[1], default=(-1, sum(v.nbytes for v in block.inputs)))
+    values: dict[str, Value] = block.values()
+    arenas = [0, 0]
+    for name, at in block.addresses.items():
+        v = values[name]
+        arenas[v.type.host] = max(arenas[v.type.host], at + aligned(v.nbytes))
+    most = max((live for _, live in live_profile(block, host=True)), default=0) if arenas[True] else 0
+    return MemoryReport(arenas[0], live_peak, sum(v.nbytes for v in block.persistent()), peak_at, arenas[1], most)

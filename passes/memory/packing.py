@@ -1,0 +1,381 @@
+"""Packing allocations into one arena: given sizes and lifetimes, choose addresses so that the arena is small.
+
+This is dynamic storage allocation with known lifetimes (NP-hard; Garey & Johnson 1979, SR2).  The bound that counts
+is the most bytes alive at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import UsageError
+
+#: how many allocations the quadratic heuristics are tried for
+_QUADRATIC = 30_000
+#: bytes of all allocations, at the most: addresses and their sums are words with a sign
+MOST = (1 << 62) - 1
+#: how often a plan is repaired at the most, and for how many allocations altogether (that bounds the time)
+_REPAIRS, _REPAIR_WORK = 32, 12_000
+#: up to so many allocations are searched, that often, where the heuristics are further off the bound than this
+_FEW, _TRIES, _FAR = 96, 10_000, 1.005
+#: of up to so many allocations those that are alive at the same time as another one are remembered
+_FEW_PAIRS = 1000
+#: allocations are small that take less than this part of the bound
+_SMALL = 512
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """An allocation: bytes (aligned), first and last position at which it must hold its contents (inclusive)."""
+
+    name: str
+    size: int
+    start: int
+    end: int
+
+
+def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
+    """The most bytes alive at once."""
+    events: dict[int, int] = {}
+    for x in lifetimes:
+        events[x.start] = events.get(x.start, 0) + x.size
+        events[x.end + 1] = events.get(x.end + 1, 0) - x.size
+    live = peak = 0
+    for at in sorted(events):
+        live += events[at]
+        peak = max(peak, live)
+    return peak
+
+
+def height(lifetimes: Sequence[Lifetime], plan: dict[str, int]) -> int:
+    """Bytes of the arena that a plan needs."""
+    return max((plan[x.name] + x.size for x in lifetimes), default=0)
+
+
+def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
+    """Addresses by name: the best of several heuristics, stopping as soon as one is within 0.1 % of the bound.
+
+    UsageError where all of them together take so many bytes that an address would not be a word.
+    """
+    if (total := sum(x.size for x in lifetimes)) > MOST:
+        raise UsageError(f"the values of a step take {total:,} bytes together: no machine has so much")
+    bound = lower_bound(lifetimes)
+    best = best_fit_in_time(lifetimes)
+    lowest = height(lifetimes, best)
+    if len(lifetimes) > _QUADRATIC:
+        return best
+    for order in _orders(lifetimes):
+        if lowest <= bound * 1.001:
+            break
+        plan = _repaired(order, bound)
+        top = height(lifetimes, plan)
+        if top < lowest:
+            best, lowest = plan, top
+    if lowest > bound * 1.001:
+        plan = _large_first(lifetimes, bound)
+        best = min(best, plan, key=lambda p: height(lifetimes, p))
+    if height(lifetimes, best) > bound * _FAR and len(lifetimes) <= _FEW:
+        best = min(best, _searched(lifetimes, bound), key=lambda p: height(lifetimes, p))
+    return best
+
+
+def _searched(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
+    """First fit of a few, in an order found by local search: an allocation, mostly one on top, moves to any place.
+
+    A move stays unless the arena grows; many leave it as it is, which leads away from where no single one helps.
+    """
+    g = np.random.default_rng(0)
+    order = sorted(lifetimes, key=lambda x: (-x.size, x.start))
+    plan = _first_fit_of_few(order)
+    top = height(order, plan)
+    for _ in range(_TRIES):
+        if top <= bound * 1.001:
+            break
+        highest = [i for i, x in enumerate(order) if plan[x.name] + x.size == top]
+        i = highest[int(g.integers(len(highest)))] if g.random() < 0.7 else int(g.integers(len(order)))
+        changed = [*order[:i], *order[i + 1 :]]
+        changed.insert(int(g.integers(len(order))), order[i])
+        other = _first_fit_of_few(changed)
+        if height(changed, other) <= top:
+            order, plan, top = changed, other, height(changed, other)
+    return plan
+
+
+def _first_fit_of_few(order: Sequence[Lifetime]) -> dict[str, int]:
+    """`first_fit` without arrays: faster for less than a hundred."""
+    placed: list[tuple[int, int, int, int]] = []  # (address, its end, first and last position), sorted
+    plan: dict[str, int] = {}
+    for x in order:
+        at = 0
+        for low, high, start, end in placed:
+            if start <= x.end and end >= x.start:
+                if low - at >= x.size:
+                    break
+                at = max(at, high)
+        plan[x.name] = at
+        bisect.insort(placed, (at, at + x.size, x.start, x.end))
+    return plan
+
+
+def _large_first(lifetimes: Sequence[Lifetime], bound: int) -> dict[str, int]:
+    """The large ones by themselves, in the order of their addresses; then the small ones into the gaps they leave.
+
+    Small allocations with long lives obstruct large ones where all are placed together.
+    """
+    large = [x for x in lifetimes if x.size * _SMALL >= bound]
+    small = [x for x in lifetimes if x.size * _SMALL < bound]
+    if not small or not large:
+        return first_fit(lifetimes)
+    plan = pack(large)
+    return first_fit([*sorted(large, key=lambda x: plan[x.name]), *sorted(small, key=lambda x: (-x.size, x.start))])
+
+
+def _orders(lifetimes: Sequence[Lifetime]) -> Iterator[list[Lifetime]]:
+    """Orders for `first_fit`.
+
+    By breadth (as in TensorFlow Lite's planner): what is alive at the fullest moment comes first, so that this moment
+    has no gaps and the rest fits into what it leaves; then by size, by length of life, and by their product.
+    """
+    breadth = _breadth(lifetimes)
+    yield sorted(lifetimes, key=lambda x: (-breadth[x.name], x.start - x.end, x.start))
+    yield sorted(lifetimes, key=lambda x: (-breadth[x.name], -x.size, x.start))
+    yield sorted(lifetimes, key=lambda x: (-x.size, x.start))
+    yield sorted(lifetimes, key=lambda x: (x.start - x.end, -x.size))
+    yield sorted(lifetimes, key=lambda x: (-x.size * (x.end - x.start + 1), x.start))
+
+
+def _breadth(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
+    """The most bytes alive at once during each allocation's life."""
+    if not lifetimes:
+        return {}
+    first = min(x.start for x in lifetimes)
+    change = np.zeros(max(x.end for x in lifetimes) - first + 2, np.int64)
+    for x in lifetimes:
+        change[x.start - first] += x.size
+        change[x.end + 1 - first] -= x.size
+    levels = [np.cumsum(change)]  # a sparse table: levels[k][i] = the largest of 2**k from i on
+    while 2 << (len(levels) - 1) <= len(change):
+        step = 1 << (len(levels) - 1)
+        levels.append(np.maximum(levels[-1][:-step], levels[-1][step:]))
+    found = {}
+    for x in lifetimes:
+        length = x.end - x.start + 1
+        k = length.bit_length() - 1
+        low = x.start - first
+        found[x.name] = int(max(levels[k][low], levels[k][low + length - (1 << k)]))
+    return found
+
+
+def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
+    """First fit in the given order; for small programs, improved by local search.
+
+    A step moves one of the allocations that ended up on top to an earlier place in the order and is kept unless the
+    arena grows.  The places are drawn from a generator with a fixed seed: the same program gets the same plan.
+    """
+    tries = min(_REPAIRS, _REPAIR_WORK // max(len(order), 1))
+    plan = first_fit(order)
+    if not tries or height(order, plan) <= bound * 1.001:
+        return plan
+    repair = _Repair(order, [plan[x.name] for x in order])
+    g = np.random.default_rng(0)
+    for _ in range(tries):
+        if repair.top <= bound * 1.001:
+            break
+        highest = repair.highest()
+        i = highest[int(g.integers(len(highest)))]
+        repair.move(i, int(g.integers(i)) if i else 0)
+    return {x.name: at for x, at in zip(order, repair.at, strict=True)}
+
+
+class _Repair:
+    """First fit in an order of which one allocation at a time moves to an earlier place.
+
+    Only what a move can touch is placed again.  An address is the lowest that no earlier allocation of the same time
+    is in the way of: another one going from where it was to where it is now matters if it is in the way there, or if
+    it was below before, where it may leave a gap.
+    """
+
+    def __init__(self, order: Sequence[Lifetime], at: list[int]) -> None:
+        self.at, self.size = at, [x.size for x in order]
+        self.start, self.end = (np.array([getattr(x, k) for x in order]) for k in ("start", "end"))
+        self.some = np.array(self.size) > 0
+        self.order = list(range(len(order)))  # numbers of the allocations, in the order that first fit takes them
+        self.top = max(map(sum, zip(at, self.size, strict=True)))
+        self._near: dict[int, list[int]] = {}
+
+    def highest(self) -> list[int]:
+        """Places in the order of allocations that end at the top."""
+        return [p for p, k in enumerate(self.order) if self.at[k] + self.size[k] == self.top]
+
+    def near(self, k: int) -> list[int]:
+        """Other allocations that are alive at the same time as one."""
+        found = self._near.get(k)
+        if found is None:
+            alive = (self.start <= self.end[k]) & (self.end >= self.start[k]) & self.some
+            alive[k] = False
+            found = alive.nonzero()[0].tolist()
+            if len(self.order) <= _FEW_PAIRS:
+                self._near[k] = found
+        return found
+
+    def move(self, i: int, j: int) -> None:
+        """The allocation in place i of the order goes to place j, unless the arena grows."""
+        order = [*self.order[:j], self.order[i], *self.order[j:i], *self.order[i + 1 :]]
+        place = [0] * len(order)
+        for p, x in enumerate(order):
+            place[x] = p
+        before: dict[int, int] = {}  # what has another address now, and the one it had
+        again, waiting = {j}, [j]
+        while waiting:
+            p = heapq.heappop(waiting)
+            x = order[p]
+            was, now = self.at[x], self._lowest(x, place)
+            if now + self.size[x] > self.top:
+                for y, at in before.items():
+                    self.at[y] = at
+                return
+            if now == was:
+                continue  # nor is it in the way of what it comes before only now: that was kept clear of it
+            before[x], self.at[x] = was, now
+            for q in self._touched(x, was, place, i if p == j else p):
+                if q not in again:
+                    again.add(q)
+                    heapq.heappush(waiting, q)
+        self.order = order
+        self.top = max(map(sum, zip(self.at, self.size, strict=True)))
+
+    def _touched(self, x: int, was: int, place: list[int], first: int) -> list[int]:
+        """Later places in the order that an allocation which has moved in the arena can matter to.
+
+        Up to place `first`, it comes before those there only now: they cannot move down.
+        """
+        at, sizes, p, now, end = self.at, self.size, place[x], self.at[x], self.at[x] + self.size[x]
+        return [
+            q
+            for y in self.near(x)
+            if (q := place[y]) > p and (((low := at[y]) < end and now < low + sizes[y]) or (was < low and q > first))
+        ]
+
+    def _lowest(self, x: int, place: list[int]) -> int:
+        """The lowest address at which an allocation fits between those that come before it."""
+        p, size, at, sizes = place[x], self.size[x], self.at, self.size
+        lowest = 0
+        for low, high in sorted([(at[y], at[y] + sizes[y]) for y in self.near(x) if place[y] < p]):
+            if low - lowest >= size:
+                break
+            if high > lowest:
+                lowest = high
+        return lowest
+
+
+def best_fit_in_time(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
+    """Simulates an allocator with best fit over the order of execution.  O(n log n)."""
+    holes = _Holes()
+    running: list[tuple[int, int, int]] = []  # a heap of (end of life, address, size)
+    plan: dict[str, int] = {}
+    for x in sorted(lifetimes, key=lambda x: x.start):
+        while running and running[0][0] < x.start:
+            _, at, size = heapq.heappop(running)
+            holes.release(at, size)
+        plan[x.name] = holes.take(x.size) if x.size else 0
+        if x.size:
+            heapq.heappush(running, (x.end, plan[x.name], x.size))
+    return plan
+
+
+class _Holes:
+    """What is free: stretches between allocations, and everything from `top` on."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.ends: dict[int, int] = {}  # start of a hole → its end
+        self.starts: dict[int, int] = {}  # and the other way round
+        self.sizes: list[int] = []  # of the holes, each once, sorted
+        #: size → heap of the starts of holes that were once of this size
+        self.sized: dict[int, list[int]] = {}
+
+    def take(self, size: int) -> int:
+        """The address of `size` bytes in the smallest hole that they fit, the lowest of those."""
+        i = bisect.bisect_left(self.sizes, size)
+        while i < len(self.sizes):
+            found = self.sizes[i]
+            heap = self.sized[found]
+            while heap and self.ends.get(heap[0]) != heap[0] + found:
+                heapq.heappop(heap)  # gone since
+            if heap:
+                at = heapq.heappop(heap)
+                self._forget(at)
+                if found > size:
+                    self._note(at + size, at + found)
+                return at
+            del self.sized[found], self.sizes[i]
+        at, self.top = self.top, self.top + size
+        return at
+
+    def release(self, at: int, size: int) -> None:
+        """Gives [at, at + size) back and merges it with its neighbours."""
+        start, stop = at, at + size
+        if stop in self.ends:
+            stop = self._forget(stop)
+        if start in self.starts:
+            start = self.starts[start]
+            self._forget(start)
+        if stop == self.top:
+            self.top = start
+        else:
+            self._note(start, stop)
+
+    def _note(self, start: int, stop: int) -> None:
+        self.ends[start], self.starts[stop] = stop, start
+        heap = self.sized.get(stop - start)
+        if heap is None:
+            heap = self.sized[stop - start] = []
+            bisect.insort(self.sizes, stop - start)
+        heapq.heappush(heap, start)
+
+    def _forget(self, start: int) -> int:
+        """Takes a hole away; returns its end."""
+        stop = self.ends.pop(start)
+        del self.starts[stop]
+        return stop
+
+
+def first_fit(order: Sequence[Lifetime], known: Sequence[int] = ()) -> dict[str, int]:
+    """Places allocations in the order given, each at the lowest address that is free during its whole life.
+
+    `known`: the addresses that the first ones get.  O(n²) in vectorised steps: placed allocations stand in arrays
+    sorted by address.
+    """
+    table = np.empty((4, len(order)), np.int64)
+    low, high, start, end = table
+    plan = {x.name: at for x, at in zip(order, known, strict=False)}
+    placed = sorted(((at, x) for x, at in zip(order, known, strict=False) if x.size), key=lambda found: found[0])
+    count = len(placed)
+    for i, (at, x) in enumerate(placed):
+        table[:, i] = at, at + x.size, x.start, x.end
+    for x in order[len(known) :]:
+        if not x.size:
+            plan[x.name] = 0
+            continue
+        near = ((start[:count] <= x.end) & (end[:count] >= x.start)).nonzero()[0]
+        at = _lowest_gap(low[near], high[near], x.size)
+        plan[x.name] = at
+        i = int(low[:count].searchsorted(at, side="right"))
+        table[:, i + 1 : count + 1] = table[:, i:count]
+        table[:, i] = at, at + x.size, x.start, x.end
+        count += 1
+    return plan
+
+
+def _lowest_gap(low: np.ndarray, high: np.ndarray, size: int) -> int:
+    """The lowest address at which `size` bytes fit between intervals sorted by their start."""
+    if not low.size or low[0] >= size:
+        return 0
+    reached = np.maximum.accumulate(high)
+    fits = (low[1:] - reached[:-1] >= size).nonzero()[0]
+    return int(reached[fits[0]] if fits.size else reached[-1])

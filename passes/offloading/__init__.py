@@ -1,0 +1,1 @@
+"""Offloading: values that wait in host memory."""

@@ -1,0 +1,285 @@
+"""Offload: forward values wait for the backward pass in host memory.
+
+Which values: a list of names.  When they go and come: chosen here, for the order of operators as it is, so that this
+pass comes last before `liveness`.  Copies that are in the block already are placed anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from ...errors import UsageError, nearest
+from ...language.builder import Names
+from ...language.ir import Block, Free, Operator, Role, Value
+from ...ops.memory import offload as ops
+from ..base import Pass
+from ..memory.liveness import Liveness
+from ..memory.memory_plan import live_profile
+from ..memory.storage import ALIGNMENT
+from .transfers import LINK, Link, Seconds
+
+_FORWARD = (Role.FORWARD, Role.LOSS)
+
+
+@dataclass(frozen=True)
+class Offload(Pass):
+    """Move `values` to host memory behind the forward pass, and back before the first later operator that reads them.
+
+    A copy out begins right behind the operator that makes the value.  It is awaited as late as it takes, so that the
+    device does not stand still, and the copy back begins as early, but for this rule: no more bytes are alive on the
+    device, ever, than at the peak of the step whose copies take no time (`limit`, where that is more).  Where the rule
+    comes first, the device waits.  A value that would come back before it has gone stays where there is room for it.
+
+    `tight`: all copies are awaited at once, for a program that is to be planned (which places them anew).  `lowered`:
+    the names are those of the step before it was lowered, where values can have another layout since, or be gone.
+    `seconds`: the time of an operator (default: a plain roofline); `link`: what copies take.  No values: those of
+    copies that are there.
+    """
+
+    values: tuple[str, ...] = ()
+    limit: int = 0
+    tight: bool = False
+    lowered: bool = False
+    seconds: Seconds | None = None
+    link: Link = LINK
+
+    def run(self, block: Block) -> Block:
+        """The block with copies.  UsageError for names that are not in it; what needs no copy gets none."""
+        if any(isinstance(op.op, Free) for op in block.operators):
+            raise UsageError("'offload' comes before 'liveness': it adds operators, and frees must follow")
+        names = self.values or offloaded(block)
+        block = without_copies(block)
+        if self.lowered:
+            names = surviving(block, names)
+        rests = find_rests(block, names)
+        if not rests:
+            return block
+        if self.tight:
+            return _written(block, [_tight(block, r) for r in rests])
+        return _Placing(block, rests, self.seconds or roofline, self.link, self.limit).run()
+
+
+def roofline(op: Operator) -> float:
+    """Seconds on a device of 10 TFLOP/s and 1 TB/s, where nobody says another."""
+    types = [[None if v is None else v.type for v in vs] for vs in (op.inputs, op.outputs)]
+    cost = op.op.cost(*types)
+    return max(cost.flops / 1e13, cost.bytes / 1e12) + 4e-6
+
+
+def offloaded(block: Block) -> tuple[str, ...]:
+    """Names of the values that a block moves to the host, in order."""
+    return tuple(dict.fromkeys(next(op.reads()).name for op in block.operators if isinstance(op.op, ops.Offload)))
+
+
+def without_copies(block: Block) -> Block:
+    """The block with all values where they were."""
+    origin: dict[str, Value] = {}
+    kept: list[Operator] = []
+    for op in block.operators:
+        if op.op.copies:
+            source, made = op.inputs[0], op.outputs[0]
+            assert source is not None and made is not None
+            origin[made.name] = origin.get(source.name, source)
+        elif any(v.name in origin for v in op.reads()):
+            inputs = tuple(None if v is None else origin.get(v.name, v) for v in op.inputs)
+            kept.append(dataclasses.replace(op, inputs=inputs))
+        else:
+            kept.append(op)
+    return block if not origin else block.with_operators(kept, addresses={})
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A value that the forward pass is done with, until another operator reads it.
+
+    `made`: position of its operator (-1: an input); `early`: of the last operator that reads it before it rests (or
+    `made`); `late`: of those that read it afterwards, in order.
+    """
+
+    value: Value
+    made: int
+    early: int
+    late: tuple[int, ...]
+
+
+def find_rests(block: Block, names: Iterable[str]) -> list[Rest]:
+    """The rests of values by name, in order of production.
+
+    Persistent values, outputs of the block and values that nothing reads later have none.  UsageError for unknown
+    names.
+    """
+    values = block.values()
+    made, readers = block.producers(), block.consumers()
+    always = {v.name for v in block.persistent()}.union(block.outputs)
+    found = []
+    for name in dict.fromkeys(names):
+        if name not in values:
+            raise UsageError(f"there is no value '{name}' to offload{nearest(name, values)}")
+        if name in always or not values[name].nbytes:
+            continue
+        here, reads = made.get(name, -1), readers.get(name, [])
+        if here >= 0 and block.operators[here].role not in _FORWARD:
+            continue
+        early = max((i for i in reads if block.operators[i].role in _FORWARD), default=here)
+        late = tuple(i for i in reads if i > early and block.operators[i].role not in _FORWARD)
+        if late:
+            found.append(Rest(values[name], here, max([early, *(i for i in reads if i < late[0])]), late))
+    return sorted(found, key=lambda r: (r.made, r.value.name))
+
+
+@dataclass
+class _Move:
+    """A rest with the slots of its copies: slot k is right before operator k."""
+
+    rest: Rest
+    tight: int  # the first slot at which nothing keeps its buffer but the copy
+    leave: int  # the wait for the copy out
+    fetch: int  # the start of the copy back
+
+    @property
+    def bytes(self) -> int:
+        return -(-self.rest.value.nbytes // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def due(self) -> int:
+        return self.rest.late[0]
+
+
+class _Placing:
+    """Chooses slots: first without regard to memory, from the times; then within the room that there is."""
+
+    def __init__(self, block: Block, rests: Sequence[Rest], seconds: Seconds, link: Link, limit: int) -> None:
+        self.block, self.link = block, link
+        self.starts = [0.0, *accumulate(seconds(op) for op in block.operators)]
+        self.moves = [_tight(block, r) for r in rests]
+        tight = _written(block, self.moves)
+        self.live = _live(tight)
+        self.room = max(int(self.live.max(initial=0)), limit)
+        self.tight = tight
+
+    def run(self) -> Block:
+        leaving, coming = self._leaving(), self._coming()
+        moves = []
+        for m, k, s in zip(self.moves, leaving, coming, strict=True):
+            if k <= s or not self._stays(m):
+                moves.append((m, k, s))
+        for m, k, _ in moves:
+            self._leave_at(m, k)
+        last = 0
+        for m, _, s in sorted(moves, key=lambda x: x[0].due):
+            last = self._fetch_at(m, max(s, last, m.leave))
+        found = _written(self.block, [m for m, _, _ in moves])
+        return found if int(_live(found).max(initial=0)) <= self.room else self.tight
+
+    def _leaving(self) -> list[int]:
+        """For each move the first slot at which its copy out is done."""
+        free, found = 0.0, []
+        for m in self.moves:
+            free = max(free, self.starts[m.rest.made + 1]) + self.link.seconds(m.rest.value.nbytes, back=False)
+            found.append(m.tight if free <= self.starts[m.tight] else bisect_left(self.starts, free))
+        return found
+
+    def _coming(self) -> list[int]:
+        """For each move the last slot at which its copy back can begin and be done in time."""
+        found = [0] * len(self.moves)
+        free = float("inf")
+        for i in sorted(range(len(self.moves)), key=lambda i: -self.moves[i].due):
+            m = self.moves[i]
+            free = min(free, self.starts[m.due]) - self.link.seconds(m.rest.value.nbytes, back=True)
+            found[i] = min(max(bisect_right(self.starts, free) - 1, 0), m.due)
+        return found
+
+    def _stays(self, m: _Move) -> bool:
+        """Whether there is room for the value where it is; it is taken then."""
+        span = self.live[m.tight : m.due]
+        if (span + m.bytes > self.room).any():
+            return False
+        span += m.bytes
+        return True
+
+    def _leave_at(self, m: _Move, slot: int) -> None:
+        """Puts the wait for a copy out at `slot`, or as near to it as there is room."""
+        slot = min(slot, m.due)
+        over = np.flatnonzero(self.live[m.tight : slot] + m.bytes > self.room)
+        if over.size:
+            slot = m.tight + int(over[0])
+        m.leave = slot
+        self.live[m.tight : slot] += m.bytes
+
+    def _fetch_at(self, m: _Move, slot: int) -> int:
+        """Puts the start of a copy back at `slot`, or as near to it as there is room."""
+        slot = min(slot, m.due)
+        over = np.flatnonzero(self.live[slot : m.due] + m.bytes > self.room)
+        if over.size:
+            slot += int(over[-1]) + 1
+        m.fetch = slot
+        self.live[slot : m.due] += m.bytes
+        return slot
+
+
+def _tight(block: Block, r: Rest) -> _Move:
+    """A copy out awaited as soon as nothing else keeps the value, and a copy back awaited where it begins."""
+    slot = r.early + 1 - (r.early > r.made and _may_take(block.operators[r.early], r.value))
+    return _Move(r, slot, slot, r.late[0])
+
+
+def _may_take(op: Operator, v: Value) -> bool:
+    """Whether an operator's result may be written where `v` is, which dies there then."""
+    return any(op.inputs[k] == v for i in range(len(op.outputs)) for k in op.op.overwrites(i) if k < len(op.inputs))
+
+
+def _live(block: Block) -> np.ndarray:
+    """Bytes alive on the device while each operator runs that is no copy."""
+    freed = Liveness().run(block)
+    found = [live for i, live in live_profile(freed, ALIGNMENT) if not freed.operators[i].op.copies]
+    return np.array(found, np.int64)
+
+
+def _written(block: Block, moves: Sequence[_Move]) -> Block:
+    """The block with the copies of all moves.
+
+    In one slot: copies out that begin, waits for copies out, copies back that begin, waits for copies back.
+    """
+    names = Names(block.values())
+    slots: dict[int, tuple[list[Operator], ...]] = {}
+    read: dict[tuple[int, str], Value] = {}
+
+    def put(slot: int, kind: int, op: ops.Copy, *ins: Value, name: str) -> Value:
+        (made,) = op.infer(*(v.type for v in ins))
+        out = Value(names.take(name), made)
+        slots.setdefault(slot, ([], [], [], []))[kind].append(Operator(op, ins, (out,), Role.COMMUNICATE))
+        return out
+
+    kept: list[tuple[_Move, Value]] = []
+    for m in sorted(moves, key=lambda m: m.rest.made):
+        x = m.rest.value
+        leaving = put(m.rest.made + 1, 0, ops.Offload(), x, name=f"{x.name}.leaving")
+        kept.append((m, put(m.leave, 1, ops.CopyWait(), leaving, x, name=f"{x.name}.host")))
+    for m, host in sorted(kept, key=lambda k: k[0].due):
+        x = m.rest.value
+        coming = put(m.fetch, 2, ops.Prefetch(), host, name=f"{x.name}.coming")
+        back = put(m.due, 3, ops.CopyWait(), coming, host, name=f"{x.name}.back")
+        read.update(((i, x.name), back) for i in m.rest.late)
+    reading = {i for i, _ in read}
+    result: list[Operator] = []
+    for i, op in enumerate(block.operators):
+        for part in slots.get(i, ()):
+            result += part
+        if i in reading:
+            inputs = tuple(None if v is None else read.get((i, v.name), v) for v in op.inputs)
+            op = dataclasses.replace(op, inputs=inputs)
+        result.append(op)
+    return block.with_operators(result, addresses={})
+
+
+def surviving(block: Block, names: Iterable[str]) -> tuple[str, ...]:
+    """What values are called in a lowered block, where they can have another layout, or be gone."""
+    values = block.values()
+    there = [n for name in names for n in (name, f"{name}.last") if n in values]
+    return tuple(r.value.name for r in find_rests(block, there))

@@ -1,0 +1,1 @@
+"""What planners share: the problem, its judge, bounds, and parts of methods."""

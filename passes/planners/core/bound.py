@@ -1,0 +1,262 @@
+"""A certificate: no plan within a budget costs less, in any order of execution and with any number of repeats.
+
+At the first execution of a node b its ancestors A have all run once.  Of a value v of A that a descendant of b reads,
+either its bytes are there now (a_v = 1, r = 0), or the node that writes it runs again later (r = 1), and then what that
+node reads must be there now or be rebuilt in turn.  With c the costs, m the bytes and λ ≥ 0 the price of a byte,
+
+    cost ≥ C_total + max_λ min_{a,r} [ Σ c_p r_p + λ ( Σ_{v∈A, not read by b} m_v (a_v - r_v) - room ) ]
+    a_v = 1 if a descendant of b reads v;  r_v ≤ a_v;  r_p ≤ a_u for every u that p reads
+    room = budget - what is always there - b's outputs, scratch and inputs
+
+The inner minimum is one s-t cut (Lagrange dual of the weakest statement about memory that every schedule satisfies).
+A negative room, or values that cannot be rebuilt and do not fit into it, prove that the budget holds no schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ....errors import need_extra
+from .problem import RematerialisationProblem
+
+#: total cost in units of the cut's whole-number capacities
+_UNITS = 10**12
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one cut says: keeping `kept` values means repeating nodes of `cost` altogether.
+
+    `memory`: bytes of the values, each as dear as the cut's slope makes it.
+    """
+
+    price: float
+    cost: float
+    memory: int
+    kept: frozenset[int]
+
+    def at(self, price: float, room: int) -> float:
+        """The Lagrangian of this choice."""
+        return self.cost + price * (self.memory - room)
+
+
+class Cut:
+    """The choice between keeping and repeating at the first execution of node `b`.
+
+    `slope` makes values dearer the earlier they are made (by up to that share), so that identical layers do not tie;
+    a bound must not use it.
+    """
+
+    def __init__(self, problem: RematerialisationProblem, b: int, slope: float = 0.0) -> None:
+        self.problem, self.b = problem, b
+        node = problem.nodes[b]
+        above, below = _reach(problem.preds, b), _reach(problem.succs, b)
+        free = {*node.reads, *problem.shared}
+        needed = {v for i in below for v in problem.nodes[i].reads if (p := problem.producer[v]) < 0 or p in above}
+        needed.update(v for v in problem.outputs if (p := problem.producer[v]) < 0 or p in above)
+        self.values, self.nodes = self._closure(needed, above)
+        self.needed = needed
+        sizes = problem.sizes
+        self.memory = {v: 0 if v in free else sizes[v] for v in self.values}
+        saved = max((sizes[v] for v in node.overwrites), default=0)
+        outs = sum(sizes[v] for v in node.writes if v not in problem.shared)
+        self.used = problem.fixed + max(0, outs - saved) + node.scratch
+        self.used += sum(sizes[v] for v in node.reads if v not in problem.shared)
+        self.stuck = sum(self.memory[v] for v in needed if not self._rebuildable(v))
+        n = len(problem)
+        self.slope = {v: 1.0 + slope * (1 - max(problem.producer[v], 0) / n) for v in self.values}
+
+    @property
+    def least(self) -> int:
+        """Bytes without which no schedule gets past b."""
+        return self.used + self.stuck
+
+    def _rebuildable(self, v: int) -> bool:
+        p = self.problem.producer[v]
+        return p >= 0 and self.problem.nodes[p].repeatable
+
+    def _closure(self, needed: set[int], above: set[int]) -> tuple[list[int], list[int]]:
+        """Values that may be needed, and nodes that may run again, for `needed`."""
+        problem = self.problem
+        values, nodes, stack = set(needed), set(), list(needed)
+        while stack:
+            v = stack.pop()
+            p = problem.producer[v]
+            if self._rebuildable(v) and p not in nodes and p in above:
+                nodes.add(p)
+                fresh = [u for u in problem.nodes[p].reads if u not in values]
+                values.update(fresh)
+                stack += fresh
+        return sorted(values), sorted(nodes)
+
+    @cached_property
+    def _flow(self) -> _Flow:
+        return _Flow(self)
+
+    def solve(self, price: float) -> Line:
+        """The best choice where a byte costs `price`."""
+        return self._flow.solve(price)
+
+
+class _Flow:
+    """The cut's graph: source → value (needed) → the node that writes it → sink; a node needs what it reads."""
+
+    def __init__(self, cut: Cut) -> None:
+        try:
+            from ortools.graph.python import max_flow
+        except ImportError:
+            raise need_extra("ortools", "plan", "the planner's bound (a minimum cut)") from None
+        self.cut = cut
+        problem = cut.problem
+        self.value = {v: i for i, v in enumerate(cut.values)}
+        self.node = {p: len(self.value) + i for i, p in enumerate(cut.nodes)}
+        self.source = len(self.value) + len(self.node)
+        self.sink = self.source + 1
+        total = problem.cost or 1.0
+        self.units = _UNITS / total
+        pays = [(self.node[p], self.sink, math.floor(problem.nodes[p].cost * self.units)) for p in cut.nodes]
+        wall = sum(c for _, _, c in pays) + 10 * _UNITS
+        must = [(self.source, self.value[v], wall) for v in cut.needed]
+        must += [(self.node[p], self.value[u], wall) for p in cut.nodes for u in problem.nodes[p].reads]
+        keeps = [(self.value[v], self.node.get(problem.producer[v], self.sink)) for v in cut.values]
+        self.weights = np.array([cut.memory[v] * cut.slope[v] for v in cut.values])
+        self.wall = wall
+        self.flow = max_flow.SimpleMaxFlow()
+        arcs = np.array(pays + must, dtype=np.int64).reshape(-1, 3)
+        self.flow.add_arcs_with_capacity(arcs[:, 0], arcs[:, 1], arcs[:, 2])
+        ends = np.array(keeps, dtype=np.int64).reshape(-1, 2)
+        self.keep_arcs = self.flow.add_arcs_with_capacity(ends[:, 0], ends[:, 1], np.zeros(len(keeps), np.int64))
+
+    def solve(self, price: float) -> Line:
+        problem, cut = self.cut.problem, self.cut
+        capacities = np.minimum(np.floor(price * self.weights * self.units), self.wall).astype(np.int64)
+        self.flow.set_arcs_capacity(self.keep_arcs, capacities)
+        self.flow.solve(self.source, self.sink)
+        reached = set(self.flow.get_source_side_min_cut())
+        again = [p for p in cut.nodes if self.node[p] in reached]
+        kept = frozenset(
+            v
+            for v in cut.values
+            if self.value[v] in reached and self.node.get(problem.producer[v], self.sink) not in reached
+        )
+        cost = sum(problem.nodes[p].cost for p in again)
+        return Line(price, cost, round(sum(cut.memory[v] * cut.slope[v] for v in kept)), kept)
+
+
+def _reach(edges: list[tuple[int, ...]], start: int) -> set[int]:
+    found: set[int] = set()
+    stack = list(edges[start])
+    while stack:
+        i = stack.pop()
+        if i not in found:
+            found.add(i)
+            stack += edges[i]
+    return found
+
+
+def hull(cut: Cut, most: int = 64) -> list[Line]:
+    """Choices on the lower convex hull of (memory, cost), from keeping all to keeping as little as can be.
+
+    Between two neighbours the price at which they tie is tried, the widest gap in memory first, `most` cuts at most.
+    """
+    free, dear = cut.solve(0.0), cut.solve(_dearest(cut))
+    lines = {free.memory: free, dear.memory: dear}
+    gaps = [(free.memory - dear.memory, dear.memory, free.memory)]
+    for _ in range(most):
+        gaps.sort()
+        if not gaps or gaps[-1][0] <= 0:
+            break
+        _, low, high = gaps.pop()
+        a, b = lines[low], lines[high]
+        between = cut.solve((a.cost - b.cost) / (high - low)) if a.cost > b.cost else a
+        if between.memory not in lines and low < between.memory < high:
+            lines[between.memory] = between
+            gaps += [(between.memory - low, low, between.memory), (high - between.memory, between.memory, high)]
+    return [lines[m] for m in sorted(lines, reverse=True)]
+
+
+def _dearest(cut: Cut) -> float:
+    """A price at which anything is rather repeated than kept."""
+    smallest = min((m for m in cut.memory.values() if m), default=1)
+    return 10 * max(cut.problem.cost, 1e-30) / smallest
+
+
+def extra_cost(cut: Cut, budget: int) -> float:
+    """What must be repeated at least, in the problem's unit; infinite where the budget holds no schedule."""
+    room = budget - cut.used
+    if room < cut.stuck:
+        return math.inf
+    low, high = cut.solve(_dearest(cut)), cut.solve(0.0)
+    if high.memory <= room:
+        return 0.0
+    best, rounding = 0.0, (len(cut.values) + len(cut.nodes)) * max(cut.problem.cost, 1e-30) / _UNITS
+    for _ in range(40):
+        if high.memory == low.memory:
+            break
+        price = (low.cost - high.cost) / (high.memory - low.memory)
+        line = cut.solve(price)
+        best = max(best, line.at(price, room) - rounding)
+        if line.memory > room:
+            if line.memory >= high.memory:
+                break
+            high = line
+        else:
+            if line.memory <= low.memory:
+                break
+            low = line
+    return best
+
+
+def least_budget(problem: RematerialisationProblem) -> int:
+    """Bytes without which no schedule exists: what some node touches, and at turning points what nobody can rebuild."""
+    least = 0
+    for node in problem.nodes:
+        saved = max((problem.sizes[v] for v in node.overwrites), default=0)
+        outs = sum(problem.sizes[v] for v in node.writes if v not in problem.shared)
+        reads = sum(problem.sizes[v] for v in node.reads if v not in problem.shared)
+        least = max(least, reads + max(0, outs - saved) + node.scratch)
+    return max([least + problem.fixed, *(Cut(problem, b).least for b in turning_points(problem, 4))])
+
+
+def turning_points(problem: RematerialisationProblem, most: int = 8) -> list[int]:
+    """Nodes whose first execution is likely to say the most: the first backward ones, and the fullest moments after."""
+    from .simulate import profile
+
+    first = _first_turn(problem)
+    live = profile(problem, range(len(problem)))
+    if first is None:
+        first = live.index(max(live)) if live else 0
+    rest = sorted(range(first + 1, len(problem)), key=lambda i: -live[i])
+    chosen = [first, *rest[:1]][:most]
+    apart = (len(problem) - first) // (2 * most)
+    for i in rest:
+        if len(chosen) >= most:
+            break
+        if all(abs(i - j) > apart for j in chosen):
+            chosen.append(i)
+    return chosen[: len(problem)]
+
+
+def _first_turn(problem: RematerialisationProblem) -> int | None:
+    """The first backward node that depends on the forward pass: a gradient's seed of ones does not."""
+    nodes, producer = problem.nodes, problem.producer
+    for i, n in enumerate(nodes):
+        if n.backward and any(producer[v] >= 0 and not nodes[producer[v]].backward for v in n.reads):
+            return i
+    return None
+
+
+def lower_bound(problem: RematerialisationProblem, budget: int, points: Iterable[int] | None = None) -> float:
+    """A cost below which no schedule within `budget` bytes exists; infinite where there is none at all.
+
+    `points`: nodes b to look at (default: a few turning points).
+    """
+    if budget < least_budget(problem):
+        return math.inf
+    found = turning_points(problem, max(8, min(64, 50_000 // max(1, len(problem))))) if points is None else points
+    return problem.cost + max((extra_cost(Cut(problem, b), budget) for b in found), default=0.0)

@@ -1,0 +1,1 @@
+"""A compiled step within a budget: plans are compiled, measured and searched."""

@@ -1,0 +1,173 @@
+"""A step within a budget: the cheapest plan whose compiled arena fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....errors import BudgetError, UsageError
+from ....language.ir import Block
+from ....language.verify import verify
+from ...recomputation.recompute import RecomputePlan
+from ...target import Target
+from ..base import plan, planner
+from ..core.derive import Derived
+from ..core.watch import current
+from ..methods.auto import Auto, forget
+from .problem import Fitted, Fitting, Prices, Seconds
+from .search import CLOSE, searched
+from .with_offload import fastest
+
+#: plans tried for one order of a step, at most: each is compiled, and the next one asks for what the last one missed
+_TRIES = 5
+
+
+def fit(
+    block: Block,
+    budget: int | None,
+    seconds: Seconds,
+    *,
+    strategy: str = "auto",
+    options: Mapping[str, Any] | None = None,
+) -> Fitted:
+    """Recomputes as much as it takes for a plain step (without frees) to fit `budget` bytes, arena and persistent.
+
+    The step is planned as it is and in the order that needs less memory; the cheaper result is taken.  As the arena
+    can be a little larger than what is alive, and reordering after planning a little smaller, the planner is asked
+    again with the difference.  A budget of None lets the strategy choose.  BudgetError where the strategy finds no plan
+    that fits, with the least that it found; where none exists, with the proof.
+    """
+    return fit_within(Fitting(block, Target(providers=(), cost=Prices(seconds))), budget, strategy, options)
+
+
+def fit_within(
+    fitting: Fitting,
+    budget: int | None,
+    strategy: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    *,
+    offload: bool = False,
+) -> Fitted:
+    """`fit` for a step whose problem was made before.
+
+    `offload`: values may also wait in host memory, where the step is faster then.
+    """
+    if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
+        return unrepeated
+    found = [fitting.plain] if budget is not None and fitting.plain.peak <= budget else []
+    refusal = _collect(fitting, found, budget, strategy, options, offload=offload)
+    watch = current()
+    if offload and budget is not None and not watch.interrupted:
+        best_with_host = fastest(fitting, found, budget, strategy, options or {})
+        if best_with_host is None:
+            refusal = refusal or _misses(fitting, budget, strategy, min(f.peak for f in found))
+            raise BudgetError(f"{refusal} (nor does it fit with values in host memory)")
+        return best_with_host
+    best = fitting.best_of(found, budget)
+    if budget is not None and best.peak > budget:
+        raise BudgetError(_misses(fitting, budget, strategy, best.peak))
+    verify(best.compiled)
+    return best
+
+
+def _collect(
+    fitting: Fitting,
+    found: list[Fitted],
+    budget: int | None,
+    strategy: str,
+    options: Mapping[str, Any] | None,
+    *,
+    offload: bool,
+) -> str:
+    """Adds a strategy's plans to those `found`, or gives the reason why there is none.
+
+    An interrupt ends it where some plan fits: then those so far are taken.
+    """
+    watch = current()
+    try:
+        if found:
+            watch.best(found[0])
+        for f in candidates(fitting, budget, strategy, options, within=budget):
+            found.append(f)
+            best, lowest = fitting.best_of(found, budget), min(found, key=lambda f: f.peak)
+            if not offload:  # blocks of large steps are large
+                found[:] = [best] if best is lowest else [best, lowest]
+            watch.best(best if budget is None or best.peak <= budget else None)
+    except UsageError as e:
+        if not found and not offload:
+            raise
+        return str(e)
+    except KeyboardInterrupt:
+        if not watch.take_interrupt(budget is None or any(f.peak <= budget for f in found)):
+            raise
+        for derived, _ in fitting.bases():
+            forget(derived.problem)
+    return ""
+
+
+def candidates(
+    fitting: Fitting,
+    budget: int | None,
+    strategy: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    tries: int = _TRIES,
+    reorder: bool = True,
+    within: int | None = None,
+) -> Iterator[Fitted]:
+    """Compiled plans of a strategy, whether or not they fit; `tries` for each order of the step, at most.
+
+    `reorder`: whether the step is also planned in the order that needs less memory; `within`: see `carry_out`.
+    """
+    if budget is not None and isinstance(planner(strategy, **(options or {})), Auto):
+        yield from searched(fitting, budget, strategy, options or {}, tries, reorder, within)
+        return
+    for derived, scheduled in fitting.bases() if reorder else [(fitting.derived, False)]:
+        yield from _tries(fitting, derived, scheduled, budget, strategy, options or {}, tries, within)
+        if current().over:
+            return
+
+
+def _tries(
+    fitting: Fitting,
+    derived: Derived,
+    scheduled: bool,
+    budget: int | None,
+    strategy: str,
+    options: Mapping[str, Any],
+    tries: int,
+    within: int | None,
+) -> Iterator[Fitted]:
+    """Plans for live bytes under a goal that moves until the arena is just within the budget."""
+    goal = budget
+    seen: set[RecomputePlan] = set()
+    heeds = planner(strategy, **options).heeds_budget
+    for _ in range(tries if heeds and budget is not None else 1):
+        try:
+            planned = plan(derived.problem, budget=goal, strategy=strategy, **options)
+        except UsageError:
+            if not seen:
+                raise
+            return  # the goal has moved to where nothing can be
+        if planned.plan in seen:
+            return
+        seen.add(planned.plan)
+        found = fitting.with_planned(fitting.carry_out(derived.for_block(planned.plan), scheduled, within), planned)
+        yield found
+        if budget is None or goal is None or current().over:
+            return
+        if found.peak > budget:
+            goal = min(goal, planned.outcome.peak) - max(1, found.peak - budget)
+            if goal <= derived.problem.fixed:
+                return
+        elif found.peak < budget * CLOSE and planned.outcome.peak > found.peak:
+            goal = max(goal, planned.outcome.peak) + (budget - found.peak)
+        else:
+            return
+
+
+def _misses(fitting: Fitting, budget: int, strategy: str, least: int) -> str:
+    more = f"; no plan of any strategy can need less than {fitting.least:,}" if fitting.least <= budget else ""
+    return (
+        f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {least:,}{more}. "
+        "Give a larger budget, a smaller batch, or another strategy"
+    )

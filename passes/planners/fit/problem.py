@@ -1,0 +1,192 @@
+"""A step and the problem that its planners share: compiled plain, and with any plan."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....language.ir import Block, Operator
+from ....language.verify import trusted
+from ... import sequence
+from ...base import run_passes
+from ...memory.memory_plan import memory_report
+from ...offloading.offload import Offload
+from ...offloading.transfers import StepTimes
+from ...offloading.transfers import simulate as simulate_transfers
+from ...recomputation.rebuild import Rebuild
+from ...recomputation.recompute import RecomputePlan
+from ...recomputation.split_norms import as_parts
+from ...scheduling.schedule import InBestOrder, Schedule, live_peak
+from ...target import Target
+from ..base import Planned
+from ..core.bound import least_budget, lower_bound
+from ..core.derive import Derived, derive
+from ..core.watch import current
+
+Seconds = Callable[[Operator], float]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A cost model that is a function."""
+
+    seconds: Seconds
+    name: str = "as given"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A step whose compiled peak is known.
+
+    `block`: with reruns, before frees and addresses; `compiled`: with them.  `peak`: arena and persistent bytes.
+    `plan` numbers the operators of `base`, the plain step in the order it was planned in (`scheduled`: in the order
+    that needs less memory).  `planned`: the planner's own account, None where no plan was needed.
+    """
+
+    block: Block
+    compiled: Block
+    peak: int
+    plan: RecomputePlan
+    planned: Planned | None
+    base: Block
+    scheduled: bool
+
+
+class Fitting:
+    """Plans for one step that recomputes nothing (without frees), for a target: what they share is made once.
+
+    The step is planned as it is and, where the target allows it, in the order that needs less memory.  Where no plan
+    is asked for, normalised values are recomputed as in any plain step (passes/recomputation/rebuild.py); plans choose
+    for themselves which of them, so that `block`, whose operators they number, has normalisations in two parts.
+    """
+
+    def __init__(self, block: Block, target: Target, known: tuple[Block, Block] | None = None) -> None:
+        """`known`: a step that was compiled for this target before, and what it was compiled to."""
+        assert target.cost is not None, "planners compare costs: the target needs a cost model"
+        self.once, self.target, self.prices, self.known = block, target, target.cost.seconds, known
+        self.block = run_passes(block, sequence.numbered_passes(target))
+        self.seconds = as_parts(self.prices)
+        self._bounds: dict[int, float] = {}
+
+    @cached_property
+    def plain(self) -> Fitted:
+        """The step that nothing was asked for, compiled."""
+        block = Rebuild().run(self.once) if self.target.rebuild else self.once
+        known = self.known is not None and self.known[0] == block
+        return self._unplanned(block, self.known[1] if known and self.known is not None else self.compiled(block))
+
+    @cached_property
+    def unrepeated(self) -> Fitted:
+        """The step that repeats nothing at all, compiled."""
+        return self.plain if self.plain.block is self.once else self._unplanned(self.once, self.compiled(self.once))
+
+    def _unrepeated_within(self, budget: int) -> Fitted | None:
+        """`unrepeated` where it fits: where more is alive, however it is ordered, it is given no addresses."""
+        if "unrepeated" not in self.__dict__ and self.plain.block is not self.once:
+            compiled, peak = self._within(self.once, budget)
+            if peak:
+                return None
+            self.__dict__["unrepeated"] = self._unplanned(self.once, compiled)
+        return self.unrepeated if self.unrepeated.peak <= budget else None
+
+    def _unplanned(self, block: Block, compiled: Block) -> Fitted:
+        return Fitted(block, compiled, peak_of(compiled), RecomputePlan(), None, self.block, False)
+
+    @cached_property
+    def derived(self) -> Derived:
+        """The step's problem."""
+        return derive(self.block, self.seconds, sequence.workspace(self.target))
+
+    @cached_property
+    def ordered(self) -> Block:
+        """The step in the order that needs less memory."""
+        found = Schedule().run(self.once) if self.target.schedule else self.once
+        return self.block if found is self.once else run_passes(found, sequence.numbered_passes(self.target))
+
+    @cached_property
+    def reordered(self) -> Derived | None:
+        """The problem of `ordered`; None where that is the order given."""
+        if self.ordered is self.block:
+            return None
+        return derive(self.ordered, self.seconds, sequence.workspace(self.target))
+
+    def compiled(self, block: Block) -> Block:
+        """A step lowered, with frees and addresses."""
+        return sequence.planned(block, self.target)
+
+    def bases(self) -> Iterator[tuple[Derived, bool]]:
+        """Problems of the step as it is and as reordered; whether it is the latter."""
+        yield self.derived, False
+        if self.reordered is not None:
+            yield self.reordered, True
+
+    def bound(self, budget: int) -> float:
+        """A cost below which no plan within the budget exists, in any order; infinite where there is none."""
+        if budget not in self._bounds:
+            self._bounds[budget] = lower_bound(self.derived.problem, budget)
+        return self._bounds[budget]
+
+    @cached_property
+    def least(self) -> int:
+        """A peak below which no plan exists."""
+        return least_budget(self.derived.problem)
+
+    def carry_out(self, plan: RecomputePlan, scheduled: bool, within: int | None = None) -> Fitted:
+        """The step with a plan that numbers its operators, or those of `ordered`.
+
+        `within`: only what fits so many bytes is given addresses, and nothing is verified: it is a candidate.
+        """
+        base = self.ordered if scheduled else self.block
+        with contextlib.nullcontext() if within is None else trusted():
+            after = self.applied(plan, scheduled)
+            compiled, peak = self._within(after, within) if within else (self.compiled(after), 0)
+        current().compiled(len(after.operators), whole=not peak)
+        return Fitted(after, compiled, peak or peak_of(compiled), plan, None, base, scheduled)
+
+    def _within(self, block: Block, limit: int) -> tuple[Block, int]:
+        """A step without copies, compiled (0: its peak is its own); above a limit however packed: no addresses."""
+        lowered = sequence.lowered(block, self.target)
+        ordered = Schedule().run(lowered) if self.target.schedule else lowered
+        least = live_peak(ordered) + sum(v.nbytes for v in ordered.persistent())
+        if least > limit:
+            return ordered, least
+        return InBestOrder().plan(lowered, ordered), 0
+
+    def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
+        """The step with a plan, before frees and addresses."""
+        after = self.ordered if scheduled else self.block
+        for p in sequence.recomputing_passes(plan):
+            after = p.run(after)
+        if not plan.offloads:
+            return after
+        return Offload(plan.offloads, tight=True).run(after)
+
+    def order(self, block: Block) -> Block:
+        """A step lowered and in the order in which it runs, without frees."""
+        block = sequence.lowered(block, self.target)
+        return Schedule().run(block) if self.target.schedule else block
+
+    def with_planned(self, fitted: Fitted, planned: Planned) -> Fitted:
+        """A compiled step with the planner's own account of it."""
+        return dataclasses.replace(fitted, planned=planned)
+
+    def times(self, f: Fitted) -> StepTimes:
+        """Simulated times of a compiled step with its copies."""
+        return simulate_transfers(f.compiled, self.prices, self.target.link)
+
+    def best_of(self, found: list[Fitted], budget: int | None) -> Fitted:
+        """The cheapest within the budget; where none is, the one with the lowest peak."""
+        fitting = [f for f in found if budget is None or f.peak <= budget]
+        return min(fitting, key=lambda f: (self.cost(f), f.peak)) if fitting else min(found, key=lambda f: f.peak)
+
+    def cost(self, f: Fitted) -> float:
+        """What a step costs, as planners see it."""
+        return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
+
+
+def peak_of(compiled: Block) -> int:
+    """Arena and persistent bytes of a planned block."""
+    return memory_report(compiled).peak

@@ -1,0 +1,121 @@
+"""A step within a budget that recomputes less and has values wait in host memory instead, where that is faster.
+
+Plans for larger budgets recompute less.  To each of some of them, from the one for the budget itself up to no plan at
+all, as many values are moved as it takes to fit; by simulated times the best of these are compiled.  What recomputes
+only is among the answers, so that host memory never makes a step slower than it would be without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....errors import UsageError
+from ....language.ir import Block
+from ...offloading.offload import without_copies
+from ...recomputation.recompute import RecomputePlan
+from ..base import plan, planner
+from ..core.simulate import plan_of
+from ..core.watch import current
+from ..methods.auto import Auto, frontier_of
+from .offload import bare, choose, logical_names
+from .problem import Fitted, Fitting
+
+#: plans that are looked at between the budget and the plain peak, those of them that are compiled, and how often each
+_PLANS, _COMPILED, _TRIES = 8, 3, 4
+
+
+def fastest(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Fitted | None:
+    """The fastest step within the budget, of `found` (those that only recompute) and those that move values too."""
+    fitting_in = [f for f in found if f.peak <= budget]
+    watch = current()
+    try:
+        _add_moved(fitting, found, fitting_in, budget, strategy, options)
+    except KeyboardInterrupt:
+        if not watch.take_interrupt(bool(fitting_in)):
+            raise
+    if not fitting_in:
+        return None
+    return min(fitting_in, key=lambda f: (fitting.times(f).seconds, f.peak))
+
+
+def _add_moved(
+    fitting: Fitting,
+    found: list[Fitted],
+    fitting_in: list[Fitted],
+    budget: int,
+    strategy: str,
+    options: Mapping[str, Any],
+) -> None:
+    """Adds steps that move values to those that fit, each faster than all before."""
+    watch = current()
+    watch.doing("values in host memory")
+    limit = min((fitting.times(f).seconds for f in fitting_in), default=float("inf"))
+    for _, start in sorted(_starts(fitting, found, budget, strategy, options), key=lambda s: s[0])[:_COMPILED]:
+        if watch.over:
+            return
+        moved = _moved(fitting, start, budget)
+        if moved is not None and fitting.times(moved).seconds < limit:
+            limit = fitting.times(moved).seconds
+            fitting_in.append(moved)
+            watch.best(moved)
+
+
+def _starts(
+    fitting: Fitting, found: list[Fitted], budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[tuple[float, tuple[RecomputePlan, bool]]]:
+    """(simulated seconds, plan and whether it is for the step as reordered), for plans that moves make fit."""
+    missed = [(f.plan, f.scheduled) for f in found if f.peak > budget]
+    for start in dict.fromkeys([*_plans(fitting, budget, strategy, options), *missed]):
+        block = fitting.order(fitting.applied(*start))
+        chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link)
+        if chosen is not None:
+            yield chosen[1].seconds, start
+
+
+def _plans(
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[tuple[RecomputePlan, bool]]:
+    """No plan, and some of a strategy for larger budgets."""
+    yield RecomputePlan(), False
+    derived, top = fitting.derived, fitting.unrepeated.peak
+    goals = [budget + (top - budget) * k // _PLANS for k in range(_PLANS)]
+    chosen = planner(strategy, **options)
+    if isinstance(chosen, Auto):
+        points = list(frontier_of(derived.problem))
+        for goal in goals:
+            below = [p for p in points if p.peak <= goal]
+            yield derived.for_block(plan_of((below or points)[-1 if below else 0].sequence)), False
+    elif chosen.heeds_budget:
+        for goal in goals[1 :: _PLANS // 3]:
+            with contextlib.suppress(UsageError):
+                yield derived.for_block(plan(derived.problem, budget=goal, strategy=strategy, **options).plan), False
+
+
+def _moved(fitting: Fitting, start: tuple[RecomputePlan, bool], budget: int) -> Fitted | None:
+    """The step compiled with as many values moved as it takes; the arena can be larger than what is alive."""
+    made, scheduled = start
+    plain = fitting.applied(made, scheduled)
+    block = fitting.order(plain)
+    target = budget - _persistent(block)
+    seen: set[tuple[str, ...]] = set()
+    for _ in range(_TRIES):
+        chosen = choose(block, target, fitting.prices, fitting.target.link)
+        names = () if chosen is None else logical_names(chosen[0], plain)
+        if chosen is None or names in seen:
+            return None
+        seen.add(names)
+        found = fitting.carry_out(dataclasses.replace(made, offloads=names), scheduled)
+        if found.peak <= budget:
+            return found
+        block = without_copies(bare(found.compiled))  # the order that was compiled can be another one
+        target -= found.peak - budget
+    return None
+
+
+def _persistent(block: Block) -> int:
+    return sum(v.nbytes for v in block.persistent())

@@ -1,0 +1,244 @@
+"""Ours: every idea that works, on one frontier, with a certificate beside it.
+
+Where about half of the memory is left, what a minimum cut keeps is near the optimum (`sweep.py`).  Below that, blocks
+are joined by dynamic programming (`blocks.py`).  Local search on true liveness (`local_search.py`) then works on what
+both have found, around the budget that is asked for; small problems go on to constraint programming
+(`moccasin.py`).  `bound.py` says how far the result can be from the best there is.
+
+Nothing here depends on the clock: efforts are counted in cuts, slots and moves, so that the same problem, budget and
+seed give the same plan.  Plans of one problem share a frontier: what was found for a smaller budget serves a larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ....errors import BudgetError
+from ...recomputation.recompute import RecomputePlan
+from ..base import Planner, planner
+from ..core.bound import least_budget, lower_bound
+from ..core.chain import chain_of, merged
+from ..core.frontier import Frontier, Point
+from ..core.problem import RematerialisationProblem
+from ..core.simulate import plan_of, sequence_of, simulate
+from ..core.watch import WORK, current
+from . import moccasin
+from .blocks import join_blocks
+from .local_search import Schedule, Search
+from .neighbourhoods import search
+from .sweep import sweep
+
+#: stages of a chain that are joined, at most; slots of memory in the table
+_STAGES, _SLOTS = 160, 240
+#: frontiers that are remembered
+_REMEMBERED = 4
+#: shares of the budget that local search works at
+_RUNGS = (0.94, 0.97, 1.0)
+#: budgets that differ by less than this share: the second one is given a quarter of the moves
+_NEAR = 0.05
+#: problems of no more nodes are solved at once, and every time; those of no more than the second in parts
+_TINY, _SOLVED_IN_PARTS = 100, 1000
+#: neighbourhoods that are solved each time that the search goes on; it takes up to so many times more moves then
+_ROUNDS, _LONGER = 4, 7
+#: what cuts (and blocks) take, and one of the others, a node: units of `watch`
+_SWEPT, _ASKED = 6e-4, 5e-4
+#: longer sequences than so many times the problem (or than the second) are left as they are: a move takes too long
+_LONGEST, _ALWAYS = 3, 3000
+#: methods of others that are asked, and how many nodes they are asked about at most
+_OTHERS = {"gruslys": 20_000, "rotor": 20_000, "kusumoto": 3000, "kusumoto-memory": 3000}
+
+
+@dataclass(frozen=True)
+class Auto(Planner):
+    """The cheapest plan that all of our methods find together, and a bound for what any method could find.
+
+    `moves`: of local search, for a budget.  `seed`: of its random numbers.  `effort`: of constraint programming on
+    problems of up to `solved` nodes, in CP-SAT's deterministic units (about seconds); `rounds`: neighbourhoods of
+    larger ones that are solved.
+    """
+
+    reference = "cut sweep, block-wise dynamic programming, local search; bound by Lagrangian cuts (bound.py)"
+    work: ClassVar[float] = WORK  # that planning for a program takes at most (see `watch`)
+    moves: int = 12_000
+    seed: int = 0
+    effort: float = 0.5
+    rounds: int = 0
+    solved: int = 200
+
+    def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
+        """BudgetError for a budget that no schedule can keep, with the least that one can."""
+        if budget is None:
+            return plan_of(range(len(problem)))
+        if simulate(problem, range(len(problem))).peak > budget:
+            refuse_hopeless(problem, budget)
+            self.refine(frontier_of(problem), budget)
+        frontier = quick_frontier_of(problem)
+        point = frontier.best(budget) or frontier.lowest
+        return plan_of(point.sequence)
+
+    def bound(self, problem: RematerialisationProblem, budget: int) -> float:
+        """The certificate."""
+        return lower_bound(problem, budget)
+
+    def refine(self, frontier: Frontier, budget: int, number: int = 0) -> None:
+        """Local search at and a little below the budget, from the nearest plans on both sides.
+
+        `number`: how often that was done for this budget before: more moves then, other random ones.
+        """
+        problem, watch = frontier.problem, current()
+        again = not number and any(abs(budget - g) < _NEAR * (budget - problem.fixed) for g in frontier.refined)
+        frontier.refined.append(budget)
+        if not number:
+            ask_others(frontier, budget)
+        large = max(1.0, len(problem) / 2000) * (4 if again else 1) / (1 + min(number, _LONGER))
+        fixed = problem.fixed
+        for share in _RUNGS:
+            goal = fixed + int((budget - fixed) * share)
+            starts = neighbours(frontier, goal)
+            moves = int(self.moves / large / max(1, len(starts)) / len(_RUNGS))
+            watch.doing(f"local search{f', round {number + 1}' if number else ''}")
+            for start, hot in starts:
+                if not watch.over:
+                    improve(frontier, start, goal, moves, hot, self.seed + number)
+        if not watch.over and (not again or len(problem) <= _TINY):
+            self._solve(frontier, budget, number)
+
+    def _solve(self, frontier: Frontier, budget: int, number: int) -> None:
+        """Constraint programming: on all of a small problem, on neighbourhoods of a larger one."""
+        problem = frontier.problem
+        current().doing("constraint programming")
+        effort, seed = self.effort * (1 + number), self.seed + number
+        if len(problem) <= self.solved and self._worth_solving(frontier, budget):
+            start = frontier.best(budget) or frontier.lowest
+            sequence, _, _ = moccasin.improve(problem, budget, start.sequence, effort=effort, seed=seed)
+            frontier.offer(sequence, "solver")
+        rounds = self.rounds or (_ROUNDS if number else 0)
+        if rounds and _TINY < len(problem) <= _SOLVED_IN_PARTS and self._worth_solving(frontier, budget):
+            start = frontier.best(budget) or frontier.lowest
+            sequence = search(problem, budget, start.sequence, rounds=rounds, effort=self.effort / 2, seed=seed)
+            frontier.offer(sequence, f"{start.method.split('+')[0]}+solver")
+
+    def _worth_solving(self, frontier: Frontier, budget: int) -> bool:
+        """Whether more than a thousandth is left to gain, as far as the bound tells."""
+        best = frontier.best(budget)
+        return best is None or best.cost > 1.001 * self.bound(frontier.problem, budget)
+
+
+@dataclass(frozen=True)
+class Optimal(Auto):
+    """Auto with more of everything, for a step that will run for days."""
+
+    quick: ClassVar[Mapping[str, Any] | None] = None
+    work: ClassVar[float] = math.inf
+    moves: int = 400_000
+    effort: float = 60.0
+    rounds: int = 100
+    solved: int = 400
+
+
+def ask_others(frontier: Frontier, budget: int) -> None:
+    """Offers the frontier what published methods find for a budget, as far as they are quick."""
+    watch = current()
+    for strategy, largest in _OTHERS.items():
+        if len(frontier.problem) <= largest and not watch.over:
+            watch.doing(f"strategy {strategy}")
+            found = planner(strategy).plan(frontier.problem, budget=budget)
+            frontier.offer(sequence_of(frontier.problem, found), strategy)
+            watch.spend(_ASKED * len(frontier.problem))
+
+
+def improve(frontier: Frontier, start: Point, budget: int, moves: int, hot: float, seed: int) -> None:
+    """Offers the frontier what local search makes of a plan."""
+    if len(start.sequence) > max(_LONGEST * len(frontier.problem), _ALWAYS):
+        return
+    search = Search(Schedule(frontier.problem, start.sequence), budget, seed)
+    search.descend()
+    search.run(moves, hot)
+    if search.best is not None:
+        last = Search(Schedule(frontier.problem, search.best), budget, seed)
+        last.descend()
+        frontier.offer(last.best or search.best, f"{start.method.split('+')[0]}+search")
+
+
+def neighbours(frontier: Frontier, budget: int) -> list[tuple[Point, float]]:
+    """Plans to start from, each with a temperature: the best within the budget, and those a little beyond.
+
+    Beyond it a plan that takes more bytes can be so much cheaper that it is the better start: those on the convex hull.
+    """
+    points = list(frontier)
+    below = [p for p in points if p.peak <= budget][-1:]
+    above = [p for p in convex(points) if p.peak > budget][:2]
+    nearest = [p for p in points if p.peak > budget][:1]
+    above = [*nearest, *(p for p in above if p not in nearest)][:2]
+    found = [(p, 3e-3) for p in below + above]
+    found += [(p, 3e-2) for p in (below or above[:1])]
+    return found
+
+
+def convex(points: list[Point]) -> list[Point]:
+    """Those points, sorted by peak, that no mixture of two others beats."""
+    hull: list[Point] = []
+    for p in points:
+        while len(hull) > 1:
+            a, b = hull[-2:]
+            if (b.cost - a.cost) * (p.peak - a.peak) < (p.cost - a.cost) * (b.peak - a.peak):
+                break
+            hull.pop()
+        hull.append(p)
+    return hull
+
+
+_frontiers: OrderedDict[int, tuple[RematerialisationProblem, Frontier]] = OrderedDict()
+
+
+def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
+    """What cuts find for a problem, and what else was found since; remembered for the last few problems."""
+    known = _frontiers.get(id(problem))
+    if known is None or known[0] is not problem:
+        watch = current()
+        watch.doing("cuts")
+        frontier = Frontier(problem)
+        sweep(frontier, max(6, int(48 / _large(problem))))
+        watch.spend(_SWEPT * len(problem))
+        known = _frontiers[id(problem)] = problem, frontier
+        while len(_frontiers) > _REMEMBERED:
+            _frontiers.popitem(last=False)
+    return known[1]
+
+
+def frontier_of(problem: RematerialisationProblem) -> Frontier:
+    """`quick_frontier_of`, with what blocks find."""
+    frontier = quick_frontier_of(problem)
+    if not frontier.joined:
+        watch = current()
+        watch.doing("blocks")
+        chain = merged(chain_of(problem), _STAGES)
+        join_blocks(frontier, chain, slots=_SLOTS, tries=max(8, int(48 / _large(problem))))
+        watch.spend(_SWEPT * len(problem))
+        frontier.joined = True
+    return frontier
+
+
+def forget(problem: RematerialisationProblem) -> None:
+    """Forgets what was found for a problem: an interrupt can have left it half done."""
+    _frontiers.pop(id(problem), None)
+
+
+def _large(problem: RematerialisationProblem) -> float:
+    return max(1.0, len(problem) / 3000)
+
+
+def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float | None = None) -> None:
+    """BudgetError where the bound (given where it is known) proves that the budget holds no schedule."""
+    least = least_budget(problem)
+    if budget < least:
+        raise BudgetError(
+            f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again: at least {least:,} are "
+            "needed at one moment. Give a larger budget, or a smaller batch"
+        )
+    if math.isinf(lower_bound(problem, budget) if bound is None else bound):
+        raise BudgetError(f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again")

@@ -1,0 +1,1 @@
+"""Recomputation: forward operators inserted again before the backward operators that need their outputs."""

@@ -1,0 +1,139 @@
+"""Forward values that the backward pass makes again from what it keeps anyway."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ...language.builder import Names
+from ...language.ir import Block, Free, Operator, Role, Value
+from ...ops.common import Elementwise
+from ..base import Pass
+
+#: a copy to the host does not need its source again: what reads it later reads what comes back
+_FORWARD = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
+#: operations an element that an activation may take to be run again
+_CHEAP = 5
+
+
+@dataclass(frozen=True)
+class Rebuild(Pass):
+    """Make normalised values, and cheap activations of them, again for the backward operators that read them.
+
+        y = Relu(BatchNormTrain(x))
+
+    A batch normalisation's gradient keeps x and the statistics anyway, so that y need not wait for the backward pass:
+    right before the first operator there that reads it, y is made again by one pass over x, in y's own buffer and
+    with the same bits (Bulò et al. 2018, arXiv 1712.02616; Pleiss et al. 2017, arXiv 1707.06990).  Nothing is rebuilt
+    that outlives the step, that recomputation reads, or whose source is gone by then.  Comes after recomputation,
+    whose values are made right before they are read as it is.
+    """
+
+    def run(self, block: Block) -> Block:
+        """The block with rebuilding operators among the backward ones; but for a few vectors, memory is never more."""
+        if any(isinstance(op.op, Free) for op in block.operators):
+            raise UsageError("'rebuild' comes before 'liveness': it adds operators, and frees must follow")
+        if not any(op.op.small_outputs for op in block.operators):
+            return block
+        return _Rebuilder(block).run()
+
+
+class _Rebuilder:
+    """Goes through the forward operators from the last to the first: what is rebuilt reads its source once more."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.names = Names(block.values())
+        #: value → the positions that read it, in order; for rebuilt ones those of what is made from them too
+        self.readers: dict[str, list[int]] = {}
+        #: state and parameters → the positions that update them
+        self.updated: dict[str, list[int]] = {}
+        for i, op in enumerate(block.operators):
+            for name in dict.fromkeys(v.name for v in op.reads()):
+                self.readers.setdefault(name, []).append(i)
+            if op.op.updates:
+                for v in op.writes():
+                    self.updated.setdefault(v.name, []).append(i)
+        self.kept = set(block.outputs)
+        self.constant = {c.value.name for c in block.constants}
+        #: position → operators that come before it
+        self.added: dict[int, list[Operator]] = {}
+        #: value → what later readers read in its place
+        self.renamed: dict[str, Value] = {}
+
+    def run(self) -> Block:
+        operators = self.block.operators
+        for i in range(len(operators) - 1, -1, -1):
+            if operators[i].role in _FORWARD and operators[i].op.small_outputs:
+                self.normalisation(i, operators[i])
+        result: list[Operator] = []
+        for i, op in enumerate(operators):
+            result += map(self.reading, self.added.get(i, ()))
+            result.append(op if op.role in _FORWARD else self.reading(op))
+        return self.block.with_operators(result)
+
+    def reading(self, op: Operator) -> Operator:
+        """The operator with rebuilt values as its inputs."""
+        if not any(v.name in self.renamed for v in op.reads()):
+            return op
+        inputs = tuple(v if v is None else self.renamed.get(v.name, v) for v in op.inputs)
+        return dataclasses.replace(op, inputs=inputs)
+
+    def normalisation(self, at: int, op: Operator) -> None:
+        """Rebuilds an operator's output, and activations of it, where the backward pass reads them."""
+        again = op.op.again(op.inputs, op.outputs)
+        t = op.outputs[0]
+        if again is None or t is None:
+            return
+        wanted = [(f, a, y) for a, y in self.activations(t) if (f := self.first_late(y, at, op, again[1])) is not None]
+        first = self.first_late(t, at, op, again[1])
+        new: dict[int, list[Operator]] = {}
+        shared = None if first is None else self.fresh(t)
+        if first is not None and shared is not None:
+            self.renamed[t.name] = shared
+            new[min([first, *(f for f, _, _ in wanted)])] = [Operator(again[0], again[1], (shared,), Role.BACKWARD)]
+        for f, a, y in wanted:
+            if shared is None and 0 not in a.op.inplace:
+                continue  # it would take two buffers for a moment
+            source = shared or self.fresh(t)
+            if shared is None:
+                new.setdefault(f, []).append(Operator(again[0], again[1], (source,), Role.BACKWARD))
+            self.renamed[y.name] = self.fresh(y)
+            inputs = tuple(source if v == t else v for v in a.inputs)
+            new.setdefault(f, []).append(Operator(a.op, inputs, (self.renamed[y.name],), Role.BACKWARD))
+        for f, operators in new.items():
+            self.added[f] = operators + self.added.get(f, [])
+            for v in again[1]:
+                if v is not None:
+                    self.readers[v.name].append(f)
+
+    def fresh(self, v: Value) -> Value:
+        return v.renamed(self.names.take(f"{v.name}.again"))
+
+    def activations(self, t: Value) -> Iterator[tuple[Operator, Value]]:
+        """Cheap element-wise operators of the forward pass whose only input, constants aside, is `t`; outputs."""
+        for i in self.readers.get(t.name, ()):
+            op = self.block.operators[i]
+            if op.role not in _FORWARD or not isinstance(op.op, Elementwise) or op.op.random or len(op.outputs) != 1:
+                continue
+            others = [v.name for v in op.reads() if v != t]
+            (y,) = op.outputs
+            assert y is not None
+            if y.type == t.type and op.op.flops_per_element <= _CHEAP and self.constant.issuperset(others):
+                yield op, y
+
+    def first_late(self, v: Value, at: int, op: Operator, needs: Sequence[Value | None]) -> int | None:
+        """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""
+        roles = [(i, self.block.operators[i].role) for i in self.readers.get(v.name, ())]
+        late = [i for i, role in roles if role not in _FORWARD]
+        if not late or v.name in self.kept or any(role is Role.RECOMPUTE for _, role in roles):
+            return None
+        first = min(late)
+        x = op.inputs[0]
+        assert x is not None
+        kept = max(self.readers[x.name]) >= first
+        early = any(i > first for i, role in roles if role in _FORWARD)
+        changed = any(at < i < first for n in needs if n is not None for i in self.updated.get(n.name, ()))
+        return None if early or changed or not kept else first

@@ -1,0 +1,18 @@
+"""A block as it was before kernels were chosen and its memory was planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...language.ir import Block, Free
+from ..base import Pass
+
+
+@dataclass(frozen=True)
+class Unplan(Pass):
+    """Remove frees, chosen kernels and addresses."""
+
+    def run(self, block: Block) -> Block:
+        """The block itself where it has none."""
+        operators = [op for op in block.operators if not isinstance(op.op, Free)]
+        return block.with_operators([replace(op, kernel="") if op.kernel else op for op in operators], addresses={})

@@ -1,0 +1,1 @@
+"""Scheduling: an order of the operators that needs less memory."""

@@ -1,0 +1,111 @@
+"""Attention (ONNX opset 23), taken apart at import in the cheapest way; what is rare is left to ONNX's function body.
+
+What differs from that body: no copies of keys and values for shared heads (matrix products broadcast), one scaling,
+no transposed keys, and rows that may attend to nothing are cleared in the result, not in the attention weights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...language.op import imports
+from ...language.types import TensorType, dtype_to_onnx
+from ..shape.reshape import reshape
+
+
+@imports("Attention")
+def attention(node: Any) -> Any:
+    """softmax(scale · q kᵀ + bias) v, with bias from the mask and `is_causal`; None where the body is to be used."""
+    q_type, mask_type = node.type(0), node.type(3)
+    given = node.attributes
+    past = node.type(4)
+    precision = given.get("softmax_precision") or dtype_to_onnx(q_type.dtype)
+    biased = mask_type is not None or given.get("is_causal", 0)
+    rare = [node.wants(3), node.type(6) is not None, precision != dtype_to_onnx(q_type.dtype), (past is None) != (
+        node.type(5) is None), given.get("softcap", 0.0) and biased]  # fmt: skip
+    if any(rare):
+        return None
+    b = node.builder
+    q, k, v = (_heads(b, node.input(i), given.get("kv_num_heads" if i else "q_num_heads"), node) for i in range(3))
+    if past is not None:
+        k, v = (b.Concat(node.input(i), new, axis=2) for i, new in ((4, k), (5, v)))
+    steps, total = q.shape[2], k.shape[2]
+    if mask_type is not None and (mask_type.ndim < 2 or mask_type.shape[-2:] != (steps, total)):
+        return None
+    mask = None if mask_type is None else node.input(3)
+    y = _attend(b, q, k, v, mask, window=_window(given, past.shape[2] if past is not None else 0), options=given)
+    if q_type.ndim == 3:
+        y = b.Reshape(b.Transpose(y, perm=(0, 2, 1, 3)), shape=(y.shape[0], steps, y.shape[1] * y.shape[3]))
+    return tuple([y, k, v][: len(node.outputs)])
+
+
+def _heads(b: Any, x: Any, heads: int | None, node: Any) -> Any:
+    """[batch, heads, steps, size], from that or from [batch, steps, heads · size]."""
+    if x.ndim == 4:
+        return x
+    if x.ndim != 3 or not heads or x.shape[2] % heads:
+        raise node.fail(f"{x.type} does not divide into {heads} heads")
+    apart = b.Reshape(x, shape=(*x.shape[:2], heads, x.shape[2] // heads))
+    return b.Transpose(apart, perm=(0, 2, 1, 3))
+
+
+def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
+    """The first and the last key that query 0 may look at, -inf and inf being None; query i: i further on.
+
+    `offset`: keys of the past, before that of query 0.  A window's size is -1 where that side is open (opset 25).
+    """
+    left, right = options.get("left_window_size", -1), options.get("right_window_size", -1)
+    right = 0 if options.get("is_causal", 0) else right
+    return (offset - left if left >= 0 else None), (offset + right if right >= 0 else None)
+
+
+def _outside(b: Any, t: TensorType, window: tuple[int | None, int | None]) -> Any:
+    """-inf for keys outside of the window, 0 inside; None where all are inside."""
+    first, last = window
+    parts = []
+    if last is not None:
+        parts.append(b.Trilu(b.fill(-math.inf, t), k=1 + last))
+    if first is not None and first > -t.shape[0]:
+        parts.append(b.Trilu(b.fill(-math.inf, t), k=first - 1, upper=0))
+    return b.add_all(parts) if parts else None
+
+
+def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any) -> Any:
+    """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
+    batch, heads, steps, size = q.shape
+    groups = heads // k.shape[1]
+    scale = options.get("scale") or 1.0 / math.sqrt(size)
+    q = b.Mul(q, b.constant(scale, q))
+    if groups > 1:  # several heads share keys and values
+        q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
+        k, v = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
+    scores = b.MatMul(q, k, transB=1)
+    softcap = options.get("softcap", 0.0)
+    if softcap:
+        cap = b.constant(softcap, scores)
+        scores = b.Mul(b.Tanh(b.Div(scores, cap)), cap)
+    bias = None if mask is None else _bias(b, mask, q.dtype, groups)
+    outside = _outside(b, TensorType(q.dtype, (steps, k.shape[-2])), window)
+    if outside is not None:
+        bias = outside if bias is None else b.Add(bias, outside)
+    nothing = None
+    if mask is not None or (bias is not None and window[0] is not None and window[0] + steps > k.shape[-2]):
+        nothing = b.Equal(b.ReduceMax(bias, axes=(-1,)), b.constant(-math.inf, bias))
+        bias = b.Where(nothing, b.constant(0.0, bias), bias)
+    weights = b.Softmax(scores if bias is None else b.Add(scores, bias), axis=-1)
+    y = b.MatMul(weights, v)
+    if nothing is not None:
+        y = b.Where(nothing, b.constant(0.0, y), y)
+    return reshape(b, y, (batch, heads, steps, y.shape[-1]))
+
+
+def _bias(b: Any, mask: Any, dtype: str, groups: int) -> Any:
+    """The mask as numbers to add: those of a boolean one are 0 and -inf; shared heads get their axis."""
+    if mask.dtype == "bool":
+        mask = b.Where(mask, b.constant(0.0, dtype), b.constant(-math.inf, dtype))
+    if groups == 1 or mask.ndim < 3:
+        return mask
+    heads = mask.shape[-3]
+    apart = (1, 1) if heads == 1 else (heads // groups, groups)
+    return b.Reshape(mask, shape=(*mask.shape[:-3], *apart, *mask.shape[-2:]))

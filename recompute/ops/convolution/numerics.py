@@ -1,0 +1,406 @@
+"""Numerics of convolution: im2col in blocks and one BLAS product a block.
+
+A block is some rows of one image, or several small images, so that its columns stay in the cache and the scratch
+stays small whatever the batch.  1x1 convolutions need no columns; depthwise ones are sums over the taps of the
+kernel.  All functions write preallocated buffers only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..window import BLOCK, Window
+
+#: columns of a product below which BLAS is less than fast
+_COLUMNS = 256
+#: bytes of the columns of one block
+_COLUMN_BYTES = 2 * BLOCK
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution: `group` groups of `cg` input channels and `mg` output channels over windows."""
+
+    batch: int
+    group: int
+    cg: int
+    mg: int
+    window: Window
+
+    @functools.cached_property
+    def pointwise(self) -> bool:
+        """Whether every output position sees just the input position of the same index."""
+        w = self.window
+        return w.taps == 1 and w.inp == w.out and not any(w.begin) and set(w.strides) <= {1}
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Rows of the matrix of columns, for one group."""
+        return self.cg * self.window.taps
+
+    @functools.cached_property
+    def rest(self) -> int:
+        """Output positions of one index along the first spatial axis."""
+        return self.window.positions // max(self.window.out[0], 1)
+
+    def flipped(self) -> Geometry:
+        """For strides of 1: the convolution that gives the input's gradient."""
+        w = self.window
+        begin = tuple((k - 1) * d - p for k, d, p in zip(w.kernel, w.dilations, w.begin, strict=True))
+        return Geometry(
+            self.batch, self.group, self.mg, self.cg, dataclasses.replace(w, inp=w.out, out=w.inp, begin=begin)
+        )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a convolution is cut: `images` whole images, or `rows` rows of one, at a time."""
+
+    images: int
+    rows: int
+
+    def __call__(self, geo: Geometry) -> Iterator[tuple[int, int, int, int]]:
+        """(first image, image after, first row, row after)."""
+        for n in range(0, geo.batch, self.images):
+            for r in range(0, geo.window.out[0], self.rows):
+                yield n, min(n + self.images, geo.batch), r, min(r + self.rows, geo.window.out[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def blocks(geo: Geometry, least: int = _COLUMNS) -> Blocks:
+    """Blocks of about `_COLUMN_BYTES`, of at least `least` columns where there are as many."""
+    wanted = max(least, _COLUMN_BYTES // (4 * max(geo.group * geo.rows, 1)))
+    positions, out = max(geo.window.positions, 1), max(geo.window.out[0], 1)
+    if positions < wanted:
+        pieces = -(-geo.batch // max(wanted // positions, 1))
+        return Blocks(max(-(-geo.batch // max(pieces, 1)), 1), out)
+    pieces = -(-out // max(wanted // max(geo.rest, 1), 1))
+    return Blocks(1, -(-out // pieces))
+
+
+def _column_count(geo: Geometry, b: Blocks) -> int:
+    return b.images * b.rows * geo.rest
+
+
+def _direct(geo: Geometry) -> bool:
+    """Whether the images themselves serve as columns."""
+    return geo.pointwise and (geo.window.positions >= _COLUMNS or geo.batch == 1)
+
+
+class Columns:
+    """Fills the matrix of columns, [channels, taps, images, rows, rest], block after block in one buffer."""
+
+    def __init__(self, geo: Geometry, buffer: Any) -> None:
+        self.geo = geo
+        self.buffer = buffer.reshape(-1)
+        self.taps = geo.window.reach()
+        self.clean: Any = None  # the shape of the blocks for which the padding has been cleared
+
+    def view(self, n: int, rows: int) -> Any:
+        """The buffer's start under the layout of a block."""
+        geo = self.geo
+        shape = (geo.group * geo.cg, *geo.window.kernel, n, rows, *geo.window.out[1:])
+        size = geo.group * geo.rows * n * rows * geo.rest
+        return self.buffer[:size].reshape(shape)
+
+    def gather(self, x: Any, block: tuple[int, int, int, int]) -> Any:
+        """Columns of a block as [group, rows, columns]."""
+        n0, n1, r0, r1 = block
+        geo = self.geo
+        to = self.view(n1 - n0, r1 - r0)
+        if to.shape != self.clean:
+            if self._pads():
+                to.fill(0)  # what lies outside along the other axes stays zero in later blocks of this shape
+            self.clean = to.shape
+        for tap in self.taps:
+            part = to[(slice(None), *tap.index)]
+            found = _clip(tap, geo.window.strides[0], r0, r1)
+            if found is None:
+                part.fill(0)
+                continue
+            out, inp = found
+            part[:, :, : out[0].start].fill(0)
+            part[:, :, out[0].stop :].fill(0)
+            part[(slice(None), slice(None), *out)] = x[(slice(n0, n1), slice(None), *inp)].swapaxes(0, 1)
+        return to.reshape(geo.group, geo.rows, -1)
+
+    def _pads(self) -> bool:
+        whole = tuple(slice(0, d) for d in self.geo.window.out)
+        return len(self.taps) < self.geo.window.taps or any(t.out[1:] != whole[1:] for t in self.taps)
+
+    def scatter(self, columns: Any, dx: Any, block: tuple[int, int, int, int]) -> None:
+        """Adds columns to the input elements that they come from (the transpose of `gather`)."""
+        n0, n1, r0, r1 = block
+        for tap in self.taps:
+            found = _clip(tap, self.geo.window.strides[0], r0, r1)
+            if found is not None:
+                out, inp = found
+                target = dx[(slice(n0, n1), slice(None), *inp)].swapaxes(0, 1)
+                target += columns[(slice(None), *tap.index, slice(None), *out)]
+
+
+def _clip(tap: Any, stride: int, r0: int, r1: int) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """The slices of a tap (output relative to r0) within rows [r0, r1)."""
+    rows = tap.out[0]
+    lo, hi = max(rows.start, r0), min(rows.stop, r1)
+    if lo >= hi:
+        return None
+    at = tap.inp[0].start + (lo - rows.start) * stride
+    return (
+        (slice(lo - r0, hi - r0), *tap.out[1:]),
+        (slice(at, at + (hi - lo - 1) * stride + 1, stride), *tap.inp[1:]),
+    )
+
+
+# -- forward ------------------------------------------------------------------------------------------------------
+
+
+def forward_scratch(geo: Geometry) -> list[int]:
+    """Elements of the scratch buffers of `forward`."""
+    if _direct(geo):
+        return []
+    if geo.cg == 1:
+        return [_depth_block(geo)[2]]
+    b = blocks(geo)
+    n = _column_count(geo, b)
+    return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
+
+
+def forward(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
+    """out[n, m] = Σ over the group's channels c and taps k of w[m, c, k] · x[n, c, position + k], plus bias."""
+    if out.size == 0:
+        return
+    n, g, p = geo.batch, geo.group, geo.window.positions
+    if _direct(geo):
+        xp.matmul(w.reshape(g, geo.mg, geo.cg), x.reshape(n, g, geo.cg, p), out=out.reshape(n, g, geo.mg, p))
+    elif geo.cg == 1:
+        _depth_forward(xp, geo, x, w, out, scratch[0])
+    else:
+        _forward_columns(xp, geo, x, w, bias, out, scratch)
+        return
+    if bias is not None:
+        flat = out.reshape(n, g * geo.mg, p)
+        xp.add(flat, bias[:, None], out=flat)
+
+
+def _forward_columns(xp: Any, geo: Geometry, x: Any, w: Any, bias: Any, out: Any, scratch: Sequence[Any]) -> None:
+    g, m = geo.group, geo.group * geo.mg
+    flat = out.reshape(geo.batch, m, -1)
+    w3 = w.reshape(g, geo.mg, geo.rows)
+    columns = Columns(geo, scratch[0])
+    for block in blocks(geo)(geo):
+        n0, n1, r0, r1 = block
+        cols = columns.gather(x, block)
+        if n1 - n0 == 1:
+            target = flat[n0].reshape(g, geo.mg, -1)[:, :, r0 * geo.rest : r1 * geo.rest]
+            xp.matmul(w3, cols, out=target)
+            if bias is not None:
+                xp.add(target, bias.reshape(g, -1, 1), out=target)
+            continue
+        result = scratch[1].reshape(-1)[: m * cols.shape[2]]
+        xp.matmul(w3, cols, out=result.reshape(g, geo.mg, -1))
+        images = result.reshape(m, n1 - n0, -1).swapaxes(0, 1)
+        if bias is not None:
+            xp.add(images, bias[:, None], out=flat[n0:n1])
+        else:
+            flat[n0:n1] = images
+
+
+# -- gradient by the input ----------------------------------------------------------------------------------------
+
+
+def _flips(geo: Geometry) -> bool:
+    return set(geo.window.strides) <= {1} and geo.cg > 1 and geo.mg > 1
+
+
+def grad_input_scratch(geo: Geometry) -> list[int]:
+    """Elements of the scratch buffers of `grad_input`."""
+    if _direct(geo):
+        return []
+    if geo.cg == 1:
+        return [_depth_block(geo)[2]]
+    if _flips(geo):
+        return [geo.group * geo.mg * geo.rows, *forward_scratch(geo.flipped())]
+    b = blocks(geo)
+    n = _column_count(geo, b)
+    return [geo.group * geo.rows * n] + ([geo.group * geo.mg * n] if b.images > 1 else [])
+
+
+def grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+    """dx[n, c, position + k] += w[m, c, k] · dy[n, m, position], over all m of the group, positions and taps."""
+    n, g, p = geo.batch, geo.group, geo.window.positions
+    if dx.size == 0:
+        return
+    if _direct(geo):
+        transposed = w.reshape(g, geo.mg, geo.cg).swapaxes(1, 2)
+        xp.matmul(transposed, dy.reshape(n, g, geo.mg, p), out=dx.reshape(n, g, geo.cg, p))
+    elif geo.cg == 1:
+        _depth_grad_input(xp, geo, w, dy, dx, scratch[0])
+    elif _flips(geo):
+        kernel = geo.window.kernel
+        turned = scratch[0].reshape(g, geo.cg, geo.mg, *kernel)
+        back = (Ellipsis, *(slice(None, None, -1) for _ in kernel))
+        turned[...] = w.reshape(g, geo.mg, geo.cg, *kernel)[back].swapaxes(1, 2)
+        forward(xp, geo.flipped(), dy, turned, None, dx, scratch[1:])
+    else:
+        _grad_input_columns(xp, geo, w, dy, dx, scratch)
+
+
+def _grad_input_columns(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, scratch: Sequence[Any]) -> None:
+    dx.fill(0)
+    transposed = w.reshape(geo.group, geo.mg, geo.rows).swapaxes(1, 2)
+    columns = Columns(geo, scratch[0])
+    for block in blocks(geo)(geo):
+        n0, n1, r0, r1 = block
+        part = _maps(geo, dy, block, scratch)
+        cols = columns.view(n1 - n0, r1 - r0)
+        xp.matmul(transposed, part, out=cols.reshape(geo.group, geo.rows, -1))
+        columns.scatter(cols, dx, block)
+
+
+def _maps(geo: Geometry, dy: Any, block: tuple[int, int, int, int], scratch: Sequence[Any]) -> Any:
+    """dy of a block as [group, mg, columns]: a view for one image, else copied together."""
+    n0, n1, r0, r1 = block
+    flat = dy.reshape(geo.batch, geo.group * geo.mg, -1)
+    if n1 - n0 == 1:
+        return flat[n0].reshape(geo.group, geo.mg, -1)[:, :, r0 * geo.rest : r1 * geo.rest]
+    size = (n1 - n0) * flat.shape[1] * flat.shape[2]
+    together = scratch[1].reshape(-1)[:size]
+    together.reshape(flat.shape[1], n1 - n0, -1)[...] = flat[n0:n1].swapaxes(0, 1)
+    return together.reshape(geo.group, geo.mg, -1)
+
+
+# -- gradient by the weight ---------------------------------------------------------------------------------------
+
+
+def grad_weight_scratch(geo: Geometry) -> list[int]:
+    """Elements of the scratch buffers of `grad_weight`."""
+    if geo.cg == 1:
+        return [_depth_block(geo)[2]]
+    partial = geo.group * _partial_maps(geo) * geo.rows
+    if _direct(geo):
+        return [partial] if geo.batch > 1 else []
+    b = blocks(geo, 2 * _COLUMNS)
+    n = _column_count(geo, b)
+    several = b.images < geo.batch or b.rows < geo.window.out[0]
+    return [geo.group * geo.rows * n, geo.group * geo.mg * n if b.images > 1 else 0, partial if several else 0]
+
+
+def _partial_maps(geo: Geometry) -> int:
+    """Output channels of a group whose partial sums are computed at a time: about four blocks of bytes."""
+    wanted = max(4 * BLOCK // (4 * max(geo.group * geo.rows, 1)), 64)
+    return min(geo.mg, wanted)
+
+
+def grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, scratch: Sequence[Any]) -> None:
+    """dw[m, c, k] = Σ over images and positions of x[n, c, position + k] · dy[n, m, position]."""
+    if dw.size == 0:
+        return
+    if geo.cg == 1:
+        _depth_grad_weight(xp, geo, x, dy, dw, scratch[0])
+        return
+    total = dw.reshape(geo.group, geo.mg, geo.rows)
+    if dy.size == 0:
+        total.fill(0)
+        return
+    for i, (part, cols) in enumerate(_products(geo, x, dy, scratch)):
+        if i == 0:
+            xp.matmul(part, cols.swapaxes(1, 2), out=total)
+            continue
+        buffer = scratch[0] if _direct(geo) else scratch[2]
+        for m in range(0, geo.mg, _partial_maps(geo)):
+            target = total[:, m : m + _partial_maps(geo)]
+            result = buffer.reshape(-1)[: target.size].reshape(target.shape)
+            xp.matmul(part[:, m : m + _partial_maps(geo)], cols.swapaxes(1, 2), out=result)
+            xp.add(target, result, out=target)
+
+
+def _products(geo: Geometry, x: Any, dy: Any, scratch: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """(maps, columns) block by block."""
+    if _direct(geo):
+        for n in range(geo.batch):
+            yield dy[n].reshape(geo.group, geo.mg, -1), x[n].reshape(geo.group, geo.cg, -1)
+        return
+    columns = Columns(geo, scratch[0])
+    for block in blocks(geo, 2 * _COLUMNS)(geo):
+        yield _maps(geo, dy, block, scratch), columns.gather(x, block)
+
+
+# -- depthwise: one input channel a group -------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _depth_block(geo: Geometry) -> tuple[int, int, int]:
+    """(images, groups, elements) of a block of about `BLOCK` bytes."""
+    positions = max(geo.window.positions, 1)
+    groups = min(max(BLOCK // (4 * positions), 1), geo.group)
+    images = min(max(BLOCK // (4 * positions * groups), 1), max(geo.batch, 1)) if groups == geo.group else 1
+    return images, groups, images * groups * positions
+
+
+def _depth_parts(geo: Geometry) -> Iterator[tuple[slice, slice]]:
+    images, groups, _ = _depth_block(geo)
+    for g in range(0, geo.group, groups):
+        for n in range(0, geo.batch, images):
+            yield slice(n, n + images), slice(g, g + groups)
+
+
+def _by_group(geo: Geometry, a: Any) -> Any:
+    """Maps as [images, group, mg, ...]."""
+    return a.reshape(geo.batch, geo.group, geo.mg, *geo.window.out)
+
+
+def _product(xp: Any, a: Any, b: Any, buffer: Any) -> Any:
+    """a · b in the start of a buffer."""
+    shape = a.shape if a.size >= b.size else b.shape
+    size = 1
+    for d in shape:
+        size *= d
+    result = buffer.reshape(-1)[:size].reshape(shape)
+    xp.multiply(a, b, out=result)
+    return result
+
+
+def _depth_weights(geo: Geometry, w: Any, tap: Any, groups: slice, m: int) -> Any:
+    """The weight of one tap as [groups, 1, ...], to broadcast over positions."""
+    w5 = w.reshape(geo.group, geo.mg, *geo.window.kernel)
+    return w5[(groups, m, *tap.index)].reshape(-1, *(1 for _ in tap.index))
+
+
+def _depth_forward(xp: Any, geo: Geometry, x: Any, w: Any, out: Any, buffer: Any) -> None:
+    out.fill(0)
+    maps = _by_group(geo, out)
+    for images, groups in _depth_parts(geo):
+        for m in range(geo.mg):
+            for tap in geo.window.reach():
+                weight = _depth_weights(geo, w, tap, groups, m)
+                target = maps[(images, groups, m, *tap.out)]
+                target += _product(xp, x[(images, groups, *tap.inp)], weight, buffer)
+
+
+def _depth_grad_input(xp: Any, geo: Geometry, w: Any, dy: Any, dx: Any, buffer: Any) -> None:
+    dx.fill(0)
+    maps = _by_group(geo, dy)
+    for images, groups in _depth_parts(geo):
+        for m in range(geo.mg):
+            for tap in geo.window.reach():
+                weight = _depth_weights(geo, w, tap, groups, m)
+                target = dx[(images, groups, *tap.inp)]
+                target += _product(xp, maps[(images, groups, m, *tap.out)], weight, buffer)
+
+
+def _depth_grad_weight(xp: Any, geo: Geometry, x: Any, dy: Any, dw: Any, buffer: Any) -> None:
+    dw.fill(0)
+    maps = _by_group(geo, dy)
+    w5 = dw.reshape(geo.group, geo.mg, *geo.window.kernel)
+    spatial = tuple(range(2, 2 + len(geo.window.out)))
+    for images, groups in _depth_parts(geo):
+        for m in range(geo.mg):
+            for tap in geo.window.reach():
+                product = _product(xp, x[(images, groups, *tap.inp)], maps[(images, groups, m, *tap.out)], buffer)
+                target = w5[(groups, m, *tap.index)]
+                target += product.sum(axis=(0, *spatial))

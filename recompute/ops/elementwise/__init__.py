@@ -1,0 +1,1 @@
+"""Element-wise operators: arithmetic, comparisons, activations."""

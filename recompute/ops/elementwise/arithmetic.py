@@ -1,0 +1,237 @@
+"""Arithmetic on tensors with broadcasting, and the unary functions of mathematics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.element import cast, power
+from ...language.op import Op
+from ...language.types import TensorType
+from ..common import Elementwise, Ufunc
+
+
+@dataclass(frozen=True)
+class Add(Ufunc, onnx=True):
+    """a + b."""
+
+    ufunc = "add"
+
+    def gradient(self, b, ins, outs, grads):
+        """Both gradients are dy, summed over what was broadcast; nothing is kept."""
+        return [b.sum_to(grads[0], v.shape) for v in ins]
+
+    @classmethod
+    def samples(cls, draw):
+        """Equal shapes, broadcasting on both sides, a scalar, an empty dimension."""
+        yield from _binary_samples(cls(), draw)
+
+
+@dataclass(frozen=True)
+class Sub(Ufunc, onnx=True):
+    """a - b."""
+
+    ufunc = "subtract"
+    truths = False
+
+    def gradient(self, b, ins, outs, grads):
+        """dy and -dy; nothing is kept."""
+        return [b.sum_to(grads[0], ins[0].shape), b.Neg(b.sum_to(grads[0], ins[1].shape))]
+
+    @classmethod
+    def samples(cls, draw):
+        """As Add."""
+        yield from _binary_samples(cls(), draw)
+
+
+@dataclass(frozen=True)
+class Mul(Ufunc, onnx=True):
+    """a · b, element by element."""
+
+    ufunc = "multiply"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · b and dy · a."""
+        x, y = ins
+        return [b.sum_to(b.Mul(grads[0], y), x.shape), b.sum_to(b.Mul(grads[0], x), y.shape)]
+
+    @classmethod
+    def samples(cls, draw):
+        """As Add."""
+        yield from _binary_samples(cls(), draw)
+
+
+@dataclass(frozen=True)
+class Div(Elementwise, onnx=True):
+    """a / b; integers are divided towards zero (as in C, and in ONNX)."""
+
+    truths = False
+
+    def compute(self, xp, ins, outs, scratch):
+        """True division for floats; exact truncation for integers."""
+        if outs[0].dtype.kind in "iu":
+            # floor division, corrected where the signs differ and there is a remainder
+            a, b = ins
+            quotient = xp.floor_divide(a, b)
+            wrong = (xp.remainder(a, b) != 0) & ((a < 0) != (b < 0))
+            xp.add(quotient, wrong, out=outs[0], casting="unsafe")
+        else:
+            xp.divide(*ins, out=outs[0])
+
+    def element(self, x, y):
+        """Of floats: integers divide by zero."""
+        return x / y if x.type.is_float else None
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / b and -dy · y / b: the second from the output."""
+        x, y = ins
+        dx = b.Div(grads[0], y)
+        return [b.sum_to(dx, x.shape), b.Neg(b.sum_to(b.Mul(dx, outs[0]), y.shape))]
+
+    @classmethod
+    def samples(cls, draw):
+        """Divisors away from zero."""
+        yield draw.case(cls(), draw("f64[3,4]"), draw("f64[3,4]", 0.5, 2.0))
+        yield draw.case(cls(), draw("f64[3,4]"), draw("f64[4]", 0.5, 2.0))
+        yield draw.case(cls(), draw("f64[]"), draw("f64[2,1]", -2.0, -0.5))
+        yield draw.case(cls(), draw.ints("i64[9]", -9, 9), draw.ints("i64[9]", 1, 5))
+
+
+def _binary_samples(op: Op, draw: Any) -> Any:
+    for a, b in (("2,3", "2,3"), ("2,3", "3"), ("2,1", "1,3"), ("", "2,3"), ("0,3", "1,3")):
+        yield draw.case(op, draw(f"f64[{a}]"), draw(f"f64[{b}]"))
+    yield draw.case(op, draw("f32[2,3]"), draw("f32[2,3]"))
+
+
+@dataclass(frozen=True)
+class Neg(Ufunc, onnx=True):
+    """-x."""
+
+    ufunc = "negative"
+    truths = False
+
+    def gradient(self, b, ins, outs, grads):
+        """-dy."""
+        return [b.Neg(grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield draw.case(cls(), draw("f64[2,3]"))
+
+
+@dataclass(frozen=True)
+class Exp(Ufunc, onnx=True):
+    """e^x."""
+
+    autocast = "full"
+    ufunc = "exp"
+    floats = True
+    flops_per_element = 8
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · y: from the output."""
+        return [b.Mul(grads[0], outs[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield draw.case(cls(), draw("f64[2,3]"))
+
+
+@dataclass(frozen=True)
+class Log(Ufunc, onnx=True):
+    """Natural logarithm."""
+
+    autocast = "full"
+    ufunc = "log"
+    floats = True
+    flops_per_element = 8
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / x."""
+        return [b.Div(grads[0], ins[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """Positive numbers."""
+        yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0))
+
+
+@dataclass(frozen=True)
+class Sqrt(Ufunc, onnx=True):
+    """Square root."""
+
+    autocast = "full"
+    ufunc = "sqrt"
+    floats = True
+    flops_per_element = 4
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / (2 y): from the output."""
+        return [b.Div(grads[0], b.Add(outs[0], outs[0]))]
+
+    @classmethod
+    def samples(cls, draw):
+        """Positive numbers."""
+        yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0))
+
+
+@dataclass(frozen=True)
+class Pow(Elementwise, onnx=True):
+    """x^e; the exponent's element type may differ from the base's, the result has the base's."""
+
+    autocast = "full"
+    flops_per_element = 16
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """The base's element type, the broadcast shape."""
+        x, e = inputs
+        assert x is not None and e is not None
+        return super().infer(x, e.with_dtype(x.dtype))
+
+    def compute(self, xp, ins, outs, scratch):
+        """One power call (products for the common squares and cubes come from `from_onnx`)."""
+        xp.power(*ins, out=outs[0], casting="unsafe")
+
+    def element(self, x, e):
+        """The power, in the base's type."""
+        return power(x, cast(e, x.dtype)) if x.type.is_float else None
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · e · x^(e-1), and dy · y · ln x for a floating exponent (0 where x = 0, as in PyTorch)."""
+        x, e = ins
+        exponent = e if e.dtype == x.dtype else b.Cast(e, to=x.dtype)
+        dx = b.Mul(grads[0], b.Mul(exponent, b.Pow(x, b.Sub(exponent, b.constant(1, x)))))
+        if not e.type.is_float:
+            return [b.sum_to(dx, x.shape), None]
+        zero = b.Equal(x, b.constant(0, x))
+        log = b.Log(b.Where(zero, b.constant(1, x), x))
+        de = b.sum_to(b.Mul(grads[0], b.Mul(outs[0], log)), e.shape)
+        return [b.sum_to(dx, x.shape), de if e.dtype == x.dtype else b.Cast(de, to=e.dtype)]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """x² and x³ as products, √x as a root: exact, and what a gradient needs is smaller."""
+        x, e = node.inputs
+        exponent = node.constant(1)
+        if exponent is not None and exponent.size == 1 and x.type.is_float and exponent.ndim <= x.ndim:
+            b = node.builder
+            power = float(exponent.reshape(()))
+            if power == 2.0:
+                return b.Mul(x, x)
+            if power == 3.0:
+                return b.Mul(b.Mul(x, x), x)
+            if power == 0.5:
+                return b.Sqrt(x)
+            if math.isfinite(power) and e.dtype != x.dtype:
+                return b.Pow(x, b.constant(power, x))
+        return node.emit(cls(), x, e)
+
+    @classmethod
+    def samples(cls, draw):
+        """Positive bases; a broadcast exponent; an integer exponent."""
+        yield draw.case(cls(), draw("f64[2,3]", 0.5, 2.0), draw("f64[2,3]"))
+        yield draw.case(cls(), draw("f64[2,3]", 0.5, 2.0), draw("f64[]", 1.5, 2.5))
+        yield draw.case(cls(), draw("f64[2,3]", 0.5, 2.0), draw.ints("i64[3]", 1, 4))

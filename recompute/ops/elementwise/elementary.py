@@ -1,0 +1,380 @@
+"""The unary functions of mathematics, remainder and running sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...language import element
+from ...language.op import Op
+from ..common import Elementwise, Ufunc, normal_axis
+from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
+
+
+class Function(Ufunc, abstract=True):
+    """A function of one variable; `domain` is where samples are drawn."""
+
+    autocast = "full"
+    floats = True
+    flops_per_element = 12
+    domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+
+    @classmethod
+    def samples(cls, draw: Any) -> Any:
+        """A matrix, a scalar, nothing."""
+        for shape in ("2,3", "", "0,2"):
+            yield draw.case(cls(), draw(f"f64[{shape}]", *cls.domain))
+        yield draw.case(cls(), draw("f32[4]", *cls.domain))
+
+
+@dataclass(frozen=True)
+class Abs(Ufunc, onnx=True):
+    """|x|."""
+
+    ufunc = "absolute"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · sign x: 0 at 0, as PyTorch."""
+        return [b.Mul(grads[0], b.Sign(ins[0]))]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both signs; integers."""
+        yield draw.case(cls(), draw.away("f64[3,4]"))
+        yield draw.case(cls(), draw.ints("i32[5]", -4, 4))
+
+
+class Step(Ufunc, abstract=True):
+    """A function that is constant between jumps: no gradient."""
+
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+        """None: it is 0 wherever it exists."""
+        return [None]
+
+    @classmethod
+    def samples(cls, draw: Any) -> Any:
+        """Away from the jumps; halves, where rounding differs."""
+        yield draw.case(cls(), draw.away("f64[3,4]", 0.2) * 0.7)
+        yield draw.case(cls(), draw.ints("i64[9]", -6, 6).astype("f4") / 2)
+
+
+@dataclass(frozen=True)
+class Sign(Step, onnx=True):
+    """-1, 0 or 1."""
+
+    ufunc = "sign"
+    truths = False
+
+
+@dataclass(frozen=True)
+class Floor(Step, onnx=True):
+    """The largest whole number that is not above x."""
+
+    ufunc = "floor"
+    floats = True
+
+
+@dataclass(frozen=True)
+class Ceil(Step, onnx=True):
+    """The smallest whole number that is not below x."""
+
+    ufunc = "ceil"
+    floats = True
+
+
+@dataclass(frozen=True)
+class Round(Step, onnx=True):
+    """The nearest whole number, the even one of two."""
+
+    ufunc = "rint"
+    floats = True
+
+
+@dataclass(frozen=True)
+class Reciprocal(Function, onnx=True):
+    """1 / x."""
+
+    ufunc = "reciprocal"
+    flops_per_element = 4
+    domain = (0.5, 2.0)
+
+    def gradient(self, b, ins, outs, grads):
+        """-dy · y²: from the output."""
+        return [b.Neg(b.Mul(grads[0], b.Mul(outs[0], outs[0])))]
+
+
+@dataclass(frozen=True)
+class Sin(Function, onnx=True):
+    """Sine."""
+
+    ufunc = "sin"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · cos x."""
+        return [b.Mul(grads[0], b.Cos(ins[0]))]
+
+
+@dataclass(frozen=True)
+class Cos(Function, onnx=True):
+    """Cosine."""
+
+    ufunc = "cos"
+
+    def gradient(self, b, ins, outs, grads):
+        """-dy · sin x."""
+        return [b.Neg(b.Mul(grads[0], b.Sin(ins[0])))]
+
+
+@dataclass(frozen=True)
+class Tan(Function, onnx=True):
+    """Tangent."""
+
+    ufunc = "tan"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · (1 + y²): from the output."""
+        return [b.Mul(grads[0], _one_plus(b, outs[0]))]
+
+
+@dataclass(frozen=True)
+class Asin(Function, onnx=True):
+    """Inverse sine."""
+
+    ufunc = "arcsin"
+    domain = (-0.8, 0.8)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / √(1 - x²)."""
+        return [b.Div(grads[0], b.Sqrt(_one_minus(b, ins[0])))]
+
+
+@dataclass(frozen=True)
+class Acos(Function, onnx=True):
+    """Inverse cosine."""
+
+    ufunc = "arccos"
+    domain = (-0.8, 0.8)
+
+    def gradient(self, b, ins, outs, grads):
+        """-dy / √(1 - x²)."""
+        return [b.Neg(b.Div(grads[0], b.Sqrt(_one_minus(b, ins[0]))))]
+
+
+@dataclass(frozen=True)
+class Atan(Function, onnx=True):
+    """Inverse tangent."""
+
+    ufunc = "arctan"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / (1 + x²)."""
+        return [b.Div(grads[0], _one_plus(b, ins[0]))]
+
+
+@dataclass(frozen=True)
+class Sinh(Function, onnx=True):
+    """Hyperbolic sine."""
+
+    ufunc = "sinh"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · cosh x."""
+        return [b.Mul(grads[0], b.Cosh(ins[0]))]
+
+
+@dataclass(frozen=True)
+class Cosh(Function, onnx=True):
+    """Hyperbolic cosine."""
+
+    ufunc = "cosh"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · sinh x."""
+        return [b.Mul(grads[0], b.Sinh(ins[0]))]
+
+
+@dataclass(frozen=True)
+class Asinh(Function, onnx=True):
+    """Inverse hyperbolic sine."""
+
+    ufunc = "arcsinh"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / √(1 + x²)."""
+        return [b.Div(grads[0], b.Sqrt(_one_plus(b, ins[0])))]
+
+
+@dataclass(frozen=True)
+class Acosh(Function, onnx=True):
+    """Inverse hyperbolic cosine, for x ≥ 1."""
+
+    ufunc = "arccosh"
+    domain = (1.5, 3.0)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / √(x² - 1)."""
+        return [b.Div(grads[0], b.Sqrt(b.Neg(_one_minus(b, ins[0]))))]
+
+
+@dataclass(frozen=True)
+class Atanh(Function, onnx=True):
+    """Inverse hyperbolic tangent, for |x| < 1."""
+
+    ufunc = "arctanh"
+    domain = (-0.8, 0.8)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / (1 - x²)."""
+        return [b.Div(grads[0], _one_minus(b, ins[0]))]
+
+
+def _one_plus(b: Any, x: Any) -> Any:
+    return b.Add(b.constant(1, x), b.Mul(x, x))
+
+
+def _one_minus(b: Any, x: Any) -> Any:
+    return b.Sub(b.constant(1, x), b.Mul(x, x))
+
+
+@dataclass(frozen=True)
+class Erf(Tiled, onnx=True):
+    """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
+
+    flops_per_element = 30
+    work = ERF_WORK
+    masks = ERF_MASKS
+
+    def tile(self, xp, ins, out, *temps):
+        """By rational approximations (see `tiles`)."""
+        erf(xp, ins[0], out, *temps)
+
+    def element(self, x):
+        """The function."""
+        return element.erf(x)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · 2/√π · exp(-x²)."""
+        x = ins[0]
+        bell = b.Exp(b.Neg(b.Mul(x, x)))
+        return [b.Mul(grads[0], b.Mul(b.constant(2 / math.sqrt(math.pi), x), bell))]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both approximations; more than one tile."""
+        yield draw.case(cls(), draw("f64[3,20]", -2.5, 2.5))
+        yield draw.case(cls(), draw("f64[]"))
+        yield draw.case(cls(), draw("f32[33000]", -5, 5))
+        yield draw.case(cls(), draw("f16[5]", -3, 3))
+
+
+@dataclass(frozen=True)
+class Mod(Elementwise, onnx=True):
+    """The remainder of a / b: with the divisor's sign, or with `fmod=1` the dividend's (as C's fmod)."""
+
+    fmod: int = 0
+
+    takes = 2
+    flops_per_element = 8
+    truths = False
+
+    def compute(self, xp, ins, outs, scratch):
+        """One remainder."""
+        (xp.fmod if self.fmod else xp.remainder)(*ins, out=outs[0])
+
+    def gradient(self, b, ins, outs, grads):
+        """dy, and -dy times the whole quotient."""
+        x, y = ins
+        whole = b.Round(b.Div(b.Sub(x, outs[0]), y))
+        return [b.sum_to(grads[0], x.shape), b.Neg(b.sum_to(b.Mul(grads[0], whole), y.shape))]
+
+    def export(self, g, ins, outs):
+        """a - b·⌊a / b⌋ for floats, as ONNX has only the other kind for them."""
+        if self.fmod or not g.type(ins[0]).is_float:
+            return False
+        g.node("Sub", [ins[0], g.call("Mul", g.call("Floor", g.call("Div", *ins)), ins[1])], outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """Quotients away from whole numbers; integers of both signs."""
+        yield draw.case(cls(fmod=1), draw("f64[3,4]", 2.2, 2.8), draw("f64[4]", 0.98, 1.02))
+        yield draw.case(cls(fmod=1), draw("f64[3,4]", -2.8, -2.2), draw("f64[4]", 0.98, 1.02))
+        yield draw.case(cls(fmod=0), draw("f64[3,4]", -2.8, -2.2), draw("f64[4]", 0.98, 1.02))
+        for fmod in (0, 1):
+            yield draw.case(cls(fmod=fmod), draw.ints("i64[9]", -9, 9), draw.ints("i64[9]", 1, 4) * -1)
+
+
+@dataclass(frozen=True)
+class Running(Op, abstract=True):
+    """The elements up to each one along `axis`, taken together; `exclusive`: without it; `reverse`: from the end."""
+
+    axis: int
+    exclusive: int = 0
+    reverse: int = 0
+
+    def infer(self, x):
+        """x's type."""
+        if not x.ndim:
+            raise self.fail("needs at least one dimension", x)
+        normal_axis(self.axis, x.ndim, self)
+        return (x,)
+
+    def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
+        """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""
+        axis = normal_axis(self.axis, x.ndim, self)
+        x, total = xp.moveaxis(x, axis, 0), xp.moveaxis(total, axis, 0)
+        if self.reverse:
+            x, total = x[::-1], total[::-1]
+        if self.exclusive:
+            total[:1] = first
+            x, total = x[:-1], total[1:]
+        return x, total
+
+    @classmethod
+    def from_onnx(cls, node):
+        """The axis is an input."""
+        axis = int(node.need_constant(1, "axis").reshape(()))
+        options = {k: node.attributes.get(k, 0) for k in ("exclusive", "reverse")}
+        return node.emit(cls(axis=axis, **options), node.input(0))
+
+
+@dataclass(frozen=True)
+class CumSum(Running):
+    """Sums of the elements up to each one along `axis`; `exclusive`: without it; `reverse`: from the end."""
+
+    def scratch(self, ins, outs):
+        """float32 sums for the half precisions."""
+        x = ins[0]
+        return (x.with_dtype("f32"),) if wide(x.dtype) != x.dtype else ()
+
+    def compute(self, xp, ins, outs, scratch):
+        """One running sum on (turned) views."""
+        x, total = self.turned(xp, ins[0], (*scratch, outs[0])[0], 0)
+        if total.size:
+            xp.cumsum(x, axis=0, dtype=total.dtype, out=total)
+        if scratch:
+            outs[0][...] = scratch[0]
+
+    def gradient(self, b, ins, outs, grads):
+        """The running sum of dy the other way round; nothing is kept."""
+        return [b.CumSum(grads[0], axis=self.axis, exclusive=self.exclusive, reverse=1 - self.reverse)]
+
+    def export(self, g, ins, outs):
+        """ONNX CumSum, the axis as an input."""
+        axis = g.array(np.array(self.axis, np.int64))
+        g.node("CumSum", [ins[0], axis], outs, exclusive=self.exclusive, reverse=self.reverse)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """Both directions, inclusive and exclusive."""
+        for exclusive in (0, 1):
+            for reverse in (0, 1):
+                op = cls(axis=reverse - 1, exclusive=exclusive, reverse=reverse)
+                yield draw.case(op, draw("f64[3,4]"))
+        yield draw.case(cls(axis=0, exclusive=1), draw("f64[1,2]"))
+        yield draw.case(cls(axis=0), draw.ints("i64[0]", 0, 2))
+        yield draw.case(cls(axis=1), draw("f16[2,5]"))

@@ -1,0 +1,449 @@
+"""Piecewise activations.  Where the gradient can be had from the output, the input is not kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.element import cast, maximum, minimum, where
+from ...language.op import Op
+from ..common import Elementwise, Ufunc
+from ..tiles import Tiled
+
+
+@dataclass(frozen=True)
+class Tanh(Ufunc, onnx=True):
+    """Hyperbolic tangent."""
+
+    ufunc = "tanh"
+    floats = True
+    flops_per_element = 12
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · (1 - y²): from the output."""
+        return [b.TanhGrad(outs[0], grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield draw.case(cls(), draw("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class TanhGrad(Tiled):
+    """(y, dy) → dy · (1 - y²)."""
+
+    flops_per_element = 3
+
+    def tile(self, xp, ins, out, *temps):
+        """In the output."""
+        y, dy = ins
+        xp.multiply(y, y, out=out)
+        xp.subtract(out.dtype.type(1), out, out=out)
+        xp.multiply(out, dy, out=out)
+
+    def expand(self, b, y, dy):
+        """The formula."""
+        return (b.Mul(dy, b.Sub(b.constant(1, y), b.Mul(y, y))),)
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield draw.case(cls(), draw("f64[3,4]"), draw("f64[3,4]"))
+
+
+def unary_samples(op: Op, draw: Any, scale: float = 1.0) -> Any:
+    """Away from 0 in all float types, `scale` times as large; a scalar, nothing, more than a tile."""
+    for shape in ("3,4", "", "0,2"):
+        yield draw.case(op, draw.away(f"f64[{shape}]") * scale)
+    yield draw.case(op, draw.away("f32[33,1001]") * scale)
+    yield draw.case(op, (draw.away("f32[5]") * scale).astype("f2"))
+
+
+def gradient_samples(op: Op, draw: Any, scale: float = 1.0) -> Any:
+    """Samples of an operator (x or y, dy)."""
+    for shape in ("3,4", "0,2"):
+        yield draw.case(op, draw.away(f"f64[{shape}]") * scale, draw(f"f64[{shape}]"))
+    yield draw.case(op, (draw.away("f32[5]") * scale).astype("f2"), draw("f16[5]"))
+
+
+@dataclass(frozen=True)
+class LeakyRelu(Tiled, onnx=True):
+    """x where x ≥ 0, else alpha · x."""
+
+    alpha: float = 0.01
+
+    flops_per_element = 2
+    masks = 1
+
+    def tile(self, xp, ins, out, mask):
+        """alpha · x, then x over it."""
+        xp.multiply(ins[0], self.alpha, out=out)
+        if 0 <= self.alpha <= 1:
+            xp.maximum(out, ins[0], out=out)
+            return
+        xp.greater(ins[0], 0, out=mask)
+        xp.copyto(out, ins[0], where=mask)
+
+    def element(self, x):
+        """As the numerics."""
+        low = x * self.alpha
+        return maximum(low, x) if 0 <= self.alpha <= 1 else where(x > 0, x, low)
+
+    def gradient(self, b, ins, outs, grads):
+        """From the output, whose sign is x's for alpha ≥ 0; alpha · dy at the kink, as PyTorch."""
+        return [b.LeakyReluGrad(outs[0] if self.alpha >= 0 else ins[0], grads[0], alpha=self.alpha)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Slopes below 1, above 1, negative, 0."""
+        yield from unary_samples(cls(alpha=0.125), draw)
+        for alpha in (2.0, -0.5, 0.0):
+            yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class LeakyReluGrad(Tiled):
+    """(x or y, dy) → dy where x > 0, else alpha · dy."""
+
+    alpha: float = 0.01
+
+    flops_per_element = 2
+    masks = 1
+
+    def tile(self, xp, ins, out, mask):
+        """dy · max(x > 0, alpha); for a slope outside of 0...1: alpha · dy, then dy over it."""
+        x, dy = ins
+        if 0 <= self.alpha <= 1:
+            xp.greater(x, 0, out=out)
+            xp.maximum(out, self.alpha, out=out)
+            xp.multiply(out, dy, out=out)
+            return
+        xp.multiply(dy, self.alpha, out=out)
+        xp.greater(x, 0, out=mask)
+        xp.copyto(out, dy, where=mask)
+
+    def expand(self, b, x, dy):
+        """A choice."""
+        return (b.Where(b.Greater(x, b.constant(0, x)), dy, b.Mul(dy, b.constant(self.alpha, dy))),)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy; flat in x."""
+        return [None, b.LeakyReluGrad(ins[0], grads[0], alpha=self.alpha)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both sides of the kink."""
+        yield from gradient_samples(cls(alpha=0.125), draw)
+
+
+@dataclass(frozen=True)
+class PRelu(Elementwise, onnx=True):
+    """(x, slope) → x where x ≥ 0, else slope · x; the slope broadcasts to x."""
+
+    flops_per_element = 2
+
+    def infer(self, x, slope):
+        """x's type."""
+        if super().infer(x, slope) != (x,):
+            raise self.fail("the slope does not broadcast to x", x, slope)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """One comparison."""
+        return (ins[0].with_dtype("bool"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """slope · x, then x over it."""
+        x, slope = ins
+        xp.multiply(x, slope, out=outs[0])
+        xp.greater_equal(x, x.dtype.type(0), out=scratch[0])
+        xp.copyto(outs[0], x, where=scratch[0])
+
+    def element(self, x, slope):
+        """A choice."""
+        return where(x >= 0, x, slope * x)
+
+    def gradient(self, b, ins, outs, grads):
+        """dx by a choice; the slope's is the sum of dy · min(x, 0)."""
+        x, slope = ins
+        cut = b.Mul(grads[0], b.Min(x, b.constant(0, x)))
+        return [b.PReluGrad(x, slope, grads[0]), b.sum_to(cut, slope.shape)]
+
+    @classmethod
+    def samples(cls, draw):
+        """One slope, one a channel, one an element."""
+        for slope in ("1", "3,1,1", "2,3,2,2", ""):
+            yield draw.case(cls(), draw.away("f64[2,3,2,2]"), draw(f"f64[{slope}]"))
+
+
+@dataclass(frozen=True)
+class PReluGrad(Elementwise):
+    """(x, slope, dy) → dy where x > 0, else slope · dy."""
+
+    flops_per_element = 2
+
+    def infer(self, x, slope, dy):
+        """dy's type."""
+        if super().infer(x, slope, dy) != (dy,):
+            raise self.fail("x and the slope do not fit dy", x, slope, dy)
+        return (dy,)
+
+    def scratch(self, ins, outs):
+        """One comparison."""
+        return (ins[0].with_dtype("bool"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """slope · dy, then dy over it."""
+        x, slope, dy = ins
+        xp.multiply(dy, slope, out=outs[0])
+        xp.greater(x, x.dtype.type(0), out=scratch[0])
+        xp.copyto(outs[0], dy, where=scratch[0])
+
+    def expand(self, b, x, slope, dy):
+        """A choice."""
+        return (b.Where(b.Greater(x, b.constant(0, x)), dy, b.Mul(dy, slope)),)
+
+    @classmethod
+    def samples(cls, draw):
+        """One slope a channel."""
+        for slope in ("3,1,1", "2,3,2,2"):
+            x = draw.away("f64[2,3,2,2]")
+            yield draw.case(cls(), x, draw(f"f64[{slope}]"), draw("f64[2,3,2,2]"))
+
+
+@dataclass(frozen=True)
+class ThresholdedRelu(Tiled, onnx=True):
+    """x where x > alpha, else 0."""
+
+    alpha: float = 1.0
+
+    work = 1
+
+    def tile(self, xp, ins, out, temp):
+        """x · (x > alpha), with infinities that are cut made finite first."""
+        xp.greater(ins[0], self.alpha, out=out)
+        xp.maximum(ins[0], min(self.alpha, 0.0), out=temp)
+        xp.multiply(out, temp, out=out)
+
+    def element(self, x):
+        """A choice."""
+        return where(x > self.alpha, x, 0)
+
+    def gradient(self, b, ins, outs, grads):
+        """From the output, which is above alpha where x is, for alpha ≥ 0."""
+        return [b.ThresholdedReluGrad(outs[0] if self.alpha >= 0 else ins[0], grads[0], alpha=self.alpha)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Thresholds above and below 0."""
+        for alpha in (0.0, 0.1, -0.1):
+            yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class ThresholdedReluGrad(Elementwise):
+    """(x or y, dy) → dy where it is above alpha, else 0."""
+
+    alpha: float = 1.0
+
+    def compute(self, xp, ins, outs, scratch):
+        """dy · (x > alpha), the mask written into the output first."""
+        xp.greater(ins[0], ins[0].dtype.type(self.alpha), out=outs[0])
+        xp.multiply(outs[0], ins[1], out=outs[0])
+
+    def element(self, x, dy):
+        """A product."""
+        return cast(x > self.alpha, dy.dtype) * dy
+
+    def expand(self, b, x, dy):
+        """A choice."""
+        return (b.Where(b.Greater(x, b.constant(self.alpha, x)), dy, b.constant(0, dy)),)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy; flat in x."""
+        return [None, b.ThresholdedReluGrad(ins[0], grads[0], alpha=self.alpha)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both sides of the threshold."""
+        yield draw.case(cls(alpha=0.1), draw.away("f64[3,4]"), draw("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class Shrink(Tiled, onnx=True):
+    """x + bias where x < -lambd, x - bias where x > lambd, else 0."""
+
+    bias: float = 0.0
+    lambd: float = 0.5
+
+    flops_per_element = 4
+    masks = 1
+
+    def tile(self, xp, ins, out, mask):
+        """0, then either side over it."""
+        x = ins[0]
+        xp.subtract(x, self.bias, out=out)
+        xp.less_equal(x, self.lambd, out=mask)
+        xp.copyto(out, 0, where=mask)
+        xp.less(x, -self.lambd, out=mask)
+        xp.add(x, self.bias, out=out, where=mask)
+
+    def element(self, x):
+        """Either side."""
+        return where(x < -self.lambd, x + self.bias, where(x <= self.lambd, 0, x - self.bias))
+
+    def gradient(self, b, ins, outs, grads):
+        """dy outside of the gap."""
+        x = ins[0]
+        if self.lambd >= 0:
+            return [b.ThresholdedReluGrad(b.Abs(x), grads[0], alpha=self.lambd)]
+        return [grads[0]]
+
+    @classmethod
+    def samples(cls, draw):
+        """With and without bias."""
+        yield from unary_samples(cls(bias=0.1, lambd=0.1), draw)
+        yield draw.case(cls(bias=0.25, lambd=0.5), draw("f64[3,4]", 0.6, 0.9))
+        yield draw.case(cls(), draw("f64[3,4]", -0.4, 0.4))
+
+
+@dataclass(frozen=True)
+class HardSigmoid(Elementwise, onnx=True):
+    """alpha · x + beta, held within 0 and 1."""
+
+    alpha: float = 0.2
+    beta: float = 0.5
+
+    flops_per_element = 4
+    floats = True
+
+    def compute(self, xp, ins, outs, scratch):
+        """Four passes in the output."""
+        kind = outs[0].dtype.type
+        xp.multiply(ins[0], kind(self.alpha), out=outs[0])
+        xp.add(outs[0], kind(self.beta), out=outs[0])
+        xp.maximum(outs[0], kind(0), out=outs[0])
+        xp.minimum(outs[0], kind(1), out=outs[0])
+
+    def element(self, x):
+        """As the numerics."""
+        return minimum(maximum(x * self.alpha + self.beta, 0), 1)
+
+    def gradient(self, b, ins, outs, grads):
+        """From the output: alpha · dy strictly inside, as PyTorch."""
+        return [b.HardSigmoidGrad(outs[0], grads[0], alpha=self.alpha)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Inside and outside."""
+        yield draw.case(cls(), draw.away("f64[3,4]", 0.3))
+        yield draw.case(cls(alpha=1.0, beta=0.5), draw.away("f64[3,4]", 0.6))
+        yield draw.case(cls(), draw("f32[3]", -5, 5))
+
+
+@dataclass(frozen=True)
+class HardSigmoidGrad(Tiled):
+    """(y, dy) → alpha · dy where 0 < y < 1, else 0."""
+
+    alpha: float = 0.2
+
+    flops_per_element = 4
+    work = 1
+
+    def tile(self, xp, ins, out, temp):
+        """alpha · dy · (y > 0) · (y < 1): products are quicker than choices."""
+        y, dy = ins
+        xp.greater(y, 0, out=out)
+        xp.less(y, 1, out=temp)
+        xp.multiply(out, temp, out=out)
+        xp.multiply(out, self.alpha, out=out)
+        xp.multiply(out, dy, out=out)
+
+    def element(self, y, dy):
+        """As the numerics."""
+        return cast((y > 0) & (y < 1), dy.dtype) * self.alpha * dy
+
+    def expand(self, b, y, dy):
+        """A choice."""
+        inside = b.And(b.Greater(y, b.constant(0, y)), b.Less(y, b.constant(1, y)))
+        return (b.Where(inside, b.Mul(dy, b.constant(self.alpha, dy)), b.constant(0, dy)),)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy; flat in y."""
+        return [None, b.HardSigmoidGrad(ins[0], grads[0], alpha=self.alpha)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Inside and outside."""
+        yield from gradient_samples(cls(alpha=0.5), draw, 1.5)
+
+
+@dataclass(frozen=True)
+class HardSwish(Tiled, onnx=True):
+    """x · HardSigmoid(x) with slope 1/6: x · min(max(x + 3, 0), 6) / 6."""
+
+    flops_per_element = 5
+
+    def tile(self, xp, ins, out):
+        """Five passes in the output."""
+        xp.add(ins[0], 3, out=out)
+        xp.maximum(out, 0, out=out)
+        xp.minimum(out, 6, out=out)
+        xp.multiply(out, ins[0], out=out)
+        xp.divide(out, 6, out=out)
+
+    def element(self, x):
+        """As the numerics."""
+        return minimum(maximum(x + 3, 0), 6) * x / 6
+
+    def gradient(self, b, ins, outs, grads):
+        """A function of x."""
+        return [b.HardSwishGrad(ins[0], grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """All three parts."""
+        yield from unary_samples(cls(), draw, 2.0)
+        yield draw.case(cls(), draw.away("f64[3,4]", 0.8) * 4)
+
+
+@dataclass(frozen=True)
+class HardSwishGrad(Tiled):
+    """(x, dy) → dy · (x/3 + 1/2) between -3 and 3; below that 0, above it dy."""
+
+    flops_per_element = 9
+    work = 1
+
+    def tile(self, xp, ins, out, temp):
+        """dy · (middle · (-3 < x < 3) + (x ≥ 3)): products are quicker than choices."""
+        x, dy = ins
+        xp.maximum(x, -3, out=out)
+        xp.minimum(out, 3, out=out)
+        xp.divide(out, 3, out=out)
+        xp.add(out, 0.5, out=out)
+        xp.greater(x, -3, out=temp)
+        xp.multiply(out, temp, out=out)
+        xp.less(x, 3, out=temp)
+        xp.multiply(out, temp, out=out)
+        xp.greater_equal(x, 3, out=temp)
+        xp.add(out, temp, out=out)
+        xp.multiply(out, dy, out=out)
+
+    def element(self, x, dy):
+        """As the numerics."""
+        middle = minimum(maximum(x, -3), 3) / 3 + 0.5
+        return (middle * cast((x > -3) & (x < 3), x.dtype) + cast(x >= 3, x.dtype)) * dy
+
+    def expand(self, b, x, dy):
+        """Two choices."""
+        three = b.constant(3, x)
+        middle = b.Mul(dy, b.Add(b.Div(x, three), b.constant(0.5, x)))
+        left = b.Where(b.LessOrEqual(x, b.constant(-3, x)), b.constant(0, dy), middle)
+        return (b.Where(b.GreaterOrEqual(x, three), dy, left),)
+
+    @classmethod
+    def samples(cls, draw):
+        """All three parts."""
+        yield from gradient_samples(cls(), draw, 2.0)
+        yield draw.case(cls(), draw.away("f64[3,4]", 0.8) * 4, draw("f64[3,4]"))

@@ -1,0 +1,334 @@
+"""Activations made of exponentials.  Where the gradient can be had from the output, the input is not kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.element import absolute, exp, expm1, log1p, maximum, minimum
+from ..common import Elementwise
+from ..tiles import Tiled
+from .piecewise import gradient_samples, unary_samples
+
+
+def sigmoid(xp: Any, x: Any, out: Any, scale: float = 1.0) -> None:
+    """1 / (1 + exp(-scale · x)) of a vector; an overflow of the exponential rightly gives 0."""
+    xp.multiply(x, -scale, out=out)
+    xp.exp(out, out=out)
+    xp.add(out, 1, out=out)
+    xp.reciprocal(out, out=out)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Tiled, onnx=True):
+    """1 / (1 + exp(-x))."""
+
+    flops_per_element = 12
+
+    def tile(self, xp, ins, out):
+        """Four passes in the output."""
+        sigmoid(xp, ins[0], out)
+
+    def element(self, x):
+        """The formula."""
+        return 1 / (1 + exp(-x))
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · y · (1 - y): from the output."""
+        return [b.SigmoidGrad(outs[0], grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """Small and large numbers."""
+        yield from unary_samples(cls(), draw, 3.0)
+        yield draw.case(cls(), draw("f32[9]", -200, 200))
+
+
+@dataclass(frozen=True)
+class SigmoidGrad(Elementwise):
+    """(y, dy) → dy · y · (1 - y)."""
+
+    floats = True
+    flops_per_element = 3
+
+    def compute(self, xp, ins, outs, scratch):
+        """In the output, without temporaries."""
+        y, dy = ins
+        xp.subtract(y.dtype.type(1), y, out=outs[0])
+        xp.multiply(outs[0], y, out=outs[0])
+        xp.multiply(outs[0], dy, out=outs[0])
+
+    def expand(self, b, y, dy):
+        """The formula."""
+        return (b.Mul(dy, b.Mul(b.Sub(b.constant(1, y), y), y)),)
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield from gradient_samples(cls(), draw)
+
+
+class Unit(Tiled, abstract=True):
+    """gain · x where x > 0, else height · (exp(x / width) - 1): Elu and its variations."""
+
+    flops_per_element = 12
+    work = 1
+
+    def constants(self) -> tuple[float, float, float]:
+        """gain, height, width."""
+        raise NotImplementedError
+
+    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+        """The input's type."""
+        if not self.constants()[2]:
+            raise self.fail("divides by its alpha, which is 0", *inputs)
+        return super().infer(*inputs)
+
+    def tile(self, xp: Any, ins: Any, out: Any, *temps: Any) -> None:
+        """Both parts, each 0 where the other is not."""
+        gain, height, width = self.constants()
+        low = temps[0]
+        xp.minimum(ins[0], 0, out=low)
+        if width != 1:
+            xp.divide(low, width, out=low)
+        xp.expm1(low, out=low)
+        xp.multiply(low, height, out=low)
+        xp.maximum(ins[0], 0, out=out)
+        if gain != 1:
+            xp.multiply(out, gain, out=out)
+        xp.add(out, low, out=out)
+
+    def element(self, x: Any) -> Any:
+        """Both parts, as the numerics."""
+        gain, height, width = self.constants()
+        low = minimum(x, 0)
+        low = expm1(low if width == 1 else low / width) * height
+        high = maximum(x, 0)
+        return (high if gain == 1 else high * gain) + low
+
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+        """From the output, where its sign is x's: gain · dy, or dy · (y + height) / width."""
+        gain, height, width = self.constants()
+        options = {"gain": gain, "height": height, "width": width}
+        if gain > 0 and height / width > 0:
+            return [b.UnitGrad(outs[0], grads[0], **options)]
+        x, dy = ins[0], grads[0]
+        low = b.Div(b.Add(outs[0], b.constant(height, x)), b.constant(width, x))
+        positive = b.Greater(x, b.constant(0, x))
+        return [b.Where(positive, b.Mul(dy, b.constant(gain, dy)), b.Mul(dy, low))]
+
+
+@dataclass(frozen=True)
+class Elu(Unit, onnx=True):
+    """x where x > 0, else alpha · (exp(x) - 1)."""
+
+    alpha: float = 1.0
+
+    def constants(self):
+        """As the formula says."""
+        return 1.0, self.alpha, 1.0
+
+    @classmethod
+    def samples(cls, draw):
+        """alpha of both signs and 0."""
+        yield from unary_samples(cls(alpha=0.5), draw)
+        for alpha in (1.0, 0.0, -0.5):
+            yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class Selu(Unit, onnx=True):
+    """gamma · Elu(x): self-normalising (Klambauer et al. 2017)."""
+
+    alpha: float = 1.67326319217681884765625
+    gamma: float = 1.05070102214813232421875
+
+    def constants(self):
+        """As the formula says."""
+        return self.gamma, self.gamma * self.alpha, 1.0
+
+    @classmethod
+    def samples(cls, draw):
+        """The defaults and others."""
+        yield from unary_samples(cls(), draw)
+        yield draw.case(cls(alpha=0.5, gamma=2.0), draw.away("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class Celu(Unit, onnx=True):
+    """max(0, x) + min(0, alpha · (exp(x / alpha) - 1))."""
+
+    alpha: float = 1.0
+
+    def constants(self):
+        """As the formula says."""
+        return 1.0, self.alpha, self.alpha
+
+    def export(self, g, ins, outs):
+        """ONNX has it for f32 only; elsewhere the formula."""
+        x = ins[0]
+        if g.type(x).dtype == "f32":
+            return False
+        alpha, zero = g.scalar(self.alpha, x), g.zero(x)
+        power = g.call("Exp", g.call("Div", g.call("Min", x, zero), alpha))
+        low = g.call("Mul", g.call("Sub", power, g.scalar(1, x)), alpha)
+        g.node("Add", [g.call("Max", x, zero), low], outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """alpha of both signs."""
+        for alpha in (1.0, 0.5, -0.5):
+            yield draw.case(cls(alpha=alpha), draw.away("f64[3,4]"))
+
+
+@dataclass(frozen=True)
+class UnitGrad(Tiled):
+    """(y, dy) → gain · dy where y > 0, else dy · (y + height) / width: the gradient of Elu, Selu and Celu."""
+
+    gain: float
+    height: float
+    width: float
+
+    flops_per_element = 4
+    work = 1
+
+    def infer(self, *inputs):
+        """The inputs' type."""
+        if not self.width:
+            raise self.fail("divides by its width, which is 0", *inputs)
+        return super().infer(*inputs)
+
+    def tile(self, xp, ins, out, temp):
+        """The slope from below, which is height / width for y > 0; corrected there where the gain differs."""
+        y, dy = ins
+        xp.minimum(y, 0, out=out)
+        xp.add(out, self.height, out=out)
+        if self.width != 1:
+            xp.divide(out, self.width, out=out)
+        if self.gain != self.height / self.width:
+            xp.greater(y, 0, out=temp)
+            xp.multiply(temp, self.gain - self.height / self.width, out=temp)
+            xp.add(out, temp, out=out)
+        xp.multiply(out, dy, out=out)
+
+    def expand(self, b, y, dy):
+        """A choice."""
+        low = b.Div(b.Add(y, b.constant(self.height, y)), b.constant(self.width, y))
+        high = b.Mul(dy, b.constant(self.gain, dy))
+        return (b.Where(b.Greater(y, b.constant(0, y)), high, b.Mul(low, dy)),)
+
+    @classmethod
+    def samples(cls, draw):
+        """With gain and width."""
+        yield from gradient_samples(cls(gain=1.0, height=1.5, width=1.0), draw)
+        yield from gradient_samples(cls(gain=2.0, height=1.5, width=0.5), draw)
+
+
+@dataclass(frozen=True)
+class Softplus(Tiled, onnx=True):
+    """ln(1 + exp(x)), as max(x, 0) + ln(1 + exp(-|x|))."""
+
+    autocast = "full"
+    flops_per_element = 20
+    work = 1
+
+    def tile(self, xp, ins, out, temp):
+        """Six passes."""
+        xp.absolute(ins[0], out=temp)
+        xp.negative(temp, out=temp)
+        xp.exp(temp, out=temp)
+        xp.log1p(temp, out=temp)
+        xp.maximum(ins[0], 0, out=out)
+        xp.add(out, temp, out=out)
+
+    def element(self, x):
+        """As the numerics."""
+        return maximum(x, 0) + log1p(exp(-absolute(x)))
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · (1 - exp(-y)): from the output."""
+        return [b.SoftplusGrad(outs[0], grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """Small and large numbers."""
+        yield from unary_samples(cls(), draw, 3.0)
+        yield draw.case(cls(), draw("f32[9]", -200, 200))
+
+
+@dataclass(frozen=True)
+class SoftplusGrad(Tiled):
+    """(y, dy) → dy · (1 - exp(-y))."""
+
+    flops_per_element = 10
+
+    def tile(self, xp, ins, out):
+        """exp(-y) - 1 loses nothing for small y."""
+        xp.negative(ins[0], out=out)
+        xp.expm1(out, out=out)
+        xp.multiply(out, ins[1], out=out)
+        xp.negative(out, out=out)
+
+    def element(self, y, dy):
+        """As the numerics: nothing is lost for small y."""
+        return -(expm1(-y) * dy)
+
+    def expand(self, b, y, dy):
+        """The formula."""
+        return (b.Mul(dy, b.Sub(b.constant(1, y), b.Exp(b.Neg(y)))),)
+
+    @classmethod
+    def samples(cls, draw):
+        """One matrix."""
+        yield from gradient_samples(cls(), draw)
+
+
+@dataclass(frozen=True)
+class Softsign(Tiled, onnx=True):
+    """x / (1 + |x|)."""
+
+    flops_per_element = 5
+
+    def tile(self, xp, ins, out):
+        """Three passes in the output."""
+        xp.absolute(ins[0], out=out)
+        xp.add(out, 1, out=out)
+        xp.divide(ins[0], out, out=out)
+
+    def element(self, x):
+        """The formula."""
+        return x / (absolute(x) + 1)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · (1 - |y|)²: from the output."""
+        return [b.SoftsignGrad(outs[0], grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both signs."""
+        yield from unary_samples(cls(), draw, 3.0)
+
+
+@dataclass(frozen=True)
+class SoftsignGrad(Tiled):
+    """(y, dy) → dy · (1 - |y|)²."""
+
+    flops_per_element = 4
+
+    def tile(self, xp, ins, out):
+        """Four passes in the output."""
+        xp.absolute(ins[0], out=out)
+        xp.subtract(1, out, out=out)
+        xp.multiply(out, out, out=out)
+        xp.multiply(out, ins[1], out=out)
+
+    def expand(self, b, y, dy):
+        """The formula."""
+        root = b.Sub(b.constant(1, y), b.Abs(y))
+        return (b.Mul(dy, b.Mul(root, root)),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Both signs."""
+        yield from gradient_samples(cls(), draw)

@@ -1,0 +1,1 @@
+"""Operators that lowering makes of several others."""

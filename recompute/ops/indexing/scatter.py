@@ -1,0 +1,424 @@
+"""Gathering and scattering by coordinates: the Elements and ND operators.
+
+They turn their indices into flat positions, in declared scratch, and then move elements or rows by number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.op import Op
+from ...language.types import TensorType
+from ..common import normal_axis
+from ..shape.reshape import Move
+from .flat import REDUCTIONS, add_rows, check_bounds, set_rows, take_rows
+from .gather import index_within, need_entries, need_indices
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """How many elements apart neighbours along each axis are, in row-major order."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def element_positions(xp: Any, indices: Any, shape: Sequence[int], axis: int, out: Any, what: str) -> Any:
+    """Flat positions in a tensor of `shape` of what GatherElements takes, written to `out` (i64)."""
+    check_bounds(xp, indices, shape[axis], what)
+    out[...] = indices
+    if shape[axis]:
+        xp.remainder(out, shape[axis], out=out)
+    steps = strides(shape)
+    xp.multiply(out, steps[axis], out=out)
+    for i, n in enumerate(indices.shape):
+        if i != axis:
+            place = xp.arange(n, dtype=xp.int64) * steps[i]
+            xp.add(out, place.reshape([n if j == i else 1 for j in range(out.ndim)]), out=out)
+    return out.reshape(-1)
+
+
+def row_positions(xp: Any, indices: Any, shape: Sequence[int], batch: int, scratch: Any, what: str) -> Any:
+    """Flat numbers of the rows that GatherND takes from a tensor of `shape`.
+
+    `scratch`: two i64 buffers of shape indices.shape[:-1]; the result is in the first.
+    """
+    depth = indices.shape[-1]
+    out, term = scratch
+    out.fill(0)
+    for i in range(depth):  # Horner's rule
+        size = shape[batch + i]
+        check_bounds(xp, indices[..., i], size, what)
+        xp.multiply(out, size, out=out)
+        if size:
+            xp.remainder(indices[..., i], size, out=term)
+            xp.add(out, term, out=out)
+    steps = strides(shape[: batch + depth])
+    for i in range(batch):
+        place = xp.arange(shape[i], dtype=xp.int64) * steps[i]
+        xp.add(out, place.reshape([-1 if j == i else 1 for j in range(out.ndim)]), out=out)
+    return out.reshape(-1)
+
+
+def row_scratch(indices: TensorType) -> tuple[TensorType, TensorType]:
+    """The scratch of `row_positions`."""
+    t = indices.with_shape(indices.shape[:-1])
+    return t, t
+
+
+def check_elements(op: Op, x: TensorType, indices: TensorType, axis: int) -> None:
+    """TypeRuleError where indices of the Elements operators do not fit."""
+    need_indices(op, indices, x, indices)
+    axis = normal_axis(axis, x.ndim, op)
+    small = all(i == axis or n <= d for i, (n, d) in enumerate(zip(indices.shape, x.shape, strict=False)))
+    if x.ndim == 0 or x.ndim != indices.ndim or not small:
+        raise op.fail("indices must have as many dimensions, and nowhere larger ones", x, indices)
+    need_entries(op, x, indices, (axis,))
+
+
+@dataclass(frozen=True)
+class GatherElements(Move, onnx=True):
+    """(x, indices) → y[i, j, ...] = x[i, indices[i, j, ...], ...] for `axis` 1, and so on for other axes."""
+
+    axis: int = 0
+
+    def infer(self, x, indices):
+        """The indices' shape."""
+        check_elements(self, x, indices, self.axis)
+        return (x.with_shape(indices.shape),)
+
+    def scratch(self, ins, outs):
+        """Flat positions."""
+        return (ins[1].with_dtype("i64"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Positions, then one take."""
+        x, axis = ins[0], self.axis % ins[0].ndim
+        at = element_positions(xp, ins[1], x.shape, axis, scratch[0], self.name)
+        take_rows(xp, x.reshape(-1), at, outs[0].reshape(-1))
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, index_within(ins[0].shape[self.axis])),)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy added up where it came from."""
+        return [b.GatherElementsGrad(ins[1], grads[0], shape=ins[0].shape, axis=self.axis), None]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both axes, negative and repeated indices, fewer rows than x has."""
+        yield draw.case(cls(), draw("f64[4,3]"), draw.ints("i64[2,3]", -4, 4))
+        yield draw.case(cls(-1), draw("f64[4,3]"), draw.ints("i32[2,5]", -3, 3))
+        yield draw.case(cls(1), draw("f64[2,3,2]"), draw.ints("i64[2,4,1]", 0, 3))
+        yield draw.case(cls(), draw("f32[3]"), draw.ints("i64[0]", 0, 3))
+
+
+@dataclass(frozen=True)
+class GatherElementsGrad(Move):
+    """(indices, dy) → a tensor of `shape`, each element the sum of what was taken there."""
+
+    shape: tuple[int, ...]
+    axis: int = 0
+
+    def infer(self, indices, dy):
+        """`shape`, with dy's element type."""
+        check_elements(self, dy.with_shape(self.shape), indices, self.axis)
+        if indices.shape != dy.shape:
+            raise self.fail("indices and dy differ in shape", indices, dy)
+        return (dy.with_shape(self.shape),)
+
+    def scratch(self, ins, outs):
+        """Flat positions."""
+        return (ins[0].with_dtype("i64"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Positions, zeros, additions one by one."""
+        axis = self.axis % len(self.shape)
+        at = element_positions(xp, ins[0], self.shape, axis, scratch[0], self.name)
+        outs[0].fill(0)
+        add_rows(xp, outs[0].reshape(1, -1, 1), at, ins[1].reshape(1, -1, 1))
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((0, index_within(self.shape[self.axis])),)
+
+    def gradient(self, b, ins, outs, grads):
+        """GatherElements."""
+        return [None, b.GatherElements(grads[0], ins[0], axis=self.axis)]
+
+    def expand(self, b, indices, dy):
+        """ScatterElements that adds."""
+        zeros = b.Fill(dtype=dy.dtype, shape=self.shape)
+        return (b.ScatterElements(zeros, indices, dy, axis=self.axis, reduction="add"),)
+
+    @classmethod
+    def samples(cls, draw):
+        """As GatherElements."""
+        yield draw.case(cls((4, 3)), draw.ints("i64[2,3]", -4, 4), draw("f64[2,3]"))
+        yield draw.case(cls((2, 3, 2), 1), draw.ints("i64[2,4,1]", 0, 3), draw("f64[2,4,1]"))
+        yield draw.case(cls((3,)), draw.ints("i64[2]", 0, 3), draw("f32[2]"))
+
+
+def rows_taken(op: Op, x: TensorType, indices: TensorType, batch: int) -> tuple[int, ...]:
+    """The shape of what GatherND takes.  TypeRuleError where the indices do not fit."""
+    if indices.dtype != "i64":
+        raise op.fail("indices must be i64", x, indices)
+    depth = indices.shape[-1] if indices.ndim else 0
+    fits = 0 <= batch < indices.ndim and batch + depth <= x.ndim and x.shape[:batch] == indices.shape[:batch]
+    if not fits:
+        raise op.fail("indices do not fit", x, indices)
+    need_entries(op, x, indices, range(batch, batch + depth))
+    return (*indices.shape[:-1], *x.shape[batch + depth :])
+
+
+def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
+    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
+    return index_within(*shape[batch : batch + indices.shape[-1]])
+
+
+@dataclass(frozen=True)
+class GatherND(Move, onnx=True):
+    """(x, indices) → the parts of x at the coordinates in the indices' last axis."""
+
+    batch_dims: int = 0
+
+    def infer(self, x, indices):
+        """The indices' shape without the last axis, then what remains of x's."""
+        return (x.with_shape(rows_taken(self, x, indices, self.batch_dims)),)
+
+    def scratch(self, ins, outs):
+        """Flat row numbers."""
+        return row_scratch(ins[1])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Row numbers, then one take."""
+        x, indices = ins
+        at = row_positions(xp, indices, x.shape, self.batch_dims, scratch, self.name)
+        inner = math.prod(x.shape[self.batch_dims + indices.shape[-1] :])
+        if outs[0].size:
+            take_rows(xp, x.reshape(-1, inner), at, outs[0].reshape(-1, inner))
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, coordinates_within(ins[0].shape, ins[1], self.batch_dims)),)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy added up where it came from."""
+        return [b.GatherNDGrad(ins[1], grads[0], shape=ins[0].shape, batch_dims=self.batch_dims), None]
+
+    @classmethod
+    def samples(cls, draw):
+        """Elements, rows, batches, negative and repeated coordinates."""
+        yield draw.case(cls(), draw("f64[3,4]"), draw.ints("i64[5,2]", -3, 3))
+        yield draw.case(cls(), draw("f64[3,2]"), draw.ints("i64[2,2,1]", 0, 3))
+        yield draw.case(cls(1), draw("f64[2,3,2]"), draw.ints("i64[2,4,1]", -3, 3))
+        yield draw.case(cls(2), draw("f64[2,2,3]"), draw.ints("i64[2,2,1]", 0, 3))
+        yield draw.case(cls(), draw("f32[3]"), draw.ints("i64[0,1]", 0, 3))
+
+
+@dataclass(frozen=True)
+class GatherNDGrad(Move):
+    """(indices, dy) → a tensor of `shape`, each part the sum of what was taken there."""
+
+    shape: tuple[int, ...]
+    batch_dims: int = 0
+
+    def infer(self, indices, dy):
+        """`shape`, with dy's element type."""
+        x = dy.with_shape(self.shape)
+        if rows_taken(self, x, indices, self.batch_dims) != dy.shape:
+            raise self.fail("indices and dy do not fit", indices, dy)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Flat row numbers."""
+        return row_scratch(ins[0])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Row numbers, zeros, additions row by row."""
+        indices, dy = ins
+        at = row_positions(xp, indices, self.shape, self.batch_dims, scratch, self.name)
+        inner = math.prod(self.shape[self.batch_dims + indices.shape[-1] :])
+        outs[0].fill(0)
+        if dy.size:
+            add_rows(xp, outs[0].reshape(1, -1, inner), at, dy.reshape(1, -1, inner))
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((0, coordinates_within(self.shape, ins[0], self.batch_dims)),)
+
+    def gradient(self, b, ins, outs, grads):
+        """GatherND."""
+        return [None, b.GatherND(grads[0], ins[0], batch_dims=self.batch_dims)]
+
+    def expand(self, b, indices, dy):
+        """ScatterND that adds, the batch's own coordinates written before the given ones."""
+        zeros = b.Fill(dtype=dy.dtype, shape=self.shape)
+        own = []
+        for i in range(self.batch_dims):
+            shape = [1] * indices.ndim
+            shape[i] = self.shape[i]
+            place = b.constant(list(range(self.shape[i])), "i64")
+            own.append(b.Expand(b.Reshape(place, shape=tuple(shape)), shape=(*indices.shape[:-1], 1)))
+        places = b.Concat(*own, indices, axis=-1) if own else indices
+        return (b.ScatterND(zeros, places, dy, reduction="add"),)
+
+    @classmethod
+    def samples(cls, draw):
+        """As GatherND."""
+        yield draw.case(cls((3, 4)), draw.ints("i64[5,2]", -3, 3), draw("f64[5]"))
+        yield draw.case(cls((2, 3, 2), 1), draw.ints("i64[2,4,1]", -3, 3), draw("f64[2,4,2]"))
+        yield draw.case(cls((2, 2, 3), 2), draw.ints("i64[2,2,1]", 0, 3), draw("f64[2,2]"))
+        yield draw.case(cls((3,)), draw.ints("i64[2,1]", 0, 3), draw("f32[2]"))
+
+
+class Scatter(Move, abstract=True):
+    """What ScatterElements and ScatterND share: the gradients of their reductions."""
+
+    reduction: str
+
+    def check(self, *types: TensorType) -> None:
+        """TypeRuleError where the reduction is unknown or element types differ."""
+        if self.reduction not in ("none", *REDUCTIONS) or types[0].dtype != types[2].dtype:
+            raise self.fail(f"reduction '{self.reduction}' is unknown or element types differ", *types)
+
+    def take(self, b: Any, x: Any, indices: Any) -> Any:
+        """What is at the places written to."""
+        raise NotImplementedError
+
+    def put(self, b: Any, x: Any, indices: Any, updates: Any, how: str) -> Any:
+        """This operator with another reduction."""
+        raise NotImplementedError
+
+    def gradient(self, b, ins, outs, grads):
+        """none: the old contents get nothing where they were written over; add: dy; mul, max, min below."""
+        (x, indices, updates), dy = ins, grads[0]
+        if self.reduction == "none":
+            kept = self.put(b, dy, indices, b.fill(0.0, updates), "none")
+            return [kept, None, self.take(b, dy, indices)]
+        if self.reduction == "add":
+            return [dy, None, self.take(b, dy, indices)]
+        if self.reduction == "mul":
+            factors = self.put(b, b.fill(1.0, x), indices, updates, "mul")
+            return [b.Mul(dy, factors), None, self._factor_gradient(b, x, indices, updates, outs[0], dy)]
+        return self._extremum_gradient(b, x, indices, updates, outs[0], dy)
+
+    def _factor_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> Any:
+        """dy times the product of all other factors: y / u, and for the only zero at a place y without it."""
+        zero = b.Equal(updates, b.constant(0, updates))
+        safe = b.Where(zero, b.constant(1, updates), updates)
+        zeros = self.put(b, b.fill(0.0, x), indices, b.Cast(zero, to=x.dtype), "add")
+        one = b.Equal(zeros, b.constant(1, x))
+        product = b.Where(one, self.put(b, x, indices, safe, "mul"), y)
+        others = b.Where(zero, self.take(b, b.Mul(dy, product), indices), self.take(b, b.Mul(dy, y), indices))
+        return b.Div(others, safe)
+
+    def _extremum_gradient(self, b: Any, x: Any, indices: Any, updates: Any, y: Any, dy: Any) -> list[Any]:
+        """dy shared evenly among all that equal the result (as PyTorch does)."""
+        stayed = b.Cast(b.Equal(x, y), to=x.dtype)
+        won = b.Cast(b.Equal(updates, self.take(b, y, indices)), to=x.dtype)
+        share = b.Div(dy, self.put(b, stayed, indices, won, "add"))
+        return [b.Mul(stayed, share), None, b.Mul(won, self.take(b, share, indices))]
+
+
+@dataclass(frozen=True)
+class ScatterElements(Scatter, onnx=True):
+    """(x, indices, updates) → x with y[i, indices[i, j], ...] = updates[i, j, ...] for `axis` 1."""
+
+    axis: int = 0
+    reduction: str = "none"
+
+    def infer(self, x, indices, updates):
+        """x's type."""
+        self.check(x, indices, updates)
+        check_elements(self, x, indices, self.axis)
+        if indices.shape != updates.shape:
+            raise self.fail("indices and updates differ in shape", x, indices, updates)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Flat positions."""
+        return (ins[1].with_dtype("i64"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """A copy, then the updates in their order."""
+        x, indices, updates = ins
+        at = element_positions(xp, indices, x.shape, self.axis % x.ndim, scratch[0], self.name)
+        outs[0][...] = x
+        set_rows(xp, outs[0].reshape(-1, 1), at, updates.reshape(-1, 1), self.reduction)
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, index_within(ins[0].shape[self.axis])),)
+
+    def take(self, b, x, indices):
+        """GatherElements."""
+        return b.GatherElements(x, indices, axis=self.axis)
+
+    def put(self, b, x, indices, updates, how):
+        """ScatterElements."""
+        return b.ScatterElements(x, indices, updates, axis=self.axis, reduction=how)
+
+    @classmethod
+    def samples(cls, draw):
+        """Every reduction; repeated places only where they are reduced."""
+        once = draw.generator.permuted(draw.ints("i64[3,4]", 0, 1) + range(4), axis=1)[:, :2] - 2
+        yield draw.case(cls(1), draw("f64[3,4]"), once, draw("f64[3,2]"))
+        yield draw.case(cls(0, "add"), draw("f64[4,3]"), draw.ints("i32[2,3]", -4, 4), draw("f64[2,3]"))
+        yield draw.case(cls(1, "mul"), draw("f64[2,3]"), draw.ints("i64[2,4]", 0, 3), draw("f64[2,4]", 0.5, 2.0))
+        for how in ("max", "min"):
+            data = draw.distinct("f64[2,7]")
+            yield draw.case(cls(1, how), data[:, :3], draw.ints("i64[2,4]", 0, 3), data[:, 3:])
+        yield draw.case(cls(), draw("f32[3]"), draw.ints("i64[1]", 0, 3), draw("f32[1]"))
+
+
+@dataclass(frozen=True)
+class ScatterND(Scatter, onnx=True):
+    """(x, indices, updates) → x with parts, at the coordinates in the last axis, replaced or reduced."""
+
+    reduction: str = "none"
+
+    def infer(self, x, indices, updates):
+        """x's type."""
+        self.check(x, indices, updates)
+        if rows_taken(self, x, indices, 0) != updates.shape:
+            raise self.fail("updates do not fit", x, indices, updates)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Flat row numbers."""
+        return row_scratch(ins[1])
+
+    def compute(self, xp, ins, outs, scratch):
+        """A copy, then the updates in their order."""
+        x, indices, updates = ins
+        at = row_positions(xp, indices, x.shape, 0, scratch, self.name)
+        inner = math.prod(x.shape[indices.shape[-1] :])
+        outs[0][...] = x
+        if updates.size:
+            set_rows(xp, outs[0].reshape(-1, inner), at, updates.reshape(-1, inner), self.reduction)
+
+    def checks(self, ins, outs):
+        """Indices within their axes."""
+        return ((1, coordinates_within(ins[0].shape, ins[1], 0)),)
+
+    def take(self, b, x, indices):
+        """GatherND."""
+        return b.GatherND(x, indices)
+
+    def put(self, b, x, indices, updates, how):
+        """ScatterND."""
+        return b.ScatterND(x, indices, updates, reduction=how)
+
+    @classmethod
+    def samples(cls, draw):
+        """Every reduction; repeated places only where they are reduced; no updates."""
+        once = draw.generator.permutation(4)[:2].reshape(2, 1) - 4
+        yield draw.case(cls(), draw("f64[4,3]"), once, draw("f64[2,3]"))
+        yield draw.case(cls("add"), draw("f64[3,4]"), draw.ints("i64[5,2]", -3, 3), draw("f64[5]"))
+        yield draw.case(cls("mul"), draw("f64[3,2]"), draw.ints("i64[4,1]", 0, 3), draw("f64[4,2]", 0.5, 2.0))
+        for how in ("max", "min"):
+            data = draw.distinct("f64[7,2]")
+            yield draw.case(cls(how), data[:3], draw.ints("i64[4,1]", 0, 3), data[3:])
+        yield draw.case(cls("add"), draw("f32[3]"), draw.ints("i64[0,1]", 0, 3), draw("f32[0]"))

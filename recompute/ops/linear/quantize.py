@@ -1,0 +1,185 @@
+"""QuantizeLinear, DequantizeLinear and the integer products: compositions over operators that there are.
+
+Integers have no gradient: a loss behind QuantizeLinear does not train what is before it.  With
+`load(..., quantization="ste")` a DequantizeLinear that reads a QuantizeLinear of the same scale and zero point becomes
+x ↦ (clip(round(x / s) + z) - z) · s in floats, where round passes gradients on unchanged: the straight-through
+estimator (Bengio et al. 2013).  x gets dy where it is not clipped, s the gradient of Esser et al. (2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...language.op import imports
+from ...language.types import dtype_from_onnx, dtype_to_onnx
+from ..common import Ufunc
+
+#: range of what is quantized to integers
+_RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1))
+           for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoundStraight(Ufunc):
+    """x rounded to whole numbers, halves to even, with the gradient of x (straight-through estimator)."""
+
+    autocast = "full"
+    ufunc = "rint"
+    floats = True
+
+    def infer(self, x):
+        """A float."""
+        if not x.is_float:
+            raise self.fail("needs floats", x)
+        return (x,)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy."""
+        return [grads[0]]
+
+    def export(self, g, ins, outs):
+        """Round."""
+        g.node("Round", ins, outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """No gradient check: the estimator is not the derivative."""
+        yield draw.case(cls(), draw("f64[2,3]", -3, 3), gradient=False)
+        yield draw.case(cls(), draw("f32[2,3]", -3, 3))
+
+
+def spread(b: Any, v: Any, x: Any, axis: int, block: int) -> Any:
+    """A scale or zero point, brought to a shape that broadcasts with x: one, one an index of `axis`, or blocks."""
+    if v is None or v.type.size == 1:
+        return v if v is None or not v.ndim else b.Reshape(v, shape=())
+    axis %= x.ndim
+    if not block:
+        return b.Reshape(v, shape=(v.shape[0], *(1,) * (x.ndim - 1 - axis))) if v.ndim == 1 else v
+    wide = (*v.shape[: axis + 1], block, *v.shape[axis + 1 :])
+    each = b.Expand(b.Reshape(v, shape=(*v.shape[: axis + 1], 1, *v.shape[axis + 1 :])), shape=wide)
+    whole = b.Reshape(each, shape=(*v.shape[:axis], v.shape[axis] * block, *v.shape[axis + 1 :]))
+    if whole.shape[axis] != x.shape[axis]:
+        whole = b.Slice(whole, starts=(0,), ends=(x.shape[axis],), axes=(axis,))
+    return whole
+
+
+def _placed(node: Any, x: Any) -> tuple[Any, Any]:
+    """Scale and zero point, ready to broadcast."""
+    axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+    zero = node.input(2)
+    return tuple(spread(node.builder, v, x, axis, block) for v in (node.input(1), zero))
+
+
+def _to(b: Any, v: Any, dtype: Any) -> Any:
+    return v if v.dtype == dtype else b.Cast(v, to=dtype)
+
+
+def rounded(b: Any, x: Any, scale: Any, zero: Any, kind: str, *, straight: bool = False) -> Any:
+    """clip(round(x / scale) + zero) in floats."""
+    q = b.Div(x, scale)
+    q = b.RoundStraight(q) if straight else b.Round(q)
+    if zero is not None:
+        q = b.Add(q, _to(b, zero, q.dtype))
+    low, high = _RANGES[kind]
+    return b.Clip(q, b.constant(low, q), b.constant(high, q))
+
+
+def _dtype(node: Any, attribute: str, otherwise: str) -> str:
+    """The element type that an attribute names; `otherwise` where it is left out, or 0."""
+    number = node.attributes.get(attribute)
+    kind = dtype_from_onnx(number) if number else otherwise
+    if kind is None:
+        raise node.fail(f"its {attribute} {number} is no element type that is supported")
+    return kind
+
+
+@imports("QuantizeLinear")
+def quantize(node: Any) -> Any:
+    """(x, scale, zero) → round(x / scale) + zero, clipped; to 8 and 4 bit floats: x / scale, converted."""
+    b, x, given = node.builder, node.input(0), node.attributes
+    kind = _dtype(node, "output_dtype", "u8")
+    zero_type = node.type(2)
+    kind = zero_type.dtype if zero_type is not None else kind
+    scale, zero = _placed(node, x)
+    work = _dtype(node, "precision", scale.dtype)
+    if kind not in _RANGES:
+        q = b.Div(_to(b, x, work), _to(b, scale, work))
+        if zero is not None:
+            q = b.Add(q, _to(b, zero, work))
+        return b.Cast(q, to=kind, saturate=given.get("saturate", 1))
+    # 16 bits do not fit half precision
+    work = "f32" if work in ("f16", "bf16") else work
+    scale = _to(b, scale, work)
+    q = b.Cast(rounded(b, _to(b, x, work), scale, zero, kind), to=kind)
+    if node.quantized is not None:
+        node.quantized[node.outputs[0]] = x, scale, zero, kind
+    return q
+
+
+@imports("DequantizeLinear")
+def dequantize(node: Any) -> Any:
+    """(x, scale, zero) → (x - zero) · scale, which differentiates by the scale."""
+    b, q = node.builder, node.input(0)
+    scale, zero = _placed(node, q)
+    kind = _dtype(node, "output_dtype", scale.dtype)
+    work = "f32" if scale.dtype in ("f16", "bf16", "f8e8m0") else scale.dtype
+    scale = _to(b, scale, work)
+    fake = (node.quantized or {}).get(node.name(0))
+    if fake is not None:
+        x, own, own_zero, limits = fake
+        y = rounded(b, _to(b, x, work), _to(b, own, work), own_zero, limits, straight=True)
+    else:
+        y = _to(b, q, work)
+    if zero is not None:
+        y = b.Sub(y, _to(b, zero, work))
+    return _to(b, b.Mul(y, scale), kind)
+
+
+@imports("MatMulInteger", "ConvInteger")
+def integer_product(node: Any) -> Any:
+    """Exact in f64, whose 53 bits hold every sum of 2^37 products of bytes; beyond 32 bits it wraps, as sums do."""
+    g = node.body()
+    y = _product(node, g, (0, 1), (2, 3), "")
+    return g.results(g.Cast(g.Cast(y, to=dtype_to_onnx("i64")), to=dtype_to_onnx("i32")))
+
+
+def _product(node: Any, g: Any, factors_at: tuple[int, int], zeros_at: tuple[int, int], bias: str) -> str:
+    """The product of the two factors less their zero points, of matrices or a convolution with a bias, in f64."""
+    conv, wide = "Conv" in node.op_type, dtype_to_onnx("f64")
+    factors = []
+    for i, zero in zip(factors_at, zeros_at, strict=True):
+        v, t = g.Cast(g.ins[i], to=wide), node.type(zero)
+        if t is not None:
+            z = g.Cast(g.ins[zero], to=wide)
+            if t.size > 1 and t.ndim == 1 and (conv or i == 0):  # one for each kernel, or each row of the first matrix
+                z = g.Reshape(z, g.constant((-1, *(1,) * (node.type(i).ndim - 1 if conv else 1))))
+            v = g.Sub(v, z)
+        factors.append(v)
+    if not conv:
+        return g.MatMul(*factors)
+    return g.Conv(*factors, g.Cast(bias, to=wide) if bias else "", **node.attributes)
+
+
+@imports("QLinearMatMul", "QLinearConv")
+def qlinear_product(node: Any) -> Any:
+    """The exact integer product, times a_scale · b_scale / y_scale, rounded, plus y_zero, clipped."""
+    g = node.body()
+    wide = dtype_to_onnx("f64")
+    y = _product(node, g, (0, 3), (2, 5), g.ins[8])
+    by = g.Cast(g.ins[4], to=wide)
+    t = node.type(4)
+    if "Conv" in node.op_type and t.size > 1:
+        by = g.Reshape(by, g.constant((-1, *(1,) * (node.type(3).ndim - 2))))
+    left = g.Cast(g.ins[1], to=wide)
+    if "Conv" not in node.op_type and node.type(1).ndim == 1 and node.type(1).size > 1:
+        left = g.Reshape(left, g.constant((-1, 1)))
+    factor = g.Div(g.Mul(left, by), g.Cast(g.ins[6], to=wide))
+    kind = node.type(7).dtype
+    low, high = _RANGES[kind]
+    q = g.Add(g.Round(g.Mul(y, factor)), g.Cast(g.ins[7], to=wide))
+    q = g.Clip(q, g.constant(low, np.float64), g.constant(high, np.float64))
+    return g.results(g.Cast(q, to=dtype_to_onnx(kind)))

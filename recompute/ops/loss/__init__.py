@@ -1,0 +1,1 @@
+"""Losses on class labels, and loss scaling."""

@@ -1,0 +1,489 @@
+"""Losses on class labels, as ONNX has them: cross entropy on scores, negative log-likelihood on log-probabilities.
+
+Scores are [N, C, d1, ...], labels [N, d1, ...]; class weights [C] are optional.  Rows, that is labels, are taken a
+few samples at a time; inside, a tensor of scores is seen as [N, C, D].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.op import Op
+from ...language.types import TensorType
+from ..channels_last import channels_last
+from ..reduction.softmax import log_softmax
+from ..shape.reshape import reshape
+from ..tiles import TILE, wide
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+class LabelLoss(Op, abstract=True):
+    """What the losses and their gradients share.
+
+    `reduction`: "mean" (by the sum of the weights of the labels), "sum" or "none"; labels equal to `ignore_index`
+    count for nothing.
+    """
+
+    reduction: str
+    ignore_index: int | None
+
+    def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
+        """TypeRuleError where the inputs do not fit each other."""
+        if self.reduction not in _REDUCTIONS:
+            raise self.fail(f"reduction must be one of {', '.join(_REDUCTIONS)}, not '{self.reduction}'")
+        if scores.ndim < 2 or labels.shape != (scores.shape[0], *scores.shape[2:]):
+            raise self.fail("scores must be [N, C, d1, ...] and labels [N, d1, ...]", scores, labels)
+        if not scores.is_float:
+            raise self.fail("scores must be floats", scores, labels)
+        if labels.dtype not in ("i32", "i64"):
+            raise self.fail("labels must be i32 or i64", scores, labels)
+        if weights is not None and weights != TensorType(scores.dtype, scores.shape[1:2]):
+            raise self.fail("weights must be one number a class", scores, labels, weights)
+
+    def label_checks(self, at: int, scores: Sequence[int]) -> tuple:
+        """Labels are classes, or ignored; `at`: their position, `scores`: the shape of the scores (see `Op.checks`)."""
+        return ((at, ("label", scores[1], self.ignore_index)),)
+
+    def loss_type(self, scores: TensorType, labels: TensorType) -> TensorType:
+        """One number, or one a label."""
+        return TensorType(scores.dtype, labels.shape if self.reduction == "none" else ())
+
+    def weighs(self, weights: Any) -> bool:
+        """Whether labels have different weights."""
+        return weights is not None or self.ignore_index is not None
+
+    # -- numerics -------------------------------------------------------------------------------------------------
+
+    def label_types(self, scores: TensorType, weights: TensorType | None) -> tuple[TensorType, ...]:
+        """Scratch: positions of a tile's first classes and of its labels, which are ignored, one number a label,
+        weights of the labels, weights of the classes."""
+        n, classes, inner, step = _form(scores)
+        kind = wide(scores.dtype)
+        tile = step * inner
+        return (
+            TensorType("i64", (tile,)),
+            TensorType("i64", (tile,)),
+            TensorType("bool", (tile,)),
+            TensorType(kind, (n * inner,)),
+            TensorType(kind, (n * inner if self.weighs(weights) else 0,)),
+            TensorType(kind, (classes if weights is not None else 0,)),
+        )
+
+    def tiles(
+        self, xp: Any, scores: Any, labels: Any, weights: Any, temps: Any
+    ) -> Iterator[tuple[slice, slice, Any, Any]]:
+        """For a few samples at a time: which samples, which labels, the labels' positions in the tile's scores, and
+        which are ignored (None: none).  Writes the labels' weights."""
+        n, classes, inner, step = _form(scores)
+        first, at, ignored, _, label_weights, class_weights = temps
+        labels = labels.reshape(-1)
+        _first_classes(xp, first, at, classes, inner)
+        if weights is not None:
+            class_weights[...] = weights
+        for i in range(0, n, step):
+            samples = slice(i, min(i + step, n))
+            rows = slice(i * inner, samples.stop * inner)
+            count = rows.stop - rows.start
+            here, skip = at[:count], ignored[:count] if self.ignore_index is not None else None
+            here[...] = labels[rows]
+            if skip is not None:
+                xp.equal(here, self.ignore_index, out=skip)
+                xp.copyto(here, 0, where=skip)
+            if xp.__name__ == "numpy" and count and not 0 <= (low := int(here.min())) <= int(here.max()) < classes:
+                wrong = low if low < 0 else int(here.max())
+                raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
+            if self.weighs(weights):
+                if weights is not None:
+                    _take(xp, class_weights, here, label_weights[rows])
+                else:
+                    label_weights[rows] = 1
+                if skip is not None:
+                    xp.copyto(label_weights[rows], 0, where=skip)
+            xp.multiply(here, inner, out=here)
+            xp.add(here, first[:count], out=here)
+            yield samples, rows, here, skip
+
+    def reduce(self, xp: Any, losses: Any, label_weights: Any, out: Any) -> None:
+        """One number a label (weighted) to the result."""
+        if self.reduction == "none":
+            out.reshape(-1)[...] = losses
+            return
+        total = xp.sum(losses)
+        if self.reduction == "mean":
+            total = total / (xp.sum(label_weights) if label_weights.size else losses.size)
+        out[...] = total
+
+    # -- in simpler operators -------------------------------------------------------------------------------------
+
+    def label_masks(self, b: Any, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+        """bool [N, C, d1, ...] where the class is the label's, and weights [N, 1, d1, ...] (None: all 1)."""
+        n, classes, *inner = scores.shape
+        ones = (1,) * len(inner)
+        if labels.dtype != "i64":
+            labels = b.Cast(labels, to="i64")
+        labels = b.Reshape(labels, shape=(n, 1, *inner))
+        index = b.CumSum(b.Fill(dtype="i64", shape=(classes, *ones), value=1), axis=0)
+        chosen = b.Equal(labels, b.Sub(index, b.constant(1, index)))
+        found = None
+        if weights is not None:
+            each = b.Where(chosen, b.Reshape(weights, shape=(classes, *ones)), b.constant(0, weights))
+            found = b.ReduceSum(each, axes=(1,))
+        if self.ignore_index is not None:
+            ignored = b.Equal(labels, b.constant(self.ignore_index, labels))
+            one = b.constant(1, scores) if found is None else found
+            found = b.Where(ignored, b.constant(0, scores), one)
+        return chosen, found
+
+    def expanded_loss(self, b: Any, log_prob: Any, labels: Any, weights: Any) -> Any:
+        """The loss from log-probabilities."""
+        chosen, found = self.label_masks(b, log_prob, labels, weights)
+        losses = b.Neg(b.ReduceSum(b.Where(chosen, log_prob, b.constant(0, log_prob)), axes=(1,)))
+        if found is not None:
+            losses = b.Mul(losses, found)
+        if self.reduction == "none":
+            return reshape(b, losses, labels.shape)
+        total = b.ReduceSum(losses, keepdims=0)
+        return b.Div(total, self.expanded_count(b, found, labels, total)) if self.reduction == "mean" else total
+
+    def expanded_count(self, b: Any, label_weights: Any, labels: Any, like: Any) -> Any:
+        """What a mean divides by."""
+        if label_weights is None:
+            return b.constant(labels.size, like)
+        return b.ReduceSum(label_weights, keepdims=0)
+
+    def expanded_scale(self, b: Any, found: Any, labels: Any, dloss: Any) -> Any:
+        """The gradient of each row's plain loss, [N, 1, d1, ...] or a scalar."""
+        if self.reduction == "none":
+            dloss = b.Reshape(dloss, shape=(labels.shape[0], 1, *labels.shape[1:]))
+        elif self.reduction == "mean":
+            dloss = b.Div(dloss, self.expanded_count(b, found, labels, dloss))
+        return dloss if found is None else b.Mul(found, dloss)
+
+    def scales(self, xp: Any, dloss: Any, label_weights: Any, out: Any) -> None:
+        """The gradient of each row's plain loss, into `out` [N · D]."""
+        out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
+        if self.reduction == "mean":
+            count = xp.sum(label_weights) if label_weights.size else out.size
+            xp.divide(out, count, out=out)
+        if label_weights.size:
+            xp.multiply(out, label_weights, out=out)
+
+
+def _form(scores: Any) -> tuple[int, int, int, int]:
+    """N, C, D, and how many samples make a tile."""
+    n, classes, *inner = scores.shape
+    size = math.prod(inner)
+    return n, classes, size, max(1, min(n, TILE // max(classes * size, 1)))
+
+
+def _first_classes(xp: Any, first: Any, temp: Any, classes: int, inner: int) -> None:
+    """Positions of class 0 of each row r in a tile [rows, C, D]: (r // D) · C · D + r mod D."""
+    temp.fill(1)
+    xp.cumsum(temp, out=first)
+    xp.subtract(first, 1, out=first)
+    if inner > 1:
+        xp.floor_divide(first, inner, out=temp)
+        xp.multiply(temp, inner * (classes - 1), out=temp)
+        xp.add(first, temp, out=first)
+    else:
+        xp.multiply(first, classes, out=first)
+
+
+def _take(xp: Any, flat: Any, at: Any, out: Any) -> None:
+    """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
+    if flat.dtype != out.dtype:
+        out[...] = flat[at]
+    elif xp.__name__ == "numpy":
+        flat.take(at, out=out, mode="clip")
+    else:
+        xp.take(flat, at, out=out)
+
+
+def _from_onnx(cls: Any, node: Any, want: int) -> Any:
+    """Class weights become a buffer: they are not trained."""
+    op = cls(node.attributes.get("reduction", "mean"), node.attributes.get("ignore_index"))
+    weights = node.buffer(2) if node.type(2) is not None else None
+    return node.emit(op, node.input(0), node.input(1), weights, want=want)
+
+
+def _loss_samples(cls: Any, draw: Any, make: Any) -> Any:
+    """Reductions, weights, ignored labels, further dimensions, i32 labels, float32, float16."""
+    for reduction in _REDUCTIONS:
+        for ignore in (None, 1, -100):
+            labels = draw.ints("i64[6]", 0, 4)
+            labels[2] = labels[2] if ignore is None else ignore
+            labels[3] = 2
+            for weights in (None, draw("f64[4]", 0.5, 1.5)):
+                op = cls(reduction=reduction, ignore_index=ignore)
+                yield make(op, draw("f64[6,4]"), labels, weights)
+    op = cls(reduction="mean", ignore_index=None)
+    yield make(op, draw("f64[2,3,2,2]"), draw.ints("i32[2,2,2]", 0, 3), draw("f64[3]", 0.5, 1.5))
+    yield make(op, draw("f32[400,101]"), draw.ints("i64[400]", 0, 101), None)
+    yield make(op, draw("f16[4,5]"), draw.ints("i64[4]", 0, 5), draw("f16[5]", 0.5, 1.5))
+    yield make(op, draw("f64[2,3,1]"), draw.ints("i64[2,1]", 0, 3), None)
+
+
+@channels_last(inputs=(0,), outputs=(1,))
+@dataclass(frozen=True)
+class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
+    """(scores, labels, weights?) → loss, log_prob: -w · log_softmax(scores) at the label, reduced (ONNX 13)."""
+
+    reduction: str = "mean"
+    ignore_index: int | None = None
+    inplace = (0,)
+    inplace_output = 1
+
+    def infer(self, scores, labels, weights=None):
+        """The loss, and log-probabilities like the scores."""
+        self.check(scores, labels, weights)
+        return self.loss_type(scores, labels), scores
+
+    def scratch(self, ins, outs):
+        """A tile's rows as well."""
+        scores, weights = ins[0], (*ins, None)[2]
+        _, classes, inner, step = _form(scores)
+        kind = wide(scores.dtype)
+        rows = TensorType(kind, (step, classes, inner))
+        return (*self.label_types(scores, weights), TensorType(kind, (step, 1, inner)), rows, rows)
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Log-probabilities into the second output, or tile by tile into scratch."""
+        scores, labels, weights = (*ins, None)[:3]
+        *temps, number, e, rows = scratch
+        losses, label_weights = temps[3], temps[4]
+        n, classes, inner, _ = _form(scores)
+        x = scores.reshape(n, classes, inner)
+        kept = outs[1].reshape(x.shape) if len(outs) > 1 and outs[1] is not None else None
+        for samples, part, at, ignored in self.tiles(xp, scores, labels, weights, temps):
+            k = samples.stop - samples.start
+            if kept is not None and kept.dtype == rows.dtype:
+                direct, lp = True, kept[samples]
+            else:
+                direct, lp = False, rows[:k]
+            log_softmax(xp, x[samples], lp, number[:k], e[:k])
+            if kept is not None and not direct:
+                kept[samples] = lp
+            _take(xp, lp.reshape(-1), at, losses[part])
+            xp.negative(losses[part], out=losses[part])
+            if ignored is not None:
+                xp.copyto(losses[part], 0, where=ignored)
+            if weights is not None:
+                xp.multiply(losses[part], label_weights[part], out=losses[part])
+        self.reduce(xp, losses, label_weights, outs[0])
+
+    def expand(self, b, scores, labels, weights=None):
+        """Log-softmax, and the label's share."""
+        log_prob = b.LogSoftmax(scores, axis=1)
+        return self.expanded_loss(b, log_prob, labels, weights), log_prob
+
+    def gradient(self, b, ins, outs, grads):
+        """From the log-probabilities and the labels; the scores are not kept."""
+        _, labels, weights = (*ins, None)[:3]
+        parts = []
+        if grads[0] is not None:
+            options = {"reduction": self.reduction, "ignore_index": self.ignore_index}
+            parts.append(b.SoftmaxCrossEntropyGrad(outs[1], labels, weights, grads[0], **options))
+        if len(grads) > 1 and grads[1] is not None:
+            parts.append(b.LogSoftmaxGrad(outs[1], grads[1], axis=1))
+        return [b.add_all(parts), *[None] * (len(ins) - 1)]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """The second output where it is used."""
+        return _from_onnx(cls, node, 2 if node.wants(1) else 1)
+
+    @classmethod
+    def samples(cls, draw):
+        """With and without log-probabilities."""
+
+        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+            # class weights are given, not learnt: they get no gradient (nor do they in PyTorch)
+            return draw.case(op, scores, labels, weights, gradient=weights is None)
+
+        yield from _loss_samples(cls, draw, make)
+        yield draw.case(cls(), draw("f64[3,4]"), draw.ints("i64[3]", 0, 4), want=1)
+        yield draw.case(cls(), draw("f16[3,4]"), draw.ints("i64[3]", 0, 4), want=1)
+
+
+@channels_last(inputs=(0,), outputs=(0,))
+@dataclass(frozen=True)
+class SoftmaxCrossEntropyGrad(LabelLoss):
+    """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
+
+    reduction: str = "mean"
+    ignore_index: int | None = None
+    inplace = (0,)
+
+    def infer(self, log_prob, labels, weights, dloss):
+        """Like the scores."""
+        self.check(log_prob, labels, weights)
+        if dloss != self.loss_type(log_prob, labels):
+            raise self.fail("dloss does not have the loss's type", log_prob, labels, weights, dloss)
+        return (log_prob,)
+
+    def scratch(self, ins, outs):
+        """Numbers of labels."""
+        return self.label_types(ins[0], ins[2])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
+
+    def compute(self, xp, ins, outs, scratch):
+        """exp(l) - 1 at the labels, exp(l) elsewhere, times each row's scale."""
+        log_prob, labels, weights, dloss = ins
+        numbers, label_weights = scratch[3], scratch[4]
+        n, classes, inner, _ = _form(log_prob)
+        shape = (n, classes, inner)
+        lp, out = log_prob.reshape(shape), outs[0].reshape(shape)
+        for samples, rows, at, _ in self.tiles(xp, log_prob, labels, weights, scratch):
+            tile = out[samples]
+            _take(xp, lp[samples].reshape(-1), at, numbers[rows])
+            xp.exp(lp[samples], out=tile)
+            xp.expm1(numbers[rows], out=numbers[rows])
+            tile.reshape(-1)[at] = numbers[rows]
+        self.scales(xp, dloss, label_weights, numbers)
+        xp.multiply(out, numbers.reshape(n, 1, inner), out=out, casting="unsafe")
+
+    def expand(self, b, log_prob, labels, weights, dloss):
+        """The formula with a mask of the labels."""
+        chosen, found = self.label_masks(b, log_prob, labels, weights)
+        p = b.Sub(b.Exp(log_prob), b.Cast(chosen, to=log_prob.dtype))
+        return (b.Mul(p, self.expanded_scale(b, found, labels, dloss)),)
+
+    @classmethod
+    def samples(cls, draw):
+        """As the loss."""
+
+        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+            lp = scores - abs(scores).max() - scores.dtype.type(0.1)
+            t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
+            return draw.case(op, lp, labels, weights, draw(str(t)) + t.numpy.type(1))
+
+        yield from _loss_samples(cls, draw, make)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
+    """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
+
+    reduction: str = "mean"
+    ignore_index: int | None = None
+
+    def infer(self, log_prob, labels, weights=None):
+        """The loss."""
+        self.check(log_prob, labels, weights)
+        return (self.loss_type(log_prob, labels),)
+
+    def scratch(self, ins, outs):
+        """Numbers of labels."""
+        return self.label_types(ins[0], (*ins, None)[2])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
+
+    def compute(self, xp, ins, outs, scratch):
+        """The labels' elements, weighted and reduced."""
+        log_prob, labels, weights = (*ins, None)[:3]
+        losses, label_weights = scratch[3], scratch[4]
+        x = log_prob.reshape(log_prob.shape[0], -1)
+        for samples, rows, at, ignored in self.tiles(xp, log_prob, labels, weights, scratch):
+            _take(xp, x[samples].reshape(-1), at, losses[rows])
+            xp.negative(losses[rows], out=losses[rows])
+            if ignored is not None:
+                xp.copyto(losses[rows], 0, where=ignored)
+            if weights is not None:
+                xp.multiply(losses[rows], label_weights[rows], out=losses[rows])
+        self.reduce(xp, losses, label_weights, outs[0])
+
+    def expand(self, b, log_prob, labels, weights=None):
+        """The label's share by a mask."""
+        return (self.expanded_loss(b, log_prob, labels, weights),)
+
+    def gradient(self, b, ins, outs, grads):
+        """From the labels alone."""
+        log_prob, labels, weights = (*ins, None)[:3]
+        op = {"shape": log_prob.shape, "reduction": self.reduction, "ignore_index": self.ignore_index}
+        return [b.NegativeLogLikelihoodGrad(labels, weights, grads[0], **op), *[None] * (len(ins) - 1)]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Class weights are not trained."""
+        return _from_onnx(cls, node, 1)
+
+    @classmethod
+    def samples(cls, draw):
+        """As cross entropy."""
+
+        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+            return draw.case(op, scores, labels, weights, gradient=weights is None)
+
+        yield from _loss_samples(cls, draw, make)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihoodGrad(LabelLoss):
+    """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
+
+    shape: tuple[int, ...]
+    reduction: str = "mean"
+    ignore_index: int | None = None
+
+    def infer(self, labels, weights, dloss):
+        """`shape` with dloss's element type."""
+        x = TensorType(dloss.dtype, self.shape)
+        self.check(x, labels, weights)
+        if dloss != self.loss_type(x, labels):
+            raise self.fail("dloss does not have the loss's type", labels, weights, dloss)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Numbers of labels; a tile's numbers."""
+        return self.label_types(TensorType(ins[2].dtype, self.shape), ins[1])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(0, self.shape)
+
+    def compute(self, xp, ins, outs, scratch):
+        """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
+        labels, weights, dloss = ins
+        numbers, label_weights = scratch[3], scratch[4]
+        out = outs[0].reshape(self.shape[0], -1)
+        out.fill(0)
+        if self.weighs(weights):
+            for _ in self.tiles(xp, outs[0], labels, weights, scratch):
+                pass
+        self.scales(xp, dloss, label_weights, numbers)
+        xp.negative(numbers, out=numbers)
+        for samples, rows, at, _ in self.tiles(xp, outs[0], labels, weights, scratch):
+            out[samples].reshape(-1)[at] = numbers[rows]
+
+    def expand(self, b, labels, weights, dloss):
+        """A choice by a mask of the labels."""
+        like = b.fill(0.0, TensorType(dloss.dtype, self.shape))
+        chosen, found = self.label_masks(b, like, labels, weights)
+        return (b.Where(chosen, b.Neg(self.expanded_scale(b, found, labels, dloss)), like),)
+
+    @classmethod
+    def samples(cls, draw):
+        """As the loss."""
+
+        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+            op = cls(scores.shape, op.reduction, op.ignore_index)
+            t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
+            return draw.case(op, labels, weights, draw(str(t)) + t.numpy.type(1))
+
+        def plain(reduction: str, ignore_index: int | None) -> Any:
+            return SoftmaxCrossEntropyLoss(reduction, ignore_index)
+
+        yield from _loss_samples(plain, draw, make)

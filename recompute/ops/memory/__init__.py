@@ -1,0 +1,1 @@
+"""Copies between the device's memory and the host's."""

@@ -1,0 +1,211 @@
+"""Batch normalisation as ONNX has it, with given statistics, and running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.element import sqrt
+from ...language.formulas import through_expansion
+from ...language.op import Cost, Op
+from ...language.types import TensorType
+from ..channels_last import channels_last
+from ..window import BLOCK
+from .numerics import wide
+
+
+def channel_axes(ndim: int) -> tuple[int, ...]:
+    """All axes but the channels'."""
+    return (0, *range(2, ndim))
+
+
+def per_channel(b: Any, v: Any, x: Any) -> Any:
+    """[c] as [1, c, 1, ...], to broadcast against x."""
+    return b.Reshape(v, shape=(1, x.shape[1], *(1,) * (x.ndim - 2)))
+
+
+def channel_blocks(x: Any) -> Iterator[slice]:
+    """Blocks of channels of [n, c, p] of about `BLOCK` bytes."""
+    step = block_channels(x.shape)
+    for c in range(0, x.shape[1], step):
+        yield slice(c, min(c + step, x.shape[1]))
+
+
+def block_channels(shape: Sequence[int]) -> int:
+    """Channels of a block."""
+    return min(max(BLOCK // (4 * max(shape[0] * math.prod(shape[2:]), 1)), 1), max(shape[1], 1))
+
+
+def planes(a: Any) -> Any:
+    """[n, c, ...] as [n, c, p]."""
+    return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
+
+
+class ChannelNorm(Op, abstract=True):
+    """Inputs x, then vectors with one element a channel."""
+
+    autocast = "follow"
+    autocast_inputs = (0,)
+    epsilon: float
+
+    def check(self, x: TensorType, *vectors: TensorType) -> None:
+        """TypeRuleError where the vectors do not fit x."""
+        if x.ndim < 2 or not x.is_float:
+            raise self.fail("x needs floats and at least the axes n, c", x, *vectors)
+        if any(v.shape != (x.shape[1],) or not v.is_float for v in vectors):
+            raise self.fail("the others need one float a channel", x, *vectors)
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """About ten operations an element."""
+        assert ins[0] is not None
+        return Cost(10 * ins[0].size, super().cost(ins, outs).bytes)
+
+
+@channels_last(inputs=(0,), outputs=(0,))
+@dataclass(frozen=True)
+class BatchNormalization(ChannelNorm, onnx=True):
+    """(x, scale, bias, mean, var) → (x - mean) / √(var + epsilon) · scale + bias (ONNX, inference)."""
+
+    epsilon: float = 1e-5
+    inplace = (0,)
+
+    def infer(self, x, scale, bias, mean, var):
+        """x's type."""
+        self.check(x, scale, bias, mean, var)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Factor and summand of each channel; halves also a block in float32."""
+        x = ins[0]
+        found = [wide(x).with_shape((2, x.shape[1]))]
+        if wide(x) != x:
+            found.append(wide(x).with_shape((block_channels(x.shape) * x.size // max(x.shape[1], 1),)))
+        return tuple(found)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One factor and one summand a channel, applied block by block."""
+        x, y = planes(ins[0]), planes(outs[0])
+        scale, bias, mean, var = ins[1:]
+        factor, summand = scratch[0]
+        xp.add(var, self.epsilon, out=factor)
+        xp.sqrt(factor, out=factor)
+        xp.divide(scale, factor, out=factor)
+        xp.multiply(factor, mean, out=summand)
+        xp.subtract(bias, summand, out=summand)
+        for c in channel_blocks(x):
+            target = y[:, c]
+            work = target if len(scratch) < 2 else scratch[1][: target.size].reshape(target.shape)
+            xp.multiply(x[:, c], factor[c, None], out=work)
+            xp.add(work, summand[c, None], out=target)
+
+    def channel_element(self, x, scale, bias, mean, var):
+        """As the numerics; None where the vectors have another type."""
+        if any(v.dtype != x.dtype for v in (scale, bias, mean, var)):
+            return None
+        factor = scale / sqrt(var + self.epsilon)
+        return x * factor + (bias - factor * mean)
+
+    def gradient(self, b, ins, outs, grads):
+        """As for an affine function of each channel; the statistics' gradients too."""
+        x, scale, _, mean, var = ins
+        dy = grads[0]
+        axes = channel_axes(x.ndim)
+        # in the vectors' types, so that scale's and x's may differ
+        deviation = b.Sqrt(b.Add(var, b.constant(self.epsilon, var)))
+        factor = b.Div(as_type_of(b, scale, var), deviation)
+        dx = b.Mul(dy, per_channel(b, as_type_of(b, factor, x), x))
+        centred = b.Sub(x, per_channel(b, as_type_of(b, mean, x), x))
+        total = as_type_of(b, b.ReduceSum(dy, axes=axes, keepdims=0), var)
+        against = b.Div(as_type_of(b, b.ReduceSum(b.Mul(dy, centred), axes=axes, keepdims=0), var), deviation)
+        dmean = b.Neg(b.Mul(total, factor))
+        dvar = b.Mul(b.Div(b.Mul(against, factor), deviation), b.constant(-0.5, var))
+        return [dx, as_type_of(b, against, scale), as_type_of(b, total, ins[2]), as_type_of(b, dmean, mean), dvar]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """In training: the batch's statistics, and the running ones updated."""
+        epsilon = node.attributes.get("epsilon", 1e-5)
+        if node.attributes.get("spatial", 1) != 1:
+            raise node.fail("spatial=0 is not supported")
+        x, scale, bias = (node.input(i) for i in range(3))
+        if not node.training:
+            running_mean, running_var = node.buffer(3), node.buffer(4)
+            return (
+                node.emit(cls(epsilon=epsilon), x, scale, bias, running_mean, running_var),
+                running_mean,
+                running_var,
+            )
+        b = node.builder
+        y, *batch = b.BatchNormTrain(x, scale, bias, epsilon=epsilon, want=3)
+        momentum = node.attributes.get("momentum", 0.9)
+        found = []
+        for i, statistic in zip((3, 4), batch, strict=True):
+            running = node.buffer(i)
+            statistic = as_type_of(b, statistic, running)
+            if node.origin(i) is not None:
+                found.append(node.emit(RunningUpdate(momentum=momentum), running, statistic))
+            else:  # fed or computed: nothing that could be updated
+                kept = b.Mul(running, b.constant(momentum, running))
+                found.append(b.Add(kept, b.Mul(statistic, b.constant(1 - momentum, running))))
+        return (y, *found)
+
+    @classmethod
+    def samples(cls, draw):
+        """0 to 3 spatial axes, halves."""
+        for shape in ("3,2", "2,3,2,2", "2,2,3", "1,2,1,2,2"):
+            c = shape.split(",")[1]
+            vectors = [draw(f"f64[{c}]") for _ in range(3)]
+            yield draw.case(cls(epsilon=0.1), draw(f"f64[{shape}]"), *vectors, draw(f"f64[{c}]", 0.5, 2))
+        f32 = [draw("f32[3]") for _ in range(3)]
+        yield draw.case(cls(), draw("f32[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
+        yield draw.case(cls(), draw("f16[2,3,4]"), *f32, draw("f32[3]", 0.5, 2))
+
+
+def as_type_of(b: Any, v: Any, like: Any) -> Any:
+    return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
+
+
+@dataclass(frozen=True)
+class RunningUpdate(Op):
+    """(running, batch): running ← momentum · running + (1 - momentum) · batch, in place."""
+
+    updates = (0,)
+    momentum: float = 0.9
+
+    def infer(self, running, batch):
+        """running's type."""
+        if running != batch or not running.is_float:
+            raise self.fail("both need the same float type", running, batch)
+        return (running,)
+
+    def scratch(self, ins, outs):
+        """batch scaled."""
+        return (ins[1],)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Three element-wise steps."""
+        kind = outs[0].dtype.type
+        xp.multiply(ins[1], kind(1 - self.momentum), out=scratch[0])
+        xp.multiply(ins[0], kind(self.momentum), out=outs[0])
+        xp.add(outs[0], scratch[0], out=outs[0])
+
+    def gradient(self, b, ins, outs, grads):
+        """None: statistics are not trained."""
+        return [None, None]
+
+    def element(self, running, batch):
+        """The formula."""
+        return through_expansion(self, (running, batch))
+
+    def expand(self, b, running, batch):
+        """The formula."""
+        kept = b.Mul(running, b.constant(self.momentum, running))
+        return (b.Add(kept, b.Mul(batch, b.constant(1 - self.momentum, batch))),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Two types."""
+        yield draw.case(cls(), draw("f64[3]"), draw("f64[3]"))
+        yield draw.case(cls(momentum=0.5), draw("f32[3]"), draw("f32[3]"))

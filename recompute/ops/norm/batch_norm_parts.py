@@ -1,0 +1,159 @@
+"""What a lowering opens channels-last batch normalisation into: a factor a channel, and an element-wise operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...language.element import sqrt
+from ..common import Elementwise
+
+
+@dataclass(frozen=True)
+class BatchNormFactor(Elementwise):
+    """(scale, var) → scale / √(var + epsilon)."""
+
+    epsilon: float = 1e-5
+    inplace = (1,)
+    floats = True
+    flops_per_element = 3
+
+    def compute(self, xp, ins, outs, scratch):
+        """Three steps in the output, which is not `scale`."""
+        scale, var = ins
+        xp.add(var, var.dtype.type(self.epsilon), out=outs[0])
+        xp.sqrt(outs[0], out=outs[0])
+        xp.divide(scale, outs[0], out=outs[0])
+
+    def element(self, scale, var):
+        """The formula."""
+        return scale / sqrt(var + self.epsilon)
+
+    def expand(self, b, scale, var):
+        """The formula."""
+        return (b.Div(scale, b.Sqrt(b.Add(var, b.constant(self.epsilon, var)))),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Two types."""
+        yield draw.case(cls(epsilon=0.1), draw("f64[3]"), draw("f64[3]", 0.5, 2))
+        yield draw.case(cls(), draw("f32[3]"), draw("f32[3]", 0.5, 2))
+
+
+@dataclass(frozen=True)
+class CentreScale(Elementwise):
+    """(x, mean, factor, bias) → (x - mean) · factor + bias: BatchNormApply's last steps, to the bit."""
+
+    inplace = (0,)
+    floats = True
+    flops_per_element = 3
+
+    def compute(self, xp, ins, outs, scratch):
+        """Three steps in the output."""
+        x, mean, factor, bias = ins
+        xp.subtract(x, mean, out=outs[0])
+        xp.multiply(outs[0], factor, out=outs[0])
+        xp.add(outs[0], bias, out=outs[0])
+
+    def element(self, x, mean, factor, bias):
+        """The formula."""
+        return (x - mean) * factor + bias
+
+    def expand(self, b, x, mean, factor, bias):
+        """The formula."""
+        return (b.Add(b.Mul(b.Sub(x, mean), factor), bias),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Vectors along the last axis, two types."""
+        yield draw.case(cls(), draw("f64[2,4,3]"), draw("f64[3]"), draw("f64[3]"), draw("f64[3]"))
+        yield draw.case(cls(), draw("f32[5,3]"), draw("f32[3]"), draw("f32[3]"), draw("f32[3]"))
+
+
+@dataclass(frozen=True)
+class CentredProduct(Elementwise):
+    """(x, mean, dy) → (x - mean) · dy, whose column sums a batch normalisation's gradient needs."""
+
+    inplace = (0,)
+    floats = True
+    flops_per_element = 2
+
+    def compute(self, xp, ins, outs, scratch):
+        """Two steps in the output."""
+        x, mean, dy = ins
+        xp.subtract(x, mean, out=outs[0])
+        xp.multiply(outs[0], dy, out=outs[0])
+
+    def element(self, x, mean, dy):
+        """The formula."""
+        return (x - mean) * dy
+
+    def expand(self, b, x, mean, dy):
+        """The formula."""
+        return (b.Mul(b.Sub(x, mean), dy),)
+
+    @classmethod
+    def samples(cls, draw):
+        """A vector along the last axis, two types."""
+        yield draw.case(cls(), draw("f64[2,4,3]"), draw("f64[3]"), draw("f64[2,4,3]"))
+        yield draw.case(cls(), draw("f32[5,3]"), draw("f32[3]"), draw("f32[5,3]"))
+
+
+@dataclass(frozen=True)
+class BatchNormSlope(Elementwise):
+    """(x, mean, scale, var, total, against, dy) → dx, the rest of a batch normalisation's gradient.
+
+    total = Σ dy and against = Σ (x - mean) · dy over `count` elements of a channel, s = 1 / √(var + epsilon):
+    dx = scale · s · (dy - total / count - (x - mean) · s² · against / count).
+    """
+
+    count: int
+    epsilon: float = 1e-5
+    inplace = (6, 0)
+    floats = True
+    flops_per_element = 5
+
+    def scratch(self, ins, outs):
+        """The part of dy, and three vectors."""
+        return (outs[0], ins[1].with_shape((3, *ins[1].shape)))
+
+    def compute(self, xp, ins, outs, scratch):
+        """As the element; dy and x may be the output."""
+        x, mean, scale, var, total, against, dy = ins
+        part, (s, factor, steep) = scratch
+        xp.add(var, var.dtype.type(self.epsilon), out=s)
+        xp.sqrt(s, out=s)
+        xp.divide(1, s, out=s)
+        xp.multiply(scale, s, out=factor)
+        xp.multiply(against, s, out=steep)
+        xp.multiply(steep, s, out=steep)
+        xp.multiply(steep, factor, out=steep)
+        xp.divide(steep, -float(self.count), out=steep)
+        xp.multiply(dy, factor, out=part)
+        xp.subtract(x, mean, out=outs[0])
+        xp.multiply(outs[0], steep, out=outs[0])
+        xp.add(outs[0], part, out=outs[0])
+        xp.multiply(total, factor, out=s)
+        xp.divide(s, -float(self.count), out=s)
+        xp.add(outs[0], s, out=outs[0])
+
+    def element(self, x, mean, scale, var, total, against, dy):
+        """The formula; what has one value a channel is computed once."""
+        s = 1 / sqrt(var + self.epsilon)
+        factor = scale * s
+        steep = against * s * s * factor / -float(self.count)
+        return (x - mean) * steep + dy * factor + total * factor / -float(self.count)
+
+    def expand(self, b, x, mean, scale, var, total, against, dy):
+        """The formula."""
+        n = b.constant(float(self.count), x)
+        s = b.Div(b.constant(1.0, x), b.Sqrt(b.Add(var, b.constant(self.epsilon, var))))
+        steep = b.Div(b.Mul(b.Mul(s, s), against), n)
+        inner = b.Sub(b.Sub(dy, b.Div(total, n)), b.Mul(b.Sub(x, mean), steep))
+        return (b.Mul(b.Mul(scale, s), inner),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Vectors along the last axis, two types."""
+        for t in ("f64", "f32"):
+            v = [draw(f"{t}[3]"), draw(f"{t}[3]"), draw(f"{t}[3]", 0.5, 2), draw(f"{t}[3]"), draw(f"{t}[3]")]
+            yield draw.case(cls(count=8, epsilon=0.1), draw(f"{t}[2,4,3]"), *v, draw(f"{t}[2,4,3]"))

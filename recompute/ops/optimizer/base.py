@@ -1,0 +1,275 @@
+"""What the optimizers' update operators have in common.
+
+Every update takes the parameter w, its gradient g, the optimizer's state, and the learning rate (a scalar).  It is
+computed in the parameter's element type, or in f32 for f16 and bf16 parameters, whose state is f32.  Scalars are
+worked out in f64.  The numerics walk over the arrays in parts that fit the processor's cache, so that the temporaries
+are small and every array is read once.
+
+`weight_decay` here is the coupled kind unless said otherwise: the gradient is g + weight_decay·w.
+
+The last input, behind all others, is optional: `unscale`, f32[], for loss scaling.  The gradient is multiplied by it
+before all else; where it is 0 the update is skipped: parameter and state keep their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...language.formulas import through_expansion
+from ...language.op import Cost, Op
+from ...language.types import DTYPES, TensorType
+
+#: elements that are worked on at a time
+PART = 1 << 15
+
+
+def work_dtype(t: TensorType) -> str:
+    """The element type in which a parameter of type `t` is updated and its state is kept."""
+    return "f32" if t.dtype in ("f16", "bf16") else t.dtype
+
+
+def _flat(a: Any) -> Any:
+    if not a.flags.c_contiguous:
+        raise ValueError("an array that is updated in place must be contiguous")
+    return a.reshape(-1)
+
+
+class Update(Op, abstract=True):
+    """Base of the updates: inputs (w, g, ...); the outputs are the inputs that `updates` names, w first.
+
+    A subclass gives `part` (in place, on one part of the flat arrays), `formula` (the same with operators), and
+    `factors`, the scalars that both take.
+    """
+
+    weight_decay: float
+    #: position of the learning rate among the inputs, and of the step counter (None: not used)
+    rate_at: ClassVar[int]
+    step_at: ClassVar[int | None] = None
+    flops_per_element: ClassVar[int] = 4
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """Types as they are: state has w's shape, the learning rate is a float scalar, the step counter i64[]."""
+        w, g, rate = inputs[0], inputs[1], inputs[self.rate_at]
+        assert w is not None and g is not None and rate is not None
+        if g.shape != w.shape or not (w.is_float and g.is_float):
+            raise self.fail("the gradient must have the parameter's shape", *inputs)
+        if rate.shape != () or not rate.is_float:
+            raise self.fail("the learning rate must be one floating-point number", *inputs)
+        if self.step_at is not None and inputs[self.step_at] != TensorType("i64", ()):
+            raise self.fail("the step counter must be i64[]", *inputs)
+        if (unscale := self.unscale(inputs)) is not None and unscale != TensorType("f32", ()):
+            raise self.fail("unscale must be f32[]", *inputs)
+        state = TensorType(work_dtype(w), w.shape)
+        given = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
+        if any(t is not None and t != state for t in given):
+            raise self.fail(f"its state must be {state}", *inputs)
+        while given and given[-1] is None:
+            given.pop()
+        return (w, *[state] * len(given))
+
+    @property
+    def coupled(self) -> float:
+        """The weight decay that goes into the gradient."""
+        return self.weight_decay
+
+    @property
+    def unscale_at(self) -> int:
+        """Position of `unscale`: behind all other inputs."""
+        return 1 + max(*self.updates, 1, self.rate_at, self.step_at or 0)
+
+    def unscale(self, inputs: Sequence[Any]) -> Any:
+        """That input; None where it is absent."""
+        return inputs[self.unscale_at] if self.unscale_at < len(inputs) else None
+
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+        """A part for intermediate results, one each where w and g cannot be worked on as they are, and with `unscale`
+        one each for what w and the state were."""
+        w, g = ins[0], ins[1]
+        assert w is not None and g is not None
+        part = TensorType(work_dtype(w), (min(w.size, PART),))
+        scaled = self.unscale(ins) is not None
+        count = 1 + (g.dtype != part.dtype or self.coupled != 0 or scaled) + (w.dtype != part.dtype)
+        return (part,) * (count + (len(self._states(ins)) + 1 if scaled else 0))
+
+    def _states(self, ins: Sequence[Any]) -> list[int]:
+        """Positions of the state that is there."""
+        return [i for i in self.updates[1:] if i < len(ins) and ins[i] is not None]
+
+    def factors(self, m: Any, rate: Any, step: Any) -> tuple[Any, ...]:
+        """Scalars of one step in f64, through `m` (NumPy, CuPy, or `Formula`): learning rate first."""
+        return (rate,)
+
+    def part(self, xp: Any, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any], t: Any) -> None:
+        """Updates one part; `t` is a temporary.  g is read only."""
+        raise NotImplementedError
+
+    def formula(self, b: Any, w: Any, g: Any, state: Sequence[Any], factors: Sequence[Any]) -> tuple[Any, ...]:
+        """(new w, new state ...) with operators; None for state that is absent."""
+        raise NotImplementedError
+
+    def parts(self, xp: Any, ins: Sequence[Any], scratch: Sequence[Any], *, write: bool = True) -> Iterator[tuple]:
+        """(w, g, state, t) in the working type, part by part; what is done to w is stored."""
+        w, g = _flat(ins[0]), ins[1].reshape(-1)
+        state = [_flat(ins[i]) if i < len(ins) and ins[i] is not None else None for i in self.updates[1:]]
+        t, *more = scratch
+        direct = w.dtype == t.dtype
+        unscale = self.unscale(ins)
+        before = [more.pop() for _ in range(len(self._states(ins)) + 1)] if unscale is not None else []
+        for start in range(0, w.size, PART):
+            here = slice(start, min(start + PART, w.size))
+            n = here.stop - start
+            left = [s[:n] for s in more]
+            wp, gp, tp = w[here], g[here], t[:n]
+            if not direct:
+                wide = left.pop()
+                wide[...] = wp
+                wp = wide
+            if left:
+                left[0][...] = gp
+                gp = left[0]
+            if unscale is not None:
+                xp.multiply(gp, unscale.astype(gp.dtype), out=gp)
+            if self.coupled:
+                xp.multiply(wp, wp.dtype.type(self.coupled), out=tp)
+                xp.add(gp, tp, out=gp)
+            states = [None if s is None else s[here] for s in state]
+            was = list(zip([wp, *(s for s in states if s is not None)], [s[:n] for s in before], strict=False))
+            for now, kept in was:
+                kept[...] = now
+            yield wp, gp, states, tp
+            for now, kept in was:
+                xp.copyto(now, kept, where=unscale == 0)
+            if not direct and write:
+                w[here] = wp
+
+    def compute(self, xp, ins, outs, scratch):
+        """Part by part, in place."""
+        factors = self.numbers(xp, ins)
+        for w, g, state, t in self.parts(xp, ins, scratch):
+            self.part(xp, w, g, state, factors, t)
+
+    def numbers(self, xp: Any, ins: Sequence[Any]) -> list[Any]:
+        """`factors` as scalars of the working type."""
+        work = DTYPES[work_dtype(TensorType.of(ins[0]))]
+        step = None if self.step_at is None else ins[self.step_at].astype(np.float64) + 1.0
+        found = self.factors(xp, ins[self.rate_at].astype(np.float64), step)
+        return [f.astype(work) for f in found]
+
+    def expand(self, b, *inputs):
+        """The same with plain operators, on new values."""
+        w, g = inputs[0], inputs[1]
+        work = work_dtype(w.type)
+        wide = w if w.dtype == work else b.Cast(w, to=work)
+        g = g if g.dtype == work else b.Cast(g, to=work)
+        unscale = self.unscale(inputs)
+        if unscale is not None:
+            g = b.Mul(g, unscale if work == "f32" else b.Cast(unscale, to=work))
+        if self.coupled:
+            g = b.Add(g, b.Mul(wide, b.constant(self.coupled, wide)))
+        state = [inputs[i] if i < len(inputs) else None for i in self.updates[1:]]
+        made = self.formula(b, wide, g, state, self.values(b, inputs, work))
+        if unscale is not None:
+            skip = b.Equal(unscale, b.constant(0.0, unscale))
+            made = tuple(
+                None if v is None else b.Where(skip, old, v) for old, v in zip((wide, *state), made, strict=True)
+            )
+        new, *rest = made
+        while rest and rest[-1] is None:
+            rest.pop()
+        return (new if w.dtype == work else b.Cast(new, to=w.dtype), *rest)
+
+    def element(self, *inputs):
+        """That of its expansion: scalars are worked out in f64 there too."""
+        return through_expansion(self, inputs)
+
+    def values(self, b: Any, inputs: Sequence[Any], work: str) -> list[Any]:
+        """`factors` as values of the working type."""
+
+        def f64(v: Any) -> Any:
+            return v if v.dtype == "f64" else b.Cast(v, to="f64")
+
+        step = None
+        if self.step_at is not None:
+            step = Number(b, b.Add(f64(inputs[self.step_at]), b.constant(1.0, "f64")))
+        found = self.factors(Formula(b), Number(b, f64(inputs[self.rate_at])), step)
+        return [f.value if work == "f64" else b.Cast(f.value, to=work) for f in found]
+
+    def cost(self, ins, outs):
+        """`flops_per_element` for each parameter."""
+        return Cost(self.flops_per_element * ins[0].size, super().cost(ins, outs).bytes)
+
+
+class Number:
+    """A scalar of a program that takes part in arithmetic with Python's signs: one formula for arrays and programs."""
+
+    def __init__(self, b: Any, value: Any) -> None:
+        self.b, self.value = b, value
+
+    def _with(self, name: str, other: Any, *, swap: bool = False) -> Number:
+        value = other.value if isinstance(other, Number) else self.b.constant(other, self.value)
+        pair = (value, self.value) if swap else (self.value, value)
+        return Number(self.b, getattr(self.b, name)(*pair))
+
+    def __mul__(self, other: Any) -> Number:
+        return self._with("Mul", other)
+
+    def __truediv__(self, other: Any) -> Number:
+        return self._with("Div", other)
+
+    def __rsub__(self, other: Any) -> Number:
+        return self._with("Sub", other, swap=True)
+
+    def __rpow__(self, other: Any) -> Number:
+        return self._with("Pow", other, swap=True)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Stands where an array module does, for `Number`."""
+
+    b: Any
+
+    def sqrt(self, x: Number) -> Number:
+        """Square root."""
+        return Number(self.b, self.b.Sqrt(x.value))
+
+
+def scaled(b: Any, x: Any, factor: float) -> Any:
+    return b.Mul(x, b.constant(factor, x))
+
+
+def mixed(b: Any, old: Any, new: Any, keep: float) -> Any:
+    """keep·old + (1 - keep)·new."""
+    return b.Add(scaled(b, old, keep), scaled(b, new, 1 - keep))
+
+
+def mix(xp: Any, old: Any, new: Any, keep: float, t: Any) -> None:
+    """old ← keep·old + (1 - keep)·new; `new` may be `t`."""
+    number = old.dtype.type
+    xp.multiply(old, number(keep), out=old)
+    xp.multiply(new, number(1 - keep), out=t)
+    xp.add(old, t, out=old)
+
+
+def update_samples(op: Update, draw: Any, states: int, *extra: bool) -> Iterator[Any]:
+    """A matrix, more than one part of a vector, an empty one, and f32, for (w, g, states..., lr, step?, extra...)."""
+
+    def inputs(text: str) -> list[Any]:
+        given: list[Any] = [draw(text), draw(text), *(draw(text, 0.5, 1.0) for _ in range(states))]
+        given.append(np.array(0.125, np.float32))
+        if op.step_at is not None:
+            given.append(np.array(3, np.int64))
+        return given + [draw(text, 0.5, 0.6) if e else None for e in extra]
+
+    for text in ("f64[3,4]", "f64[0]", "f64[]", f"f32[{PART + 5}]"):
+        yield draw.case(op, *inputs(text))
+    for unscale in (0.5, 0.0):
+        given = inputs("f32[7]")
+        given += [None] * (op.unscale_at - len(given))
+        if not unscale:
+            given[1][2] = np.inf
+        yield draw.case(op, *given, np.array(unscale, np.float32))

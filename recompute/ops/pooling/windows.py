@@ -1,0 +1,371 @@
+"""Pooling over windows.  Numerics go tap by tap over blocks of planes (one plane: one channel of one image)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.op import Cost, Op
+from ...language.types import TensorType
+from ..channels_last import channels_last
+from ..window import BLOCK, Window, full, output_size, window_attributes
+from .export import export_max_gather, export_max_grad, export_max_window
+
+
+class Pooling(Op, abstract=True):
+    """What the window poolings share.  `pads`: those before each spatial axis, then those after."""
+
+    autocast = "follow"
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    ceil_mode: int
+
+    def pooled(self, x: TensorType) -> tuple[int, ...]:
+        """[n, c, positions...].  TypeRuleError where x does not fit the attributes."""
+        n = len(self.kernel_shape)
+        if x.ndim != n + 2 or n < 1:
+            raise self.fail(f"needs {n} spatial axes, as kernel_shape has", x)
+        if any(len(a) not in (0, k) for a, k in ((self.strides, n), (self.dilations, n), (self.pads, 2 * n))):
+            raise self.fail(f"strides, dilations and pads need {n}, {n} and {2 * n} entries", x)
+        strides, dilations = full(self.strides, n, 1), full(self.dilations, n, 1)
+        if min(*strides, *dilations, *self.kernel_shape) < 1:
+            raise self.fail("kernel_shape, strides and dilations must be at least 1", x)
+        pads = full(self.pads, 2 * n, 0)
+        sizes = [
+            output_size(
+                x.shape[2 + i], self.kernel_shape[i], strides[i], dilations[i], pads[i] + pads[n + i],
+                begin=pads[i], ceil=self.ceil_mode,
+            )
+            for i in range(n)
+        ]  # fmt: skip
+        if min(sizes) < 0:
+            raise self.fail("the window is larger than the padded input", x)
+        return (*x.shape[:2], *sizes)
+
+    def window(self, inp: Sequence[int], out: Sequence[int]) -> Window:
+        """The windows over spatial sizes `inp`."""
+        n = len(self.kernel_shape)
+        return Window(
+            tuple(inp), tuple(out), self.kernel_shape, full(self.strides, n, 1), full(self.dilations, n, 1),
+            full(self.pads, 2 * n, 0)[:n],
+        )  # fmt: skip
+
+    def fields(self) -> dict[str, Any]:
+        """The attributes that gradients take over."""
+        return {
+            "kernel_shape": self.kernel_shape, "strides": self.strides, "pads": self.pads,
+            "dilations": self.dilations, "ceil_mode": self.ceil_mode,
+        }  # fmt: skip
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """One operation a tap and window."""
+        windows = min((t.size for t in (*ins, *outs[:1]) if t is not None), default=0)
+        return Cost(windows * math.prod(self.kernel_shape), super().cost(ins, outs).bytes)
+
+    @classmethod
+    def onnx_fields(cls, node: Any) -> dict[str, Any]:
+        """Attributes of an ONNX pooling node, `auto_pad` resolved."""
+        kernel = tuple(node.attributes["kernel_shape"])
+        fields: dict[str, Any] = window_attributes(node, node.type(0).shape[2:], kernel)
+        return {"kernel_shape": kernel, **fields, "ceil_mode": node.attributes.get("ceil_mode", 0)}
+
+
+def block_planes(w: Window) -> int:
+    """Planes of a block of about `BLOCK` bytes."""
+    return max(BLOCK // (4 * max(w.positions, math.prod(w.inp), 1)), 1)
+
+
+def planes(w: Window, count: int) -> Iterator[slice]:
+    """Blocks of planes."""
+    step = block_planes(w)
+    for p in range(0, count, step):
+        yield slice(p, min(p + step, count))
+
+
+def cut(buffer: Any, shape: Sequence[int]) -> Any:
+    """The start of a buffer under a shape."""
+    return buffer.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def window_dtype(taps: int) -> str:
+    """The smallest element type that numbers the taps of a window."""
+    return "u8" if taps <= 256 else "u16" if taps <= 65536 else "u32"
+
+
+@channels_last(inputs=(0,), outputs=(0, 1, 2))
+@dataclass(frozen=True)
+class MaxPool(Pooling, onnx=True):
+    """The largest element of each window (ONNX MaxPool); padding does not count; the first of equal ones.
+
+    Optional outputs: their indices in x, flat (i64, ONNX's second output), and their numbers within their windows
+    (u8 or u16), from which the gradient goes without x or y.
+    """
+
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    ceil_mode: int = 0
+
+    def infer(self, x):
+        """Pooled values, indices, window numbers."""
+        y = x.with_shape(self.pooled(x))
+        return (y, y.with_dtype("i64"), y.with_dtype(window_dtype(math.prod(self.kernel_shape))))
+
+    def scratch(self, ins, outs):
+        """Comparison and numbers of a block of planes."""
+        if all(t is None for t in outs[1:]):
+            return ()
+        w = self.window(ins[0].shape[2:], outs[0].shape[2:])
+        size = min(block_planes(w), math.prod(ins[0].shape[:2])) * w.positions
+        number = window_dtype(w.taps)
+        found = [TensorType("bool", (size,)), TensorType(number, (size,))]
+        if len(outs) < 3 or outs[2] is None:
+            found.append(TensorType(number, (size,)))  # numbers only needed for the indices
+        return tuple(found)
+
+    def compute(self, xp, ins, outs, scratch):
+        """A maximum a tap; numbers grow with the taps, so their maximum is the number of the last improvement."""
+        w = self.window(ins[0].shape[2:], outs[0].shape[2:])
+        x, y = ins[0].reshape(-1, *w.inp), outs[0].reshape(-1, *w.out)
+        indices, numbers = (*outs[1:], None, None)[:2]
+        for block in planes(w, x.shape[0]):
+            if not scratch:
+                self._block(xp, w, x[block], y[block], None, scratch)
+                continue
+            shape = y[block].shape
+            mine = cut(scratch[2], shape) if numbers is None else numbers.reshape(y.shape)[block]
+            self._block(xp, w, x[block], y[block], mine, scratch)
+            if indices is not None:
+                self._indices(xp, w, mine, indices.reshape(y.shape)[block], block.start)
+
+    def _block(self, xp: Any, w: Window, x: Any, y: Any, numbers: Any, scratch: Any) -> None:
+        y.fill(-math.inf if x.dtype.kind not in "iu" else xp.iinfo(x.dtype).min)
+        if numbers is not None:
+            numbers.fill(0)
+        for tap in w.reach():
+            source, target = x[(slice(None), *tap.inp)], y[(slice(None), *tap.out)]
+            if numbers is not None and tap.number:
+                better, number = cut(scratch[0], target.shape), cut(scratch[1], target.shape)
+                xp.greater(source, target, out=better)
+                xp.multiply(better, number.dtype.type(tap.number), out=number)
+                mine = numbers[(slice(None), *tap.out)]
+                xp.maximum(mine, number, out=mine)
+            xp.maximum(target, source, out=target)
+
+    def _indices(self, xp: Any, w: Window, numbers: Any, out: Any, first: int) -> None:
+        """Flat indices: Σ over the axes of (position · stride + number along the axis · dilation - pad) · step."""
+        out.fill(0)
+        step, inner = 1, 1
+        for a in reversed(range(len(w.out))):
+            place = tuple(-1 if i == a else 1 for i in range(len(w.out)))
+            starts = xp.arange(w.out[a], dtype=out.dtype) * w.strides[a] - w.begin[a]
+            along = (numbers // inner) % w.kernel[a]
+            out += (starts.reshape(place) + along.astype(out.dtype) * w.dilations[a]) * step
+            inner *= w.kernel[a]
+            step *= w.inp[a]
+        out += (xp.arange(first, first + out.shape[0]) * step).reshape(-1, *(1 for _ in w.out))
+
+    def gradient(self, b, ins, outs, grads):
+        """From the window numbers only."""
+        if grads[0] is None:
+            return [None]
+        return [b.MaxPoolGrad(outs[2], grads[0], shape=ins[0].shape[2:], **self.fields())]
+
+    def export(self, g, ins, outs):
+        """Native; window numbers are worked out from the indices."""
+        if len(outs) < 3 or not outs[2]:
+            return False
+        export_max_window(self, g, ins, outs)
+        return True
+
+    @classmethod
+    def from_onnx(cls, node):
+        """The indices are row-major here; `storage_order` 1 turns them."""
+        op = cls(**cls.onnx_fields(node))
+        if not node.wants(1):
+            return node.emit(op, node.input(0), want=1)
+        # The numbers are for a MaxUnpool that may come; what nobody reads is not made.
+        y, indices, _ = node.emit(op, node.input(0), want=3)
+        if node.attributes.get("storage_order", 0):
+            indices = _column_major(node.builder, indices, node.input(0).shape[2:])
+        return y, indices
+
+    @classmethod
+    def samples(cls, draw):
+        """1 to 3 axes, pads, overlaps, gaps, dilations, ceil mode, ties, integers, without numbers."""
+        for op, x in _pool_samples(cls):
+            yield draw.case(op, draw.distinct(f"f64[{x}]"))
+        op = cls(kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+        yield draw.case(op, draw("f32[2,3,5,5]"), want=1)
+        yield draw.case(op, draw("f32[2,3,5,5]"), want=2)
+        yield draw.case(op, draw.ints("f64[1,2,5,5]", 0, 2), gradient=False)
+        yield draw.case(op, draw.ints("i8[1,2,5,5]", -9, 9))
+        yield draw.case(cls(kernel_shape=(17, 17)), draw.distinct("f64[1,1,18,18]"))
+
+
+def _column_major(b, indices, shape):
+    """Indices into images of `shape` with the first spatial axis running fastest."""
+    rest, stride, found = indices, math.prod(shape), None
+    for size in reversed(shape):
+        stride //= size
+        above = b.Div(rest, b.constant(size, "i64"))
+        digit = b.Sub(rest, b.Mul(above, b.constant(size, "i64")))
+        part = b.Mul(digit, b.constant(stride, "i64"))
+        found, rest = part if found is None else b.Add(found, part), above
+    return b.Add(found, b.Mul(rest, b.constant(math.prod(shape), "i64")))
+
+
+def _pool_samples(cls: Any) -> list[tuple[Any, str]]:
+    return [
+        (cls(kernel_shape=(2, 2), strides=(2, 2)), "2,2,4,5"),
+        (cls(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), "2,2,5,6"),
+        (cls(kernel_shape=(3, 2), strides=(2, 3), pads=(0, 1, 1, 0), ceil_mode=1), "1,2,6,6"),
+        (cls(kernel_shape=(2, 2), dilations=(2, 3)), "1,2,4,5"),
+        (cls(kernel_shape=(3,), pads=(1, 2)), "2,1,5"),
+        (cls(kernel_shape=(3, 3), pads=(1, 1, 1, 1)), "1,2,4,4"),
+        (cls(kernel_shape=(2, 1, 2), strides=(1, 2, 2)), "1,2,3,3,2"),
+        (cls(kernel_shape=(2, 2)), "0,2,3,3"),
+    ]
+
+
+class MaxPoolLinear(Pooling, abstract=True):
+    """What routing by window numbers shares: the gradient of MaxPool and its transpose."""
+
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+        """Mask and product for a block of planes."""
+        number, _ = ins
+        assert number is not None and outs[0] is not None
+        w = self.windows(ins, outs)
+        size = min(block_planes(w), math.prod(number.shape[:2])) * w.positions
+        return (TensorType("bool", (size,)), TensorType(outs[0].dtype, (size,)))
+
+    def windows(self, ins: Sequence[Any], outs: Sequence[Any]) -> Window:
+        """The windows of the pooling that made the numbers."""
+        raise NotImplementedError
+
+    def route(self, xp: Any, w: Window, number: Any, source: Any, target: Any, scratch: Any, *, gather: bool) -> None:
+        """Adds to `target`, tap by tap, the elements of `source` whose window number is the tap's.
+
+        `gather`: from inputs to positions, else from positions to inputs.
+        """
+        alone = all(s >= (k - 1) * d + 1 for s, k, d in zip(w.strides, w.kernel, w.dilations, strict=True))
+        for block in planes(w, number.shape[0]):
+            here = target[block]
+            here.fill(0)
+            for tap in w.reach():
+                numbers = number[block][(slice(None), *tap.out)]
+                small, large = (slice(None), *tap.out), (slice(None), *tap.inp)
+                given, taken = source[block][large if gather else small], here[small if gather else large]
+                mask = cut(scratch[0], numbers.shape)
+                xp.equal(numbers, number.dtype.type(tap.number), out=mask)
+                if alone and not gather:  # windows do not overlap: nothing to add to
+                    xp.multiply(given, mask, out=taken)
+                    continue
+                product = cut(scratch[1], numbers.shape)
+                xp.multiply(given, mask, out=product)
+                taken += product
+
+
+@channels_last(inputs=(0, 1), outputs=(0,))
+@dataclass(frozen=True)
+class MaxPoolGrad(MaxPoolLinear):
+    """(window numbers, dy) → the gradient of MaxPool by its input, whose spatial sizes are `shape`."""
+
+    kernel_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    ceil_mode: int = 0
+
+    def infer(self, number, dy):
+        """[n, c, shape...]."""
+        x = dy.with_shape((*dy.shape[:2], *self.shape))
+        if number.shape != dy.shape or self.pooled(x) != dy.shape:
+            raise self.fail(f"does not fit an input of sizes {list(self.shape)}", number, dy)
+        return (x,)
+
+    def windows(self, ins, outs):
+        """Over the output."""
+        return self.window(outs[0].shape[2:], ins[0].shape[2:])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Each element of dy goes to its window's maximum."""
+        w = self.windows(ins, outs)
+        number, dy = (a.reshape(-1, *w.out) for a in ins)
+        self.route(xp, w, number, dy, outs[0].reshape(-1, *w.inp), scratch, gather=False)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy: the elements at the maxima."""
+        return [None, b.MaxPoolGather(ins[0], grads[0], **self.fields())]
+
+    def export(self, g, ins, outs):
+        """ScatterElements with addition, over flat planes."""
+        export_max_grad(self, g, ins, outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """As for MaxPool."""
+        for op, x, y, number in _numbered(draw):
+            yield draw.case(cls(shape=x.shape[2:], **op.fields()), number, draw(str(y)))
+
+
+def _numbered(draw: Any) -> Iterator[tuple[MaxPool, TensorType, TensorType, Any]]:
+    """Samples: the pool, types of input and output, window numbers of a random input."""
+    import numpy as np
+
+    for op, text in _pool_samples(MaxPool):
+        x = TensorType.parse(f"f64[{text}]")
+        types = op.infer(x)
+        outs = [np.empty(t.shape, t.numpy) for t in types]
+        op.compute(np, [draw(str(x))], outs, [np.empty(t.shape, t.numpy) for t in op.scratch((x,), types)])
+        yield op, x, types[0], outs[2]
+
+
+@channels_last(inputs=(0, 1), outputs=(0,))
+@dataclass(frozen=True)
+class MaxPoolGather(MaxPoolLinear):
+    """(window numbers, x) → the elements of x at the numbered places of their windows; transpose of MaxPoolGrad."""
+
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    ceil_mode: int = 0
+
+    def infer(self, number, x):
+        """As MaxPool."""
+        if self.pooled(x) != number.shape:
+            raise self.fail("the numbers are not those of windows over this input", number, x)
+        return (x.with_shape(number.shape),)
+
+    def windows(self, ins, outs):
+        """Over the input."""
+        return self.window(ins[1].shape[2:], outs[0].shape[2:])
+
+    def compute(self, xp, ins, outs, scratch):
+        """One masked sum a tap."""
+        w = self.windows(ins, outs)
+        number, x = ins[0].reshape(-1, *w.out), ins[1].reshape(-1, *w.inp)
+        self.route(xp, w, number, x, outs[0].reshape(-1, *w.out), scratch, gather=True)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in x: the gradient of MaxPool."""
+        return [None, b.MaxPoolGrad(ins[0], grads[0], shape=ins[1].shape[2:], **self.fields())]
+
+    def export(self, g, ins, outs):
+        """GatherElements over flat planes."""
+        export_max_gather(self, g, ins, outs)
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """As for MaxPool."""
+        for op, x, _, number in _numbered(draw):
+            yield draw.case(cls(**op.fields()), number, draw(str(x)))

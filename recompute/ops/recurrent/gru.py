@@ -1,0 +1,241 @@
+"""GRU, in both forms of its reset gate, and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..linear.half_products import halves_in_float32
+from .shared import (
+    Recurrent,
+    RecurrentGrad,
+    clear,
+    column_sums,
+    cut,
+    filled,
+    gradient_samples,
+    logistic,
+    recurrent_samples,
+    store,
+    times_slope,
+    times_tanh_slope,
+)
+
+
+@halves_in_float32
+@dataclass(frozen=True)
+class GRU(Recurrent):
+    """Gated recurrent unit (Cho et al. 2014), gates in the order update, reset, hidden.
+
+    z, r = σ(x wᵀ + h rᵀ + b), n = tanh(x wₕᵀ + b + (r · h) rₕᵀ + b'), or with `linear_before_reset` (as cuDNN and
+    PyTorch) n = tanh(x wₕᵀ + b + r · (h rₕᵀ + b')); h' = (1 - z) · n + z · h.
+    Inputs (x, w, r, bias?, lengths?, initial_h?) → (Y, Y_h, gates): the last holds z, r, n of each step, and with
+    `linear_before_reset` h rₕᵀ + b' too, [D, T, N, 3H or 4H], for the gradient.
+    """
+
+    hidden_size: int
+    direction: str = "forward"
+    linear_before_reset: int = 0
+    gates = 3
+    default_activations = ("Sigmoid", "Tanh")
+
+    @property
+    def width(self):
+        """Columns that are kept of each step."""
+        return (4 if self.linear_before_reset else 3) * self.hidden_size
+
+    def kept(self, steps, batch):
+        """Gates."""
+        return [(self.directions, steps, batch, self.width)]
+
+    @classmethod
+    def more(cls, node):
+        """The form of the reset gate."""
+        super().more(node)
+        return (int(bool(node.attributes.get("linear_before_reset", 0))),)
+
+    def export(self, g, ins, outs):
+        """ONNX's GRU, but unrolled in f64, for which ONNX Runtime has no kernel."""
+        return g.type(ins[0]).dtype != "f64" and super().export(g, ins, outs)
+
+    def scratch(self, ins, outs):
+        """Inputs' part of the gates, products, the state, room, the bias, rows that are active."""
+        x, lengths = ins[0], filled(ins, 6)[4]
+        steps, batch, _ = x.shape
+        n = self.hidden_size
+        shapes = [(steps, batch, 3 * n), (batch, 3 * n), (batch, n), (batch, n), (3 * n,)]
+        active = x.with_shape((batch if lengths is not None else 0,)).with_dtype("bool")
+        return (*map(x.with_shape, shapes), active)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One direction after the other; biases of both products together, where they may be."""
+        x, w, _, bias, *_ = given = filled(ins, 6)
+        n = self.hidden_size
+        for d in range(self.directions):
+            total = None
+            if bias is not None:
+                total = scratch[4]
+                total[...] = bias[d, : 3 * n]
+                joined = 2 * n if self.linear_before_reset else 3 * n
+                xp.add(total[:joined], bias[d, 3 * n : 3 * n + joined], out=total[:joined])
+            self.project(xp, x, w[d], total, scratch[0])
+            self._run(xp, d, given, filled(outs, 3), scratch)
+
+    def _run(self, xp, d, given, outs, scratch):
+        """The steps of one direction."""
+        _, _, r, bias, lengths, h0 = given
+        y, last, kept = outs
+        pre, product, h, room, _, active = scratch
+        n = self.hidden_size
+        h[...] = 0 if h0 is None else h0[d]
+        for t in self.order(d, pre.shape[0]):
+            gates = pre[t]
+            z, reset, new = (gates[:, k * n : (k + 1) * n] for k in range(3))
+            hidden = product[:, 2 * n :]
+            if self.linear_before_reset:
+                xp.matmul(h, r[d].T, out=product)
+                if bias is not None:
+                    xp.add(hidden, bias[d, 5 * n :], out=hidden)
+            else:
+                xp.matmul(h, r[d, : 2 * n].T, out=product[:, : 2 * n])
+            xp.add(gates[:, : 2 * n], product[:, : 2 * n], out=gates[:, : 2 * n])
+            logistic(xp, gates[:, : 2 * n])
+            if self.linear_before_reset:
+                xp.multiply(reset, hidden, out=room)
+            else:
+                xp.multiply(reset, h, out=room)
+                xp.matmul(room, r[d, 2 * n :].T, out=hidden)
+                room[...] = hidden
+            xp.add(new, room, out=new)
+            xp.tanh(new, out=new)
+            if kept is not None:
+                kept[d, t, :, : 3 * n] = gates
+                kept[d, t, :, 3 * n :] = hidden[:, : kept.shape[3] - 3 * n]
+            xp.subtract(h, new, out=room)
+            xp.multiply(room, z, out=room)
+            xp.add(room, new, out=y[t, d])
+            rows = None if lengths is None else xp.greater(lengths, t, out=active)
+            store(xp, h, y[t, d], rows)
+            clear(xp, y[t, d], rows)
+        if last is not None:
+            last[d] = h
+
+    def step(self, b, gx, state, r, biases, peepholes):
+        """The equations."""
+        h, n = state[0], self.hidden_size
+        first, second = b.Split(gx, sizes=(2 * n, n), axis=1)
+        opened = b.Add(first, b.MatMul(h, cut(b, r, 0, 2 * n, 0), transB=1))
+        inner = None
+        if biases[0] is not None:
+            both = [cut(b, v, 0, 2 * n, 0) for v in biases]
+            opened = b.Add(opened, b.Add(*both))
+            second = b.Add(second, cut(b, biases[0], 2 * n, 3 * n, 0))
+            inner = cut(b, biases[1], 2 * n, 3 * n, 0)
+        opened = b.Sigmoid(opened)
+        z, reset = b.Split(opened, sizes=(n, n), axis=1)
+        hidden = b.MatMul(h if self.linear_before_reset else b.Mul(reset, h), cut(b, r, 2 * n, 3 * n, 0), transB=1)
+        if inner is not None:
+            hidden = b.Add(hidden, inner)
+        new = b.Tanh(b.Add(second, b.Mul(reset, hidden) if self.linear_before_reset else hidden))
+        kept = [opened, new, hidden] if self.linear_before_reset else [opened, new]
+        return [b.Add(new, b.Mul(z, b.Sub(h, new)))], [b.Concat(*kept, axis=1)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Every direction, both forms of the reset gate."""
+        yield from recurrent_samples(draw, _cases())
+
+
+def _cases():
+    ops = [GRU(2, linear_before_reset=1), GRU(2, "bidirectional", 1), GRU(2, "reverse"), GRU(1, "reverse", 1)]
+    return [*ops, GRU(2, "forward"), GRU(2, "bidirectional", 0)]
+
+
+@halves_in_float32
+@dataclass(frozen=True)
+class GRUGrad(RecurrentGrad):
+    """Backpropagation through time of GRU; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""
+
+    hidden_size: int
+    direction: str = "forward"
+    linear_before_reset: int = 0
+    of = GRU
+
+    def scratch(self, ins, outs):
+        """What all have, then five states and which rows are active."""
+        x = ins[0]
+        batch = x.shape[1]
+        active = x.with_shape((batch if ins[4] is not None else 0,)).with_dtype("bool")
+        shapes = [*self.rooms(ins, outs, self.forward().width), *[(batch, self.hidden_size)] * 5]
+        shapes[1] = (x.shape[0], batch, self.hidden_size)  # the steps read the states before them too
+        return (*map(x.with_shape, shapes), active)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Each direction: the steps from the last to the first, then matrix products over all of them."""
+        given, made, _ = self.parts(ins)
+        x, w, _, _, lengths, h0 = given
+        outs, n = filled(outs, 5), self.hidden_size
+        dg, previous, second, *_, active = scratch
+        for d in range(w.shape[0]):
+            self.fill_previous(xp, previous, made[0], d, h0, lengths, active)
+            self._run(xp, d, ins, outs, scratch)
+            flat, before = dg.reshape(-1, dg.shape[2]), previous.reshape(-1, n)
+            self.input_gradients(xp, d, flat[:, : 3 * n], x, w, outs, second)
+            if outs[2] is not None:
+                xp.matmul(flat[:, : 2 * n].T, before, out=outs[2][d, : 2 * n])
+                if not self.linear_before_reset:
+                    xp.multiply(previous, made[1][d, :, :, n : 2 * n], out=previous)
+                xp.matmul(flat[:, -n:].T, before, out=outs[2][d, 2 * n :])
+            db = outs[3]
+            if db is not None:
+                db[d, 3 * n :] = db[d, : 3 * n]
+                if self.linear_before_reset:
+                    column_sums(xp, flat[:, 3 * n :], db[d, 5 * n :])
+
+    def _run(self, xp, d, ins, outs, scratch):
+        """The gates' gradients of all steps of one direction, and that of the initial state."""
+        (_, _, r, _, lengths, _), (_, kept), (dy, dh_last) = self.parts(ins)
+        dg, previous, _, dh, a, e, u, v, active = scratch
+        dh[...] = 0 if dh_last is None else dh_last[d]
+        for t in reversed(self.forward().order(d, kept.shape[1])):
+            rows = None if lengths is None else xp.greater(lengths, t, out=active)
+            if dy is not None:
+                a[...] = dy[t, d]
+                clear(xp, a, rows)
+                xp.add(dh, a, out=dh)
+            self._step(xp, dg[t], kept[d, t], previous[t], r[d], (dh, a, e, u, v))
+            clear(xp, dg[t], rows)
+            store(xp, dh, a, rows)
+        if outs[4] is not None:
+            outs[4][d] = dh
+
+    def _step(self, xp, dg, kept, h, r, rooms):
+        """The gradients of one step's gates, and in the second room that of the state before it."""
+        dh, a, e, u, v = rooms
+        n = self.hidden_size
+        z, reset, new = (kept[:, k * n : (k + 1) * n] for k in range(3))
+        dz, dreset, dnew = (dg[:, k * n : (k + 1) * n] for k in range(3))
+        xp.subtract(h, new, out=dz)
+        xp.multiply(dz, dh, out=dz)
+        times_slope(xp, dz, z, e)
+        xp.multiply(dh, z, out=a)
+        xp.subtract(dh, a, out=dnew)
+        times_tanh_slope(xp, dnew, new, e)
+        if self.linear_before_reset:
+            xp.multiply(dnew, kept[:, 3 * n :], out=dreset)
+            inner = dg[:, 3 * n :]
+            xp.multiply(dnew, reset, out=inner)
+            times_slope(xp, dreset, reset, e)
+            xp.matmul(inner, r[2 * n :], out=u)
+        else:
+            xp.matmul(dnew, r[2 * n :], out=v)
+            xp.multiply(v, h, out=dreset)
+            times_slope(xp, dreset, reset, e)
+            xp.multiply(v, reset, out=u)
+        xp.add(a, u, out=a)
+        xp.matmul(dg[:, : 2 * n], r[: 2 * n], out=u)
+        xp.add(a, u, out=a)
+
+    @classmethod
+    def samples(cls, draw):
+        """As GRU."""
+        yield from gradient_samples(draw, _cases())

@@ -1,0 +1,175 @@
+"""The simple recurrent network (Elman 1990) and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..linear.half_products import halves_in_float32
+from .shared import (
+    DIRECTIONS,
+    Recurrent,
+    RecurrentGrad,
+    clear,
+    filled,
+    gradient_samples,
+    logistic,
+    recurrent_samples,
+    store,
+    times_slope,
+    times_tanh_slope,
+)
+
+ACTIVATIONS = ("Tanh", "Relu", "Sigmoid")
+
+
+@halves_in_float32
+@dataclass(frozen=True)
+class RNN(Recurrent):
+    """h' = f(x wᵀ + h rᵀ + b), f the same in both directions: Tanh, Relu or Sigmoid.
+
+    Inputs (x, w, r, bias?, lengths?, initial_h?) → (Y, Y_h); the gradient needs no more.
+    """
+
+    hidden_size: int
+    direction: str = "forward"
+    activation: str = "Tanh"
+    gates = 1
+
+    def infer(self, *inputs):
+        """As all recurrent operators."""
+        if self.activation not in ACTIVATIONS:
+            raise self.fail(f"activation '{self.activation}' is none of {', '.join(ACTIVATIONS)}", *inputs)
+        return super().infer(*inputs)
+
+    def onnx_attributes(self):
+        """One activation for each direction."""
+        found = super().onnx_attributes()
+        activation = found.pop("activation")
+        return {**found, "activations": [activation] * self.directions}
+
+    @classmethod
+    def more(cls, node):
+        """One activation, without parameters."""
+        count = DIRECTIONS.get(node.attributes.get("direction", "forward"), 1)
+        found = {str(a).capitalize() for a in node.attributes.get("activations", ("Tanh",) * count)}
+        if len(found) != 1 or not found.issubset(ACTIVATIONS):
+            raise node.fail(f"has activations {sorted(found)}; one of {', '.join(ACTIVATIONS)} is supported")
+        return (found.pop(),)
+
+    def scratch(self, ins, outs):
+        """Inputs' part, a product, the state, the bias, rows that are active."""
+        x, lengths = ins[0], filled(ins, 6)[4]
+        steps, batch, _ = x.shape
+        n = self.hidden_size
+        active = x.with_shape((batch if lengths is not None else 0,)).with_dtype("bool")
+        return (*map(x.with_shape, [(steps, batch, n), (batch, n), (batch, n), (n,)]), active)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One direction after the other."""
+        x, w, r, bias, lengths, h0 = filled(ins, 6)
+        y, last = filled(outs, 2)
+        pre, product, h, total, active = scratch
+        for d in range(self.directions):
+            if bias is not None:
+                xp.add(bias[d, : self.hidden_size], bias[d, self.hidden_size :], out=total)
+            self.project(xp, x, w[d], None if bias is None else total, pre)
+            h[...] = 0 if h0 is None else h0[d]
+            for t in self.order(d, pre.shape[0]):
+                xp.matmul(h, r[d].T, out=product)
+                xp.add(pre[t], product, out=product)
+                self._activate(xp, product)
+                rows = None if lengths is None else xp.greater(lengths, t, out=active)
+                store(xp, h, product, rows)
+                y[t, d] = product
+                clear(xp, y[t, d], rows)
+            if last is not None:
+                last[d] = h
+
+    def _activate(self, xp, x):
+        if self.activation == "Tanh":
+            xp.tanh(x, out=x)
+        elif self.activation == "Relu":
+            xp.maximum(x, x.dtype.type(0), out=x)
+        else:
+            logistic(xp, x)
+
+    def step(self, b, gx, state, r, biases, peepholes):
+        """The equation."""
+        total = b.Add(gx, b.MatMul(state[0], r, transB=1))
+        if biases[0] is not None:
+            total = b.Add(total, b.Add(*biases))
+        return [getattr(b, self.activation)(total)], []
+
+    @classmethod
+    def samples(cls, draw):
+        """Every direction and activation."""
+        yield from recurrent_samples(draw, _cases())
+
+
+def _cases():
+    return [RNN(2), RNN(2, "bidirectional"), RNN(2, "reverse", "Relu"), RNN(1, "reverse", "Sigmoid")]
+
+
+@halves_in_float32
+@dataclass(frozen=True)
+class RNNGrad(RecurrentGrad):
+    """Backpropagation through time of RNN; see RecurrentGrad.  Outputs: dx, dw, dr, dbias, dh0."""
+
+    hidden_size: int
+    direction: str = "forward"
+    activation: str = "Tanh"
+    of = RNN
+
+    def scratch(self, ins, outs):
+        """What all have, then two states and which rows are active."""
+        x = ins[0]
+        batch = x.shape[1]
+        active = x.with_shape((batch if ins[4] is not None else 0,)).with_dtype("bool")
+        shapes = [*self.rooms(ins, outs, self.hidden_size), *[(batch, self.hidden_size)] * 2]
+        return (*map(x.with_shape, shapes), active)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Each direction: the steps from the last to the first, then matrix products over all of them."""
+        given, made, _ = self.parts(ins)
+        x, w, _, _, lengths, h0 = given
+        outs = filled(outs, 5)
+        dg, previous, second, *_, active = scratch
+        for d in range(w.shape[0]):
+            self._run(xp, d, ins, outs, scratch)
+            flat = dg.reshape(-1, self.hidden_size)
+            self.input_gradients(xp, d, flat, x, w, outs, second)
+            if outs[2] is not None:
+                self.fill_previous(xp, previous, made[0], d, h0, lengths, active)
+                xp.matmul(flat.T, previous.reshape(-1, self.hidden_size), out=outs[2][d])
+            if outs[3] is not None:
+                outs[3][d, self.hidden_size :] = outs[3][d, : self.hidden_size]
+
+    def _run(self, xp, d, ins, outs, scratch):
+        """The gradients before the activation of all steps of one direction, and that of the initial state."""
+        (_, _, r, _, lengths, _), (y,), (dy, dh_last) = self.parts(ins)
+        dg, _, _, dh, a, active = scratch
+        dh[...] = 0 if dh_last is None else dh_last[d]
+        for t in reversed(self.forward().order(d, y.shape[0])):
+            rows = None if lengths is None else xp.greater(lengths, t, out=active)
+            if dy is not None:
+                a[...] = dy[t, d]
+                clear(xp, a, rows)
+                xp.add(dh, a, out=dh)
+            dg[t] = dh
+            if self.activation == "Tanh":
+                times_tanh_slope(xp, dg[t], y[t, d], a)
+            elif self.activation == "Relu":
+                xp.greater(y[t, d], y.dtype.type(0), out=a)
+                xp.multiply(dg[t], a, out=dg[t])
+            else:
+                times_slope(xp, dg[t], y[t, d], a)
+            clear(xp, dg[t], rows)
+            xp.matmul(dg[t], r[d], out=a)
+            store(xp, dh, a, rows)
+        if outs[4] is not None:
+            outs[4][d] = dh
+
+    @classmethod
+    def samples(cls, draw):
+        """As RNN."""
+        yield from gradient_samples(draw, _cases())

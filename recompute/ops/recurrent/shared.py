@@ -1,0 +1,405 @@
+"""What the recurrent operators share: types, directions, sequence lengths, import, export and unrolled form.
+
+The equations are those of the ONNX operators RNN, GRU and LSTM.  Shapes: x [T, N, in], w [D, gates·H, in],
+r [D, gates·H, H], bias [D, 2·gates·H], lengths i32 [N], initial state [D, N, H]; Y [T, D, N, H].  D is 2 where both
+directions run.  Each operator runs fused: one matrix product for all inputs, then one for each step.  Outputs after
+ONNX's own hold what the gradient needs, and are made only where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...language.op import Cost, Op
+from ...language.types import TensorType
+from ..shape.reshape import reshape
+from .parts import cut, filled, joint, row
+from .unrolled import unrolled
+
+DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+
+
+def options(op: Op) -> dict[str, Any]:
+    """All attributes by name."""
+    return {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
+
+
+def logistic(xp: Any, x: Any) -> None:
+    """x = 1 / (1 + exp(-x)), in place."""
+    xp.negative(x, out=x)
+    xp.exp(x, out=x)
+    xp.add(x, x.dtype.type(1), out=x)
+    xp.divide(x.dtype.type(1), x, out=x)
+
+
+def times_slope(xp: Any, dy: Any, y: Any, room: Any) -> None:
+    """dy *= y · (1 - y), the logistic function's derivative from its result."""
+    xp.multiply(dy, y, out=dy)
+    xp.subtract(y.dtype.type(1), y, out=room)
+    xp.multiply(dy, room, out=dy)
+
+
+def times_tanh_slope(xp: Any, dy: Any, y: Any, room: Any) -> None:
+    """dy *= 1 - y², the hyperbolic tangent's derivative from its result."""
+    xp.multiply(y, y, out=room)
+    xp.subtract(y.dtype.type(1), room, out=room)
+    xp.multiply(dy, room, out=dy)
+
+
+def column_sums(xp: Any, x: Any, out: Any) -> None:
+    """out = Σ over the rows of x."""
+    xp.sum(x, axis=0, out=out)
+
+
+def store(xp: Any, target: Any, new: Any, active: Any) -> None:
+    """target = new, in the rows that are `active` (None: all)."""
+    if active is None:
+        target[...] = new
+    else:
+        xp.copyto(target, new, where=active[:, None])
+
+
+def clear(xp: Any, target: Any, active: Any) -> None:
+    """Zeros in the rows that are not `active` (None: all are), whatever was there."""
+    if active is not None:
+        xp.copyto(target, target.dtype.type(0), where=~active[:, None])
+
+
+class Recurrent(Op, abstract=True):
+    """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
+
+    autocast = "low"
+    hidden_size: int
+    direction: str
+    #: gates computed from x and h
+    gates: ClassVar[int]
+    #: how many inputs, and how many outputs are ONNX's
+    arity: ClassVar[int] = 6
+    onnx_outputs: ClassVar[int] = 2
+
+    @property
+    def directions(self) -> int:
+        """1, or 2 where both directions run."""
+        return DIRECTIONS[self.direction]
+
+    def backwards(self, d: int) -> bool:
+        """Whether direction number `d` goes from the last step to the first."""
+        return self.direction == "reverse" or d == 1
+
+    def order(self, d: int, steps: int) -> list[int]:
+        """The steps in the order in which direction `d` takes them."""
+        return list(range(steps))[:: -1 if self.backwards(d) else 1]
+
+    def kept(self, steps: int, batch: int) -> list[tuple[int, ...]]:
+        """Shapes of what is kept for the gradient."""
+        return []
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """Y, the last state(s), and what the gradient needs.  TypeRuleError where shapes do not fit."""
+        x, w, r, bias, lengths, *states = filled(inputs, self.arity)
+        if w is None or r is None:
+            raise self.fail("needs x, w and r", *inputs)
+        if self.direction not in DIRECTIONS or x.ndim != 3:
+            raise self.fail(f"direction '{self.direction}' is unknown, or x is not [steps, batch, features]", *inputs)
+        if not x.is_float:
+            raise self.fail("needs floats", *inputs)
+        steps, batch, features = x.shape
+        d, h, g = self.directions, self.hidden_size, self.gates * self.hidden_size
+        wanted = [(w, (d, g, features)), (r, (d, g, h)), (bias, (d, 2 * g)), *((s, (d, batch, h)) for s in states[:2])]
+        wanted += [(p, (d, 3 * h)) for p in states[2:]]
+        for t, shape in wanted:
+            if t is not None and (t.shape != shape or t.dtype != x.dtype):
+                raise self.fail(f"{t} should be {x.with_shape(shape)}", *inputs)
+        if lengths is not None and lengths.shape != (batch,):
+            raise self.fail(f"sequence lengths should have shape [{batch}]", *inputs)
+        last = [x.with_shape((d, batch, h))] * (self.onnx_outputs - 1)
+        return (x.with_shape((steps, d, batch, h)), *last, *map(x.with_shape, self.kept(steps, batch)))
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """Two flops for each weight, step and row."""
+        x, w, r = ins[:3]
+        assert x is not None and w is not None and r is not None
+        return Cost(2 * x.shape[0] * x.shape[1] * (w.size + r.size), super().cost(ins, outs).bytes)
+
+    def project(self, xp: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
+        """out [T, N, gates·H] = x wᵀ + bias, for one direction."""
+        xp.matmul(x.reshape(-1, x.shape[2]), w.T, out=out.reshape(-1, w.shape[0]))
+        if bias is not None:
+            xp.add(out, bias, out=out)
+
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+        """The fused gradient; what it does not serve, by the unrolled form."""
+        if any(g is not None for g in grads[self.onnx_outputs :]):
+            return super().gradient(b, ins, outs, grads)
+        op = GRADIENTS[self.name](**options(self))
+        kept = [outs[0], *outs[self.onnx_outputs :]]
+        given = [*filled(ins, self.arity), *kept, *grads[: self.onnx_outputs]]
+        found = list(b.emit(op, *given, want=self.arity - 1))
+        found.insert(4, None)  # lengths
+        return [None if v is None else g for v, g in zip(ins, found, strict=False)]
+
+    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+        """ONNX's own operator, unless what the gradient needs is asked for: then the unrolled form."""
+        if any(outs[self.onnx_outputs :]):
+            return False
+        g.node(self.name, ins, outs[: self.onnx_outputs], **self.onnx_attributes())
+        return True
+
+    def onnx_attributes(self) -> dict[str, Any]:
+        """Attributes as ONNX has them."""
+        return options(self)
+
+    # -- unrolled --------------------------------------------------------------------------------------------------
+
+    def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
+        """One matrix product for all inputs, then the steps one after the other."""
+        x, w, r, bias, lengths, *states = filled(inputs, self.arity)
+        runs = [self._unrolled(b, d, x, w, r, bias, lengths, states) for d in range(self.directions)]
+        return tuple(
+            parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1 if i == 0 else 0)
+            for i, parts in enumerate(zip(*runs, strict=True))
+        )
+
+    def _unrolled(
+        self, b: Any, d: int, x: Any, w: Any, r: Any, bias: Any, lengths: Any, states: Sequence[Any]
+    ) -> list[Any]:
+        """All outputs of one direction."""
+        steps, batch, features = x.shape
+        width = self.gates * self.hidden_size
+        w, r, bias, h, *others = (None if v is None else row(b, v, d) for v in (w, r, bias, *states))
+        zero = b.Fill(dtype=x.dtype, shape=(batch, self.hidden_size))
+        biases = (None, None) if bias is None else (cut(b, bias, 0, width, 0), cut(b, bias, width, 2 * width, 0))
+        projected = b.MatMul(b.Reshape(x, shape=(steps * batch, features)), w, transB=1)
+        state = [zero if h is None else h]
+        if self.onnx_outputs == 3:
+            state.append(zero if others[0] is None else others[0])
+        found: list[dict[int, Any]] = [{} for _ in range(1 + len(self.kept(steps, batch)))]
+        for t in self.order(d, steps):
+            gx = cut(b, projected, t * batch, (t + 1) * batch, 0)
+            new, kept = self.step(b, gx, state, r, biases, others[1] if len(others) > 1 else None)
+            y = new[0]
+            if lengths is not None:
+                active = b.Greater(reshape(b, lengths, (batch, 1)), b.constant(t, lengths.dtype))
+                new = [b.Where(active, n, s) for n, s in zip(new, state, strict=True)]
+                y = b.Where(active, y, zero)
+            for place, value in zip(found, [y, *(new[1] if k is None else k for k in kept)], strict=True):
+                place[t] = value
+            state = new
+        joined = [joint(b, [place[t] for t in range(steps)]) for place in found]
+        y = b.Reshape(joined[0], shape=(steps, 1, batch, self.hidden_size))
+        last = [b.Reshape(s, shape=(1, *s.shape)) for s in state]
+        return [y, *last, *(b.Reshape(k, shape=(1, steps, batch, k.shape[1])) for k in joined[1:])]
+
+    def step(self, b: Any, gx: Any, state: Any, r: Any, biases: Any, peepholes: Any) -> tuple[list[Any], list[Any]]:
+        """New states, and what is kept of one step (None: the new second state)."""
+        raise NotImplementedError
+
+    # -- import ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_onnx(cls, node: Any) -> Any:
+        """Batch-first layouts by transposing; zero initial states and full lengths are left out."""
+        given = node.attributes
+        if given.get("clip"):
+            raise node.fail("clips its gates, which is not supported")
+        batch_first = bool(given.get("layout", 0))
+        x_type = node.type(0)
+        steps = x_type.shape[1 if batch_first else 0]
+        inputs = [None if _absent(node, i, steps) else node.input(i) for i in range(cls.arity)]
+        hidden = given.get("hidden_size") or node.type(2).shape[-1]
+        make: Any = cls
+        op = make(hidden, given.get("direction", "forward"), *cls.more(node))
+        if batch_first:
+            for i, perm in ((0, (1, 0, 2)), (5, (1, 0, 2)), (6, (1, 0, 2))):
+                if i < len(inputs) and inputs[i] is not None:
+                    inputs[i] = node.builder.Transpose(inputs[i], perm=perm)
+        want = max((i + 1 for i in range(cls.onnx_outputs) if node.wants(i)), default=1)
+        if node.unrolled(steps):
+            made = unrolled(op, node.builder, inputs, node.base, want)
+        else:
+            made = node.emit(op, *inputs, want=want)
+            made = list(made) if isinstance(made, tuple) else [made]
+        if batch_first:
+            made = [node.builder.Transpose(v, perm=(1, 0, 2) if i else (2, 0, 1, 3)) for i, v in enumerate(made)]
+        return tuple(made)
+
+    @classmethod
+    def more(cls, node: Any) -> tuple[Any, ...]:
+        """Further attributes; a ModelError where activations are not the default ones."""
+        wanted = cls.default_activations * DIRECTIONS.get(node.attributes.get("direction", "forward"), 1)
+        found = tuple(str(a).capitalize() for a in node.attributes.get("activations", wanted))
+        if found != tuple(wanted):
+            raise node.fail(f"has activations {list(found)}; only {list(wanted)} are supported")
+        return ()
+
+    default_activations: ClassVar[tuple[str, ...]] = ()
+
+
+def _absent(node: Any, i: int, steps: int) -> bool:
+    """Whether optional input `i` says nothing: full sequence lengths, or a state that starts at zero."""
+    known = node.constant(i)
+    if known is None or i < 4:
+        return node.type(i) is None
+    if i == 4:
+        return bool((known == steps).all())
+    return node.origin(i) != "initializer" and not known.any()
+
+
+#: operator → its gradient operator
+GRADIENTS: dict[str, Any] = {}
+
+
+class RecurrentGrad(Op, abstract=True):
+    """(the operator's inputs, Y, what was kept, dY?, dY_h?, ...) → gradients of x, w, r, bias, initial states, ...
+
+    Backpropagation through time, fused.  All outputs are optional.
+    """
+
+    required_outputs = 0
+    hidden_size: int
+    direction: str
+    #: the operator whose gradient this is
+    of: ClassVar[type[Recurrent]]
+
+    def __init_subclass__(cls, **kw: Any) -> None:
+        """Registers it as the gradient of `of`."""
+        super().__init_subclass__(**kw)
+        if hasattr(cls, "of"):
+            GRADIENTS[cls.of.__name__] = cls
+
+    def forward(self) -> Any:
+        """The operator whose gradient this is."""
+        return self.of(**options(self))
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """The types of the inputs; of those that are absent, what they would be."""
+        op, arity = self.forward(), self.of.arity
+        x, w, r = inputs[:3]
+        assert x is not None and w is not None and r is not None
+        outs = op.infer(*inputs[:arity])
+        kept = (outs[0], *outs[op.onnx_outputs :])
+        if tuple(inputs[arity : arity + len(kept)]) != kept:
+            raise self.fail(f"does not fit the results of {op.name}", *inputs)
+        for t, g in zip(outs, inputs[arity + len(kept) :], strict=False):
+            if g is not None and g != t:
+                raise self.fail("a gradient does not fit", *inputs)
+        d, width = w.shape[:2]
+        bias, state = x.with_shape((d, 2 * width)), outs[1]
+        return (x, w, r, bias, state, state, x.with_shape((d, 3 * self.hidden_size)))[: arity - 1]
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """Twice the operator's."""
+        return Cost(2 * self.forward().cost(ins, outs).flops, super().cost(ins, outs).bytes)
+
+    def parts(self, ins: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The operator's inputs, what it made (Y first), the gradients that flow in."""
+        op = self.of
+        kept = 1 + len(self.forward().kept(1, 1))
+        given = filled(ins, op.arity + kept + op.onnx_outputs)
+        return given[: op.arity], given[op.arity : op.arity + kept], given[op.arity + kept :]
+
+    def expand(self, b: Any, *inputs: Any) -> tuple[Any, ...]:
+        """The unrolled operator, differentiated; no gradients of inputs that are absent."""
+        given, _, grads = self.parts(inputs)
+        found = b.gradient_of_expansion(self.forward(), given, grads)
+        for i, (v, g) in enumerate(zip(given, found, strict=True)):
+            if g is None and v is not None and v.type.is_float:
+                found[i] = b.fill(0.0, v)
+        return (*found[:4], *found[5:])
+
+    def rooms(self, ins: Sequence[Any], outs: Sequence[Any], width: int) -> list[tuple[int, ...]]:
+        """Shapes of the temporaries that all have: gates' gradients, states before each step, x's second part.
+
+        `width`: columns of the gates' gradients.
+        """
+        steps, batch, features = ins[0].shape
+        dx, _, dr = filled(outs, 3)[:3]
+        both = self.forward().directions == 2
+        return [
+            (steps, batch, width),
+            (steps, batch, self.hidden_size) if dr is not None else (0,),
+            (steps, batch, features) if dx is not None and both else (0,),
+        ]
+
+    def fill_previous(self, xp: Any, room: Any, y: Any, d: int, h0: Any, lengths: Any, active: Any) -> None:
+        """room[t] = the state before step t in direction `d`."""
+        steps, back = room.shape[0], self.forward().backwards(d)
+        first = steps - 1 if back else 0
+        room[first] = 0 if h0 is None else h0[d]
+        if back:
+            room[:-1] = y[1:, d]
+        else:
+            room[1:] = y[:-1, d]
+        if back and lengths is not None and h0 is not None:
+            for t in range(steps - 1):  # where step t is a sequence's last, the initial state comes before it
+                xp.less_equal(lengths, t + 1, out=active)
+                xp.copyto(room[t], h0[d], where=active[:, None])
+
+    def input_gradients(self, xp: Any, d: int, dg: Any, x: Any, w: Any, outs: Sequence[Any], room: Any) -> None:
+        """dx, dw and the input bias' gradient of direction `d` from the gates' gradients dg [T·N, gates·H]."""
+        dx, dw, _, db = outs[:4]
+        if dx is not None:
+            target = dx if d == 0 else room
+            xp.matmul(dg, w[d], out=target.reshape(-1, x.shape[2]))
+            if d == 1:
+                xp.add(dx, room, out=dx)
+        if dw is not None:
+            xp.matmul(dg.T, x.reshape(-1, x.shape[2]), out=dw[d])
+        if db is not None:
+            column_sums(xp, dg, db[d, : w.shape[1]])
+
+
+def sample_inputs(draw: Any, op: Recurrent, optional: Sequence[int], dtype: str = "f64") -> list[np.ndarray | None]:
+    """Inputs of 3 steps, 2 rows and 3 features; of the optional ones (3 and up) those in `optional`."""
+    steps, batch, features = 3, 2, 3
+    d, h, g = op.directions, op.hidden_size, op.gates * op.hidden_size
+    shapes = [(steps, batch, features), (d, g, features), (d, g, h), (d, 2 * g), None, (d, batch, h), (d, batch, h)]
+    shapes.append((d, 3 * h))
+    found: list[np.ndarray | None] = []
+    for i, shape in enumerate(shapes[: op.arity]):
+        if i > 2 and i not in optional:
+            found.append(None)
+        elif shape is None:
+            found.append(np.array([steps, 2], np.int32)[:batch])
+        else:
+            found.append(draw(f"{dtype}[{','.join(map(str, shape))}]"))
+    while found[-1] is None:
+        found.pop()
+    return found
+
+
+def recurrent_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
+    """Forward samples: the outputs that ONNX has (with gradients), and all (without: they are kept for gradients)."""
+    last = ops[0].arity
+    for i, op in enumerate(ops):
+        optional = [(3, 5), (3, 4, 5, 6, 7), (5, 6), (3, 4, 7)][i % 4]
+        inputs = sample_inputs(draw, op, [o for o in optional if o < last])
+        yield draw.case(op, *inputs, want=op.onnx_outputs)
+        yield draw.case(op, *inputs, gradient=False)
+    yield draw.case(ops[0], *sample_inputs(draw, ops[0], (), "f32"), want=1)
+
+
+def gradient_samples(draw: Any, ops: Sequence[Recurrent]) -> Any:
+    """Samples of gradient operators, on results that belong to their inputs.
+
+    Their own derivatives treat what was kept as a function of the other inputs, which a check that moves each input
+    by itself cannot; the second derivatives of the operators' samples cover them.
+    """
+    for i, op in enumerate(ops):
+        optional = [o for o in [(3, 5, 6), (3, 4, 5, 6, 7), (3,), ()][i % 4] if o < op.arity]
+        inputs = sample_inputs(draw, op, optional)
+        types = [None if a is None else TensorType.of(a) for a in inputs]
+        outs = [np.empty(t.shape, t.numpy) for t in op.infer(*types)]
+        room = [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
+        op.compute(np, inputs, outs, room)  # type: ignore[arg-type]
+        grads = [draw(f"f64[{','.join(map(str, o.shape))}]") for o in outs[: op.onnx_outputs]]
+        grad = GRADIENTS[op.name](**options(op))
+        if i == 1:
+            grads[1] = None
+        kept = [outs[0], *outs[op.onnx_outputs :]]
+        want = 3 + sum(o != 4 for o in optional)
+        yield draw.case(grad, *filled(inputs, op.arity), *kept, *grads, want=want, gradient=False)

@@ -1,0 +1,1 @@
+"""Sums, extremes, softmax: what runs over axes."""

@@ -1,0 +1,273 @@
+"""Largest and smallest over axes, where they are, and products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...language.op import Op
+from ...language.types import TensorType
+from ..common import normal_axes, normal_axis
+from ..shape.reshape import reshape
+from ..tiles import wide
+from .sums import Reduce
+
+
+class Extreme(Reduce, abstract=True):
+    """The largest or smallest element; NaN if there is one."""
+
+    autocast = "follow"
+
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+        """None: choosing is exact in every type."""
+        return ()
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """One call; of no elements: the worst value of the type."""
+        x = ins[0]
+        if not x.size:
+            outs[0].fill(_worst(x.dtype, self.ufunc))
+            return
+        axes = normal_axes(self.axes, x.ndim, self)
+        getattr(xp, self.ufunc)(x, axis=axes, keepdims=bool(self.keepdims), out=outs[0])
+
+    def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
+        """dy to the element chosen, in equal parts where several tie (as PyTorch's amax)."""
+        x = ins[0]
+        return [b.ShareTies(x, self.keep(b, x, outs[0]), self.keep(b, x, grads[0]))]
+
+    @classmethod
+    def sample(cls, draw: Any, text: str) -> Any:
+        """Without ties."""
+        return draw.distinct(text)
+
+    @classmethod
+    def samples(cls, draw: Any) -> Any:
+        """Also integers, booleans, nothing."""
+        yield from super().samples(draw)
+        yield draw.case(cls(axes=(0,)), draw.ints("i64[3,2]", -9, 9))  # type: ignore[call-arg]
+        yield draw.case(cls(axes=(0,)), draw.bools("3,2"))  # type: ignore[call-arg]
+        yield draw.case(cls(axes=(0,)), draw("f32[0,2]"))  # type: ignore[call-arg]
+
+
+def _worst(dtype: np.dtype, ufunc: str) -> Any:
+    if dtype.kind == "b":
+        return ufunc == "min"
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return limits.max if ufunc == "min" else limits.min
+    return math.inf if ufunc == "min" else -math.inf
+
+
+@dataclass(frozen=True)
+class ReduceMax(Extreme):
+    """The largest element."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    ufunc = "max"
+
+
+@dataclass(frozen=True)
+class ReduceMin(Extreme):
+    """The smallest element."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    ufunc = "min"
+
+
+@dataclass(frozen=True)
+class ShareTies(Op):
+    """(x, y, dy) → dy / n where x = y, else 0; n counts them over the axes along which y is repeated."""
+
+    def infer(self, x, y, dy):
+        """x's type."""
+        fits = x.is_float and x.ndim == y.ndim and all(d in (1, n) for d, n in zip(y.shape, x.shape, strict=True))
+        if y != dy or not fits or x.dtype != y.dtype:
+            raise self.fail("y and dy must be floats of x's shape, with ones where it was reduced", x, y, dy)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """The counts."""
+        return (ins[1].with_dtype(wide(ins[1].dtype)),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """The mask in the output, then dy / n over it."""
+        x, y, dy = ins
+        xp.equal(x, y, out=outs[0])
+        axes = _repeated(x, y)
+        xp.sum(outs[0], axis=axes, dtype=scratch[0].dtype, keepdims=True, out=scratch[0])
+        xp.divide(dy, scratch[0], out=scratch[0])
+        xp.multiply(outs[0], scratch[0], out=outs[0], casting="unsafe")
+
+    def expand(self, b, x, y, dy):
+        """Mask, count, quotient."""
+        mask = b.Cast(b.Equal(x, y), to=x.dtype)
+        count = b.ReduceSum(mask, axes=_repeated(x, y))
+        return (b.Mul(mask, b.Div(dy, count)),)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy."""
+        x, y, _ = ins
+        mask = b.Cast(b.Equal(x, y), to=x.dtype)
+        axes = _repeated(x, y)
+        total = b.ReduceSum(b.Mul(mask, grads[0]), axes=axes)
+        return [None, None, b.Div(total, b.ReduceSum(mask, axes=axes))]
+
+    @classmethod
+    def samples(cls, draw):
+        """With ties."""
+        x = draw.ints("i64[3,5]", 0, 3).astype(float)
+        y = x.max(axis=1, keepdims=True)
+        yield draw.case(cls(), x, y, draw("f64[3,1]"), gradient=False)
+        yield draw.case(cls(), x, x, draw("f64[3,5]"), gradient=False)
+        x = draw.distinct("f64[3,5]")
+        yield draw.case(cls(), x.astype("f2"), x.max(axis=0, keepdims=True).astype("f2"), draw("f16[1,5]"))
+
+
+def _repeated(x: Any, y: Any) -> tuple[int, ...]:
+    return tuple(i for i, (n, d) in enumerate(zip(x.shape, y.shape, strict=True)) if d == 1 and n != 1)
+
+
+@dataclass(frozen=True)
+class ReduceProd(Reduce):
+    """Product."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    ufunc = "prod"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy times the product of the other elements, which is right for zeros too."""
+        return [b.ReduceProdGrad(ins[0], self.keep(b, ins[0], grads[0]))]
+
+    @classmethod
+    def samples(cls, draw):
+        """Also zeros: one, two."""
+        yield from super().samples(draw)
+        x = draw.away("f64[3,4]")
+        x[0, 1] = x[1, 2] = x[1, 3] = 0
+        yield draw.case(cls(axes=(1,)), x)
+
+
+@dataclass(frozen=True)
+class ReduceProdGrad(Op):
+    """(x, dy) → dy times the product of all elements but x's own, over the axes along which dy is repeated."""
+
+    def infer(self, x, dy):
+        """x's type."""
+        fits = x.ndim == dy.ndim and all(d in (1, n) for d, n in zip(dy.shape, x.shape, strict=True))
+        if not fits or x.dtype != dy.dtype:
+            raise self.fail("dy must have x's shape with ones where it was reduced", x, dy)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """x with the reduced axes last, and products from either end."""
+        x = ins[0]
+        n = math.prod(x.shape[i] for i in _repeated(x, ins[1]))
+        rows = TensorType(wide(x.dtype), (x.size // max(n, 1), n))
+        return (rows, rows, rows)
+
+    def compute(self, xp, ins, outs, scratch):
+        """The product of all before times the product of all after."""
+        x, dy = ins
+        if not x.size:
+            return
+        rows, before, after = scratch
+        axes = _repeated(x, dy)
+        order = [i for i in range(x.ndim) if i not in axes] + list(axes)
+        moved = x.transpose(order)
+        rows.reshape(moved.shape)[...] = moved
+        before[:, :1] = 1
+        after[:, -1:] = 1
+        xp.cumprod(rows[:, :-1], axis=1, out=before[:, 1:])
+        xp.cumprod(rows[:, :0:-1], axis=1, out=after[:, -2::-1])
+        xp.multiply(before, after, out=rows)
+        out = outs[0].transpose(order)
+        xp.multiply(rows.reshape(moved.shape), dy.transpose(order), out=out, casting="unsafe")
+
+    def expand(self, b, x, dy):
+        """x repeated with ones on the diagonal; takes n times x's size."""
+        axes = _repeated(x, dy)
+        order = [i for i in range(x.ndim) if i not in axes] + list(axes)
+        n = math.prod(x.shape[i] for i in axes)
+        rows = reshape(b, _transpose(b, x, order), (x.size // max(n, 1), 1, n))
+        index = b.CumSum(b.Fill(dtype="i64", shape=(n, 1), value=1), axis=0)
+        diagonal = b.Equal(index, reshape(b, index, (1, n)))
+        others = b.ReduceProd(b.Where(diagonal, b.constant(1, x), rows), axes=(2,))
+        moved = reshape(b, others, [x.shape[i] for i in order])
+        return (b.Mul(_transpose(b, moved, np.argsort(order).tolist()), dy),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Rows with no zero, one zero, two; several axes."""
+        x = draw.away("f64[3,4]")
+        x[0, 1] = x[1, 2] = x[1, 3] = 0
+        yield draw.case(cls(), x, draw("f64[3,1]"))
+        yield draw.case(cls(), draw.away("f64[2,3,2]"), draw("f64[1,3,1]"))
+        yield draw.case(cls(), draw.away("f64[2,3]"), draw("f64[2,3]"))
+
+
+def _transpose(b: Any, x: Any, order: Sequence[int]) -> Any:
+    return x if list(order) == list(range(x.ndim)) else b.Transpose(x, perm=tuple(order))
+
+
+@dataclass(frozen=True)
+class ArgMax(Op, onnx=True):
+    """Where the largest element along `axis` is (i64): the first one, or with `select_last_index` the last."""
+
+    autocast = "follow"
+    axis: int = 0
+    keepdims: int = 1
+    select_last_index: int = 0
+
+    def infer(self, x):
+        """Indices, `axis` 1 or gone."""
+        axis = normal_axis(self.axis, x.ndim, self)
+        if not x.ndim or not x.shape[axis]:
+            raise self.fail("there is nothing to choose from", x)
+        kept = [1] if self.keepdims else []
+        return (TensorType("i64", (*x.shape[:axis], *kept, *x.shape[axis + 1 :])),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One search, from the end for the last."""
+        x = ins[0]
+        axis = normal_axis(self.axis, x.ndim, self)
+        out = outs[0].reshape(x.shape[:axis] + x.shape[axis + 1 :])
+        if self.select_last_index:
+            x = xp.flip(x, axis)
+        self.search(xp)(x, axis=axis, out=out)
+        if self.select_last_index:
+            xp.subtract(x.shape[axis] - 1, out, out=out)
+
+    @staticmethod
+    def search(xp: Any) -> Any:
+        """The function that finds it."""
+        return xp.argmax
+
+    def gradient(self, b, ins, outs, grads):
+        """None."""
+        return [None]
+
+    @classmethod
+    def samples(cls, draw):
+        """Ties, first and last; negative axes."""
+        for last in (0, 1):
+            yield draw.case(cls(axis=1, select_last_index=last), draw.ints("i64[4,6]", 0, 3))
+        yield draw.case(cls(axis=-1, keepdims=0), draw("f64[2,3]"))
+        yield draw.case(cls(axis=0, keepdims=0), draw("f32[5]"))
+
+
+@dataclass(frozen=True)
+class ArgMin(ArgMax, onnx=True):
+    """Where the smallest element along `axis` is (i64)."""
+
+    @staticmethod
+    def search(xp: Any) -> Any:
+        """The function that finds it."""
+        return xp.argmin

@@ -1,0 +1,253 @@
+"""Softmax, its logarithm, and Hardmax, along any axis.
+
+Up to opset 12 ONNX flattened to two dimensions first; bringing a model up to date writes that out (see `onnx_model`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...language.op import Cost, Op
+from ...language.types import TensorType
+from ..common import normal_axis
+from ..tiles import TILE, wide
+
+
+class AlongAxis(Op, abstract=True):
+    """Normalises along `axis`: x is seen as [outer, n, inner] and computed a few outer rows at a time."""
+
+    axis: int
+    #: how many inputs there are
+    takes: ClassVar[int] = 1
+
+    def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
+        """The inputs' type."""
+        x = inputs[0]
+        assert x is not None
+        if any(t != x for t in inputs) or len(inputs) != self.takes:
+            raise self.fail("types differ", *inputs)
+        if not x.is_float:
+            raise self.fail("takes floats only", *inputs)
+        normal_axis(self.axis, x.ndim, self)
+        return (x,)
+
+    def form(self, x: Any) -> tuple[int, ...]:
+        """outer, n and inner, the last left out where it is 1."""
+        axis = normal_axis(self.axis, len(x.shape), self)
+        n = x.shape[axis] if x.shape else 1
+        inner = math.prod(x.shape[axis + 1 :])
+        return (math.prod(x.shape[:axis]), n) if inner == 1 else (math.prod(x.shape[:axis]), n, inner)
+
+    def step(self, x: Any) -> int:
+        """How many outer rows are computed at a time."""
+        outer, *rest = self.form(x)
+        return max(1, min(outer, TILE // max(math.prod(rest), 1)))
+
+    def tile_types(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        """Types of one number a row, and of whole rows, in the computing type."""
+        _, n, *inner = self.form(x)
+        rows, kind = self.step(x), wide(x.dtype)
+        return TensorType(kind, (rows, 1, *inner)), TensorType(kind, (rows, n, *inner))
+
+    def tiles(self, *arrays: Any) -> Iterator[Sequence[Any]]:
+        """Views of a few rows at a time."""
+        step, form = self.step(arrays[0]), self.form(arrays[0])
+        views = [a.reshape(form) for a in arrays]
+        if arrays[0].size:
+            for i in range(0, form[0], step):
+                yield [v[i : i + step] for v in views]
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """An exponential and four operations an element."""
+        base = super().cost(ins, outs)
+        return Cost(12 * base.flops, base.bytes)
+
+    @classmethod
+    def samples(cls, draw: Any) -> Any:
+        """Every axis, a scalar's worth, nothing, more than a tile, large numbers, float16."""
+        count = 2 if cls.__name__.endswith("Grad") else 1
+
+        def case(axis: int, text: str, scale: float = 1.0) -> Any:
+            return draw.case(cls(axis=axis), *[draw(text, -scale, scale) for _ in range(count)])  # type: ignore[call-arg]
+
+        yield from (case(axis, "f64[2,3,4]") for axis in (-1, 0, 1))
+        yield case(-1, "f64[1]")
+        yield case(1, "f64[2,0]")
+        yield case(-1, "f32[300,101]", 30.0 if count == 1 else 0.1)
+        yield case(0, "f16[5,3]")
+
+
+@dataclass(frozen=True)
+class Softmax(AlongAxis, onnx=True):
+    """exp(x - m) / Σ exp(x - m), m the largest x along the axis.
+
+    Halves are computed in float32 and rounded once, so that mixed precision need not widen them before.
+    """
+
+    autocast = "follow"
+    axis: int = -1
+    inplace = (0,)
+
+    def scratch(self, ins, outs):
+        """One number a row; whole rows for the half precisions."""
+        row, rows = self.tile_types(ins[0])
+        return (row, rows) if row.dtype != ins[0].dtype else (row,)
+
+    def compute(self, xp, ins, outs, scratch):
+        """In the output, or in float32 rows."""
+        for x, y in self.tiles(ins[0], outs[0]):
+            number, out = scratch[0][: len(x)], y
+            if len(scratch) > 1:
+                out = scratch[1][: len(x)]
+                out[...] = x
+                x = out
+            xp.max(x, axis=1, keepdims=True, out=number)
+            xp.subtract(x, number, out=out)
+            xp.exp(out, out=out)
+            xp.sum(out, axis=1, keepdims=True, out=number)
+            xp.divide(out, number, out=out)
+            if out is not y:
+                y[...] = out
+
+    def gradient(self, b, ins, outs, grads):
+        """From the output."""
+        return [b.SoftmaxGrad(outs[0], grads[0], axis=self.axis)]
+
+
+class RowsGrad(AlongAxis, abstract=True):
+    """Base of the gradients (y, dy) → dx that are worked out in whole rows."""
+
+    inplace = (1, 0)
+    takes = 2
+
+    def scratch(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[TensorType, ...]:
+        """One number a row, and whole rows."""
+        return self.tile_types(ins[0])
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """In whole rows beside the output, which may be one of the inputs."""
+        for y, dy, out in self.tiles(*ins, outs[0]):
+            number, rows = (s[: len(y)] for s in scratch)
+            self.rows(xp, y, dy, out, number, rows)
+
+    def rows(self, xp: Any, y: Any, dy: Any, out: Any, number: Any, rows: Any) -> None:
+        """Some rows of dx, through one number a row and rows in the computing type."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SoftmaxGrad(RowsGrad):
+    """(y, dy) → y · (dy - Σ y · dy)."""
+
+    axis: int = -1
+
+    def rows(self, xp, y, dy, out, number, rows):
+        """Four passes."""
+        xp.multiply(y, dy, out=rows)
+        xp.sum(rows, axis=1, keepdims=True, out=number)
+        xp.subtract(dy, number, out=rows)
+        xp.multiply(rows, y, out=out, casting="unsafe")
+
+    def expand(self, b, y, dy):
+        """The formula."""
+        axis = normal_axis(self.axis, y.ndim, self)
+        inner = b.ReduceSum(b.Mul(y, dy), axes=(axis,) if y.ndim else ())
+        return (b.Mul(y, b.Sub(dy, inner)),)
+
+
+@dataclass(frozen=True)
+class LogSoftmax(AlongAxis, onnx=True):
+    """x - m - ln Σ exp(x - m), m the largest x along the axis."""
+
+    axis: int = -1
+    inplace = (0,)
+
+    def scratch(self, ins, outs):
+        """One number a row, and whole rows."""
+        row, rows = self.tile_types(ins[0])
+        return (row, rows, rows) if row.dtype != ins[0].dtype else (row, rows)
+
+    def compute(self, xp, ins, outs, scratch):
+        """In the output, or in float32 rows."""
+        for x, y in self.tiles(ins[0], outs[0]):
+            number, e = (s[: len(x)] for s in scratch[:2])
+            out = scratch[2][: len(x)] if len(scratch) > 2 else y
+            log_softmax(xp, x, out, number, e)
+            if out is not y:
+                y[...] = out
+
+    def gradient(self, b, ins, outs, grads):
+        """From the output."""
+        return [b.LogSoftmaxGrad(outs[0], grads[0], axis=self.axis)]
+
+
+def log_softmax(xp: Any, x: Any, out: Any, number: Any, e: Any) -> None:
+    """Rows x ([rows, n, ...]) to their log-softmax along axis 1, in the type of `out`; `e` is as large as x."""
+    if x.dtype != out.dtype:
+        out[...] = x
+        x = out
+    xp.max(x, axis=1, keepdims=True, out=number)
+    xp.subtract(x, number, out=out)
+    xp.exp(out, out=e)
+    xp.sum(e, axis=1, keepdims=True, out=number)
+    xp.log(number, out=number)
+    xp.subtract(out, number, out=out)
+
+
+@dataclass(frozen=True)
+class LogSoftmaxGrad(RowsGrad):
+    """(y, dy) → dy - exp(y) · Σ dy."""
+
+    axis: int = -1
+
+    def rows(self, xp, y, dy, out, number, rows):
+        """Four passes."""
+        xp.exp(y, out=rows)
+        xp.sum(dy, axis=1, dtype=number.dtype, keepdims=True, out=number)
+        xp.multiply(rows, number, out=rows)
+        xp.subtract(dy, rows, out=out, casting="unsafe")
+
+    def expand(self, b, y, dy):
+        """The formula."""
+        axis = normal_axis(self.axis, y.ndim, self)
+        total = b.ReduceSum(dy, axes=(axis,) if y.ndim else ())
+        return (b.Sub(dy, b.Mul(b.Exp(y), total)),)
+
+
+@dataclass(frozen=True)
+class Hardmax(AlongAxis, onnx=True):
+    """1 at the first of the largest elements along the axis, else 0."""
+
+    axis: int = -1
+
+    def scratch(self, ins, outs):
+        """Where it is, and the positions along the axis."""
+        outer, n, *inner = self.form(ins[0])
+        ones = (1,) * len(inner)
+        return TensorType("i64", (outer, *inner)), TensorType("i64", (1, n, *ones))
+
+    def compute(self, xp, ins, outs, scratch):
+        """Positions compared with the one chosen."""
+        if not ins[0].size:
+            return
+        form = self.form(ins[0])
+        chosen, positions = scratch
+        xp.argmax(ins[0].reshape(form), axis=1, out=chosen)
+        positions.fill(1)
+        xp.cumsum(positions.reshape(-1), out=positions.reshape(-1))
+        xp.subtract(positions, 1, out=positions)
+        xp.equal(xp.expand_dims(chosen, 1), positions, out=outs[0].reshape(form))
+
+    def gradient(self, b, ins, outs, grads):
+        """None: it is constant between jumps."""
+        return [None]
+
+    @classmethod
+    def samples(cls, draw):
+        """Without ties for the derivative; with ties."""
+        for axis in (0, 1, 2):
+            yield draw.case(cls(axis=axis), draw.distinct("f64[2,3,4]"))
+        yield draw.case(cls(axis=-1), draw.ints("i64[3,5]", 0, 3).astype("f4"))

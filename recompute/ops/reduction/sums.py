@@ -1,0 +1,270 @@
+"""Sums, means and norms over axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...language.op import Cost, Op
+from ...language.types import TensorType
+from ..common import normal_axes
+from ..shape.reshape import reshape
+from ..tiles import wide
+
+
+class Reduce(Op, abstract=True):
+    """Reduces over `axes` (None: all); reduced dimensions become 1, or go away with `keepdims=0`.
+
+    The numerics: `prepare` (a ufunc) on every element, `ufunc` over the axes, `finish` on the results.  The half
+    precisions are prepared and reduced in float32.
+    """
+
+    axes: tuple[int, ...] | None
+    keepdims: int
+    prepare: ClassVar[str | None] = None
+    ufunc: ClassVar[str] = "sum"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        """x's type with the reduced dimensions 1 or gone."""
+        if self.prepare and not x.is_float and (self.prepare == "exp" or x.dtype == "bool"):
+            raise self.fail("takes floats only" if self.prepare == "exp" else "takes numbers, not bool", x)
+        axes = normal_axes(self.axes, x.ndim, self)
+        if self.keepdims:
+            return (x.with_shape([1 if i in axes else d for i, d in enumerate(x.shape)]),)
+        return (x.with_shape([d for i, d in enumerate(x.shape) if i not in axes]),)
+
+    def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+        """The prepared elements, and wider results."""
+        x = ins[0]
+        assert x is not None
+        precise = wide(x.dtype)
+        prepared = (x.with_dtype(precise),) if self.prepare else ()
+        return (*prepared, self.infer(x)[0].with_dtype(precise)) if precise != x.dtype else prepared
+
+    def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
+        """Prepare, reduce, finish."""
+        x, total = ins[0], (*scratch, outs[0])[1 if self.prepare else 0]
+        if self.prepare:
+            if x.dtype != scratch[0].dtype:
+                scratch[0][...] = x
+                x = scratch[0]
+            x = getattr(xp, self.prepare)(x, out=scratch[0])
+        axes = normal_axes(self.axes, x.ndim, self)
+        getattr(xp, self.ufunc)(x, axis=axes, dtype=total.dtype, keepdims=bool(self.keepdims), out=total)
+        self.finish(xp, total, self.count(ins[0]))
+        if total is not outs[0]:
+            outs[0][...] = total
+
+    def finish(self, xp: Any, total: Any, count: int) -> None:
+        """Changes the results in place."""
+
+    def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
+        """One operation an input element, or two."""
+        per_element = 2 if self.prepare else 1
+        return Cost(per_element * ins[0].size if ins[0] else 0, super().cost(ins, outs).bytes)
+
+    def keep(self, b: Any, x: Any, reduced: Any) -> Any:
+        """A reduced value with its reduced dimensions as ones, so that it broadcasts against x."""
+        axes = normal_axes(self.axes, x.ndim, self)
+        return reshape(b, reduced, [1 if i in axes else d for i, d in enumerate(x.shape)])
+
+    def count(self, x: Any) -> int:
+        """How many elements each result was made of."""
+        return math.prod(x.shape[a] for a in normal_axes(self.axes, len(x.shape), self))
+
+    def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
+        """The ONNX operator of the same name, axes as an input."""
+        axes = [] if self.axes is None else [g.ints(self.axes)]
+        empty = self.axes == ()
+        g.node(self.name, [*ins, *axes], outs, keepdims=self.keepdims, noop_with_empty_axes=int(empty))
+        return True
+
+    @classmethod
+    def from_onnx(cls, node: Any) -> Any:
+        """Axes from the attribute or the second input."""
+        axes = node.attributes.get("axes")
+        if axes is None and node.type(1) is not None:
+            axes = node.need_constant(1, "axes").reshape(-1).tolist()
+        if not axes:
+            axes = [] if node.attributes.get("noop_with_empty_axes", 0) else None
+        keepdims = node.attributes.get("keepdims", 1)
+        op = cls(axes=None if axes is None else tuple(map(int, axes)), keepdims=keepdims)  # type: ignore[call-arg]
+        return node.emit(op, node.input(0))
+
+    @classmethod
+    def samples(cls, draw: Any) -> Any:
+        """All axes, some, negative ones, none, with and without keepdims; float16."""
+        for axes, keep in ((None, 1), (None, 0), ((1,), 1), ((0, -1), 0), ((), 1)):
+            yield draw.case(cls(axes=axes, keepdims=keep), cls.sample(draw, "f64[2,3,4]"))  # type: ignore[call-arg]
+        yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f32[4,9]"))  # type: ignore[call-arg]
+        yield draw.case(cls(axes=(1,), keepdims=0), cls.sample(draw, "f16[4,9]"))  # type: ignore[call-arg]
+
+    @classmethod
+    def sample(cls, draw: Any, text: str) -> Any:
+        """One input."""
+        return draw(text)
+
+
+@dataclass(frozen=True)
+class ReduceSum(Reduce):
+    """Sum."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+
+    def gradient(self, b, ins, outs, grads):
+        """dy repeated; nothing is kept."""
+        return [b.Expand(self.keep(b, ins[0], grads[0]), shape=ins[0].shape)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Also integers, and the sum of nothing."""
+        yield from super().samples(draw)
+        yield draw.case(cls(axes=(0,)), draw.ints("i32[3,2]", 0, 9))
+        yield draw.case(cls(axes=(0,)), draw("f64[0,2]"))
+
+
+@dataclass(frozen=True)
+class ReduceMean(Reduce):
+    """Mean."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+
+    def finish(self, xp, total, count):
+        """Divides by the number of elements."""
+        xp.divide(total, count, out=total, casting="unsafe")
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / n repeated; nothing is kept."""
+        dy = self.keep(b, ins[0], grads[0])
+        scaled = b.Mul(dy, b.constant(1.0 / max(self.count(ins[0]), 1), dy))
+        return [b.Expand(scaled, shape=ins[0].shape)]
+
+
+@dataclass(frozen=True)
+class ReduceL1(Reduce):
+    """Sum of absolute values."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    prepare = "absolute"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · sign x."""
+        return [b.Mul(b.Sign(ins[0]), self.keep(b, ins[0], grads[0]))]
+
+    @classmethod
+    def sample(cls, draw, text):
+        """Away from 0."""
+        return draw.away(text)
+
+
+@dataclass(frozen=True)
+class ReduceSumSquare(Reduce):
+    """Sum of squares."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    prepare = "square"
+
+    def gradient(self, b, ins, outs, grads):
+        """2 · dy · x."""
+        dy = self.keep(b, ins[0], grads[0])
+        return [b.Mul(ins[0], b.Add(dy, dy))]
+
+
+@dataclass(frozen=True)
+class ReduceL2(Reduce):
+    """Square root of the sum of squares."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    prepare = "square"
+
+    def finish(self, xp, total, count):
+        """The root."""
+        xp.sqrt(total, out=total, casting="unsafe")
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · x / y, and 0 where y = 0 (as PyTorch)."""
+        y, zero = outs[0], b.constant(0, outs[0])
+        scale = b.Where(b.Equal(y, zero), zero, b.Div(grads[0], y))
+        return [b.Mul(ins[0], self.keep(b, ins[0], scale))]
+
+    @classmethod
+    def sample(cls, draw, text):
+        """Away from 0."""
+        return draw.away(text)
+
+
+@dataclass(frozen=True)
+class ReduceLogSum(Reduce):
+    """Logarithm of the sum."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+
+    def finish(self, xp, total, count):
+        """The logarithm."""
+        xp.log(total, out=total, casting="unsafe")
+
+    def gradient(self, b, ins, outs, grads):
+        """dy / exp(y) repeated: from the output."""
+        scaled = b.Mul(grads[0], b.Exp(b.Neg(outs[0])))
+        return [b.Expand(self.keep(b, ins[0], scaled), shape=ins[0].shape)]
+
+    @classmethod
+    def sample(cls, draw, text):
+        """Positive numbers."""
+        return draw(text, 0.5, 1.5)
+
+
+@dataclass(frozen=True)
+class ReduceLogSumExp(Reduce):
+    """ln Σ exp(x), as m + ln Σ exp(x - m) with m the largest x."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: int = 1
+    prepare = "exp"
+
+    def scratch(self, ins, outs):
+        """The exponentials, the largest elements, which of them are infinite, and the sums."""
+        x = ins[0].with_dtype(wide(ins[0].dtype))
+        kept = self.infer(x)[0] if self.keepdims else type(self)(axes=self.axes).infer(x)[0]
+        return (x, kept, kept.with_dtype("bool"), kept)
+
+    def compute(self, xp, ins, outs, scratch):
+        """An infinite m is not subtracted: ∞ - ∞ is no number."""
+        x, (e, m, infinite, total) = ins[0], scratch
+        axes = normal_axes(self.axes, x.ndim, self)
+        if not x.size:
+            outs[0].fill(-math.inf)
+            return
+        e[...] = x
+        xp.max(e, axis=axes, keepdims=True, out=m)
+        xp.isinf(m, out=infinite)
+        xp.copyto(m, 0, where=infinite)
+        xp.subtract(e, m, out=e)
+        xp.exp(e, out=e)
+        xp.sum(e, axis=axes, keepdims=True, out=total)
+        xp.log(total, out=total)
+        xp.add(total, m, out=total)
+        outs[0][...] = total.reshape(outs[0].shape)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy · exp(x - y)."""
+        x = ins[0]
+        share = b.Exp(b.Sub(x, self.keep(b, x, outs[0])))
+        return [b.Mul(share, self.keep(b, x, grads[0]))]
+
+    @classmethod
+    def samples(cls, draw):
+        """Also large numbers and rows of minus infinity."""
+        yield from super().samples(draw)
+        x = draw("f32[3,4]") * 1000
+        x[1] = -math.inf
+        x[2, 0] = math.inf
+        yield draw.case(cls(axes=(1,)), x)

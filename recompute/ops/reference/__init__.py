@@ -1,0 +1,1 @@
+"""ONNX nodes that ONNX's own evaluator runs, and ONNX's Gradient."""

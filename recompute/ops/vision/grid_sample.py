@@ -1,0 +1,452 @@
+"""GridSample: a tensor read between its elements, at coordinates that are data.
+
+All operators here evaluate one form, linear in x and in dy:  F(x, grid, dy) = Σ_p Σ_c dy[c, p] · Σ_q W(p, q) · x[c, q],
+W(p, q) = Π_axis w(grid[p, axis], q[axis]), with `order[axis]` derivatives taken of w by the coordinate.  So each
+derivative of each of them is one of them again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...language.op import Cost, Op
+from ...language.types import TensorType
+from ..indexing.flat import add_rows
+
+#: degree of the interpolation in the coordinate
+DEGREE = {"nearest": 0, "linear": 1, "cubic": 3}
+_PADDINGS = ("zeros", "border", "reflection")
+_OLD = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+@functools.lru_cache(maxsize=64)
+def taps(mode: str, order: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """(offset, coefficients of the weight as a polynomial in t, highest first) of each tap; t = p - floor(p).
+
+    Cubic: the convolution of Keys (1981) with a = -0.75, as in PyTorch.
+    """
+    t = np.poly1d([1.0, 0.0])
+    if mode == "nearest":
+        found = {0: np.poly1d([1.0])}
+    elif mode == "linear":
+        found = {0: 1 - t, 1: t}
+    else:
+        a = -0.75
+
+        def near(s: Any) -> Any:
+            return ((a + 2) * s - (a + 3)) * s * s + 1
+
+        def far(s: Any) -> Any:
+            return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+
+        found = {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
+    return tuple((k, tuple(w.deriv(order).coeffs.tolist() if order else w.coeffs.tolist())) for k, w in found.items())
+
+
+class Sampling(Op, abstract=True):
+    """What the family shares: attributes, and indices and weights of the taps for one image.
+
+    `order`: how often the weights are differentiated along each axis of x; (): nowhere.
+    """
+
+    mode: str
+    padding_mode: str
+    align_corners: int
+    order: tuple[int, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """The shared attributes."""
+        return {"mode": self.mode, "padding_mode": self.padding_mode, "align_corners": self.align_corners,
+                "order": self.order}  # fmt: skip
+
+    def plus(self, axis: int, rank: int) -> dict[str, Any]:
+        """The shared attributes with one more derivative along `axis`; {} where that is 0 everywhere."""
+        order = list(self.order or (0,) * rank)
+        order[axis] += 1
+        return {} if order[axis] > DEGREE[self.mode] else {**self.fields(), "order": tuple(order)}
+
+    def check(self, x: TensorType, grid: TensorType, dy: TensorType | None = None) -> None:
+        """TypeRuleError where x [N, C, ...], grid [N, ..., rank] and dy [N, C, ...] do not fit."""
+        rank = x.ndim - 2
+        if self.mode not in DEGREE or self.padding_mode not in _PADDINGS:
+            raise self.fail(f"mode '{self.mode}' or padding_mode '{self.padding_mode}' is unknown", x, grid)
+        if not x.is_float or x.dtype != grid.dtype:
+            raise self.fail("needs floats of one element type", x, grid)
+        if rank < 1 or grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
+            raise self.fail("the grid must be [N, ..., number of spatial axes]", x, grid)
+        if 0 in x.shape[2:] and 0 not in grid.shape[:-1]:
+            raise self.fail("nothing can be sampled from an empty image", x, grid)
+        if dy is not None and dy != x.with_shape((*x.shape[:2], *grid.shape[1:-1])):
+            raise self.fail("dy does not fit", x, grid, dy)
+
+    def rooms(self, grid: TensorType, channels: int, weights: int) -> tuple[TensorType, ...]:
+        """Scratch: indices and weights [set, axis, tap, P], 3 rows of P, comparisons, flat indices, [C, P]."""
+        rank, p = grid.shape[-1], math.prod(grid.shape[1:-1])
+        n = len(taps(self.mode, 0))
+        i64 = grid.with_dtype("i64")
+        return (
+            i64.with_shape((rank, n, p)),
+            grid.with_shape((weights, rank, n, p)),
+            grid.with_shape((3, p)),
+            TensorType("bool", (p,)),
+            i64.with_shape((p,)),
+            grid.with_shape((channels, p)),
+        )
+
+    def prepare(self, xp: Any, grid: Any, size: tuple[int, ...], rooms: Any) -> None:
+        """Fills indices and weights for one image's grid [..., rank]; a second set has one more derivative."""
+        index, weights, rows, mask = rooms[:4]
+        rank = len(size)
+        order = self.order or (0,) * rank
+        for axis in range(rank):
+            flat = grid[..., rank - 1 - axis]
+            p, slope, t = rows
+            p.reshape(flat.shape)[...] = flat
+            self._coordinates(xp, p, slope, t, mask, size[axis])
+            if self.mode == "nearest":
+                xp.rint(p, out=p)
+                t.fill(0)
+                index[axis, 0] = p
+            else:
+                xp.floor(p, out=t)
+                for j, (offset, _) in enumerate(taps(self.mode, 0)):
+                    index[axis, j] = t
+                    index[axis, j] += offset
+                xp.subtract(p, t, out=t)
+            for s in range(len(weights)):
+                self._weights(xp, weights[s, axis], order[axis] + s, t, slope, p)
+            for j in range(index.shape[1]):
+                self._inside(xp, index[axis, j], weights[:, axis, j], mask, size[axis])
+
+    def _coordinates(self, xp: Any, p: Any, slope: Any, room: Any, mask: Any, n: int) -> None:
+        """Grid coordinates in `p` become places in [0, n), as padding says; `slope`: the derivative."""
+        low, high = (0.0, n - 1.0) if self.align_corners else (-0.5, n - 0.5)
+        scale = (high - low) / 2
+        p += 1
+        p *= scale
+        p += low
+        slope.fill(scale)
+        if self.padding_mode == "reflection" and self.mode != "cubic":
+            self._reflect(xp, p, slope, room, mask, low, high)
+        # what no integer can hold is outside, as in PyTorch
+        xp.absolute(p, out=room)
+        xp.less(room, 2.0**31, out=mask)
+        xp.logical_not(mask, out=mask)
+        xp.putmask(p, mask, -100.0)
+        if self.padding_mode != "zeros" and self.mode != "cubic":
+            for compare, limit in ((xp.less_equal, 0.0), (xp.greater_equal, n - 1.0)):
+                compare(p, limit, out=mask)
+                xp.putmask(slope, mask, 0.0)
+            xp.clip(p, 0.0, n - 1.0, out=p)
+
+    @staticmethod
+    def _reflect(xp: Any, p: Any, slope: Any, room: Any, mask: Any, low: float, high: float) -> None:
+        """p mirrored at `low` and `high` until it is between them; each mirror turns the slope."""
+        span = high - low
+        if span == 0:
+            p.fill(0)
+            slope.fill(0)
+            return
+        p -= low
+        xp.less(p, 0, out=mask)
+        # factor 1 - 2·mask
+        room[...] = mask
+        room *= -2
+        room += 1
+        slope *= room
+        xp.absolute(p, out=p)
+        xp.floor_divide(p, span, out=room)
+        xp.remainder(p, span, out=p)
+        xp.remainder(room, 2, out=room)
+        # an odd number of mirrors: p ← span - p, slope ← -slope
+        room *= -2
+        room += 1
+        slope *= room
+        p *= room
+        room -= 1
+        room *= -span / 2
+        p += room
+        p += low
+
+    @staticmethod
+    def _weights(xp: Any, out: Any, order: int, t: Any, slope: Any, room: Any) -> None:
+        """Each tap's polynomial at t, times slope ^ order."""
+        for tap, (_, coefficients) in zip(out, taps_of(out.shape[0], order), strict=True):
+            tap.fill(coefficients[0])
+            for c in coefficients[1:]:  # Horner's rule
+                tap *= t
+                tap += c
+            for _ in range(order):
+                tap *= slope
+
+    def _inside(self, xp: Any, index: Any, weights: Any, mask: Any, n: int) -> None:
+        """Indices outside [0, n) brought inside; their weights are 0 where padding is zeros."""
+        if self.padding_mode == "zeros":
+            for compare, limit in ((xp.less, 0), (xp.greater_equal, n)):
+                compare(index, limit, out=mask)
+                for w in weights:
+                    xp.putmask(w, mask, 0)
+        elif self.padding_mode == "reflection" and self.mode == "cubic":
+            if not self.align_corners:  # -1 → 0, -2 → 1, ..., period 2n
+                xp.remainder(index, 2 * n, out=index)
+                index *= 2
+                index -= 2 * n - 1
+                xp.absolute(index, out=index)
+                xp.subtract(2 * n - 1, index, out=index)
+                index //= 2
+            elif n > 1:  # -1 → 1, period 2(n - 1)
+                index -= n - 1
+                xp.remainder(index, 2 * (n - 1), out=index)
+                index -= n - 1
+                xp.absolute(index, out=index)
+        xp.clip(index, 0, n - 1, out=index)
+
+    def each(self, xp: Any, rooms: Any, size: tuple[int, ...]) -> Any:
+        """Each combination of taps: its number along each axis, with the flat indices in rooms[4]."""
+        index, flat = rooms[0], rooms[4]
+        for pick in itertools.product(range(index.shape[1]), repeat=len(size)):
+            flat[...] = index[0, pick[0]]
+            for axis in range(1, len(size)):
+                flat *= size[axis]
+                flat += index[axis, pick[axis]]
+            yield pick
+
+    def product(self, xp: Any, rooms: Any, pick: tuple[int, ...], more: int = -1) -> Any:
+        """The weight of a combination, in rooms[2][0]; from the second set along axis `more`."""
+        weights, room = rooms[1], rooms[2][0]
+        room.fill(1)
+        for axis, j in enumerate(pick):
+            room *= weights[int(axis == more), axis, j]
+        return room
+
+
+def taps_of(count: int, order: int) -> Any:
+    """`taps` by their number."""
+    return taps({1: "nearest", 2: "linear", 4: "cubic"}[count], order)
+
+
+def _cost(op: Any, grid: TensorType, channels: int, ins: Any, outs: Any) -> Cost:
+    places = math.prod(grid.shape[:-1])
+    return Cost(2 * len(taps(op.mode, 0)) ** grid.shape[-1] * places * (channels + grid.shape[-1]),
+                Op.cost(op, ins, outs).bytes)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GridSample(Sampling):
+    """(x [N, C, ...], grid [N, ..., rank]) → [N, C, ...]: x at each place of the grid (ONNX GridSample-22).
+
+    The grid's last axis is (x, y, ...), x along the last axis of x, -1 and 1 at its edges.  Subgradients as
+    PyTorch's: 0 by the grid for `nearest` and where border or reflection clips; one-sided at whole coordinates.
+    """
+
+    mode: str = "linear"
+    padding_mode: str = "zeros"
+    align_corners: int = 0
+    order: tuple[int, ...] = ()
+
+    def infer(self, x, grid):
+        """N, C of x, the places of the grid."""
+        self.check(x, grid)
+        return (x.with_shape((*x.shape[:2], *grid.shape[1:-1])),)
+
+    def scratch(self, ins, outs):
+        """Taps of one image."""
+        return self.rooms(ins[1], ins[0].shape[1], 1)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Image by image, tap by tap: take, weigh, add."""
+        x, grid = ins
+        size, taken = x.shape[2:], scratch[5]
+        for image, places, y in zip(x, grid, outs[0], strict=True):
+            self.prepare(xp, places, size, scratch)
+            y = y.reshape(taken.shape)
+            y.fill(0)
+            if not y.size:
+                continue
+            for pick in self.each(xp, scratch, size):
+                xp.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
+                taken *= self.product(xp, scratch, pick)
+                y += taken
+
+    def cost(self, ins, outs):
+        """A product and a sum for each tap."""
+        return _cost(self, ins[1], ins[0].shape[1], ins, outs)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy spread over the taps, and dy against the slopes."""
+        x, grid = ins
+        dx = b.GridSampleGradInput(grid, grads[0], size=x.shape[2:], **self.fields())
+        return [dx, b.GridSampleGradGrid(x, grid, grads[0], **self.fields()) if self.mode != "nearest" else None]
+
+    def export(self, g, ins, outs):
+        """Native where nothing is differentiated."""
+        if any(self.order):
+            return False
+        options = {"padding_mode": self.padding_mode, "align_corners": self.align_corners}
+        g.node("GridSample", ins, outs, mode=self.mode, **options)
+        return True
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Names of opset 16 and 20; other element types in f32 (integers f64)."""
+        given = node.attributes
+        mode = given.get("mode", "linear")
+        options = {k: given[k] for k in ("padding_mode", "align_corners") if k in given}
+        x, grid = node.inputs
+        b, kind = node.builder, x.dtype if x.dtype in ("f32", "f64") else ("f32" if x.type.is_float else "f64")
+        wide = x if kind == x.dtype else b.Cast(x, to=kind)
+        y = node.emit(cls(_OLD.get(mode, mode), **options), wide, grid if grid.dtype == kind else b.Cast(grid, to=kind))
+        return y if kind == x.dtype else b.Cast(y, to=x.dtype)
+
+    @classmethod
+    def samples(cls, draw):
+        """Modes, paddings, corners; one, two and three axes; nothing."""
+        for options, x, grid in _samples():
+            # ONNX Runtime has two and three axes only
+            native = len(x) > 5
+            yield draw.case(cls(**options), draw(f"f64[{x}]"), draw(f"f64[{grid}]", -1.6, 1.6), export=native)
+        yield draw.case(cls(), draw("f32[1,2,3,4]"), draw("f32[1,2,2,2]"))
+        yield draw.case(cls("cubic", order=(1, 2)), draw("f64[1,1,5,4]"), draw("f64[1,3,1,2]", -0.7, 0.7), export=False)
+
+
+def _samples() -> list[tuple[dict[str, Any], str, str]]:
+    return [
+        ({"mode": m, "padding_mode": p, "align_corners": c}, "1,2,4,3", "1,2,3,2")
+        for i, (m, p) in enumerate(itertools.product(DEGREE, _PADDINGS))
+        for c in ((i % 2,) if m != "linear" else (0, 1))
+    ] + [
+        ({"mode": "linear", "padding_mode": "zeros"}, "2,1,3", "2,4,1"),
+        ({"mode": "linear", "padding_mode": "border"}, "1,2,2,3,2", "1,1,2,2,3"),
+        ({"mode": "linear", "padding_mode": "reflection"}, "1,1,1,1", "1,0,2,2"),
+    ]
+
+
+@dataclass(frozen=True)
+class GridSampleGradInput(Sampling):
+    """(grid, dy [N, C, ...]) → the gradient of GridSample by x, whose spatial shape is `size`."""
+
+    size: tuple[int, ...]
+    mode: str = "linear"
+    padding_mode: str = "zeros"
+    align_corners: int = 0
+    order: tuple[int, ...] = ()
+
+    def infer(self, grid, dy):
+        """x's type."""
+        x = dy.with_shape((*dy.shape[:2], *self.size))
+        self.check(x, grid, dy)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Taps of one image."""
+        return self.rooms(ins[0], ins[1].shape[1], 1)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Image by image, tap by tap: weigh, add where it was taken, in order."""
+        grid, dy = ins
+        part = scratch[5]
+        outs[0].fill(0)
+        if not dy.size:
+            return
+        for places, up, x in zip(grid, dy, outs[0], strict=True):
+            self.prepare(xp, places, self.size, scratch)
+            for pick in self.each(xp, scratch, self.size):
+                xp.multiply(up.reshape(part.shape), self.product(xp, scratch, pick), out=part)
+                add_rows(xp, x.reshape(x.shape[0], -1, 1), scratch[4], part[..., None])
+
+    def cost(self, ins, outs):
+        """As GridSample."""
+        return _cost(self, ins[0], ins[1].shape[1], ins, outs)
+
+    def gradient(self, b, ins, outs, grads):
+        """GridSample of what comes, and its slopes against dy."""
+        grid, dy = ins
+        u = grads[0]
+        slopes = b.GridSampleGradGrid(u, grid, dy, **self.fields()) if self.mode != "nearest" else None
+        return [slopes, b.GridSample(u, grid, **self.fields())]
+
+    @classmethod
+    def samples(cls, draw):
+        """As GridSample."""
+        for options, x, grid in _samples():
+            n, c, *size = (int(d) for d in x.split(","))
+            dy = ",".join([str(n), str(c), *grid.split(",")[1:-1]])
+            op = cls(tuple(size), **options)
+            yield draw.case(op, draw(f"f64[{grid}]", -1.6, 1.6), draw(f"f64[{dy}]"), export=False)
+
+
+@dataclass(frozen=True)
+class GridSampleGradGrid(Sampling):
+    """(x, grid, dy) → the gradient of GridSample by the grid."""
+
+    mode: str = "linear"
+    padding_mode: str = "zeros"
+    align_corners: int = 0
+    order: tuple[int, ...] = ()
+
+    def infer(self, x, grid, dy):
+        """The grid's type."""
+        self.need(x, grid, dy, count=3)
+        self.check(x, grid, dy)
+        return (grid,)
+
+    def scratch(self, ins, outs):
+        """Taps of one image, their slopes, a row for the sums over channels."""
+        return (*self.rooms(ins[1], ins[0].shape[1], 2), ins[1].with_shape((math.prod(ins[1].shape[1:-1]),)))
+
+    def compute(self, xp, ins, outs, scratch):
+        """Image by image, tap by tap: Σ_c x · dy once, then its part along each axis."""
+        x, grid, dy = ins
+        size, taken, sums = x.shape[2:], scratch[5], scratch[6]
+        rank = len(size)
+        for image, places, up, out in zip(x, grid, dy, outs[0], strict=True):
+            out.fill(0)
+            if not taken.size:
+                continue
+            self.prepare(xp, places, size, scratch)
+            out = out.reshape(-1, rank)
+            for pick in self.each(xp, scratch, size):
+                xp.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
+                taken *= up.reshape(taken.shape)
+                xp.sum(taken, axis=0, out=sums)
+                for axis in range(rank):
+                    part = self.product(xp, scratch, pick, axis)
+                    part *= sums
+                    out[:, rank - 1 - axis] += part
+
+    def cost(self, ins, outs):
+        """As GridSample."""
+        return _cost(self, ins[1], ins[0].shape[1], ins, outs)
+
+    def gradient(self, b, ins, outs, grads):
+        """For each axis the same form with one more derivative along it."""
+        x, grid, dy = ins
+        rank = grid.shape[-1]
+        found: list[list[Any]] = [[], [], []]
+        for axis in range(rank):
+            more = self.plus(axis, rank)
+            if not more:
+                continue
+            at = rank - 1 - axis
+            u = b.Slice(grads[0], starts=(at,), ends=(at + 1,), axes=(grid.ndim - 1,))
+            u = b.Reshape(u, shape=(grid.shape[0], 1, *grid.shape[1:-1]))
+            up = b.Mul(dy, u)
+            found[0].append(b.GridSampleGradInput(grid, up, size=x.shape[2:], **more))
+            found[1].append(b.GridSampleGradGrid(x, grid, up, **more))
+            found[2].append(b.Mul(b.GridSample(x, grid, **more), u))
+        return [b.add_all(terms) if terms else None for terms in found]
+
+    @classmethod
+    def samples(cls, draw):
+        """As GridSample, but nearest."""
+        for options, x, grid in _samples():
+            if options["mode"] != "nearest":
+                dy = ",".join([*x.split(",")[:2], *grid.split(",")[1:-1]])
+                yield draw.case(cls(**options), draw(f"f64[{x}]"), draw(f"f64[{grid}]", -1.6, 1.6),
+                                draw(f"f64[{dy}]"), export=False)  # fmt: skip

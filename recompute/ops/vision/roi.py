@@ -1,0 +1,473 @@
+"""Pooling of regions of interest: RoiAlign and MaxRoiPool.
+
+Regions are read on the host (one copy from a device): where they lie decides what is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...language.op import Cost, Op
+from ..indexing.flat import add_rows
+
+#: elements that are outside of every image
+_FAR = 2.0**40
+#: samples of a bin along one axis
+_MOST_SAMPLES = 1 << 12
+
+
+class Regions(Op, abstract=True):
+    """What pools of regions share: a maximum over candidates, each an element of x times a weight."""
+
+    spatial_scale: float
+    #: positions of the regions, and of their images' numbers where they are an input of their own
+    asked: ClassVar[tuple[int, ...]] = (1,)
+
+    def checks(self, ins: Any, outs: Any) -> tuple:
+        """Regions are finite, and their images are there."""
+        x = ins[0] if ins[0].ndim == 4 else outs[0]
+        return tuple((i, ("region", x.shape[0])) for i in self.asked)
+
+    def bins(self) -> tuple[int, int]:
+        """Rows and columns of a pooled region."""
+        raise NotImplementedError
+
+    def image(self, number: Any, count: int) -> int:
+        """Which image a region lies in.  IndexError where there is none of that number."""
+        if not 0 <= number < count:
+            raise IndexError(f"{self.name}: image {number} is out of range for {count} images")
+        return int(number)
+
+    def corner(self, at: Any) -> int:
+        """A corner in whole elements, rounded as C does, halves away from zero.  IndexError where it is no number."""
+        v = float(at) * self.spatial_scale
+        if math.isnan(v):
+            raise IndexError(f"{self.name}: a corner of a region is no number")
+        return math.floor(min(abs(v), _FAR) + 0.5) * (1 if v >= 0 else -1)
+
+    def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
+        """(flat indices, weights) [rows, columns] of the elements that are compared, one of each bin at a time."""
+        raise NotImplementedError
+
+    def winners(self, xp: Any, image: Any, roi: Any, rooms: Any) -> tuple[Any, Any]:
+        """Flat indices and weights [C, rows, columns] of the largest products in each bin; weight 0: there is none."""
+        index, weight, best, room, mask = rooms
+        c, h, w = image.shape
+        best.fill(-np.inf)
+        index.fill(0)
+        weight.fill(0)
+        flat = image.reshape(c, h * w)
+        for places, weights in self.candidates(roi, h, w):
+            places, weights = xp.asarray(places), xp.asarray(weights.astype(image.dtype.name))
+            xp.take(flat, places, axis=1, out=room, mode="clip")
+            room *= weights
+            # a bin without this candidate has weight nan: never greater
+            xp.greater(room, best, out=mask)
+            xp.copyto(best, room, where=mask)
+            xp.copyto(index, places[None], where=mask)
+            xp.copyto(weight, weights[None], where=mask)
+        return index, weight
+
+    def rooms(self, x: Any) -> tuple[Any, ...]:
+        """Scratch of `winners`."""
+        t = x.with_shape((x.shape[1], *self.bins()))
+        return t.with_dtype("i64"), t, t, t, t.with_dtype("bool")
+
+    def pick(self, xp: Any, x: Any, found: tuple[Any, Any], out: Any) -> None:
+        """out = x at the winners, times their weights."""
+        index, weight = found
+        for c in range(x.shape[0]):
+            xp.take(x[c].reshape(-1), index[c], out=out[c], mode="clip")
+        out *= weight
+
+    def put(self, xp: Any, dx: Any, found: tuple[Any, Any], dy: Any) -> None:
+        """dx += dy times the weights, at the winners."""
+        index, weight = found
+        weight *= dy
+        for c in range(dx.shape[0]):
+            add_rows(xp, dx[c].reshape(1, -1, 1), index[c].reshape(-1), weight[c].reshape(1, -1, 1))
+
+
+def on_host(a: Any) -> np.ndarray:
+    """The array as NumPy's."""
+    return a.get() if hasattr(a, "get") else a
+
+
+class Aligned(Regions, abstract=True):
+    """What RoiAlign and its gradient share."""
+
+    output_height: int
+    output_width: int
+    spatial_scale: float
+    sampling_ratio: int
+    mode: str
+    coordinate_transformation_mode: str
+
+    def fields(self) -> dict[str, Any]:
+        """The shared attributes."""
+        return {
+            "output_height": self.output_height, "output_width": self.output_width,
+            "spatial_scale": self.spatial_scale, "sampling_ratio": self.sampling_ratio, "mode": self.mode,
+            "coordinate_transformation_mode": self.coordinate_transformation_mode,
+        }  # fmt: skip
+
+    def bins(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.output_height, self.output_width
+
+    def check(self, x: Any, rois: Any, batch: Any, by: Any) -> None:
+        """TypeRuleError where x [N, C, H, W], rois [R, 4] and the images' numbers i64 [R] do not fit."""
+        if self.mode not in ("avg", "max") or self.coordinate_transformation_mode not in (
+            "half_pixel",
+            "output_half_pixel",
+        ):
+            raise self.fail(f"mode '{self.mode}', '{self.coordinate_transformation_mode}' is unknown", x, rois)
+        if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or batch.shape != rois.shape[:1] or batch.dtype != "i64":
+            raise self.fail("needs x [N, C, H, W], rois [R, 4] and batch_indices i64 [R]", x, rois, batch)
+        if not x.is_float or rois.dtype != x.dtype or (by is not None and by != x):
+            raise self.fail("needs floats of one element type", x, rois)
+        if not math.prod(x.shape[2:]) and rois.shape[0]:
+            raise self.fail("there is nothing to take", x, rois)
+        if min(self.bins()) < 1:
+            raise self.fail("output_height and output_width must be at least 1", x, rois)
+        if self.sampling_ratio > _MOST_SAMPLES:
+            raise self.fail(f"sampling_ratio is {_MOST_SAMPLES} at the most, not {self.sampling_ratio}", x, rois)
+
+    def spans(self, roi: Any, h: int, w: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+        """Of rows and of columns: elements and weights [bins, samples, 2], and the number of samples."""
+        half = self.coordinate_transformation_mode == "half_pixel"
+        found = []
+        for at, n, size in ((1, self.output_height, h), (0, self.output_width, w)):
+            start, end = (
+                roi[i] * roi.dtype.type(self.spatial_scale) - roi.dtype.type(0.5 * half) for i in (at, at + 2)
+            )
+            extent = end - start if half else max(end - start, roi.dtype.type(1))
+            samples = self.sampling_ratio if self.sampling_ratio > 0 else self.adaptive(extent / n)
+            step = extent / n
+            p = start + np.arange(n)[:, None] * step + (np.arange(samples) + 0.5) * step / max(samples, 1)
+            inside = (p >= -1) & (p <= size)
+            p = np.clip(np.where(inside, p, 0), 0, size - 1)
+            low = np.floor(p).astype(np.int64)
+            t = p - low
+            index = np.stack([low, np.minimum(low + 1, size - 1)], axis=-1)
+            found.append((index, np.stack([1 - t, t], axis=-1) * inside[..., None], samples))
+        return found
+
+    def adaptive(self, extent: Any) -> int:
+        """Samples of a bin along an axis: one an element.  IndexError where a region is far larger than any image."""
+        if not extent < _MOST_SAMPLES:
+            raise IndexError(f"{self.name}: a region has {extent:.3g} elements a bin: give a sampling_ratio")
+        return max(math.ceil(extent), 0)
+
+    def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
+        """Each neighbour of each sample."""
+        (rows, row_weights, _), (columns, column_weights, _) = self.spans(roi, h, w)
+        for i, j in itertools.product(range(rows.shape[1]), range(columns.shape[1])):
+            for k, m in itertools.product(range(2), repeat=2):
+                places = rows[:, i, k, None] * w + columns[None, :, j, m]
+                yield places, row_weights[:, i, k, None] * column_weights[None, :, j, m]
+
+    def matrices(self, roi: Any, h: int, w: int) -> list[tuple[slice, np.ndarray]]:
+        """Of rows and of columns: what part is read, and the matrix [bins, part] whose rows are the means."""
+        found = []
+        for (index, weights, samples), _ in zip(self.spans(roi, h, w), (h, w), strict=True):
+            low, high = (int(index.min()), int(index.max()) + 1) if index.size else (0, 1)
+            m = np.zeros((len(index), high - low))
+            rows = np.broadcast_to(np.arange(len(index))[:, None, None], index.shape)
+            np.add.at(m, (rows, index - low), weights)
+            found.append((slice(low, high), m / max(samples, 1)))
+        return found
+
+    def room_for(self, x: Any) -> tuple[Any, ...]:
+        """Scratch."""
+        if self.mode == "max":
+            return self.rooms(x)
+        _, c, h, w = x.shape
+        return (x.with_shape((c * self.output_height * w,)), x.with_shape((c * h * w,)))
+
+
+@dataclass(frozen=True)
+class RoiAlign(Aligned):
+    """(x [N, C, H, W], rois [R, 4], batch_indices [R], by=None) → [R, C, height, width] (ONNX RoiAlign-22).
+
+    avg: means of bilinear samples (He et al. 2017), a product with a small matrix on each side of x.  max: the
+    largest of all neighbours times their weights, as ONNX has it; `by`: where the largest are looked for instead
+    of x.  No gradient by the regions, as in torchvision.  All floats have one element type.
+    """
+
+    asked: ClassVar[tuple[int, ...]] = (1, 2)
+    output_height: int = 1
+    output_width: int = 1
+    spatial_scale: float = 1.0
+    sampling_ratio: int = 0
+    mode: str = "avg"
+    coordinate_transformation_mode: str = "half_pixel"
+
+    def infer(self, x, rois, batch, by=None):
+        """One small image for each region."""
+        self.check(x, rois, batch, by)
+        return (x.with_shape((rois.shape[0], x.shape[1], self.output_height, self.output_width)),)
+
+    def scratch(self, ins, outs):
+        """Of one region."""
+        return self.room_for(ins[0])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Region by region."""
+        x, by = ins[0], (*ins, None)[3]
+        _, c, h, w = x.shape
+        for roi, n, y in zip(on_host(ins[1]), on_host(ins[2]).tolist(), outs[0], strict=True):
+            if self.mode == "max":
+                self.pick(xp, x[n], self.winners(xp, (x if by is None else by)[n], roi, scratch), y)
+                continue
+            (rows, left), (columns, right) = self.matrices(roi, h, w)
+            left, right = (xp.asarray(m.astype(x.dtype.name)) for m in (left, right))
+            part = scratch[0][: c * len(left) * right.shape[1]].reshape(c, len(left), right.shape[1])
+            xp.matmul(left, x[n][:, rows, columns], out=part)
+            xp.matmul(part, right.T, out=y)
+
+    def cost(self, ins, outs):
+        """Four neighbours of about four samples each."""
+        return Cost(32 * outs[0].size, super().cost(ins, outs).bytes)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy through the transposed matrices, or to the largest."""
+        x, rois, batch, by = (*ins, None)[:4]
+        to = (x if by is None else by) if self.mode == "max" else None
+        dx = b.RoiAlignGrad(*_given(rois, batch, grads[0], to), shape=x.shape, **self.fields())
+        return [dx, None, None, None][: len(ins)]
+
+    def export(self, g, ins, outs):
+        """Native; ONNX has no `by`."""
+        if len(ins) > 3:
+            return False
+        g.node("RoiAlign", ins, outs, **self.fields())
+        return True
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Up to opset 15 half_pixel was not known; half precision in f32."""
+        fields = cls().fields()
+        given = {k: v for k, v in node.attributes.items() if k in fields}
+        if node.opset < 16:
+            given.setdefault("coordinate_transformation_mode", "output_half_pixel")
+        x, rois, batch = node.inputs
+        b, kind = node.builder, "f64" if x.dtype == "f64" else "f32"
+        wide, places = (v if v.dtype == kind else b.Cast(v, to=kind) for v in (x, rois))
+        y = node.emit(cls(**given), wide, places, batch if batch.dtype == "i64" else b.Cast(batch, to="i64"))
+        return y if x.dtype == kind else b.Cast(y, to=x.dtype)
+
+    @classmethod
+    def samples(cls, draw):
+        """Both modes, both coordinates, samples given or not; regions that leave the image; none."""
+        for options, rois, batch, x, _ in _samples(draw):
+            yield draw.case(
+                cls(**options), draw.distinct(x) + 0.03, rois, batch, still=(1,), export=not _apart(options)
+            )
+        yield draw.case(cls(2, 2), draw("f32[1,2,4,5]"), np.array([[0.5, 0, 4, 3]], np.float32), np.array([0]))
+
+
+def _given(*values: Any) -> list[Any]:
+    return [v for v in values if v is not None]
+
+
+def _apart(options: dict[str, Any]) -> bool:
+    """Whether ONNX Runtime means something else than ONNX: its max is of interpolated values."""
+    return options.get("mode") == "max"
+
+
+def _samples(draw: Any) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, str, str]]:
+    rois = np.array([[0.3, 0.2, 3.6, 2.9], [-3.0, 1.1, 2.2, 9.3], [1.2, 1.3, 1.4, 1.5]])
+    batch = np.array([1, 0, 1])
+    for mode in ("avg", "max"):
+        for where in ("half_pixel", "output_half_pixel"):
+            for ratio in (0, 2):
+                options: dict[str, Any] = {"output_height": 2, "output_width": 3, "sampling_ratio": ratio, "mode": mode}
+                options |= {"coordinate_transformation_mode": where, "spatial_scale": 0.9}
+                yield options, rois, batch, "f64[2,2,4,5]", "f64[3,2,2,3]"
+    yield {}, rois[:0], batch[:0], "f64[1,2,2,2]", "f64[0,2,1,1]"
+
+
+@dataclass(frozen=True)
+class RoiAlignGrad(Aligned):
+    """(rois, batch_indices, dy, by=None) → the gradient of RoiAlign by x, which has `shape`."""
+
+    asked: ClassVar[tuple[int, ...]] = (0, 1)
+    shape: tuple[int, ...]
+    output_height: int = 1
+    output_width: int = 1
+    spatial_scale: float = 1.0
+    sampling_ratio: int = 0
+    mode: str = "avg"
+    coordinate_transformation_mode: str = "half_pixel"
+
+    def infer(self, rois, batch, dy, by=None):
+        """x's type."""
+        x = dy.with_shape(self.shape)
+        self.check(x, rois, batch, by)
+        if dy.shape != (rois.shape[0], x.shape[1], *self.bins()) or (self.mode == "max") != (by is not None):
+            raise self.fail("dy does not fit", rois, batch, dy, by)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Of one region."""
+        return self.room_for(outs[0])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Region by region, in order."""
+        dx, by = outs[0], (*ins, None)[3]
+        dx.fill(0)
+        _, c, h, w = dx.shape
+        for roi, n, dy in zip(on_host(ins[0]), on_host(ins[1]).tolist(), ins[2], strict=True):
+            if self.mode == "max":
+                self.put(xp, dx[n], self.winners(xp, by[n], roi, scratch), dy)
+                continue
+            (rows, left), (columns, right) = self.matrices(roi, h, w)
+            left, right = (xp.asarray(m.astype(dx.dtype.name)) for m in (left, right))
+            part = scratch[0][: c * len(left) * right.shape[1]].reshape(c, len(left), right.shape[1])
+            whole = scratch[1][: c * left.shape[1] * right.shape[1]].reshape(c, left.shape[1], right.shape[1])
+            xp.matmul(dy, right, out=part)
+            xp.matmul(left.T, part, out=whole)
+            dx[n][:, rows, columns] += whole
+
+    def cost(self, ins, outs):
+        """As RoiAlign."""
+        return Cost(32 * ins[2].size, super().cost(ins, outs).bytes)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy: RoiAlign."""
+        rois, batch, _, by = (*ins, None)[:4]
+        up = b.RoiAlign(*_given(grads[0], rois, batch, by), **self.fields())
+        return [None, None, up, None][: len(ins)]
+
+    @classmethod
+    def samples(cls, draw):
+        """As RoiAlign; the function body would need loops."""
+        for options, rois, batch, x, dy in _samples(draw):
+            shape = draw(x).shape
+            by = [draw.distinct(x) + 0.03] if options.get("mode") == "max" else []
+            yield draw.case(cls(shape, **options), rois, batch, draw(dy), *by, still=(0,), export=False)
+
+
+class Pooled(Regions, abstract=True):
+    """What MaxRoiPool and its gradient share."""
+
+    pooled_shape: tuple[int, ...]
+    spatial_scale: float
+
+    def bins(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.pooled_shape[0], self.pooled_shape[1]
+
+    def check(self, x: Any, rois: Any) -> None:
+        """TypeRuleError where x [N, C, H, W] and rois [R, 5] do not fit."""
+        if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(self.pooled_shape) != 2:
+            raise self.fail("needs x [N, C, H, W], rois [R, 5] and two entries of pooled_shape", x, rois)
+        if not x.is_float or rois.dtype != x.dtype or (rois.shape[0] and not math.prod(x.shape[2:])):
+            raise self.fail("needs floats of one element type, and something to take", x, rois)
+        if min(self.pooled_shape) < 1:
+            raise self.fail("pooled_shape must be at least 1 by 1", x, rois)
+
+    def candidates(self, roi: Any, h: int, w: int) -> Iterator[tuple[Any, Any]]:
+        """The elements of each bin, by rows; bins that have fewer: nan."""
+        spans = []
+        for at, n, size in ((2, self.pooled_shape[0], h), (1, self.pooled_shape[1], w)):
+            first, last = self.corner(roi[at]), self.corner(roi[at + 2])
+            step = max(last - first + 1, 1) / n
+            low = np.clip([math.floor(i * step) + first for i in range(n)], 0, size)
+            high = np.clip([math.ceil((i + 1) * step) + first for i in range(n)], 0, size)
+            spans.append((low, high))
+        (top, bottom), (left, right) = spans
+        for i, j in itertools.product(range((bottom - top).max(initial=0)), range((right - left).max(initial=0))):
+            there = ((top + i < bottom)[:, None]) & ((left + j < right)[None])
+            yield np.where(there, (top + i)[:, None] * w + (left + j)[None], 0), np.where(there, 1.0, np.nan)
+
+
+@dataclass(frozen=True)
+class MaxRoiPool(Pooled, onnx=True):
+    """(x [N, C, H, W], rois [R, 5]) → [R, C, *pooled_shape]: the largest element of each bin (Girshick 2015).
+
+    A row of rois is (image, x1, y1, x2, y2), ends included, rounded to whole elements; an empty bin gives 0.  The
+    gradient goes to the first of equal elements; none goes to the regions.
+    """
+
+    pooled_shape: tuple[int, ...]
+    spatial_scale: float = 1.0
+
+    def infer(self, x, rois):
+        """One small image for each region."""
+        self.check(x, rois)
+        return (x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)),)
+
+    def scratch(self, ins, outs):
+        """Of one region."""
+        return self.rooms(ins[0])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Region by region."""
+        x = ins[0]
+        for roi, y in zip(on_host(ins[1]), outs[0], strict=True):
+            n = self.image(roi[0], len(x))
+            self.pick(xp, x[n], self.winners(xp, x[n], roi, scratch), y)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy to the largest."""
+        return [
+            b.MaxRoiPoolGrad(*ins, grads[0], pooled_shape=self.pooled_shape, spatial_scale=self.spatial_scale),
+            None,
+        ]
+
+    @classmethod
+    def samples(cls, draw):
+        """Regions that overlap, that leave the image, that are small."""
+        yield draw.case(
+            cls((2, 2)), draw.distinct("f64[2,2,5,4]"), _boxes(), still=(1,), second_order=False
+        )  # piecewise constant
+        yield draw.case(cls((3, 1), 0.5), draw("f32[2,1,4,4]"), _boxes().astype(np.float32))
+
+
+def _boxes() -> np.ndarray:
+    return np.array([[0, 0.2, 0.1, 3.3, 4.2], [1, 1, 1, 9, 2], [1, 2, 2, 2, 2], [0, -4, -3, -2, 1.2]])
+
+
+@dataclass(frozen=True)
+class MaxRoiPoolGrad(Pooled):
+    """(x, rois, dy) → the gradient of MaxRoiPool by x."""
+
+    pooled_shape: tuple[int, ...]
+    spatial_scale: float = 1.0
+
+    def infer(self, x, rois, dy):
+        """x's type."""
+        self.check(x, rois)
+        if dy != x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)):
+            raise self.fail("dy does not fit", x, rois, dy)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Of one region."""
+        return self.rooms(ins[0])
+
+    def compute(self, xp, ins, outs, scratch):
+        """Region by region, in order."""
+        x, rois, dy = ins
+        outs[0].fill(0)
+        for roi, up in zip(on_host(rois), dy, strict=True):
+            n = self.image(roi[0], len(x))
+            self.put(xp, outs[0][n], self.winners(xp, x[n], roi, scratch), up)
+
+    def gradient(self, b, ins, outs, grads):
+        """None is offered."""
+        raise self.fail("has no second derivative", *(v.type for v in ins))
+
+    @classmethod
+    def samples(cls, draw):
+        """As MaxRoiPool."""
+        x, dy = draw.distinct("f64[2,2,5,4]"), draw("f64[4,2,2,2]")
+        yield draw.case(cls((2, 2)), x, _boxes(), dy, gradient=False, export=False)

@@ -1,0 +1,22 @@
+"""Folders of plug-ins: every file in them is imported, so that what it defines registers itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection
+
+
+def import_all(package: str, *, skip: Collection[str] = ()) -> None:
+    """Imports all modules of a package and of the packages inside it, in the order of their names.
+
+    `skip`: modules directly inside the package that are left out, with all that is in them.  So are those whose names
+    begin with an underscore.
+    """
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if module.name in skip or module.name.startswith("_"):
+            continue
+        name = f"{package}.{module.name}"
+        importlib.import_module(name)
+        if module.ispkg:
+            import_all(name)

@@ -1,0 +1,1 @@
+"""Parts that kernels are generated from."""

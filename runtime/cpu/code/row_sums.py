@@ -1,0 +1,119 @@
+"""Sums over vectors, for kernels: in blocks of the element type, which are added up in float64.
+
+These loops only read: one that also wrote would be compiled differently where its operands overlap, and its sum would
+have other bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..device.jit import inline
+from .mathematics import exp, larger
+
+#: a sum in any order, of vectors
+_ANY_ORDER = {"reassoc", "nsz", "contract"}
+_BLOCK = 2048
+
+
+@inline
+def _in_blocks(part, size, given):
+    """What `part` makes of each block of the given vectors, added up in float64."""
+    s = 0.0
+    for b in range(0, size, _BLOCK):
+        s += part(*given, b, min(b + _BLOCK, size))
+    return s
+
+
+@inline(fastmath=_ANY_ORDER)
+def _sum(x, begin, end):
+    s = x.dtype.type(0)
+    for j in range(begin, end):
+        s += x[j]
+    return s
+
+
+@inline
+def total(x):
+    """Σ x."""
+    return _in_blocks(_sum, x.size, (x,))
+
+
+@inline(fastmath=_ANY_ORDER)
+def _dot(x, y, begin, end):
+    s = x.dtype.type(0)
+    for j in range(begin, end):
+        s += x[j] * y[j]
+    return s
+
+
+@inline
+def dot(x, y):
+    """Σ x · y."""
+    return _in_blocks(_dot, x.size, (x, y))
+
+
+@inline(fastmath=_ANY_ORDER)
+def _squares(x, centre, begin, end):
+    s = x.dtype.type(0)
+    for j in range(begin, end):
+        d = x[j] - centre
+        s += d * d
+    return s
+
+
+@inline
+def squares(x, centre):
+    """Σ (x - centre)²."""
+    return _in_blocks(_squares, x.size, (x, centre))
+
+
+@inline(fastmath=_ANY_ORDER)
+def _against(g, x, centre, begin, end):
+    s = x.dtype.type(0)
+    for j in range(begin, end):
+        s += g[j] * (x[j] - centre)
+    return s
+
+
+@inline
+def against(g, x, centre):
+    """Σ g · (x - centre)."""
+    return _in_blocks(_against, x.size, (g, x, centre))
+
+
+@inline(fastmath=_ANY_ORDER)
+def _against3(g, w, x, centre, begin, end):
+    s = x.dtype.type(0)
+    for j in range(begin, end):
+        s += g[j] * w[j] * (x[j] - centre)
+    return s
+
+
+@inline
+def against3(g, w, x, centre):
+    """Σ g · w · (x - centre)."""
+    return _in_blocks(_against3, x.size, (g, w, x, centre))
+
+
+@inline(fastmath=_ANY_ORDER)
+def _exponentials(x, most, begin, end):
+    s = x.dtype.type(0)
+    for j in range(begin, end):
+        s += exp(x[j] - most)
+    return s
+
+
+@inline
+def exponentials(x, most):
+    """Σ exp(x - most)."""
+    return _in_blocks(_exponentials, x.size, (x, most))
+
+
+@inline
+def largest(x):
+    """The largest element; NaN if there is one."""
+    m = x.dtype.type(-np.inf)
+    for j in range(x.size):
+        m = larger(m, x[j])
+    return m

@@ -1,0 +1,314 @@
+"""Kernels written in Python and compiled by numba, with the C signature of runtime/cpu/device/native.py.
+
+    @kernel
+    def scale(x, y, factor, begin, end):
+        for i in range(begin, end):
+            y[i] = factor * x[i]
+
+    scale.call(x, y, 2.0, work=x.size)
+
+numba only translates: its LLVM IR is compiled, cached and loaded like any other, so that a process which finds the
+object code in the cache never imports numba.  A kernel is compiled once for each combination of element types, ranks,
+and operands that are the same memory: there LLVM need not guess what overlaps.
+
+Functions that kernels call are marked `@inline`, and called by a name of their module (no `module.function`).  The
+cache's key holds their code as well, and the numbers that any of them takes from its module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import hashlib
+import importlib.util
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import JobError
+from ...shared import trouble
+from . import native
+from .native import Call
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why numba's kernels cannot run here; "" where they can."""
+    if why := native.unavailable():
+        return why
+    return "" if importlib.util.find_spec("numba") else "numba is not installed (extra 'cpu')"
+
+
+class Inline:
+    """A function that kernels call, compiled into them.  `double`: what takes its place for float64."""
+
+    def __init__(self, function: Callable[..., Any], fastmath: Any, double: Callable[..., Any] | None) -> None:
+        self.function, self.fastmath, self.double = function, fastmath, double
+
+    def fingerprint(self) -> str:
+        """Names its code and that of all it uses."""
+        return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + _flags(self.fastmath)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """numba's function."""
+        numba, _ = _numba()
+        one = _translated(self.function)
+        if self.double is None:
+            return numba.njit(error_model="numpy", fastmath=self.fastmath, _nrt=False)(one)
+        other = _translated(self.double)
+
+        def either(x: Any) -> Any:
+            return other if x is numba.types.float64 else one
+
+        either.__annotations__.clear()  # numba compares signatures
+        names: dict[str, Any] = {}
+        exec("def stub(x): pass", names)
+        numba.extending.overload(names["stub"], jit_options={"error_model": "numpy", "fastmath": self.fastmath})(either)
+        return names["stub"]
+
+
+class Intrinsic:
+    """Instructions that kernels use: `make(typing, *types)` is what numba's `intrinsic` takes."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    def fingerprint(self) -> str:
+        """Names its code."""
+        return _fingerprint(self.make)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """numba's intrinsic."""
+        _numba()
+        from numba.extending import intrinsic
+
+        return intrinsic(self.make)
+
+
+def inline(
+    function: Callable[..., Any] | None = None, *, fastmath: Any = False, double: Callable[..., Any] | None = None
+) -> Any:
+    """Marks a function that kernels call."""
+    if function is None:
+        return lambda f: Inline(f, fastmath, double)
+    return Inline(function, fastmath, double)
+
+
+def _report(status: Any, code: Any, number: Any, size: Any) -> None:
+    """Writes a session's status (see runtime/shared/trouble.py); the code comes last."""
+    status[1] = number
+    status[2] = size
+    status[0] = code
+
+
+#: report(status, code, number, size): what a kernel does with an operand that it cannot use, before it skips it
+report: Any = inline(_report)
+
+
+def _flags(fastmath: Any) -> str:
+    """LLVM's flags, named the same in every process."""
+    return str(fastmath if isinstance(fastmath, bool) else sorted(fastmath))
+
+
+def _globals(code: types.CodeType) -> list[str]:
+    """Names that the code takes from its module."""
+    return list(dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"))
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    return [code, *(c for k in code.co_consts if isinstance(k, types.CodeType) for c in _codes(k))]
+
+
+def _fingerprint(function: Callable[..., Any]) -> str:
+    """Names a function's code, and what it takes from its module."""
+    found = hashlib.sha256()
+    for code in _codes(function.__code__):
+        consts = [k for k in code.co_consts if not isinstance(k, types.CodeType)]
+        found.update(repr((code.co_code.hex(), consts, code.co_names, code.co_varnames)).encode())
+        for name in _globals(code):
+            value = function.__globals__.get(name)
+            if isinstance(value, (Inline, Intrinsic)):
+                found.update(value.fingerprint().encode())
+            elif isinstance(value, (int, float, str, tuple, np.generic)):
+                found.update(repr(value).encode())
+    return found.hexdigest()
+
+
+def _translated(function: Callable[..., Any]) -> Any:
+    """The function with those it calls replaced by what numba made of them."""
+    used = {name for code in _codes(function.__code__) for name in _globals(code)}
+    names = {n: v.compiled for n in used if isinstance(v := function.__globals__.get(n), (Inline, Intrinsic))}
+    return types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+
+
+class Kernel:
+    """A function over arrays (C-contiguous), integers and floats, and the part [begin, end) of the work to do."""
+
+    def __init__(self, function: Callable[..., None], fastmath: Any) -> None:
+        self.function = function
+        self.fastmath = fastmath
+        self._addresses: dict[tuple, int] = {}
+        self.__doc__ = function.__doc__
+
+    @functools.cached_property
+    def source(self) -> str:
+        """Names the kernel's code and that of what it uses."""
+        return f"{_fingerprint(self.function)} {self.function.__qualname__} {_flags(self.fastmath)}"
+
+    def call(self, *operands: Any, work: int, parallel: bool = True) -> Call:
+        """A call over these operands; JobError where numba cannot compile it for them."""
+        words: list[Any] = []
+        kinds: list[tuple] = []
+        seen: dict[tuple, int] = {}
+        for i, x in enumerate(operands):
+            if x is native.STATUS:
+                words += [x, trouble.WORDS]
+                kinds.append(("int64", 1))
+                continue
+            if not isinstance(x, np.ndarray):
+                words.append(x)
+                kinds.append(("float",) if isinstance(x, (float, np.floating)) else ("int",))
+                continue
+            if not x.flags.c_contiguous:
+                raise JobError(f"{self.function.__name__}: an operand of shape {x.shape} is not contiguous")
+            first = seen.setdefault((x.ctypes.data, x.shape, x.dtype), i)
+            if first == i or not x.size:
+                words += [x, *x.shape]
+                kinds.append((x.dtype.name, x.ndim))
+            else:
+                kinds.append(("same", first))
+        return Call(self.address(tuple(kinds)), tuple(words), work, parallel)
+
+    def address(self, kinds: tuple) -> int:
+        """The compiled function for operands of these kinds."""
+        found = self._addresses.get(kinds)
+        if found is None:
+            key = native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
+            found = self._addresses[kinds] = native.loaded(key, lambda: self._module(kinds))
+        return found
+
+    def _module(self, kinds: tuple) -> Any:
+        """numba's translation, behind a function `kernel` of our signature."""
+        numba, parts = _numba()
+        body = numba.njit(
+            error_model="numpy", fastmath=self.fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+        )(_translated(self.function))
+        names = {"body": body, **parts}
+        exec(_unpacking(kinds), names)
+        i64 = numba.types.int64
+        with _indices_as_they_are():
+            compiled = numba.cfunc(numba.types.void(i64, i64, i64), nopython=True, error_model="numpy")(names["unpack"])
+        llvm = native.toolchain().llvm
+        # arrays of ours own no memory: numba's reference counts, inlined, do nothing
+        module = llvm.parse_assembly(compiled.inspect_llvm().replace("noinline", "inlinehint"))
+        inner = compiled.native_name.removeprefix("cfunc.")
+        module.link_in(llvm.parse_assembly(_ENTRY.replace("INNER", inner)))
+        for value in (*module.functions, *module.global_variables):
+            if not value.is_declaration and value.name != "kernel":
+                value.linkage = "internal"
+        return module
+
+
+@contextlib.contextmanager
+def _indices_as_they_are() -> Iterator[None]:
+    """No kernel counts from an array's end, but numba would ask at every access, and loops were not vectorised."""
+    from numba import intp
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.np import arrayobj
+
+    with global_compiler_lock:
+        before = arrayobj.fix_integer_index
+        arrayobj.fix_integer_index = lambda context, builder, kind, index, size: context.cast(
+            builder, index, kind, intp
+        )
+        try:
+            yield
+        finally:
+            arrayobj.fix_integer_index = before
+
+
+_ENTRY = """
+declare i32 @"INNER"(ptr, ptr, i64, i64, i64)
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+  %result = alloca ptr
+  %error = alloca ptr
+  %at = ptrtoint ptr %args to i64
+  %status = call i32 @"INNER"(ptr %result, ptr %error, i64 %at, i64 %begin, i64 %end)
+  ret void
+}
+"""
+
+
+def kernel(function: Callable[..., None] | None = None, *, fastmath: Any = False) -> Any:
+    """Makes a function a kernel.  `fastmath`: LLVM's flags, for sums in vectors ({"reassoc", "nsz"}), say."""
+    if function is None:
+        return lambda f: Kernel(f, fastmath)
+    return Kernel(function, fastmath)
+
+
+def _unpacking(kinds: tuple) -> str:
+    """Python source that reads the operands from the argument words and calls the body.
+
+    Kinds: (element type, rank), ("same", the operand that is the same memory), ("float",), ("int",).
+    """
+    lines, names, at = ["def unpack(args, begin, end):"], [], 0
+    for i, kind in enumerate(kinds):
+        match kind:
+            case ("same", first):
+                lines.append(f"    a{i} = a{first}")
+            case ("float",) | ("int",):
+                lines.append(f"    a{i} = {'real' if kind == ('float',) else 'word'}(args, {at})")
+                at += 1
+            case (dtype, ndim):
+                dims = "".join(f"word(args, {at + 1 + d}), " for d in range(ndim))
+                dtype = "np.bool_" if dtype == "bool" else f"np.{dtype}"
+                lines.append(f"    a{i} = carray(pointer(word(args, {at})), ({dims}), {dtype})")
+                at += 1 + ndim
+        names.append(f"a{i}")
+    lines.append(f"    body({', '.join([*names, 'begin', 'end'])})")
+    return "\n".join(lines)
+
+
+@functools.cache
+def _numba() -> tuple[Any, dict[str, Any]]:
+    """numba, set to this project's target, and the functions that read argument words."""
+    if why := unavailable():
+        raise JobError(f"no numba kernels: {why}")
+    import numba
+    from llvmlite import ir
+    from numba import carray, types
+    from numba.extending import intrinsic
+
+    config: Any = numba.config  # read when numba compiles for the first time
+    config.CPU_NAME, config.CPU_FEATURES = native.toolchain().cpu, native.toolchain().features
+    config.OPT = config._OptLevel(0)  # loops are vectorised later, where it is known which operands are the same
+    config.LOOP_VECTORIZE = config.SLP_VECTORIZE = 0
+
+    def reader(result: Any) -> Any:
+        def read(typing: Any, base: Any, index: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                kind = ir.IntType(64) if result is types.int64 else ir.DoubleType()
+                return builder.load(builder.gep(builder.inttoptr(args[0], kind.as_pointer()), [args[1]]))
+
+            return result(types.int64, types.int64), generate
+
+        return intrinsic(read)
+
+    def to_pointer(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+        return types.voidptr(types.int64), generate
+
+    return numba, {
+        "np": np,
+        "carray": carray,
+        "word": reader(types.int64),
+        "real": reader(types.float64),
+        "pointer": intrinsic(to_pointer),
+    }

@@ -1,0 +1,411 @@
+"""Native code: LLVM IR becomes functions in memory, and a table of calls that one native function walks.
+
+Every kernel has one C signature, `void kernel(const int64_t *args, int64_t begin, int64_t end)`: `args` holds pointers,
+integers and the bits of doubles, [begin, end) is the part of the work that this thread does.  Threads are libgomp's,
+the pool that oneDNN's wheel uses too; without libgomp a step runs on one.  Object code is kept in the user's cache
+folder under a key of all it was made from, so that a second process only loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....errors import JobError
+from ....support.threads import once, set_up_lock
+from ...shared import trouble
+from . import code_cache
+
+#: changes whenever object code made before must not be loaded any more
+_VERSION = "2"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel: its address, operands, and how many pieces of work there are.
+
+    Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
+    threads; otherwise one call does all of it, outside of any parallel region.
+    """
+
+    address: int
+    operands: tuple[Any, ...]
+    work: int = 1
+    parallel: bool = True
+
+    def words(self, status: np.ndarray) -> np.ndarray:
+        """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
+        return np.array([_word(status if x is STATUS else x) for x in self.operands] or [0], np.int64)
+
+
+class _Status:
+    """What STATUS is."""
+
+
+#: stands for the address of the status of whoever makes the call (see runtime/shared/trouble.py): an operand of kernels
+#: that may meet what they cannot compute
+STATUS = _Status()
+
+
+def _word(x: Any) -> int:
+    if isinstance(x, np.ndarray):
+        return x.ctypes.data
+    if isinstance(x, (float, np.floating)):
+        return struct.unpack("q", struct.pack("d", x))[0]
+    return int(x)
+
+
+class Table:
+    """Calls in a row, bound once: `run()` makes all of them without Python in between.
+
+    A table has a status of its own, so that two of them, run in two threads, tell their own errors only.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.status = np.zeros(trouble.WORDS, np.int64)
+        self._keep = [(c.operands, c.words(self.status)) for c in calls]
+        self._rows = np.array(
+            [
+                (c.address, words.ctypes.data, c.work, c.parallel and c.work > 1)
+                for c, (_, words) in zip(calls, self._keep, strict=True)
+            ],
+            np.int64,
+        ).reshape(len(calls), 4)
+        self._run = _driver()
+        self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
+
+    def run(self) -> int | None:
+        """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
+        if _forked:
+            failed = _worker().submit(self._run, *self._arguments).result()
+        else:
+            failed = self._run(*self._arguments)
+        return None if failed < 0 else failed
+
+    def check(self, where: str = "") -> None:
+        """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""
+        if self.status[0]:
+            raise JobError(trouble.explained(self.status.tolist()) + (f", in\n    {where}" if where else ""))
+
+
+#: whether this process is a fork of another, whose OpenMP threads it does not have
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    _worker.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@once
+def _worker() -> ThreadPoolExecutor:
+    """What runs tables in a fork: libgomp would wait for ever for threads that the process lacks, but a new thread
+    gets new ones."""
+    return ThreadPoolExecutor(1)
+
+
+def together(calls: Sequence[Call]) -> Call:
+    """One call of several over the same work: a part of it goes through all of them before it meets another thread's.
+
+    Only for calls in which a piece of work reads of the others' results what the same piece has made, and which report
+    no status.
+    """
+    work = {c.work for c in calls}
+    if len(work) != 1:
+        raise ValueError(f"calls over different work, {sorted(work)}, do not go together")
+    if any(x is STATUS for c in calls for x in c.operands):
+        raise ValueError("a call that reports a status does not go together with others")
+    words = [c.words(np.empty(0, np.int64)) for c in calls]
+    rows = np.array([(c.address, w.ctypes.data) for c, w in zip(calls, words, strict=True)], np.int64)
+    kept = {id(x): x for c in calls for x in c.operands if isinstance(x, np.ndarray)}
+    return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop())
+
+
+_TOGETHER = r"""
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+entry:
+  %rows = load ptr, ptr %args
+  %count.at = getelementptr i64, ptr %args, i64 1
+  %count = load i64, ptr %count.at
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %step]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %step, label %done
+step:
+  %twice = mul i64 %i, 2
+  %row = getelementptr i64, ptr %rows, i64 %twice
+  %function = load ptr, ptr %row
+  %given.at = getelementptr i64, ptr %row, i64 1
+  %given = load ptr, ptr %given.at
+  call void %function(ptr %given, i64 %begin, i64 %end)
+  %i1 = add i64 %i, 1
+  br label %loop
+done:
+  ret void
+}
+"""
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why nothing native can run here; "" where it can."""
+    try:
+        import llvmlite.binding  # noqa: F401
+    except ImportError:
+        return "llvmlite is not installed (extra 'cpu')"
+    if np.dtype(np.intp).itemsize != 8:
+        return "addresses have fewer than 64 bits"
+    return ""
+
+
+@once
+def threads() -> int:
+    """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.
+
+    OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC).
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(ValueError):
+        cores = min(cores, max(1, int(os.environ.get("OMP_NUM_THREADS", cores))))
+    gomp = _libgomp()
+    if gomp is None or gomp.omp_get_dynamic():
+        return 1
+    return min(cores, max(1, gomp.omp_get_thread_limit()))
+
+
+def announce_threads() -> None:
+    """Tells libraries that use OpenMP, in this thread, how many threads a step has."""
+    if (gomp := _libgomp()) is not None:
+        gomp.omp_set_num_threads(threads())
+
+
+@once
+def _libgomp() -> Any:
+    """The OpenMP runtime of GCC; None where there is none.
+
+    Its threads spin a while when they have nothing to do.  Where NumPy's BLAS has threads of its own, spinning for long
+    takes their processors away, so that it is cut short before the library is loaded.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    for name in ("libgomp.so.1", "libgomp.so"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+class _Toolchain:
+    """LLVM for this processor, and an engine that functions are loaded into."""
+
+    def __init__(self) -> None:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        self.llvm = llvm
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.cpu = llvm.get_host_cpu_name()
+        features = llvm.get_host_cpu_features()
+        features["prefer-256-bit"] = False  # the loops are long: full vectors pay
+        self.features = features.flatten()
+        target = llvm.Target.from_default_triple()
+        self.machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
+        self.made_by = f"{_VERSION} {llvmlite.__version__} {target.triple} {self.cpu} {self.features}"
+        self.addresses: dict[str, int] = {}
+
+    def key(self, *parts: str) -> str:
+        """Names object code by all that it depends on."""
+        return hashlib.sha256("\0".join((self.made_by, *parts)).encode()).hexdigest()[:32]
+
+    def has(self, function: str) -> bool:
+        """Whether this process has a function of that name, which object code can call."""
+        return bool(self.llvm.address_of_symbol(function))
+
+    def load(self, key: str, code: bytes) -> int:
+        """The address of the function in this object code."""
+        self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
+        self.engine.finalize_object()
+        address = self.engine.get_function_address(f"k_{key}")
+        if not address:
+            raise JobError(f"native code without the function k_{key}")
+        return address
+
+    def object_code(self, module: Any, key: str) -> bytes:
+        """Optimised machine code of a module whose `kernel` gets the name that belongs to the key."""
+        module.get_function("kernel").name = f"k_{key}"
+        module.verify()
+        options = self.llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = options.slp_vectorization = True
+        builder = self.llvm.create_pass_builder(self.machine, options)
+        builder.getModulePassManager().run(module, builder)
+        wanted = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("numba", "NRT", "Py"))]
+        if wanted:  # another process, which finds the object code in the cache, would not have it
+            raise JobError(f"a kernel needs numba's runtime: {', '.join(wanted)}")
+        return self.machine.emit_object(module)
+
+
+@once
+def toolchain() -> _Toolchain:
+    """The one toolchain of this process.  JobError where llvmlite is missing."""
+    if why := unavailable():
+        raise JobError(f"no native code: {why}")
+    return _Toolchain()
+
+
+def loaded(key: str, make: Callable[[], Any]) -> int:
+    """The address of the function that the key names: made earlier, in this process or another, or now.
+
+    `make`: gives the module whose function `kernel` it is.
+    """
+    tools = toolchain()
+    if key not in tools.addresses:
+        with set_up_lock():  # LLVM's engine and numba's compiler are one for all threads
+            if key not in tools.addresses:
+                code = code_cache.kept(key, tools.has)
+                if code is None:
+                    code = tools.object_code(make(), key)
+                    code_cache.keep(key, code)
+                tools.addresses[key] = tools.load(key, code)
+    return tools.addresses[key]
+
+
+def compile_ir(ir: str) -> int:
+    """The address of the function `kernel` of a module given as LLVM IR."""
+    tools = toolchain()
+    return loaded(tools.key(ir), lambda: tools.llvm.parse_assembly(ir))
+
+
+@once
+def _driver() -> Any:
+    """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
+    gomp = _libgomp()
+    if gomp is not None:
+        llvm = toolchain().llvm
+        for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
+            llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
+    ir = _DRIVER.replace("PARALLEL", "false" if gomp is None else "true")
+    ir = ir.replace("FLUSH", _FLUSH_X86 if platform.machine() in ("x86_64", "AMD64") else _FLUSH_NONE)
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(ir))
+
+
+_DRIVER = r"""
+%call = type { ptr, ptr, i64, i64 }
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
+FLUSH
+
+; one thread's part of a call: there may be fewer threads than were asked for
+define internal void @part(ptr %call) {
+  %mode = call i32 @flush()
+  %t32 = call i32 @omp_get_thread_num()
+  %t = sext i32 %t32 to i64
+  %count32 = call i32 @omp_get_num_threads()
+  %count = sext i32 %count32 to i64
+  %work.at = getelementptr %call, ptr %call, i32 0, i32 2
+  %work = load i64, ptr %work.at
+  %begin.n = mul i64 %work, %t
+  %begin = sdiv i64 %begin.n, %count
+  %t1 = add i64 %t, 1
+  %end.n = mul i64 %work, %t1
+  %end = sdiv i64 %end.n, %count
+  %some = icmp slt i64 %begin, %end
+  br i1 %some, label %go, label %done
+go:
+  %function = load ptr, ptr %call
+  %args.at = getelementptr %call, ptr %call, i32 0, i32 1
+  %args = load ptr, ptr %args.at
+  call void %function(ptr %args, i64 %begin, i64 %end)
+  br label %done
+done:
+  call void @restore(i32 %mode)
+  ret void
+}
+
+define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
+entry:
+  %mode = call i32 @flush()
+  store volatile i64 0, ptr %status
+  %t32 = trunc i64 %threads to i32
+  %several = icmp sgt i64 %threads, 1
+  %threaded = and i1 %several, PARALLEL
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %next]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %step, label %end
+step:
+  %call = getelementptr %call, ptr %calls, i64 %i
+  %parallel.at = getelementptr %call, ptr %call, i32 0, i32 3
+  %parallel = load i64, ptr %parallel.at
+  %wanted = icmp ne i64 %parallel, 0
+  %split = and i1 %wanted, %threaded
+  br i1 %split, label %many, label %one
+many:
+  call void @GOMP_parallel(ptr @part, ptr %call, i32 %t32, i32 0)
+  br label %next
+one:
+  %function = load ptr, ptr %call
+  %args.at = getelementptr %call, ptr %call, i32 0, i32 1
+  %args = load ptr, ptr %args.at
+  %work.at = getelementptr %call, ptr %call, i32 0, i32 2
+  %work = load i64, ptr %work.at
+  call void %function(ptr %args, i64 0, i64 %work)
+  br label %next
+next:
+  %i1 = add i64 %i, 1
+  %failure = load volatile i64, ptr %status
+  %failed = icmp ne i64 %failure, 0
+  br i1 %failed, label %end, label %loop
+end:
+  %at = phi i64 [-1, %loop], [%i, %next]
+  call void @restore(i32 %mode)
+  ret i64 %at
+}
+"""
+
+# subnormal numbers cost up to a hundred times more than others and mean nothing in training: they count as zero
+_FLUSH_X86 = r"""
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define internal i32 @flush() {
+  %at = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %at)
+  %old = load i32, ptr %at
+  %new = or i32 %old, 32832
+  store i32 %new, ptr %at
+  call void @llvm.x86.sse.ldmxcsr(ptr %at)
+  ret i32 %old
+}
+define internal void @restore(i32 %mode) {
+  %at = alloca i32
+  store i32 %mode, ptr %at
+  call void @llvm.x86.sse.ldmxcsr(ptr %at)
+  ret void
+}
+"""
+_FLUSH_NONE = r"""
+define internal i32 @flush() {
+  ret i32 0
+}
+define internal void @restore(i32 %mode) {
+  ret void
+}
+"""

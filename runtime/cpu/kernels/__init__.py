@@ -1,0 +1,1 @@
+"""Kernel families, by operator.  Every module here is imported."""

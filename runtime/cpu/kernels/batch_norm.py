@@ -1,0 +1,325 @@
+"""Batch normalisation of channels-last activations, seen as rows of channels.
+
+Statistics: x is read once, in blocks of rows that stay in the cache.  Each block gets its mean and the squares of what
+is centred by it, in the element type; blocks are put together in float64 by the formula of Chan, Golub and LeVeque
+1983, in parts whose number depends on the shape alone, and these in their order.  So nothing cancels, whatever the
+mean, and the bits are the same for any number of threads.  What is made from the statistics is made by the operators'
+own formulas, rounding by rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....language.types import TensorType
+from ..device.jit import kernel
+from ..device.native import Call
+from ..families import Family, family, floats, parts
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: rows of a block, at least and at most, and its elements
+_LEAST, _MOST, _BLOCK = 8, 64, 1 << 15
+#: channels that a thread takes at a time where parts are put together
+_CHANNELS = 64
+#: as many of these are not worth waking a thread
+_ALONE = 8
+
+
+def _block(channels: int) -> int:
+    return max(_LEAST, min(_MOST, _BLOCK // channels))
+
+
+@kernel
+def moments(x, work, found, block, begin, end):
+    """Mean and sum of squares of each part of the rows: found [parts, 2, c] in float64; work the same in x's type."""
+    for part in range(begin, end):
+        first = x.shape[0] * part // found.shape[0]
+        stop = x.shape[0] * (part + 1) // found.shape[0]
+        mean, squares = found[part, 0], found[part, 1]
+        m, q = work[part, 0], work[part, 1]
+        for c in range(x.shape[1]):
+            mean[c] = 0
+        for c in range(x.shape[1]):
+            squares[c] = 0
+        for r0 in range(first, stop, block):
+            r1 = min(r0 + block, stop)
+            share = x.dtype.type(1.0 / (r1 - r0))
+            for c in range(x.shape[1]):
+                m[c] = 0
+            for r in range(r0, r1):
+                row = x[r]
+                for c in range(x.shape[1]):
+                    m[c] += row[c]
+            for c in range(x.shape[1]):
+                m[c] *= share
+            for c in range(x.shape[1]):
+                q[c] = 0
+            for r in range(r0, r1):
+                row = x[r]
+                for c in range(x.shape[1]):
+                    q[c] += (row[c] - m[c]) * (row[c] - m[c])
+            weight = float(r1 - r0) / (r1 - first)
+            cross = weight * (r0 - first)
+            for c in range(x.shape[1]):
+                more = m[c] - mean[c]
+                mean[c] += more * weight
+                squares[c] += q[c] + more * more * cross
+
+
+@kernel
+def together(found, mean, var, rows, begin, end):
+    """Mean and variance of all rows from those of the parts; pieces of `_CHANNELS` channels."""
+    for c in range(begin * _CHANNELS, min(end * _CHANNELS, mean.shape[0])):
+        m, q = 0.0, 0.0
+        for part in range(found.shape[0]):
+            first = rows * part // found.shape[0]
+            stop = rows * (part + 1) // found.shape[0]
+            more = found[part, 0, c] - m
+            weight = float(stop - first) / stop
+            m += more * weight
+            q += found[part, 1, c] + more * more * weight * first
+        mean[c] = m
+        var[c] = q / rows
+
+
+@kernel
+def factors(scale, var, factor, epsilon, begin, end):
+    """scale / √(var + epsilon)."""
+    e = var.dtype.type(epsilon)
+    for c in range(begin, end):
+        factor[c] = scale[c] / var.dtype.type(math.sqrt(var[c] + e))
+
+
+@kernel
+def applied(x, mean, factor, bias, y, begin, end):
+    """(x - mean) · factor + bias; rows."""
+    for r in range(begin, end):
+        a, b = x[r], y[r]
+        for c in range(x.shape[1]):
+            b[c] = (a[c] - mean[c]) * factor[c] + bias[c]
+
+
+@kernel
+def folded(scale, bias, mean, var, factor, summand, epsilon, begin, end):
+    """One factor and one summand a channel, for inference."""
+    e = var.dtype.type(epsilon)
+    for c in range(begin, end):
+        factor[c] = scale[c] / var.dtype.type(math.sqrt(var[c] + e))
+        summand[c] = bias[c] - factor[c] * mean[c]
+
+
+@kernel
+def affine(x, factor, summand, y, begin, end):
+    """x · factor + summand; rows."""
+    for r in range(begin, end):
+        a, b = x[r], y[r]
+        for c in range(x.shape[1]):
+            b[c] = a[c] * factor[c] + summand[c]
+
+
+@kernel
+def sums(x, dy, mean, work, found, block, begin, end):
+    """Σ dy and Σ dy · (x - mean) of each part of the rows: found [parts, 2, c]; work the same in x's type."""
+    for part in range(begin, end):
+        first = x.shape[0] * part // found.shape[0]
+        stop = x.shape[0] * (part + 1) // found.shape[0]
+        total, against = work[part, 0], work[part, 1]
+        for c in range(x.shape[1]):
+            found[part, 0, c] = 0
+        for c in range(x.shape[1]):
+            found[part, 1, c] = 0
+        for r0 in range(first, stop, block):
+            for c in range(x.shape[1]):
+                total[c] = 0
+            for c in range(x.shape[1]):
+                against[c] = 0
+            for r in range(r0, min(r0 + block, stop)):
+                a, g = x[r], dy[r]
+                for c in range(x.shape[1]):
+                    total[c] += g[c]
+                for c in range(x.shape[1]):
+                    against[c] += g[c] * (a[c] - mean[c])
+            for c in range(x.shape[1]):
+                found[part, 0, c] += total[c]
+            for c in range(x.shape[1]):
+                found[part, 1, c] += against[c]
+
+
+@kernel
+def coefficients(found, scale, var, dscale, dbias, given, rows, epsilon, begin, end):
+    """The gradients of scale and bias, and given [3, c] with dx = centred · given₀ + dy · given₁ + given₂."""
+    one, e, count = var.dtype.type(1), var.dtype.type(epsilon), var.dtype.type(-float(rows))
+    for c in range(begin * _CHANNELS, min(end * _CHANNELS, scale.shape[0])):
+        total, against = 0.0, 0.0
+        for part in range(found.shape[0]):
+            total += found[part, 0, c]
+            against += found[part, 1, c]
+        inverse = one / var.dtype.type(math.sqrt(var[c] + e))
+        factor = scale[c] * inverse
+        dbias[c] = total
+        dscale[c] = var.dtype.type(against) * inverse
+        given[0, c] = dscale[c] * inverse * factor / count
+        given[1, c] = factor
+        given[2, c] = dbias[c] * factor / count
+
+
+@kernel
+def gradient(x, dy, mean, given, dx, begin, end):
+    """dx from its coefficients; rows."""
+    f, g, h = given[0], given[1], given[2]
+    for r in range(begin, end):
+        a, b, to = x[r], dy[r], dx[r]
+        for c in range(x.shape[1]):
+            to[c] = (a[c] - mean[c]) * f[c] + b[c] * g[c] + h[c]
+
+
+def _rows(a: Any) -> Any:
+    return a.reshape(-1, a.shape[-1])
+
+
+def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
+    """Two sums for each part, in float64 and in the operands' type."""
+    x = op.inputs[0]
+    assert x is not None
+    shape = (parts(x.size // x.shape[-1]), 2, x.shape[-1])
+    return TensorType("f64", shape), TensorType(x.dtype, shape)
+
+
+def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Call]:
+    """Calls that give mean and variance of the columns of x."""
+    pieces = -(-x.shape[1] // _CHANNELS)
+    return [
+        moments.call(x, work, found, _block(x.shape[1]), work=len(found)),
+        together.call(found, mean, var, x.shape[0], work=pieces, parallel=pieces > _ALONE),
+    ]
+
+
+class Normalisation(Family):
+    """What the families here share."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All in one type of float32 and float64."""
+        return floats(op) and op.inputs[0] is not None and op.inputs[0].size > 0
+
+    def vector(self, op: Operator) -> TensorType:
+        """One element a channel."""
+        x = op.inputs[0]
+        assert x is not None
+        return TensorType(x.dtype, x.shape[-1:])
+
+
+@family("ChannelsLastBatchNormStatistics")
+class Statistics(Normalisation):
+    """Mean and variance."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Where both are wanted."""
+        return super().accepts(op) and len(list(op.writes())) == 2
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Sums of parts."""
+        return _in_parts(op)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Over the parts, then over the channels."""
+        return _statistics(_rows(ins[0]), outs[0], outs[1], *scratch)
+
+
+@family("ChannelsLastBatchNormTrain")
+class Train(Normalisation):
+    """Statistics, then what BatchNormApply does."""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Sums of parts; factor, mean and variance."""
+        return (*_in_parts(op), *(self.vector(op),) * 3)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Four calls."""
+        mean, var = (s if o is None else o for s, o in zip(scratch[3:], outs[1:3], strict=True))
+        return [
+            *_statistics(_rows(ins[0]), mean, var, *scratch[:2]),
+            *_apply(op, ins[0], ins[1], ins[2], mean, var, outs[0], scratch[2]),
+        ]
+
+
+def _apply(op: Operator, x: Any, scale: Any, bias: Any, mean: Any, var: Any, y: Any, factor: Any) -> list[Call]:
+    epsilon = op.op.epsilon  # type: ignore[attr-defined]
+    return [
+        factors.call(scale, var, factor, epsilon, work=len(scale), parallel=False),
+        applied.call(_rows(x), mean, factor, bias, _rows(y), work=x.size // x.shape[-1]),
+    ]
+
+
+@family("ChannelsLastBatchNormApply")
+class Apply(Normalisation):
+    """One pass."""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """A factor a channel."""
+        return (self.vector(op),)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Two calls."""
+        x, scale, bias, mean, var = ins[:5]
+        return _apply(op, x, scale, bias, mean, var, outs[0], scratch[0])
+
+
+@family("BatchNormFactor")
+class Factor(Family):
+    """Small, but among kernels, so that no Python comes between them."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Two vectors."""
+        types = {v.type for v in op.reads()}
+        return len(types) == 1 and all(t.dtype in ("f32", "f64") and t.ndim == 1 and t.size for t in types)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call."""
+        epsilon = op.op.epsilon  # type: ignore[attr-defined]
+        return [factors.call(ins[0], ins[1], outs[0], epsilon, work=len(outs[0]), parallel=False)]
+
+
+@family("ChannelsLastBatchNormalization")
+class Inference(Normalisation):
+    """One pass."""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """A factor and a summand a channel."""
+        return (self.vector(op),) * 2
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Two calls."""
+        epsilon = op.op.epsilon  # type: ignore[attr-defined]
+        x = _rows(ins[0])
+        return [
+            folded.call(*ins[1:5], *scratch, epsilon, work=len(ins[1]), parallel=False),
+            affine.call(x, *scratch, _rows(outs[0]), work=x.shape[0]),
+        ]
+
+
+@family("ChannelsLastBatchNormGrad")
+class Gradient(Normalisation):
+    """Sums, then one pass."""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Sums of parts, and three coefficients a channel."""
+        return (*_in_parts(op), self.vector(op).with_shape((3, *self.vector(op).shape)))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Three calls."""
+        x, dy, dx = _rows(ins[0]), _rows(ins[4]), _rows(outs[0])
+        scale, mean, var = ins[1:4]
+        found, work, given = scratch
+        epsilon = op.op.epsilon  # type: ignore[attr-defined]
+        pieces = -(-x.shape[1] // _CHANNELS)
+        return [
+            sums.call(x, dy, mean, work, found, _block(x.shape[1]), work=len(found)),
+            coefficients.call(
+                found, scale, var, outs[1], outs[2], given, x.shape[0], epsilon, work=pieces, parallel=pieces > _ALONE
+            ),
+            gradient.call(x, dy, mean, given, dx, work=x.shape[0]),
+        ]

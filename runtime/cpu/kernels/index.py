@@ -1,0 +1,157 @@
+"""Rows and elements taken by number, and their gradients: additions in the order of the indices, as on NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...shared.trouble import INDEX_OUTSIDE
+from ..device import native
+from ..device.jit import inline, kernel, report
+from ..device.native import Call
+from ..families import ENOUGH, Family, family, floats
+from .copy import WORDS, filling, words
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+
+@inline
+def _place(index, size, status):
+    """An index that counts from the end where it is negative; -1 for one out of range, which is reported."""
+    found = index + size if index < 0 else index
+    if found < 0 or found >= size:
+        report(status, INDEX_OUTSIDE, index, size)
+        return -1
+    return found
+
+
+@kernel
+def gather(x, indices, y, status, begin, end):
+    """Rows of x [outer, n, inner] to y [outer, k, inner]; those whose index is out of range are left as they are."""
+    k, inner = y.shape[1], y.shape[2]
+    o, i = begin // k, begin % k
+    for _ in range(begin, end):
+        at = _place(indices[i], x.shape[1], status)
+        if at >= 0:
+            a, b = x[o, at], y[o, i]
+            for c in range(inner):
+                b[c] = a[c]
+        i += 1
+        if i == k:
+            o, i = o + 1, 0
+
+
+@kernel
+def gather_gradient(indices, dy, dx, status, begin, end):
+    """Adds the rows of dy [outer, k, inner] to those of dx [outer, n, inner]: columns [begin, end) of outer · inner."""
+    inner = dx.shape[2]
+    for o in range(begin // inner, (end + inner - 1) // inner):
+        first, last = max(begin - o * inner, 0), min(end - o * inner, inner)
+        for i in range(indices.size):
+            at = _place(indices[i], dx.shape[1], status)
+            if at >= 0:
+                a, b = dy[o, i], dx[o, at]
+                for c in range(first, last):
+                    b[c] += a[c]
+
+
+@kernel
+def gather_elements(x, indices, y, status, begin, end):
+    """y[r, j, c] = x[r, indices[r, j, c], c]: rows of [outer, k, inner]; x has the same outer and inner sizes."""
+    k, inner = y.shape[1], y.shape[2]
+    for item in range(begin, end):
+        o, i = item // k, item % k
+        for c in range(inner):
+            at = _place(indices[o, i, c], x.shape[1], status)
+            if at >= 0:
+                y[o, i, c] = x[o, at, c]
+
+
+@kernel
+def gather_elements_gradient(indices, dy, dx, status, begin, end):
+    """Adds dy at its places: outer rows [begin, end)."""
+    for o in range(begin, end):
+        for i in range(dy.shape[1]):
+            for c in range(dy.shape[2]):
+                at = _place(indices[o, i, c], dx.shape[1], status)
+                if at >= 0:
+                    dx[o, at, c] += dy[o, i, c]
+
+
+def _split(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Sizes before, along and behind an axis."""
+    axis %= len(shape)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+@family("Gather")
+class Gathers(Family):
+    """(x, indices) → rows of x, of all element types."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Many elements, in rows of some length (NumPy takes single ones as fast)."""
+        x, y = op.inputs[0], op.outputs[0]
+        assert x is not None and y is not None
+        return y.size >= ENOUGH and x.type.numpy.itemsize in WORDS and _split(x.shape, _axis(op))[2] >= 16
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Row by row."""
+        x, indices, y = ins[0], ins[1].reshape(-1), outs[0]
+        outer, n, inner = _split(x.shape, _axis(op))
+        a, b = words(x).reshape(outer, n, inner), words(y).reshape(outer, -1, inner)
+        return [gather.call(a, indices, b, native.STATUS, work=outer * indices.size)]
+
+
+def _axis(op: Operator) -> int:
+    rule: Any = op.op
+    return rule.axis
+
+
+@family("GatherGrad")
+class GatherGradients(Family):
+    """(indices, dy) → the sums of the rows of dy."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats, rows of some length."""
+        y: Any = op.outputs[0]
+        outer, _, inner = _split(y.shape, _axis(op))
+        return floats(op) and outer * inner >= 32
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Zeros, then every thread adds up its own columns."""
+        indices, dy, dx = ins[0].reshape(-1), ins[1], outs[0]
+        outer, n, inner = _split(dx.shape, _axis(op))
+        given = (indices, dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
+        calls = [filling(dx, 0)]
+        return [*calls, gather_gradient.call(*given, work=outer * inner)] if dy.size else calls
+
+
+@family("GatherElements", "GatherElementsGrad")
+class ElementGathers(Family):
+    """Where indices and data have the same sizes but for the axis."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Many elements; for gradients, rows to share out."""
+        forward = op.op.name == "GatherElements"
+        data: Any = op.inputs[0] if forward else op.outputs[0]
+        indices: Any = op.inputs[1 if forward else 0]
+        outer, _, inner = _split(data.shape, _axis(op))
+        if indices.size < ENOUGH or data.type.numpy.itemsize not in WORDS:
+            return False
+        alike = _split(indices.shape, _axis(op))[::2] == (outer, inner)
+        return alike and (forward or floats(op))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Element by element."""
+        if op.op.name == "GatherElements":
+            x, indices, y = ins[0], ins[1], outs[0]
+            a = words(x).reshape(_split(x.shape, _axis(op)))
+            form = _split(indices.shape, _axis(op))
+            given = (a, indices.reshape(form), words(y).reshape(form), native.STATUS)
+            return [gather_elements.call(*given, work=form[0] * form[1])]
+        indices, dy, dx = ins[0], ins[1], outs[0]
+        form = _split(indices.shape, _axis(op))
+        given = (indices.reshape(form), dy.reshape(form), dx.reshape(_split(dx.shape, _axis(op))), native.STATUS)
+        return [filling(dx, 0), gather_elements_gradient.call(*given, work=form[0])]

@@ -1,0 +1,149 @@
+"""Operators that draw: the stream of ops/philox.py to the bit, eight numbers at a time, from any place on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..device.jit import Intrinsic, inline, kernel
+from ..device.native import Call
+from ..families import ENOUGH, Family, family, floats
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+
+def _upper(typing: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        from llvmlite import ir
+
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, wide(64)), args[0].type)
+
+    return a(a, a), generate
+
+
+#: upper(a, b): the upper 64 bits of the product of two unsigned words
+upper: Any = Intrinsic(_upper)
+
+_U = np.uint64
+_M0, _M1 = _U(0xD2E7470EE14C6C93), _U(0xCA5A826395121157)
+_B0, _B1 = _U(0x9E3779B97F4A7C15), _U(0xBB67AE8584CAA73B)
+_ONE, _ZERO, _LOW, _HALF, _EIGHT = _U(1), _U(0), _U(0xFFFFFFFF), _U(32), _U(8)
+_SCALE = np.float32(2.0**-24)
+
+
+@inline
+def words(block, seed, step):
+    """The four words of a block of the stream (seed, step)."""
+    k0, k1 = np.uint64(seed), np.uint64(step)
+    c0, c1, c2, c3 = np.uint64(block) + _ONE, _ZERO, _ZERO, _ZERO
+    for _ in range(10):
+        h0, l0 = upper(c0, _M0), c0 * _M0
+        h1, l1 = upper(c2, _M1), c2 * _M1
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0 += _B0
+        k1 += _B1
+    return c0, c1, c2, c3
+
+
+@inline
+def half(found, i):
+    """24 bits of half `i` of four words."""
+    word = found[0] if i < 2 else (found[1] if i < 4 else (found[2] if i < 6 else found[3]))
+    part = word & _LOW if i % 2 == 0 else word >> _HALF
+    return np.int64(part >> _EIGHT)
+
+
+@inline
+def _drop(x, y, mask, found, first, count, threshold, factor):
+    """What `dropout` does to the first `count` elements of a block, whose words are `found`."""
+    for i in range(count):
+        keep = half(found, i) >= threshold
+        y[first + i] = x[first + i] * factor * x.dtype.type(keep)
+        if mask.size:
+            mask[first + i] = keep
+
+
+@kernel
+def dropout(x, step, y, mask, seed, threshold, scale, begin, end):
+    """y = x · scale where the number is at least the threshold (of 2²⁴), else 0 · x; blocks of eight elements."""
+    factor = x.dtype.type(scale)
+    for block in range(begin, end):
+        found = words(block, seed, step[0])
+        first = block * 8
+        if first + 8 <= x.size:
+            _drop(x, y, mask, found, first, 8, threshold, factor)
+        else:
+            _drop(x, y, mask, found, first, x.size - first, threshold, factor)
+
+
+@kernel
+def uniform(step, y, seed, span, low, begin, end):
+    """low + span · u, in float32."""
+    factor, offset = np.float32(span), np.float32(low)
+    for block in range(begin, end):
+        found = words(block, seed, step[0])
+        first = block * 8
+        for i in range(min(8, y.size - first)):
+            y[first + i] = np.float32(half(found, i)) * _SCALE * factor + offset
+
+
+@kernel
+def bernoulli(p, step, y, seed, begin, end):
+    """Whether u < p."""
+    for block in range(begin, end):
+        found = words(block, seed, step[0])
+        first = block * 8
+        for i in range(min(8, y.size - first)):
+            y[first + i] = np.float32(half(found, i)) * _SCALE < p[first + i]
+
+
+def _signed(seed: int) -> int:
+    """The bits of a seed as a signed word."""
+    return int(np.array(seed, np.uint64).astype(np.int64))
+
+
+@family("Dropout")
+class Dropouts(Family):
+    """(x, step) → y, mask?"""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats."""
+        return floats(op)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call."""
+        rule: Any = op.op
+        x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
+        mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
+        threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
+        given = (_signed(rule.seed), threshold, 1 / (1 - rule.ratio))
+        return [dropout.call(x, step, y, mask, *given, work=-(-x.size // 8))]
+
+
+@family("RandomUniform", "Bernoulli")
+class Draws(Family):
+    """(step) → uniform numbers in float32; (p, step) → zeros and ones."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Types that the processor has."""
+        y: Any = op.outputs[0]
+        kinds = {v.dtype for v in (*op.reads(), y)}
+        if op.op.name == "RandomUniform":
+            return y.size >= ENOUGH and y.dtype == "f32"
+        return y.size >= ENOUGH and kinds <= {"f32", "f64", "bool", "i32", "i64"}
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call."""
+        rule: Any = op.op
+        y, seed = outs[0].reshape(-1), _signed(rule.seed)
+        work = -(-y.size // 8)
+        if op.op.name == "RandomUniform":
+            given = (seed, float(rule.high - rule.low), float(rule.low))
+            return [uniform.call(ins[0].reshape(1), y, *given, work=work)]
+        return [bernoulli.call(ins[0].reshape(-1), ins[1].reshape(1), y, seed, work=work)]

@@ -1,0 +1,78 @@
+"""How the calls of a recurrent operator are put together: products over all steps, and the steps themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..code.row_products import Packed
+from ..device import native
+from ..device.native import Call
+from ..providers import blas
+
+
+class Products:
+    """A list of calls in which BLAS's own threads are switched off once."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.switch: list[Call] = []
+
+    def add(self, *calls: Call) -> None:
+        """More calls."""
+        self.calls += calls
+
+    def product(self, a: Any, b: Any, c: Any, *, ta: bool = False, tb: bool = False, bias: Any = None) -> None:
+        """c = A' B' (+ bias) for matrices."""
+        k, m = a.shape if ta else a.shape[::-1]
+        found = blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias)
+        if len(found) == 3:
+            self.switch = [found[0], found[2]]
+            found = found[1:2]
+        self.calls += found
+
+    def all(self) -> list[Call]:
+        """The calls, between those that switch."""
+        return [*self.switch[:1], *self.calls, *self.switch[1:]]
+
+
+def times(todo: Products, a: Any, b: Any, c: Any, panels: Any, *, turned: bool = False, more: Any = None) -> None:
+    """c = a B' (+ more) for many rows: by `panels` where there are some, else by BLAS."""
+    if panels.size:
+        k, n = b.shape[::-1] if turned else b.shape
+        packed = Packed(k, n, a.shape[0], turned=turned)
+        todo.add(packed.pack(b, panels), packed.product(a, panels, c, more))
+    else:
+        todo.product(a, b, c, tb=turned, bias=more)
+
+
+class Steps:
+    """The calls of a direction's steps, whose products are with one matrix B [k, n], or its transpose (`turned`)."""
+
+    def __init__(self, todo: Products, b: Any, packed: Any, rows: int, *, turned: bool) -> None:
+        """`packed`: the workspace that `room` asks for; where there is none, BLAS multiplies, call by call."""
+        self.todo, self.b, self.panels, self.turned = todo, b, packed, turned
+        self.packed: Packed | None = None
+        self.calls: list[Call] = []
+        if packed.size:
+            k, n = b.shape[::-1] if turned else b.shape
+            self.packed = Packed(k, n, rows, turned=turned)
+            todo.add(self.packed.pack(b, packed))
+
+    def add(self, call: Call) -> None:
+        """What one step does to each row by itself."""
+        if self.packed is None:
+            self.todo.add(call)
+        else:
+            self.calls.append(call)
+
+    def product(self, a: Any, c: Any, *, more: bool = False) -> None:
+        """c = a B', or c += a B' where there is `more`."""
+        if self.packed is None:
+            self.todo.product(a, self.b, c, tb=self.turned, bias=c if more else None)
+        else:
+            self.calls.append(self.packed.product(a, self.panels, c, c if more else None))
+
+    def finish(self) -> None:
+        """After the last step."""
+        if self.calls:
+            self.todo.add(native.together(self.calls))

@@ -1,0 +1,336 @@
+"""LLVM IR of element expressions: text that computes `lanes` elements at a time.
+
+Nothing is contracted or reordered and every node is rounded on its own, so that an element's bits do not depend on the
+number of lanes or on what else a loop computes.  float32 functions are polynomials (see mathematics.py, whose bits
+these are), float64 ones the C library's, lane by lane.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ....language.element import Expr
+from ..code import emit
+from ..code import mathematics as m
+
+_KINDS = {"f32": "float", "f64": "double", "bool": "i1"}
+FLOATS = ("f32", "f64")
+
+
+def kind(dtype: str) -> str:
+    """LLVM's name of an element type in a register."""
+    return _KINDS.get(dtype) or f"i{dtype[1:]}"
+
+
+def stored(dtype: str) -> str:
+    """The same in memory: a truth is a byte."""
+    return "i8" if dtype == "bool" else kind(dtype)
+
+
+def width(dtype: str) -> int:
+    """Bytes of an element in memory."""
+    return 1 if dtype == "bool" else int(dtype[1:]) // 8
+
+
+def number(value: Any, dtype: str) -> str:
+    """A literal."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype not in FLOATS:
+        return str(int(value))
+    rounded = float(np.float32(value)) if dtype == "f32" else float(value)
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
+
+
+class Code(emit.Code):
+    """A kernel under construction; `lanes` elements in each register (1: scalars)."""
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__()
+        self.lanes = lanes
+
+    # -- types ----------------------------------------------------------------------------------------------------
+
+    def of(self, element: str) -> str:
+        """The register type for an LLVM element type."""
+        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+
+    def suffix(self, element: str) -> str:
+        """What an intrinsic's name ends with."""
+        short = {"float": "f32", "double": "f64"}.get(element, element)
+        return short if self.lanes == 1 else f"v{self.lanes}{short}"
+
+    def literal(self, value: Any, dtype: str) -> str:
+        """The same number in all lanes."""
+        text, element = number(value, dtype), kind(dtype)
+        return text if self.lanes == 1 else "<" + ", ".join([f"{element} {text}"] * self.lanes) + ">"
+
+    def f32(self, value: Any) -> str:
+        """A float32 in all lanes."""
+        return self.literal(value, "f32")
+
+    def i32(self, value: int) -> str:
+        """An integer in all lanes."""
+        return self.literal(value, "i32")
+
+    # -- instructions ---------------------------------------------------------------------------------------------
+
+    def op(self, name: str, element: str, *args: str) -> str:
+        """`name type a, b`."""
+        return self.let(f"{name} {self.of(element)} {', '.join(args)}")
+
+    def call(self, function: str, element: str, *args: str) -> str:
+        """An intrinsic of one type."""
+        t = self.of(element)
+        return self.intrinsic(f"{function}.{self.suffix(element)}", t, *((t, a) for a in args))
+
+    def convert(self, name: str, x: str, source: str, target: str) -> str:
+        """`name x to target`."""
+        return self.let(f"{name} {self.of(source)} {x} to {self.of(target)}")
+
+    def select(self, condition: str, element: str, x: str, y: str) -> str:
+        """x where the condition holds, else y."""
+        t = self.of(element)
+        return self.let(f"select {self.of('i1')} {condition}, {t} {x}, {t} {y}")
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        """a · b + c in float32, rounded once."""
+        return self.call("fma", "float", a, b, c)
+
+    def horner(self, x: str, coefficients: Sequence[Any]) -> str:
+        """A polynomial in float32; the coefficients begin with the highest power's."""
+        found = self.f32(coefficients[0])
+        for c in coefficients[1:]:
+            found = self.fma(found, x, self.f32(c))
+        return found
+
+    # -- expressions ----------------------------------------------------------------------------------------------
+
+    def values(self, roots: Sequence[Expr], known: Mapping[int, str]) -> list[str]:
+        """Registers of expressions; `known` has those of nodes that are there already, by id."""
+        found = dict(known)
+        stack = [(r, False) for r in reversed(roots)]
+        while stack:
+            x, ready = stack.pop()
+            if id(x) in found:
+                continue
+            if ready:
+                found[id(x)] = self.node(x, [found[id(a)] for a in x.args])
+            else:
+                stack.append((x, True))
+                stack += [(a, False) for a in reversed(x.args)]
+        return [found[id(r)] for r in roots]
+
+    def node(self, x: Expr, args: Sequence[str]) -> str:
+        """The register of one node."""
+        if x.fn == "constant":
+            return self.literal(x.value, x.dtype)
+        given = x.args[0].dtype
+        if x.fn == "cast":
+            return self.cast(args[0], given, x.dtype)
+        if x.fn == "where":
+            return self.select(args[0], kind(x.dtype), args[1], args[2])
+        if x.fn in ("and", "or", "xor"):
+            return self.op(x.fn, kind(given), *args)
+        if x.fn == "not":
+            return self.op("xor", kind(given), args[0], self.literal(1 if given == "bool" else -1, given))
+        if x.fn in ("lt", "le", "eq"):
+            return self.compare(x.fn, given, *args)
+        if x.fn in ("max", "min"):
+            return self.extreme(x, *args)
+        if given in FLOATS:
+            return self.float_node(x.fn, x.dtype, args)
+        return self.integer_node(x.fn, x.dtype, args)
+
+    def compare(self, fn: str, dtype: str, a: str, b: str) -> str:
+        """a < b, a ≤ b, a = b; false where one is NaN."""
+        if dtype in FLOATS:
+            return self.op(f"fcmp o{fn}", kind(dtype), a, b)
+        if fn == "eq":
+            return self.op("icmp eq", kind(dtype), a, b)
+        return self.op(f"icmp {'s' if dtype[0] == 'i' else 'u'}{fn}", kind(dtype), a, b)
+
+    def extreme(self, x: Expr, a: str, b: str) -> str:
+        """The larger or smaller; NaN where one is."""
+        dtype, element = x.dtype, kind(x.dtype)
+        if x.args[1].fn == "constant" and x.args[1].value == x.args[1].value:
+            a, b = b, a  # the second is taken where it is NaN
+        chosen = self.select(self.compare("lt", dtype, *((b, a) if x.fn == "max" else (a, b))), element, a, b)
+        if dtype not in FLOATS or any(y.fn == "constant" and y.value == y.value for y in x.args):
+            return chosen
+        return self.select(self.op("fcmp uno", element, a, a), element, a, chosen)
+
+    def cast(self, x: str, source: str, target: str) -> str:
+        """Another element type."""
+        a, b = kind(source), kind(target)
+        if target == "bool":
+            compare = "fcmp une" if source in FLOATS else "icmp ne"
+            return self.op(compare, a, x, self.literal(0, source))
+        if source == "bool":
+            return self.select(x, b, self.literal(1, target), self.literal(0, target))
+        if source in FLOATS and target in FLOATS:
+            return self.convert("fpext" if target == "f64" else "fptrunc", x, a, b)
+        if source in FLOATS:
+            middle = "i64" if target in ("i64", "u64", "u32") else "i32"
+            whole = self.convert("fptosi", x, a, middle)
+            return whole if middle == b else self.convert("trunc", whole, middle, b)
+        signed = source[0] == "i"
+        if target in FLOATS:
+            return self.convert("sitofp" if signed else "uitofp", x, a, b)
+        if width(source) == width(target):
+            return x
+        name = "trunc" if width(target) < width(source) else "sext" if signed else "zext"
+        return self.convert(name, x, a, b)
+
+    def integer_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
+        """Arithmetic that wraps around."""
+        element = kind(dtype)
+        if fn == "neg":
+            return self.op("sub", element, self.literal(0, dtype), args[0])
+        if fn == "abs":
+            if dtype[0] == "u":
+                return args[0]
+            below = self.compare("lt", dtype, args[0], self.literal(0, dtype))
+            return self.select(below, element, self.op("sub", element, self.literal(0, dtype), args[0]), args[0])
+        return self.op(fn, element, *args)
+
+    def float_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
+        """Arithmetic, intrinsics, own functions for float32, the C library for the rest."""
+        element = kind(dtype)
+        if fn in ("add", "sub", "mul", "div"):
+            return self.op(f"f{fn}", element, *args)
+        if fn == "neg":
+            return self.let(f"fneg {self.of(element)} {args[0]}")
+        intrinsic = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "rint": "rint", "trunc": "trunc"}
+        if fn in intrinsic:
+            return self.call(intrinsic[fn], element, *args)
+        if dtype == "f32" and hasattr(self, f"{fn}_f32"):
+            return getattr(self, f"{fn}_f32")(*args)
+        if dtype == "f32":
+            found = self.library(fn, [self.cast(a, "f32", "f64") for a in args])
+            return self.convert("fptrunc", found, "double", "float")
+        return self.library(fn, args)
+
+    def library(self, fn: str, args: Sequence[str]) -> str:
+        """A function of the C library, for each lane."""
+        doubles = ", ".join(["double"] * len(args))
+        self.declared[f"@{fn}"] = f"declare double @{fn}({doubles})"
+        if self.lanes == 1:
+            return self.let(f"call double @{fn}({', '.join(f'double {a}' for a in args)})")
+        name = f"@{fn}.lanes{self.lanes}"
+        t = self.of("double")
+        self.declared[name] = _lanes(fn, name, t, self.lanes, len(args))
+        return self.let(f"call {t} {name}({', '.join(f'{t} {a}' for a in args)})")
+
+    # -- float32 functions ----------------------------------------------------------------------------------------
+
+    def clamp(self, x: str, low: Any, high: Any) -> str:
+        """Within the bounds; NaN stays."""
+        x = self.select(self.op("fcmp ogt", "float", x, self.f32(high)), "float", self.f32(high), x)
+        return self.select(self.op("fcmp olt", "float", x, self.f32(low)), "float", self.f32(low), x)
+
+    def reduced(self, t: str) -> tuple[str, str]:
+        """n + 1.5 · 2²³ and e^r - 1 with t = n ln 2 + r."""
+        whole = self.fma(t, self.f32(m._LOG2E), self.f32(m._WHOLE))
+        n = self.op("fsub", "float", whole, self.f32(m._WHOLE))
+        r = self.fma(n, self.f32(-m._LN2_LOW), self.fma(n, self.f32(-m._LN2_HIGH), t))
+        p = self.horner(r, (m._E4, m._E3, m._E2, m._E1, m._E0))
+        return whole, self.fma(self.op("fmul", "float", r, r), p, r)
+
+    def power_of_two(self, n: str) -> str:
+        """2ⁿ for integers -126 ≤ n ≤ 127."""
+        bits = self.op("shl", "i32", self.op("add", "i32", n, self.i32(127)), self.i32(23))
+        return self.convert("bitcast", bits, "i32", "float")
+
+    def whole_number(self, whole: str) -> str:
+        """n, from n + 1.5 · 2²³."""
+        return self.op("sub", "i32", self.convert("bitcast", whole, "float", "i32"), self.i32(0x4B400000))
+
+    def exp_f32(self, x: str) -> str:
+        """2ⁿ times a polynomial, in two steps: each power of two is a normal number."""
+        whole, p = self.reduced(self.clamp(x, m._LOWEST, m._HIGHEST))
+        n = self.whole_number(whole)
+        first = self.op("ashr", "i32", n, self.i32(1))
+        found = self.op("fadd", "float", p, self.f32(1))
+        for part in (first, self.op("sub", "i32", n, first)):
+            found = self.op("fmul", "float", found, self.power_of_two(part))
+        return found
+
+    def expm1_f32(self, x: str) -> str:
+        """2 (2ⁿ⁻¹ (e^r - 1) + 2ⁿ⁻¹ - ½)."""
+        whole, p = self.reduced(self.clamp(x, -30, m._HIGHEST))
+        half = self.power_of_two(self.op("sub", "i32", self.whole_number(whole), self.i32(1)))
+        found = self.fma(half, p, self.op("fsub", "float", half, self.f32(0.5)))
+        return self.op("fadd", "float", found, found)
+
+    def log_f32(self, x: str) -> str:
+        """The exponent's logarithm plus a polynomial in the fraction; see mathematics.py."""
+        small = self.op("fcmp olt", "float", x, self.f32(m._TINY))
+        up = self.select(small, "float", self.op("fmul", "float", x, self.f32(m._UP)), x)
+        moved = self.op("sub", "i32", self.convert("bitcast", up, "float", "i32"), self.i32(0x3F3504F3))
+        bits = self.op("add", "i32", self.op("and", "i32", moved, self.i32(0x007FFFFF)), self.i32(0x3F3504F3))
+        t = self.op("fsub", "float", self.convert("bitcast", bits, "i32", "float"), self.f32(1))
+        n = self.convert("sitofp", self.op("ashr", "i32", moved, self.i32(23)), "i32", "float")
+        n = self.op("fsub", "float", n, self.select(small, "float", self.f32(m._UP_BITS), self.f32(0)))
+        p = self.horner(t, (m._L7, m._L6, m._L5, m._L4, m._L3, m._L2, m._L1, m._L0))
+        z = self.op("fmul", "float", t, t)
+        y = self.fma(self.op("fmul", "float", z, t), p, self.op("fmul", "float", z, self.f32(-0.5)))
+        y = self.op("fadd", "float", self.fma(n, self.f32(m._LN2_LOW), y), t)
+        y = self.fma(n, self.f32(m._LN2_HIGH), y)
+        y = self.select(self.op("fcmp olt", "float", x, self.f32(m._INFINITY)), "float", y, x)
+        y = self.select(self.op("fcmp oeq", "float", x, self.f32(0)), "float", self.f32(-m._INFINITY), y)
+        return self.select(self.op("fcmp olt", "float", x, self.f32(0)), "float", self.f32(m._NAN), y)
+
+    def log1p_f32(self, x: str) -> str:
+        """ln u, and what u = 1 + x lost by rounding, over u."""
+        u = self.op("fadd", "float", x, self.f32(1))
+        lost = self.op("fsub", "float", x, self.op("fsub", "float", u, self.f32(1)))
+        part = self.op("fdiv", "float", lost, u)
+        inside = self.op("fcmp ogt", "float", u, self.f32(0))
+        finite = self.op("fcmp olt", "float", u, self.f32(m._INFINITY))
+        part = self.select(self.op("and", "i1", inside, finite), "float", part, self.f32(0))
+        return self.op("fadd", "float", self.log_f32(u), part)
+
+    def tanh_f32(self, x: str) -> str:
+        """t / (t + 2) with t = e^2|x| - 1, and x's sign."""
+        a = self.clamp(self.call("fabs", "float", x), 0, 10)
+        t = self.expm1_f32(self.op("fadd", "float", a, a))
+        found = self.op("fdiv", "float", t, self.op("fadd", "float", t, self.f32(2)))
+        return self.call("copysign", "float", found, x)
+
+    def erf_f32(self, x: str) -> str:
+        """x · P(x²) / Q(x²) on |x| ≤ 4, as ops/tiles.py has it."""
+        from ....ops.tiles import _P32, _Q32
+
+        a = self.clamp(x, -4, 4)
+        z = self.op("fmul", "float", a, a)
+        over = self.op("fmul", "float", a, self.horner(z, _P32[::-1]))
+        found = self.op("fdiv", "float", over, self.horner(z, _Q32[::-1]))
+        return self.clamp(found, -1, 1)
+
+
+def _lanes(fn: str, name: str, t: str, lanes: int, count: int) -> str:
+    """A function that calls a scalar one for each lane."""
+    args = range(count)
+    lines = [f"define internal {t} {name}({', '.join(f'{t} %x{i}' for i in args)}) noinline {{", "entry:"]
+    for i in args:
+        lines += [f"  %a{i} = alloca {t}", f"  store {t} %x{i}, ptr %a{i}"]
+    lines += ["  br label %loop", "loop:", "  %i = phi i64 [0, %entry], [%n, %loop]"]
+    for i in args:
+        lines += [f"  %p{i} = getelementptr double, ptr %a{i}, i64 %i", f"  %v{i} = load double, ptr %p{i}"]
+    lines += [
+        f"  %r = call double @{fn}({', '.join(f'double %v{i}' for i in args)})",
+        "  store double %r, ptr %p0",
+        "  %n = add i64 %i, 1",
+        f"  %more = icmp slt i64 %n, {lanes}",
+        "  br i1 %more, label %loop, label %done",
+        "done:",
+        f"  %found = load {t}, ptr %a0",
+        f"  ret {t} %found",
+        "}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,454 @@
+"""The kernels of convolution.py's products: both factors pass through shared memory, two steps at a time.
+
+While a step's terms are multiplied, those of the next one are on their way; a thread multiplies groups of four rows by
+groups of four columns, `fmaf` by `fmaf` in the order of the terms.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from ..device.kernel import C_TYPES, COMPUTE, Kernel
+from .gathered import Gather, Three, Tile, Weigh, inside
+
+
+def constants(**values: int | bool) -> str:
+    return "    const int " + ", ".join(f"{k} = {int(v)}" for k, v in values.items()) + ";\n"
+
+
+def filled(text: str, words: Mapping[str, object]) -> str:
+    """A text with @WORDS replaced."""
+    return re.sub(r"@([A-Z0-9]+)", lambda m: str(words.get(m[1], m[0])), text)
+
+
+def strides(size: Three, channels: int, last: bool) -> tuple[int, int, int]:
+    """Elements from one image, channel and position to the next."""
+    positions = math.prod(size)
+    return (positions * channels, 1, channels) if last else (positions * channels, positions, 1)
+
+
+def linear(size: Three, names: Sequence[str]) -> str:
+    """The number of a position: of its coordinates, those of axes with several elements."""
+    found = "0"
+    for n, name in zip(size, names, strict=True):
+        if n > 1:
+            found = name if found == "0" else f"({found}) * {n} + {name}"
+    return found
+
+
+def apart(what: str, count: Three, names: Sequence[str], kind: str = "int") -> str:
+    """Declares the coordinates of position number `what`."""
+    a, b, c = count
+    return (
+        f"{kind} {names[0]} = {what} / {b * c}, {names[1]} = {what} / {c} % {b}, {names[2]} = {what} % {c};"
+        if a > 1
+        else f"{kind} {names[0]} = 0, {names[1]} = {what} / {c}, {names[2]} = {what} % {c};"
+    )
+
+
+#: threads of a warp lie `LX` along the columns; a thread's rows (columns) are groups of four, `RS` (`CS`) apart
+_PLACES = """    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int TX = BN / TN, tx = warp % (TX / LX) * LX + lane % LX, ty = warp / (TX / LX) * (32 / LX) + lane / LX;
+    const int RS = TM > 4 ? BM / 2 : BM, CS = TN > 4 ? BN / 2 : BN;
+    __shared__ Pack<A, 4> as[2][BK][BM / 4 + 1], bs[2][BK][BN / 4 + 1];
+"""
+_MULTIPLY = """        if (step >= first) {
+            #pragma unroll
+            for (int k = 0; k < BK; k++) {
+                Pack<A, 4> a[TM / 4], b[TN / 4];
+                #pragma unroll
+                for (int i = 0; i < TM / 4; i++) a[i] = as[step & 1][k][(i * RS) / 4 + ty];
+                #pragma unroll
+                for (int j = 0; j < TN / 4; j++) b[j] = bs[step & 1][k][(j * CS) / 4 + tx];
+                #pragma unroll
+                for (int i = 0; i < TM; i++)
+                    #pragma unroll
+                    for (int j = 0; j < TN; j++)
+                        sum[i][j] = fma_of(a[i / 4].of[i % 4], b[j / 4].of[j % 4], sum[i][j]);
+            }
+        }
+"""
+_SUMS = """    A sum[TM][TN];
+    #pragma unroll
+    for (int i = 0; i < TM; i++)
+        #pragma unroll
+        for (int j = 0; j < TN; j++) sum[i][j] = 0;
+"""
+
+
+def _kind(*sizes: int) -> str:
+    """What counts elements: 64 bits where 32 are not enough."""
+    return "long long" if max(sizes) >= 1 << 30 else "int"
+
+
+# -- a convolution's output, and its input's gradient -----------------------------------------------------------------
+
+_GATHER = """    int at = blockIdx.x;
+    const int m0 = at % MT * BM; at /= MT;
+    const int group = at % G; at /= G;
+    const long long n0 = (long long)at * BN;
+    __shared__ long long place[BN], image[BN];  // of each column: its result (-1: there is none), its source
+    __shared__ int start[3][BN];
+    for (int j = tid; j < BN; j += TH) {
+        long long n = n0 + j, i = n / Q;
+        int q = (int)(n - i * Q);
+        @Q
+        place[j] = n < columns ? i * TARGET_IMAGE + (long long)group * M * TARGET_CHANNEL
+                   + (long long)(@P) * TARGET_POSITION : -1;
+        image[j] = n < columns ? i * SOURCE_IMAGE + (long long)group * C * SOURCE_CHANNEL : 0;
+        start[0][j] = n < columns ? @S0 : -(1 << 30);  // outside
+        start[1][j] = @S1;
+        start[2][j] = @S2;
+    }
+    __syncthreads();
+    const Pack<A, 4>* rows = (const Pack<A, 4>*)w + (long long)group * STEPS * BK * (MP / 4) + m0 / 4;
+    const int first = (int)((long long)STEPS * blockIdx.y / gridDim.y);
+    const int end = (int)((long long)STEPS * (blockIdx.y + 1) / gridDim.y);
+    Pack<A, 4> a[LA];
+    A b[LB];
+"""
+_GATHER_LOOP = """    for (int step = first - 1; step < end; step++) {
+        if (step + 1 < end) {
+            const int k0 = (step + 1) * BK;
+            #pragma unroll
+            for (int i = 0; i < LA; i++) {
+                int v = tid + i * TH;
+                if (v < BK * BM / 4) a[i] = rows[(long long)(k0 + v / (BM / 4)) * (MP / 4) + v % (BM / 4)];
+            }
+@LOAD
+        }
+@MULTIPLY
+        if (step + 1 < end) {
+            const int to = (step + 1) & 1;
+            #pragma unroll
+            for (int i = 0; i < LA; i++) {
+                int v = tid + i * TH;
+                if (v < BK * BM / 4) as[to][v / (BM / 4)][v % (BM / 4)] = a[i];
+            }
+            #pragma unroll
+            for (int i = 0; i < LB; i++) ((A*)bs[to][@ROW])[@COLUMN] = b[i];
+            __syncthreads();
+        }
+    }
+"""
+#: a thread's column and its rows, in neighbouring columns; or, channels last, its row and its columns
+_ROW, _COLUMN = ("tid / BN + i * (TH / BN)", "tid % BN"), ("tid % BK", "tid / BK + i * (TH / BK)")
+#: or four neighbouring rows
+_FOURS = ("tid % (BK / 4) * 4 + i % 4", "tid / (BK / 4) + i / 4 * (TH / (BK / 4))")
+
+
+@functools.cache
+def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool, fours: bool = False) -> Kernel:
+    """A Gather: (packed weights, source, bias, result, columns).
+
+    `result`: its element type; parts of sums go to places of their own, one after the other.  `pack`: four results
+    that are neighbours in memory are written at once; `fours`: four channels are read at once.
+    """
+    wide = COMPUTE[g.dtype]
+    head = f"    typedef {C_TYPES[g.dtype]} T;\n    typedef {wide} A;\n    typedef {C_TYPES[result]} O;\n"
+    source = strides(g.source, g.group * g.channels, g.last)
+    target = strides(g.target, g.group * g.rows, g.last)
+    taps, mt = math.prod(g.taps), -(-g.rows // t.bm)
+    head += constants(
+        BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=4 if g.last and t.bm >= 8 * t.tm else 8, G=g.group
+    )
+    head += constants(M=g.rows, MT=mt, MP=mt * t.bm, C=g.channels, TAPS=taps, STEPS=g.steps(t), Q=g.positions,
+                       LA=-(-t.bk * t.bm // (4 * t.threads)), LB=t.bk * t.bn // t.threads)  # fmt: skip
+    head += "    const long long " + ", ".join(
+        f"{k}_{n} = {v}"
+        for k, vs in (("SOURCE", source), ("TARGET", target))
+        for n, v in zip(("IMAGE", "CHANNEL", "POSITION"), vs, strict=True)
+    )
+    body = head + ";\n" + _PLACES + _SUMS + _gather_text(g, t, _places(g, fours=fours)) + _results(g.last, bias, pack)
+    size = f"long long columns, long long size, const {C_TYPES[g.dtype]}* bias"
+    name = f"convolution_{g.dtype}_{t.bm}x{t.bn}"
+    return Kernel(
+        name, f"const {wide}* w, const {C_TYPES[g.dtype]}* x, {C_TYPES[result]}* y, {size}", body, threads=t.threads,
+        beside=_beside(t, wide),
+    )  # fmt: skip
+
+
+def _beside(t: Tile, wide: str) -> int:
+    """Two blocks of the largest tile: 128 registers a thread, of which the compiler would take a few more."""
+    return 2 if wide == "float" and t.tm * t.tn == 64 else 0
+
+
+def _places(g: Gather, *, fours: bool) -> tuple[str, str]:
+    """A thread's row and column number i of what is read."""
+    return _FOURS if fours else _COLUMN if g.last else _ROW
+
+
+def _gather_text(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
+    text = _GATHER.replace("@Q", apart("q", g.count, ("q0", "q1", "q2")))
+    places = [f"(q{i} * {g.step[i]} + {g.base[i]})" for i in range(3)]
+    text = text.replace("@P", linear(g.target, places))
+    for i in range(3):
+        text = text.replace(f"@S{i}", f"q{i} * {g.scale[i]} + {g.origin[i]}")
+    row, column = places_of
+    loop = _GATHER_LOOP.replace("@ROW", row).replace("@COLUMN", column)
+    return text + loop.replace("@LOAD", _gather_load(g, t, places_of)).replace("@MULTIPLY", _MULTIPLY.rstrip())
+
+
+def _gather_load(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
+    """Reads what lies under the taps, for the next step."""
+    kind = _kind(math.prod(g.source) * g.group * g.channels)
+    within = [
+        f"(unsigned)i{i} < {g.source[i]}u"
+        for i in range(3)
+        if i == 0 or not inside(g.source[i], g.count[i], max(g.taps[i], 1), g.scale[i], g.origin[i], g.delta[i])
+    ]
+    at = linear(g.source, ("i0", "i1", "i2"))
+    offset = f"({kind})({at}) * SOURCE_POSITION + ({kind})c * SOURCE_CHANNEL"
+    row, column = places_of
+    place = [
+        f"int i{i} = start[{i}][j] + t{i} * {g.delta[i]};" if g.taps[i] > 1 else f"int i{i} = start[{i}][j];"
+        for i in range(3)
+    ]
+    taps: Three = tuple(max(n, 1) for n in g.taps)  # type: ignore[assignment]
+    if g.channels % t.bk == 0:  # one tap for all of a step
+        common = ["const int t = k0 / C, c0 = k0 % C;", apart("t", taps, ("t0", "t1", "t2"))]
+        own = [f"const int j = {column}, c = c0 + {row};", *place, f"const bool in = {' && '.join(within)};",
+               f"const T* from = x + image[j] + {offset};"]  # fmt: skip
+        if not g.last:  # and one column for all of a thread's elements
+            fixed = [common[0], common[1], *[line.replace(" + i * (TH / BN)", "") for line in own]]
+            read = "b[i] = in ? widen(from[i * (TH / BN) * SOURCE_CHANNEL]) : 0;"
+            return _block(fixed, [read])
+        if places_of is _FOURS:
+            own += ["Pack<T, 4> e;", "if (in) e = *(const Pack<T, 4>*)from;",
+                    "for (int l = 0; l < 4; l++) b[i + l] = in ? widen(e.of[l]) : 0;"]  # fmt: skip
+            return _block(common, own).replace("i++", "i += 4")
+        return _block(common, [*own, "b[i] = in ? widen(*from) : 0;"])
+    own = [f"const int j = {column}, k = k0 + {row}, t = k / C, c = k % C;", apart("t", taps, ("t0", "t1", "t2")),
+           *place, f"const bool in = t < TAPS && {' && '.join(within)};",
+           f"b[i] = in ? widen(x[image[j] + {offset}]) : 0;"]  # fmt: skip
+    return _block([], own)
+
+
+def _block(before: Sequence[str], each: Sequence[str]) -> str:
+    pad = " " * 12
+    lines = [*(pad + line for line in before), f"{pad}#pragma unroll", f"{pad}for (int i = 0; i < LB; i++) {{"]
+    return "\n".join([*lines, *(f"{pad}    {line}" for line in each), f"{pad}}}"])
+
+
+def _results(last: bool, bias: bool, pack: bool) -> str:
+    """Writes a thread's sums."""
+    add = " + (A)widen(bias[group * M + m])" if bias else ""
+    if last:
+        return _RESULTS_LAST.replace("@WRITE", _PACKED_LAST if pack else _SINGLE_LAST).replace("@ADD", add)
+    return _RESULTS.replace("@WRITE", _PACKED if pack else _SINGLE).replace("@ADD", add)
+
+
+_RESULTS = """    O* to = y + blockIdx.y * size;
+    #pragma unroll
+    for (int i = 0; i < TM; i++) {
+        const int m = m0 + i / 4 * RS + ty * 4 + i % 4;
+        if (m >= M) continue;
+        #pragma unroll
+        for (int j = 0; j < TN; j += 4) {
+            const int n = j / 4 * CS + tx * 4;
+@WRITE
+        }
+    }"""
+_PACKED = """            if (place[n] < 0) continue;
+            Pack<O, 4> o;
+            #pragma unroll
+            for (int l = 0; l < 4; l++) o.of[l] = narrow<O>(sum[i][j + l]@ADD);
+            *(Pack<O, 4>*)(to + place[n] + m * TARGET_CHANNEL) = o;"""
+_SINGLE = """            #pragma unroll
+            for (int l = 0; l < 4; l++)
+                if (place[n + l] >= 0) to[place[n + l] + m * TARGET_CHANNEL] = narrow<O>(sum[i][j + l]@ADD);"""
+_RESULTS_LAST = """    O* to = y + blockIdx.y * size;
+    #pragma unroll
+    for (int j = 0; j < TN; j++) {
+        const long long n = place[j / 4 * CS + tx * 4 + j % 4];
+        if (n < 0) continue;
+        #pragma unroll
+        for (int i = 0; i < TM; i += 4) {
+            int m = m0 + i / 4 * RS + ty * 4;
+@WRITE
+        }
+    }"""
+_PACKED_LAST = """            if (m >= M) continue;
+            Pack<O, 4> o;
+            #pragma unroll
+            for (int l = 0; l < 4; l++, m++) o.of[l] = narrow<O>(sum[i + l][j]@ADD);
+            *(Pack<O, 4>*)(to + n + (m - 4)) = o;"""
+_SINGLE_LAST = """            #pragma unroll
+            for (int l = 0; l < 4; l++, m++)
+                if (m < M) to[n + m] = narrow<O>(sum[i + l][j]@ADD);"""
+
+
+@functools.cache
+def packing(dtype: str, result: str) -> Kernel:
+    """Weights as a Gather reads them, [group, (tap, channel), rows], zeros behind the last term and row.
+
+    Of w, `per_group`, `per_row` and `per_channel` elements are from one to the next; taps are `start + t0 · s0 + ...`.
+    """
+    body = f"""    typedef {COMPUTE[dtype]} A;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    int m = (int)(i % padded);
+    long long k = i / padded;
+    int group = (int)(k / steps), t = (int)(k % steps) / channels, c = (int)(k % steps) % channels;
+    int tap = start + t / (n1 * n2) * s0 + t / n2 % n1 * s1 + t % n2 * s2;
+    A v = m < rows && t < taps ? (A)widen(w[group * per_group + m * per_row + c * per_channel + tap]) : 0;
+    y[i] = narrow<{C_TYPES[result]}>(v);"""
+    parameters = (
+        f"const {C_TYPES[dtype]}* w, {C_TYPES[result]}* y, long long size, int padded, int steps, int rows, "
+        "int channels, int taps, int n1, int n2, int start, int s0, int s1, int s2, long long per_group, "
+        "long long per_row, long long per_channel"
+    )
+    return Kernel(f"pack_weights_{dtype}", parameters, body)
+
+
+@functools.cache
+def adding(dtype: str, bias: bool) -> Kernel:
+    """The sums of `parts` parts in their order, and a bias for each channel, `inner` elements of which lie together."""
+    wide = COMPUTE[dtype]
+    add = "\n    sum += (A)widen(bias[i / inner % channels]);" if bias else ""
+    body = f"""    typedef {wide} A;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    A sum = x[i];
+    #pragma unroll 8
+    for (int p = 1; p < parts; p++) sum += x[i + p * size];{add}
+    y[i] = narrow<{C_TYPES[dtype]}>(sum);"""
+    parameters = f"const {wide}* x, {C_TYPES[dtype]}* y, long long size, int parts"
+    extra = f", const {C_TYPES[dtype]}* bias, long long inner, long long channels" if bias else ""
+    return Kernel(f"add_parts_{dtype}", parameters + extra, body)
+
+
+@functools.cache
+def spreading(dtype: str, pack: int) -> Kernel:
+    """y = a bias for each channel, of which `inner` elements lie together (a multiple of `pack`)."""
+    c = C_TYPES[dtype]
+    body = f"""    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * {pack};
+    if (i >= size) return;
+    Pack<{c}, {pack}> o;
+    for (int j = 0; j < {pack}; j++) o.of[j] = bias[i / inner % channels];
+    *(Pack<{c}, {pack}>*)(y + i) = o;"""
+    return Kernel(f"spread_bias_{dtype}", f"const {c}* bias, {c}* y, long long size, long long inner, "
+                  "long long channels", body)  # fmt: skip
+
+
+# -- the weight's gradient --------------------------------------------------------------------------------------------
+
+_WEIGH_START = """    int at = blockIdx.x;
+    const int m0 = at % MT * BM; at /= MT;
+    const int n0 = at % NT * BN;
+    const int group = at / NT;
+    __shared__ I offset[BN];  // of each column: from where a window starts, in elements and along each axis
+    __shared__ int ahead[3][BN];
+    for (int j = tid; j < BN; j += TH) {
+        int n = n0 + j, c = @C, t = @T;
+        @TAP
+        offset[j] = (I)c * X_CHANNEL + (I)(@D) * X_POSITION;
+        ahead[0][j] = n < N ? t0 * @D0 : -(1 << 30);  // outside
+        ahead[1][j] = t1 * @D1;
+        ahead[2][j] = t2 * @D2;
+    }
+    __syncthreads();
+    const K steps = (terms + BK - 1) / BK;
+    const K first = (K)((long long)steps * blockIdx.y / gridDim.y);
+    const K end = (K)((long long)steps * (blockIdx.y + 1) / gridDim.y);
+    A a[LA], b[LB];
+"""
+_WEIGH_LOOP = """    for (K step = first - 1; step < end; step++) {
+        if (step + 1 < end) {
+            const K k0 = (step + 1) * BK;
+@LOAD
+        }
+@MULTIPLY
+        if (step + 1 < end) {
+            const int to = (step + 1) & 1;
+            #pragma unroll
+            for (int i = 0; i < LA; i++) ((A*)as[to][@AROW])[@ACOLUMN] = a[i];
+            #pragma unroll
+            for (int i = 0; i < LB; i++) ((A*)bs[to][@BROW])[@BCOLUMN] = b[i];
+            __syncthreads();
+        }
+    }
+    O* to = dw + ((long long)blockIdx.y * G + group) * M * N;
+    #pragma unroll
+    for (int i = 0; i < TM; i++) {
+        const int m = m0 + i / 4 * RS + ty * 4 + i % 4;
+        if (m >= M) continue;
+        #pragma unroll
+        for (int j = 0; j < TN; j++) {
+            const int n = n0 + j / 4 * CS + tx * 4 + j % 4;
+            if (n < N) to[(long long)m * N + @N] = narrow<O>(sum[i][j]);
+        }
+    }"""
+
+
+@functools.cache
+def weigh(g: Weigh, t: Tile, *, result: str, kind: str) -> Kernel:
+    """A Weigh: (x, dy, dw, terms); `result`: the element type of dw, or of its parts; `kind`: what counts terms."""
+    wide, taps = COMPUTE[g.dtype], math.prod(g.taps)
+    x = strides(g.source, g.group * g.channels, g.last)
+    y = strides(g.count, g.group * g.rows, g.last)
+    index = _kind(x[0], y[0])
+    head = f"    typedef {C_TYPES[g.dtype]} T;\n    typedef {wide} A;\n    typedef {C_TYPES[result]} O;\n"
+    head += f"    typedef {kind} K;\n    typedef {index} I;\n"
+    head += constants(BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=8, G=g.group, M=g.rows,
+                       N=g.columns, MT=-(-g.rows // t.bm), NT=-(-g.columns // t.bn), C=g.channels, TAPS=taps,
+                       Q=g.positions, LA=t.bk * t.bm // t.threads, LB=t.bk * t.bn // t.threads)  # fmt: skip
+    head += "    const long long " + ", ".join(
+        f"{k}_{n} = {v}"
+        for k, vs in (("X", x), ("Y", y))
+        for n, v in zip(("IMAGE", "CHANNEL", "POSITION"), vs, strict=True)
+    )
+    text = _WEIGH_START + _WEIGH_LOOP.replace("@LOAD", _weigh_load(g)).replace("@MULTIPLY", _MULTIPLY.rstrip())
+    taps_of: Three = tuple(max(n, 1) for n in g.taps)  # type: ignore[assignment]
+    ahead = linear(g.source, [f"t{i} * {g.delta[i]}" for i in range(3)])
+    rows = _ROW if g.last else _COLUMN
+    for word, value in {
+        "@C": "n % C" if g.last else "n / TAPS", "@TAP": apart("t", taps_of, ("t0", "t1", "t2")),
+        "@T": "n / C" if g.last else "n % TAPS", "@N": "(n % C * TAPS + n / C)" if g.last else "n",
+        "@D0": str(g.delta[0]), "@D1": str(g.delta[1]), "@D2": str(g.delta[2]), "@D": ahead,
+        "@AROW": rows[0].replace("BN", "BM"), "@ACOLUMN": rows[1].replace("BN", "BM"),
+        "@BROW": rows[0], "@BCOLUMN": rows[1],
+    }.items():  # fmt: skip
+        text = text.replace(word, value)
+    parameters = f"const {C_TYPES[g.dtype]}* x, const {C_TYPES[g.dtype]}* dy, {C_TYPES[result]}* dw, {kind} terms"
+    return Kernel(f"weight_gradient_{g.dtype}_{t.bm}x{t.bn}", parameters, head + ";\n" + _PLACES + _SUMS + text,
+                  threads=t.threads, beside=_beside(t, wide))  # fmt: skip
+
+
+def _weigh_load(g: Weigh) -> str:
+    """Reads the next step's terms: a thread has one term of several rows and columns, or, channels last, one row and
+    one column of several terms."""
+    pad = " " * 12
+    at = linear(g.source, ("s0", "s1", "s2"))
+    term = [
+        "const bool there = k < terms;", "const K n = k / Q;", "const int q = (int)(k - n * Q);",
+        apart("q", g.count, ("q0", "q1", "q2")),
+        *(f"const int s{i} = q{i} * {g.scale[i]} + {g.origin[i]};" for i in range(3)),
+        f"const T* from = x + n * X_IMAGE + (long long)group * C * X_CHANNEL + (I)({at}) * X_POSITION;",
+        "const T* dyk = dy + n * Y_IMAGE + (long long)group * M * Y_CHANNEL + (I)q * Y_POSITION;",
+    ]  # fmt: skip
+    within = [
+        f"(unsigned)(s{i} + ahead[{i}][j]) < {g.source[i]}u"
+        for i in range(3)
+        if i == 0 or not inside(g.source[i], g.count[i], max(g.taps[i], 1), g.scale[i], g.origin[i], g.delta[i])
+    ]
+    read = f"b[i] = there && {' && '.join(within)} ? widen(from[offset[j]]) : 0;"
+    other = "a[i] = there && m < M ? widen(dyk[(I)m * Y_CHANNEL]) : 0;"
+    if not g.last:
+        lines = [
+            "const K k = k0 + tid % BK;", *term, "#pragma unroll", "for (int i = 0; i < LA; i++) {",
+            "    const int m = m0 + tid / BK + i * (TH / BK);", f"    {other}", "}", "#pragma unroll",
+            "for (int i = 0; i < LB; i++) {", "    const int j = tid / BK + i * (TH / BK);", f"    {read}", "}",
+        ]  # fmt: skip
+    else:
+        lines = [
+            "#pragma unroll", "for (int i = 0; i < LA; i++) {", "    const K k = k0 + tid / BM + i * (TH / BM);",
+            *(f"    {line}" for line in (term[0], term[1], term[2], term[-1])), "    const int m = m0 + tid % BM;",
+            f"    {other}", "}", "#pragma unroll", "for (int i = 0; i < LB; i++) {",
+            "    const K k = k0 + tid / BN + i * (TH / BN);", *(f"    {line}" for line in term[:-1]),
+            "    const int j = tid % BN;", f"    {read}", "}",
+        ]  # fmt: skip
+    return "\n".join(pad + line for line in lines)

@@ -1,0 +1,77 @@
+"""NVRTC: a kernel's text to what a device loads, kept on disk.
+
+CuPy loads the library and has its functions; its own way to compile is not taken, since that adds options of its own
+(`-ftz=true`, with which small numbers become zero) and the headers that come with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+from ....errors import JobError, MissingExtraError
+from ....support.cache import KeptFiles
+from ....support.files import cache_folder
+from .kernel import Kernel
+
+#: the numerics are IEEE's: nothing is contracted, no number is rounded to zero; the architecture comes behind
+OPTIONS = ("--std=c++17", "--fmad=false")
+
+
+@functools.cache
+def library() -> Any:
+    """CuPy's binding.  MissingExtraError where NVRTC cannot be loaded."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as e:  # whatever a missing library does
+        raise MissingExtraError(
+            f"NVRTC cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') brings it"
+        ) from None
+    return nvrtc
+
+
+@functools.cache
+def target(capability: int) -> str:
+    """What is compiled for a device: its own machine code (sm_90) where NVRTC knows its generation, else PTX of the
+    newest before it, which the driver compiles."""
+    known = [a for a in library().getSupportedArchs() if a <= capability]
+    if not known:
+        raise JobError(f"this NVRTC compiles for no device of compute capability {capability / 10}")
+    kind = "sm" if max(known) // 10 == capability // 10 else "compute"
+    return f"{kind}_{max(known)}"
+
+
+@functools.cache
+def _kept(for_: str) -> KeptFiles | None:
+    """Where kernels for a target are kept."""
+    folder = cache_folder()
+    key = hashlib.sha256(repr((library().getVersion(), OPTIONS, for_)).encode()).hexdigest()[:12]
+    return None if folder is None else KeptFiles(folder / f"nvrtc-{key}")
+
+
+def compiled(k: Kernel, for_: str) -> bytes:
+    """The module of a kernel, compiled now or before.  JobError where NVRTC does not take the text."""
+    files, name = _kept(for_), f"{k.digest}.bin"
+    if files is not None and (known := files.read(name)) is not None:
+        return known
+    made = _compile(k, for_)
+    if files is not None:
+        files.write(name, made)
+    return made
+
+
+def _compile(k: Kernel, for_: str) -> bytes:
+    nvrtc = library()
+    program = nvrtc.createProgram(k.source, f"{k.name}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (*OPTIONS, "--disable-warnings", f"--gpu-architecture={for_}"))
+        found: bytes = (nvrtc.getCUBIN if for_.startswith("sm_") else nvrtc.getPTX)(program)
+    except nvrtc.NVRTCError as e:
+        said = nvrtc.getProgramLog(program)
+        raise JobError(f"NVRTC does not take the kernel {k.name} for {for_}: {e}\n{said[:3000]}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+    return found

@@ -1,0 +1,122 @@
+"""Copies of boxes of elements: joining, cutting, padding, repeating."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....ops.indexing.scatter import strides
+from ....ops.shape.pad import inner
+from ...shared.boxes import boxes, grid
+from ..code.strided import WORDS, Axis, Rows, copy, copy_rows, fill_with, gather_to
+from ..device.kernel import Buffer, Call
+from ..families import Buffers, Family, family
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+
+def movable(op: Operator) -> bool:
+    """Whether the elements have a word's size."""
+    return all(v.type.numpy.itemsize in WORDS for v in (*op.reads(), *op.writes()))
+
+
+@family("Concat", "Split")
+class Rejoining(Family):
+    """All parts at once: blocks of rows."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All element types."""
+        return movable(op)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch for many parts; a copy for a single whole one."""
+        parts = []
+        for i, o, box in boxes(op):
+            x, y = ins[i], outs[o]
+            assert x is not None and y is not None
+            if not math.prod(box[0]):
+                continue
+            item = x.type.numpy.itemsize
+            *outer, (run, step, target) = grid(box)
+            if (step, target) != (1, 1):  # rows of one element
+                outer, run = [(run, step, target)], 1
+            rows, source_step, target_step = outer[0] if outer else (1, run, run)
+            if not outer and len(op.inputs) == len(op.outputs) == 1:
+                return copy(y.at(box[4], [run]), x.at(box[3], [run]))
+            at, to = x.address + box[3] * item, y.address + box[4] * item
+            parts.append(Rows(at, to, rows, run, source_step, target_step))
+        return copy_rows(parts, next(v for v in op.reads()).type.numpy.itemsize)
+
+
+@family("Slice", "Expand", "Tile", "Identity", "Reshape")
+class Boxes(Family):
+    """Outputs that are a box of the input, with strides of any sign, or 0."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All element types."""
+        return movable(op)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        (_, _, (sizes, in_x, _, start, _)) = next(iter(boxes(op)))
+        return gather_to(y, x, [Axis("copied", n, s) for n, s in zip(sizes, in_x, strict=True)], start)
+
+
+@family("SliceGrad", "Pad")
+class Among(Family):
+    """Inputs among fills, or among their own elements repeated."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All element types."""
+        return movable(op)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        rule: Any = op.op
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        steps = strides(x.shape)
+        if rule.name == "SliceGrad":
+            start, axes = 0, []
+            for n, s, r in zip(y.shape, steps, rule.taken(y.shape), strict=True):
+                backwards = r[::-1] if r.step < 0 else r
+                start += (len(r) - 1) * s if r.step < 0 and len(r) else 0
+                kind = "copied" if r == range(n) else "spread" if backwards.step > 1 and len(r) > 1 else "inside"
+                axes.append(
+                    Axis(kind, n, -s if r.step < 0 else s, backwards.start if len(r) else 0, len(r), backwards.step)
+                )
+            return gather_to(y, x, axes, start) if x.size else fill_with(y, 0)
+        if rule.mode == "constant":
+            if not x.size:
+                return fill_with(y, rule.value)
+            there, here = inner(rule.pads, x.shape)
+            start = sum(h.start * s for h, s in zip(here, steps, strict=True))
+            axes = [
+                Axis("copied" if (t.start, t.stop) == (0, n) else "inside", n, s, t.start, t.stop - t.start)
+                for n, s, t in zip(y.shape, steps, there, strict=True)
+            ]
+            return gather_to(y, x, axes, start, rule.value)
+        axes = [
+            Axis("copied" if n == m else rule.mode, n, s, before, m)
+            for n, m, s, before in zip(y.shape, x.shape, steps, rule.pads, strict=False)
+        ]
+        return gather_to(y, x, axes)
+
+
+@family("Fill")
+class Filling(Family):
+    """One value everywhere."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All element types."""
+        return movable(op)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One fill."""
+        y = outs[0]
+        assert y is not None
+        return fill_with(y, op.op.value)  # type: ignore[attr-defined]

@@ -1,0 +1,209 @@
+"""Element-wise operators, Loop, column sums and optimizers' updates, as generated kernels of any size.
+
+Dimensions that all operands treat alike are merged (see loop_plan.py).  Without sums one kernel runs all (see
+loop_elements.py); sums over all axes but the last take a second one behind it (see loop_columns.py), and workspace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ....language.element import Expr
+from ....language.types import TensorType
+from ....ops.fused.loop import iteration, loops
+from ...shared.loop_plan import Sum, Types, compact, merged, outputs
+from ..code.parts import MOST_LANES, WIDE, aligned, divisor, lanes
+from ..device.kernel import Buffer, Call, Kernel
+from ..families import Buffers, Family, family
+from ..loops.columns import Columns, across, chunks_of, together
+from ..loops.elements import Elements, Operand
+from ..loops.many import Part, many
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+    from ....language.op import Op
+
+#: elements from which on a thread that reads little has two vectors; operands that are little
+_TWICE, _FEW = 1 << 20, 2
+#: vectors of a thread one after another, where its block waits for scalars; elements from which on that is worth it
+_TURNS, _WORTH_TURNS = 4, 1 << 15
+#: elements from which on an update is a launch of its own, right behind what makes the gradient
+_LARGE = 1 << 19
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How one operator runs: `reads` are the inputs that its kernel is given, `full` the outputs that are no sums.
+
+    `roots`: the expressions of the full outputs, then what is summed.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    reads: tuple[int, ...]
+    roots: tuple[Expr, ...]
+    full: tuple[int, ...]
+    sums: tuple[Sum, ...]
+    results: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def rows(self) -> int:
+        """Rows, where there are sums."""
+        return math.prod(self.sizes[:-1])
+
+    @property
+    def columns(self) -> int:
+        """The innermost dimension."""
+        return self.sizes[-1]
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Rows of a chunk, and chunks."""
+        return chunks_of(self.rows, self.columns)
+
+    @property
+    def wide(self) -> bool:
+        """Whether indices take 64 bits."""
+        return self.size >= WIDE
+
+    def scratch(self) -> tuple[TensorType, ...]:
+        """The chunks' sums."""
+        count = self.chunks[1]
+        return (TensorType("f64", (count, len(self.sums), self.columns)),) if self.sums and count > 1 else ()
+
+    def lanes(self, *, vectors: bool) -> int:
+        """Elements of a vector; 1 where none can be read."""
+        moved = [*(o.dtype for o in self.operands if o.full), *(x.dtype for x in self.roots[: len(self.full)])]
+        found = lanes(moved) if vectors else 1
+        if self.sums:
+            found = min(found, MOST_LANES // 2)
+            while self.columns % found:
+                found //= 2
+        elif len(self.sizes) > 1 and found > 4 and self.columns % found and self.columns % 4 == 0:
+            found = 4  # vectors of half the length that stay within the innermost dimension
+        return found
+
+    def divisors(self) -> list[Any]:
+        """Of the dimensions but the outermost; of rows, where there are sums."""
+        return [divisor(s, wide=self.wide) for s in (self.sizes[1:-1] if self.sums else self.sizes[1:])]
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def plan(op: Op, ins: Types, outs: Types) -> Plan:
+    """The plan for an operator that `loops` accepts."""
+    exprs, sums = outputs(op, ins, outs)
+    sizes, patterns = merged(iteration(op, ins, outs), [None if t is None else t.shape for t in ins], last=bool(sums))
+    whole = {d for d, size in enumerate(sizes) if size != 1}
+    full = tuple(i for i, x in enumerate(exprs) if x is not None and all(s.output != i for s in sums))
+    roots, reads = compact([x for i in (*full, *(s.output for s in sums)) if (x := exprs[i]) is not None])
+    operands = [
+        Operand(t.dtype, tuple(sorted(patterns[r])), whole <= patterns[r]) for r in reads if (t := ins[r]) is not None
+    ]
+    results = tuple(t.dtype for s in sums if (t := outs[s.output]) is not None)
+    return Plan(sizes, tuple(operands), reads, tuple(roots), full, tuple(sums), results)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def _elements(p: Plan, *, vectors: bool) -> Elements:
+    width = p.lanes(vectors=vectors)
+    inside = len(p.sizes) == 1 or p.columns % width == 0
+    made = Elements(len(p.sizes), p.operands, p.roots, width, inside, wide=p.wide)
+    if made.slow:
+        return dataclasses.replace(made, turns=_TURNS if p.size >= _WORTH_TURNS else 1)
+    few = sum(o.full for o in p.operands) <= _FEW and p.size >= _TWICE
+    return dataclasses.replace(made, ahead=2 if few else 1)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def _kernel(made: Elements) -> Kernel:
+    return made.kernel()
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _many(p: Plan, aliases: tuple[int, ...]) -> tuple[Kernel, int]:
+    """The kernel of many such updates, and the elements of a block."""
+    made = Elements(1, p.operands, p.roots, p.lanes(vectors=True), True)
+    made = dataclasses.replace(made, turns=_TURNS if made.slow else 1)
+    return many(made, aliases), made.per_block
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _columns(p: Plan, *, vectors: bool) -> Kernel:
+    count, width = len(p.full), p.lanes(vectors=vectors)
+    direct = () if p.chunks[1] > 1 else p.results
+    return Columns(
+        len(p.sizes), p.operands, p.roots[:count], p.roots[count:], p.columns, width, direct, p.wide
+    ).kernel()
+
+
+def plan_of(op: Operator) -> Plan:
+    """The plan of an applied operator."""
+    return plan(op.op, tuple(v and v.type for v in op.inputs), tuple(v and v.type for v in op.outputs))
+
+
+@family("*")
+class Loops(Family):
+    """All that `loops` says a GPU's loops run."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Any operator with an element for its types, and column sums."""
+        return loops(op, device=True)
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Partial sums."""
+        return plan_of(op).scratch()
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch, and one for sums of several chunks."""
+        p = plan_of(op)
+        given = [b for r in p.reads if (b := ins[r]) is not None]
+        full = [b for i in p.full if (b := outs[i]) is not None]
+        vectors = aligned(b.address for b in (*given, *full))
+        if p.sums:
+            return _bind_sums(p, given, full, [b for s in p.sums if (b := outs[s.output])], scratch, vectors=vectors)
+        if not p.size:
+            return []
+        made = _elements(p, vectors=vectors)
+        launch = _kernel(made).blocks(-(-p.size // made.per_block), args=(*given, *full, p.size, *p.divisors()))
+        part = _part(op, p, given, full) if vectors and op.op.updates and p.size < _LARGE else None
+        return [launch if part is None else dataclasses.replace(launch, part=part)]
+
+
+def _part(op: Operator, p: Plan, given: list[Buffer], full: list[Buffer]) -> Part | None:
+    """The update as one of many, where each output is in the buffer of an operand that is read."""
+    aliases = [next((j for j, r in enumerate(p.reads) if r == i), -1) for i in op.op.updates[: len(full)]]
+    if len(p.sizes) > 1 or any(j < 0 or given[j].address != b.address for j, b in zip(aliases, full, strict=True)):
+        return None
+    scalars = tuple(b for b, o in zip(given, p.operands, strict=True) if o.scalar)
+    arrays = tuple(b for b, o in zip(given, p.operands, strict=True) if o.full)
+    kernel, per_block = _many(p, tuple(aliases))
+    return Part(kernel, scalars, arrays, per_block)
+
+
+def _bind_sums(
+    p: Plan, given: list[Buffer], full: list[Buffer], sums: list[Buffer], scratch: Sequence[Buffer], *, vectors: bool
+) -> list[Call]:
+    if not p.columns:
+        return []
+    chunk, count = p.chunks
+    kernel, width = _columns(p, vectors=vectors), p.lanes(vectors=vectors)
+    by = [float(p.rows if s.mean else 1) for s in p.sums]
+    grid = (-(-p.columns // (width * across(p.columns, width))), count)
+    sizes = (p.rows, p.columns, chunk)
+    if count == 1:
+        return [kernel.blocks(*grid, args=(*given, *full, *sums, *sizes, *by, *p.divisors()))]
+    last, wide = together(p.results, count, p.columns)
+    return [
+        kernel.blocks(*grid, args=(*given, *full, scratch[0], *sizes, *p.divisors())),
+        last.blocks(-(-p.columns // wide), len(sums), args=(scratch[0], *sums, count, p.columns, *by)),
+    ]

@@ -1,0 +1,293 @@
+"""Pooling over windows and over all positions, in both layouts, and the gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....ops.window import full
+from ..code.parts import WIDE, divisor
+from ..code.pooling import Form, max_gather, max_gradient, max_pool, mean_gradient, mean_of_large, mean_pool
+from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel, Launch
+from ..families import Buffers, Family, family
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: planes of a thread where there is enough work, and how much that is
+_PLANES, _MUCH = 4, 1 << 20
+#: taps from which on a window is a warp's
+_LARGE = 64
+#: rows up to this length are a warp's
+_WARP = 1024
+
+
+def is_last(op: Operator) -> bool:
+    """Whether the activations are channels-last."""
+    return op.op.name.startswith("ChannelsLast")
+
+
+def _plain(op: Operator) -> Any:
+    return op.op.plain if is_last(op) else op.op  # type: ignore[attr-defined]
+
+
+def _spatial(op: Operator, shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(shape[1:-1] if is_last(op) else shape[2:])
+
+
+def form_of(op: Operator, near: Buffer, far: Buffer, buffers: Sequence[Buffer | None], *, back: bool) -> Form:
+    """The kernel's constants; `back`: the near side is the input's."""
+    rule = _plain(op)
+    small, large = (far, near) if back else (near, far)
+    w = rule.window(_spatial(op, large.shape), _spatial(op, small.shape))
+    n, last = len(w.kernel), is_last(op)
+    lanes = _PLANES if near.size >= _MUCH else 1
+    if last:
+        there = [b for b in buffers if b is not None]
+        lanes = 16 // max(b.type.numpy.itemsize for b in there)
+        sizes = [b.type.numpy.itemsize * lanes for b in there]
+        if near.shape[-1] % lanes or any(b.address % s for b, s in zip(there, sizes, strict=True)):
+            lanes = 1
+    wide = max(near.size, far.size) >= WIDE
+    end = full(rule.pads, 2 * n, 0)[n:]
+    return Form(w.kernel, w.strides, w.dilations, w.begin, end, last, lanes, wide)
+
+
+def over_places(
+    k: Kernel, op: Operator, form: Form, near: Buffer, far: Buffer, operands: Sequence[Any]
+) -> list[Launch]:
+    """The launch of a kernel of `pooling_text` for all places of the near side."""
+    here, there = _spatial(op, near.shape), _spatial(op, far.shape)
+    area, wide = math.prod(here), form.wide
+    if form.last:
+        groups = near.shape[-1] // form.lanes
+        work, whole = near.size // form.lanes, divisor(groups, wide=wide)
+    else:
+        planes = near.shape[0] * near.shape[1]
+        work, whole = -(-planes // form.lanes) * area, planes
+    sizes = [divisor(d, wide=wide) for d in here[1:]]
+    return [k(work, *operands, work, whole, divisor(area, wide=wide), *sizes, *there, here[0])]
+
+
+class Windows(Family):
+    """What poolings over windows share."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All numbers; means of floats."""
+        kinds = {v.dtype for v in (*op.reads(), *op.writes())}
+        return kinds <= set(C_TYPES) - {"bool"}
+
+
+@family("MaxPool", "ChannelsLastMaxPool")
+class MaxPool(Windows):
+    """Values, indices, window numbers."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        x, y, indices, numbers = ins[0], *outs[:3]
+        assert x is not None and y is not None
+        if not y.size:
+            return []
+        form = form_of(op, y, x, (x, y, numbers), back=False)
+        k = max_pool(form, x.dtype, "" if numbers is None else numbers.dtype, indices=indices is not None)
+        return over_places(k, op, form, y, x, [b for b in (x, y, indices, numbers) if b is not None])
+
+
+@family("MaxPoolGrad", "ChannelsLastMaxPoolGrad")
+class MaxPoolGrad(Windows):
+    """Gathered, so that threads do not meet."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        numbers, dy, dx = ins[0], ins[1], outs[0]
+        assert numbers is not None and dy is not None and dx is not None
+        if not dx.size:
+            return []
+        form = form_of(op, dx, dy, (numbers, dy, dx), back=True)
+        return over_places(max_gradient(form, dx.dtype, numbers.dtype), op, form, dx, dy, (numbers, dy, dx))
+
+
+@family("MaxPoolGather", "ChannelsLastMaxPoolGather")
+class MaxPoolGather(Windows):
+    """Elements at window numbers."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        numbers, x, y = ins[0], ins[1], outs[0]
+        assert numbers is not None and x is not None and y is not None
+        if not y.size:
+            return []
+        form = form_of(op, y, x, (numbers, x, y), back=False)
+        return over_places(max_gather(form, x.dtype, numbers.dtype), op, form, y, x, (numbers, x, y))
+
+
+@family("AveragePool", "AveragePoolGrad", "ChannelsLastAveragePool", "ChannelsLastAveragePoolGrad")
+class AveragePool(Windows):
+    """Both directions."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        given, made = ins[0], outs[0]
+        assert given is not None and made is not None
+        if not made.size:
+            return []
+        back, include = op.op.name.endswith("Grad"), bool(_plain(op).count_include_pad)
+        form = form_of(op, made, given, (given, made), back=back)
+        if not (back or form.last) and math.prod(form.kernel) >= _LARGE:
+            form = dataclasses.replace(form, lanes=1)
+            launch = over_places(mean_of_large(form, made.dtype, include=include), op, form, made, given, (given, made))
+            return [dataclasses.replace(launch[0], grid=(-(-made.size // (launch[0].block[0] // 32)), 1, 1))]
+        k = (mean_gradient if back else mean_pool)(form, made.dtype, include=include)
+        return over_places(k, op, form, made, given, (given, made))
+
+
+# -- over all positions -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def mean_rows(dtype: str, *, warp: bool) -> Kernel:
+    """The mean of each of `rows` rows of n elements, added up in double."""
+    reduce, row, first, by = (
+        ("warp_reduce", "(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
+        if warp
+        else ("block_reduce", "blockIdx.x", "threadIdx.x", "blockDim.x")
+    )
+    body = f"""    const long long row = {row};
+    if (row >= rows) return;
+    x += row * n;
+    double s = 0;
+    for (long long i = {first}; i < n; i += {by}) s += widen(x[i]);
+    s = {reduce}(s, Plus());
+    if (({first}) == 0) y[row] = narrow<{C_TYPES[dtype]}>(({COMPUTE[dtype]})(s / n));
+"""
+    c = C_TYPES[dtype]
+    name = f"mean_rows_{dtype}_{'warp' if warp else 'block'}"
+    return Kernel(name, f"const {c}* x, {c}* y, long long rows, long long n", body)
+
+
+@functools.cache
+def mean_columns(dtype: str) -> Kernel:
+    """The means over the positions of [images, n, channels]: 32 channels by 8 positions at a time."""
+    body = f"""    __shared__ double parts[8][32];
+    const long long c = blockIdx.x * 32ll + threadIdx.x;
+    double s = 0;
+    if (c < channels)
+        for (long long i = threadIdx.y; i < n; i += 8) s += widen(x[(blockIdx.y * n + i) * channels + c]);
+    parts[threadIdx.y][threadIdx.x] = s;
+    __syncthreads();
+    if (threadIdx.y || c >= channels) return;
+    for (int i = 1; i < 8; i++) s += parts[i][threadIdx.x];
+    y[blockIdx.y * channels + c] = narrow<{C_TYPES[dtype]}>(({COMPUTE[dtype]})(s / n));
+"""
+    c = C_TYPES[dtype]
+    return Kernel(f"mean_columns_{dtype}", f"const {c}* x, {c}* y, long long n, long long channels", body)
+
+
+@functools.cache
+def largest_of_rows(dtype: str, *, last: bool, warp: bool) -> Kernel:
+    """The largest element of each row, and where it is first; channels last: rows of elements `channels` apart."""
+    a, reduce = COMPUTE[dtype], "warp_reduce" if warp else "block_reduce"
+    row, first, by = (
+        ("(long long)blockIdx.x * 8 + (threadIdx.x >> 5)", "threadIdx.x & 31", "32")
+        if warp
+        else ("blockIdx.x", "threadIdx.x", "blockDim.x")
+    )
+    start = "row / channels * n * channels + row % channels" if last else "row * n"
+    body = f"""    typedef {a} A;
+    const long long row = {row};
+    if (row >= rows) return;
+    const long long step = {"channels" if last else "1"}, first = {first}, by = {by};
+    x += {start};
+    A most = widen(x[0]);
+    long long at = 0;
+    for (long long i = first; i < n; i += by) {{
+        const A v = widen(x[i * step]);
+        if (v > most || (v != v && most == most)) {{
+            most = v;
+            at = i;
+        }}
+    }}
+    const A best = {reduce}(most, Larger());
+    if (first == 0) y[row] = narrow<{C_TYPES[dtype]}>(best);
+    if (!indices) return;
+    at = {reduce}(most == best || (most != most && best != best) ? at : n, Smaller());
+    if (first == 0) indices[row] = row * n + at;
+"""
+    c = C_TYPES[dtype]
+    name = f"largest_of_rows_{dtype}{'_last' if last else ''}_{'warp' if warp else 'block'}"
+    parameters = f"const {c}* x, {c}* y, long long* indices, long long rows, long long n, long long channels"
+    return Kernel(name, parameters, body)
+
+
+@functools.cache
+def at_largest(dtype: str, *, last: bool) -> Kernel:
+    """dy at the flat indices (channels first), zeros elsewhere."""
+    c = C_TYPES[dtype]
+    where = ("i / (n * channels) * channels + i % channels, place = i / channels % n" if last
+             else "i / n, place = i % n")  # fmt: skip
+    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    const long long row = {where};
+    dx[i] = indices[row] == row * n + place ? dy[row] : narrow<{c}>(({COMPUTE[dtype]})0);
+"""
+    parameters = f"const long long* indices, const {c}* dy, {c}* dx, long long size, long long n, long long channels"
+    return Kernel(f"at_largest_{dtype}{'_last' if last else ''}", parameters, body)
+
+
+def _sizes(op: Operator, b: Buffer) -> tuple[int, int, int]:
+    """Images times channels, positions, channels."""
+    channels = b.shape[-1] if is_last(op) else b.shape[1]
+    return b.shape[0] * channels, math.prod(_spatial(op, b.shape)), channels
+
+
+@family("GlobalAveragePool", "ChannelsLastGlobalAveragePool")
+class GlobalAveragePool(Windows):
+    """One mean for each image and channel."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        rows, n, channels = _sizes(op, x)
+        if not rows:
+            return []
+        if is_last(op):
+            k, images = mean_columns(x.dtype), x.shape[0]
+            return [
+                k.blocks(-(-channels // 32), min(images - i, 65535), block=(32, 8),
+                         args=(x.at(i * n * channels, [min(images - i, 65535) * n * channels]),
+                               y.at(i * channels, [min(images - i, 65535) * channels]), n, channels))
+                for i in range(0, images, 65535)
+            ]  # fmt: skip
+        warp = n <= _WARP
+        return [mean_rows(x.dtype, warp=warp).blocks(-(-rows // 8) if warp else rows, args=(x, y, rows, n))]
+
+
+@family("GlobalMaxPool", "ChannelsLastGlobalMaxPool")
+class GlobalMaxPool(Windows):
+    """One largest element for each image and channel."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        x, y, indices = ins[0], outs[0], outs[1]
+        assert x is not None and y is not None
+        rows, n, channels = _sizes(op, x)
+        warp = n <= _WARP
+        k = largest_of_rows(x.dtype, last=is_last(op), warp=warp)
+        return [k.blocks(-(-rows // 8) if warp else rows, args=(x, y, indices, rows, n, channels))] if rows else []
+
+
+@family("GlobalMaxPoolGrad", "ChannelsLastGlobalMaxPoolGrad")
+class GlobalMaxPoolGrad(Windows):
+    """dy at the indices."""
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        indices, dy, dx = ins[0], ins[1], outs[0]
+        assert indices is not None and dy is not None and dx is not None
+        _, n, channels = _sizes(op, dx)
+        k = at_largest(dx.dtype, last=is_last(op))
+        return [k(dx.size, indices, dy, dx, dx.size, n, channels)] if dx.size else []

@@ -1,0 +1,45 @@
+"""Scalars of the state that change with each step (its counter, the loss scale): one thread, by their expansions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....language.element import argument
+from ....language.formulas import through_expansion
+from ....language.op import Op
+from ..code.expressions import code
+from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from ..families import Buffers, Family, family
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+
+@functools.cache
+def kernel(op: Op, ins: tuple[str | None, ...], outs: tuple[str, ...]) -> Kernel:
+    """Reads all inputs, then writes the outputs, which may be the same memory."""
+    given = [None if t is None else argument(i, t) for i, t in enumerate(ins)]
+    made = through_expansion(op, given)
+    present = [(i, t) for i, t in enumerate(ins) if t is not None]
+    lines, roots = code(made, [f"a{i}" for i in range(len(ins))])
+    loads = [f"const {COMPUTE[t]} a{i} = widen(*x{i});" for i, t in present]
+    stores = [f"*y{i} = narrow<{C_TYPES[t]}>({r});" for i, (t, r) in enumerate(zip(outs, roots, strict=True))]
+    parameters = [f"const {C_TYPES[t]}* x{i}" for i, t in present] + [f"{C_TYPES[t]}* y{i}" for i, t in enumerate(outs)]
+    return Kernel(op.name, ", ".join(parameters), "    " + "\n    ".join([*loads, *lines, *stores]), threads=32)
+
+
+@family("Increment", "LossScaleUpdate")
+class Scalars(Family):
+    """One launch of one thread."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Scalars of types that are computed with."""
+        return all(v.shape == () and v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """The launch."""
+        k = kernel(op.op, tuple(v and v.dtype for v in op.inputs), tuple(v.dtype for v in op.writes()))
+        args = [b for b in (*ins, *outs) if b is not None]
+        return [k.blocks(1, args=args, block=(1,))]

@@ -1,0 +1,1 @@
+"""Generated kernels of element-wise loops."""

@@ -1,0 +1,1 @@
+"""Kernel providers of CUDA devices, one file each, by the provider's name."""

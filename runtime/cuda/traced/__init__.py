@@ -1,0 +1,1 @@
+"""Operators without kernels of their own: their NumPy numerics, recorded as launches."""

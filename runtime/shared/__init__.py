@@ -1,0 +1,1 @@
+"""What the processor's and the device's runtimes share."""

@@ -1,0 +1,49 @@
+"""What every runtime asks when it binds a planned block to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...language.ir import Block, Operator, Value
+
+
+def need_addresses(block: Block) -> None:
+    """UsageError where memory is not planned for a value of the step."""
+    kept = {v.name for v in block.persistent()}
+    missing = next((n for n in block.values() if n not in kept and n not in block.addresses), None)
+    if missing is not None:
+        raise UsageError(f"'{missing}' has no address: plan the program's memory first, or run it with an Executor")
+
+
+def already_there(block: Block, op: Operator) -> bool:
+    """Whether the plan has put an operator's results where they already are: views, and parts joined in place."""
+    at, views, joins = block.addresses, op.views(), op.joins()
+    if joins and op.outputs[0] is not None and op.outputs[0].name in at:
+        whole = at[op.outputs[0].name]
+        return all(
+            v is not None and o is not None and at.get(v.name) == whole + o
+            for v, o in zip(op.inputs, joins, strict=True)
+        )
+    if not views or op.inputs[0] is None or op.inputs[0].name not in at:
+        return False
+    base = at[op.inputs[0].name]
+    placed = [(v, o) for v, o in zip(op.outputs, views, strict=False) if v is not None]
+    return len(placed) == len(list(op.writes())) and all(
+        o is not None and at.get(v.name) == base + o for v, o in placed
+    )
+
+
+def contents(v: Value, arrays: Mapping[str, Any]) -> np.ndarray:
+    """The array of a persistent value.  UsageError where there is none, or of another type."""
+    array = arrays.get(v.name)
+    if array is None:
+        raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"'{v.name}' holds a {type(array).__name__}, no array: the program says {v.type}")
+    if tuple(array.shape) != v.shape or array.dtype != v.type.numpy:
+        raise UsageError(f"'{v.name}' holds {array.dtype}{list(array.shape)}, the program says {v.type}")
+    return array

@@ -1,0 +1,113 @@
+"""What a generated loop is made of, on any machine: expressions, column sums, and dimensions that are merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...language.element import Expr, argument, nodes
+from ...language.formulas import formula
+from ...language.op import Op
+from ...language.types import TensorType
+from ...ops.fused.loop import Loop, iteration
+from ...ops.reduction.sums import Reduce, ReduceMean
+
+Types = tuple[TensorType | None, ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A column sum: which output it is, its factor, and whether that is a mean's."""
+
+    output: int
+    factor: float
+    mean: bool = False
+
+
+def outputs(op: Op, ins: Types, outs: Types) -> tuple[list[Expr | None], list[Sum]]:
+    """The expression of each output (None: absent), and which are sums."""
+    dtypes = tuple(None if t is None else t.dtype for t in ins)
+    shape = iteration(op, ins, outs)
+    mean = 1.0 / max(math.prod(shape[:-1]), 1)
+    if isinstance(op, Loop):
+        sums = [_sum(i, m.op, mean) for i, m in enumerate(op.makers) if m.sums]
+        return list(op.expressions(dtypes)), sums
+    if isinstance(op, Reduce):
+        return [argument(0, dtypes[0] or "f32")], [_sum(0, op, mean)]
+    found = formula(op, dtypes)
+    assert found is not None
+    return [x if i < len(outs) and outs[i] is not None else None for i, x in enumerate(found)], []
+
+
+def _sum(output: int, op: Op, mean: float) -> Sum:
+    return Sum(output, mean, True) if isinstance(op, ReduceMean) else Sum(output, 1.0)
+
+
+def merged(
+    shape: Sequence[int], operands: Sequence[Sequence[int] | None], *, last: bool
+) -> tuple[tuple[int, ...], list[frozenset[int]]]:
+    """Sizes after neighbouring dimensions that all operands treat alike are one, and along which each operand varies.
+
+    `last`: the last dimension stays alone.  There is at least one.
+    """
+    groups: list[tuple[int, frozenset[int]]] = []
+    for d, size in enumerate(shape):
+        own = d == len(shape) - 1 and last
+        mask = frozenset(
+            i for i, s in enumerate(operands) if s is not None and (at := d - len(shape) + len(s)) >= 0 and s[at] != 1
+        )
+        if size == 1 and not own:
+            continue
+        if groups and groups[-1][1] == mask and not own:
+            groups[-1] = (groups[-1][0] * size, mask)
+        else:
+            groups.append((size, mask))
+    groups = groups or [(1, frozenset())]
+    if last and len(groups) == 1:
+        groups.insert(0, (1, frozenset()))
+    patterns = [frozenset(d for d, (_, mask) in enumerate(groups) if i in mask) for i in range(len(operands))]
+    return tuple(size for size, _ in groups), patterns
+
+
+def compact(roots: Sequence[Expr]) -> tuple[list[Expr], tuple[int, ...]]:
+    """The expressions with their inputs renumbered without gaps, one node for each; the old numbers."""
+    order: dict[int, Expr] = {}
+    new: dict[int, Expr] = {}
+    for x in nodes(roots):
+        if x.fn == "input":
+            if x.value not in order:
+                order[x.value] = argument(len(order), x.dtype)
+            new[id(x)] = order[x.value]
+        else:
+            new[id(x)] = Expr(x.fn, tuple(new[id(a)] for a in x.args), x.dtype, x.value)
+    return [new[id(r)] for r in roots], tuple(order)
+
+
+def level(roots: Sequence[Expr], inputs: Sequence[frozenset[int]]) -> dict[int, frozenset[int]]:
+    """What each node depends on: the union of its inputs' sets, by id."""
+    found: dict[int, frozenset[int]] = {}
+    for x in nodes(roots):
+        own: frozenset[int] = inputs[x.value] if x.fn == "input" else frozenset()
+        found[id(x)] = frozenset().union(own, *(found[id(a)] for a in x.args))
+    return found
+
+
+def hoisted(
+    roots: Sequence[Expr], varies: Sequence[frozenset[int]], inputs: int, along: frozenset[int]
+) -> tuple[list[Expr], list[Expr]]:
+    """The expressions with what varies along these dimensions exactly as further inputs, from `inputs` on; those."""
+    levels = level(roots, varies)
+    found: list[Expr] = []
+    new: dict[int, Expr] = {}
+
+    def replaced(x: Expr) -> Expr:
+        if id(x) not in new:
+            if x.args and levels[id(x)] == along:
+                new[id(x)] = argument(inputs + len(found), x.dtype)
+                found.append(x)
+            else:
+                new[id(x)] = Expr(x.fn, tuple(map(replaced, x.args)), x.dtype, x.value) if x.args else x
+        return new[id(x)]
+
+    return [replaced(r) for r in roots], found
