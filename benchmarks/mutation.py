@@ -56,41 +56,49 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "rows": ("runtime/cpu/kernels/softmax.py", "runtime/cpu/kernels/norm.py", "runtime/cpu/kernels/reduce.py"),
     "pooling": ("runtime/cpu/kernels/pooling.py",),
 }
-CORNERS, GAPS = "tests/test_kernel_corners.py", "tests/test_mutation_gaps.py"
-SMALL = "tests/test_small_programs.py"
-GOLDEN, LANGUAGE, LOSSES = "tests/test_golden.py", "tests/test_language.py", "tests/test_losses.py"
-OPERATORS, OPTIMIZERS, ROWS = "tests/test_ops.py", "tests/test_optimizers.py", "tests/test_cpu_rows.py"
+CORNERS, GAPS = "tests/cpu/test_kernel_corners.py", "tests/project/test_mutation_gaps.py"
+SMALL = "tests/language/test_small_programs.py"
+GOLDEN, LANGUAGE = "tests/language/test_golden.py", "tests/language/test_language.py"
+VERIFIER, UNTRUSTED = "tests/language/test_verifier.py", "tests/language/test_untrusted_programs.py"
+LOSSES, UPDATED = "tests/training/test_losses.py", "tests/passes/test_updated_state.py"
+OPERATORS, OPTIMIZERS, ROWS = "tests/ops/test_ops.py", "tests/training/test_optimizers.py", "tests/cpu/test_cpu_rows.py"
 SOFT = "CrossEntropy or Likelihood"
 #: which tests concern a file: arguments for pytest, the fastest first
 TESTS: dict[str, tuple[str, ...]] = {
-    "recompute/language/verify.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
-    "recompute/language/verify_addresses.py": ("tests/test_verifier.py", LANGUAGE, "tests/test_untrusted_programs.py"),
-    "recompute/language/verify_copies.py": ("tests/test_verifier.py", "-k", "copies"),
-    "passes/memory/liveness.py": ("tests/test_storage.py",),
-    "passes/memory/storage.py": ("tests/test_storage.py",),
-    "passes/memory/packing.py": ("tests/test_packing.py",),
-    "passes/memory/memory_plan.py": ("tests/test_storage.py",),
-    "passes/gradient/autodiff.py": (SMALL, "tests/test_updated_state.py", GOLDEN, "-k", "autodiff or updated_state"),
-    "passes/gradient/versions.py": (SMALL, "tests/test_updated_state.py", "-k", "autodiff or updated_state"),
+    "recompute/language/verify.py": (VERIFIER, LANGUAGE, UNTRUSTED),
+    "recompute/language/verify_addresses.py": (VERIFIER, LANGUAGE, UNTRUSTED),
+    "recompute/language/verify_copies.py": (VERIFIER, "-k", "copies"),
+    "passes/memory/liveness.py": ("tests/passes/test_storage.py",),
+    "passes/memory/storage.py": ("tests/passes/test_storage.py",),
+    "passes/memory/packing.py": ("tests/passes/test_packing.py",),
+    "passes/memory/memory_plan.py": ("tests/passes/test_storage.py",),
+    "passes/gradient/autodiff.py": (
+        SMALL,
+        UPDATED,
+        GOLDEN,
+        "-k",
+        "autodiff or updated_state",
+    ),
+    "passes/gradient/versions.py": (SMALL, UPDATED, "-k", "autodiff or updated_state"),
     "passes/cleanup/eager_updates.py": (SMALL, "-k", "eager"),
     "passes/recomputation/recompute.py": (
         SMALL,
-        "tests/test_recompute_optimizer.py",
+        "tests/training/test_recompute_optimizer.py",
         "-k",
         "rerun or test_recompute_optimizer",
     ),
-    "recompute/ops/optimizer/updates.py": ("tests/test_updates.py", OPTIMIZERS),
-    "recompute/ops/optimizer/base.py": ("tests/test_updates.py", OPTIMIZERS),
-    "recompute/ops/random/philox.py": ("tests/test_random.py",),
+    "recompute/ops/optimizer/updates.py": ("tests/training/test_updates.py", OPTIMIZERS),
+    "recompute/ops/optimizer/base.py": ("tests/training/test_updates.py", OPTIMIZERS),
+    "recompute/ops/random/philox.py": ("tests/ops/test_random.py",),
     "recompute/ops/random/draws.py": (
-        "tests/test_random.py",
+        "tests/ops/test_random.py",
         OPERATORS,
         "-k",
         "test_random or Dropout or Random or Bernoul",
     ),
     "runtime/cpu/kernels/random.py": (CORNERS, GAPS, ROWS, "-k", "random or Dropout or Uniform or Bernoulli"),
     "recompute/ops/loss/cross_entropy.py": (
-        "tests/test_label_losses.py",
+        "tests/training/test_label_losses.py",
         GAPS,
         LOSSES,
         OPERATORS,
@@ -98,7 +106,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"losses or {SOFT}",
     ),
     "runtime/cpu/kernels/loss.py": (CORNERS, GAPS, ROWS, "-k", f"losses or range or {SOFT}"),
-    "recompute/ops/indexing/gather.py": (GAPS, "tests/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
+    "recompute/ops/indexing/gather.py": (GAPS, "tests/ops/test_ops_index.py", OPERATORS, "-k", "Gather or index"),
     "runtime/cpu/kernels/index.py": (CORNERS, GAPS, ROWS, "-k", "Gather or range or index"),
     "runtime/cpu/kernels/copy.py": (
         CORNERS,
@@ -111,7 +119,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "runtime/cpu/kernels/reduce.py": (CORNERS, ROWS, "-k", "Reduce or not_a_number"),
     "runtime/cpu/kernels/pooling.py": (
         CORNERS,
-        "tests/test_cpu_pooling.py",
+        "tests/cpu/test_cpu_pooling.py",
         "-k",
         "(cpu_pooling or Pool) and not transposes",
     ),

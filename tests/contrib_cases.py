@@ -1,4 +1,4 @@
-"""Small applications of com.microsoft's operators, for tests/test_contrib.py and tests/data/make_contrib.py."""
+"""Small applications of com.microsoft's operators, for tests/ops/test_contrib.py and tests/data/make_contrib.py."""
 
 from __future__ import annotations
 

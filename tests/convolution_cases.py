@@ -8,8 +8,9 @@ import numpy as np
 from kernel_cases import applied
 
 from recompute.language.ir import Operator
+from recompute.language.layouts import to_last
 from recompute.language.types import TensorType
-from recompute.ops.channels_last import channels_last_form, to_last
+from recompute.ops.channels_last import channels_last_form
 from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from recompute.runtime.cpu.device import native
 

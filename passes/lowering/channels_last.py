@@ -12,12 +12,13 @@ from ...errors import UsageError
 from ...language.builder import Names
 from ...language.ir import Block, Constant, Free, Operator, Role, Value
 from ...language.kernels import accepting
+from ...language.layouts import Turned, to_first, to_last
 from ...ops.channels_last import ChannelsLast as Form
-from ...ops.channels_last import moves, to_first, to_last
+from ...ops.channels_last import moves
 from ...ops.convolution.conv import Convolution
 from ...ops.shape.reshape import Identity, Reshape, Transpose
 from ..base import Pass
-from .layouts import Turned, turned, turned_operator, turned_type
+from .layouts import turned, turned_operator, turned_type
 
 #: sweeps over the operators that may go either way
 _SWEEPS = 6

@@ -1,39 +1,12 @@
-"""What each operator is when its activations are channels-last: the rules that `channels-last` goes by."""
+"""Operators with their activations channels-last: the form that an operator says, checked against its type rule."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 from ...errors import TypeRuleError
 from ...language.ir import Operator, Value
-from ...language.op import Op
+from ...language.layouts import Turned, permuted, to_last
 from ...language.types import TensorType
-from ...ops.channels_last import FORMS, channels_last_form, permuted, to_last
-from ...ops.common import Elementwise
-from ...ops.reduction.sums import Reduce
-from ...ops.shape.join import Concat, Split
-from ...ops.shape.pad import Pad, PadGrad
-from ...ops.shape.reshape import Expand, Fill, Identity, Reshape
-from ...ops.shape.slice import Slice, SliceGrad
-from ...ops.vision.resize import Resize, ResizeGrad
-
-
-@dataclass(frozen=True)
-class Turned:
-    """An operator whose activations are channels-last.
-
-    `inputs`: for each the rank of the activations it goes with, 0 where it stays as it is; one of fewer dimensions is
-    broadcast against them.  `outputs`: whether each is channels-last.  `always`: the form does not depend on what
-    stands around the operator, as the order of its sums, or its kernel, depends on it.
-    """
-
-    op: Op
-    inputs: tuple[int, ...]
-    outputs: tuple[bool, ...]
-    always: bool = False
+from ...ops.channels_last import FORMS, channels_last_form
 
 
 def turned_type(t: TensorType, rank: int) -> TensorType:
@@ -65,12 +38,7 @@ def _rule(o: Operator, rank: int) -> Turned | None:
         op = channels_last_form(o.op)
         assert op is not None
         return Turned(op, ins, tuple(i in form.results for i in range(len(o.outputs))), always=True)
-    if isinstance(o.op, Reduce):
-        return _reduction(o, o.op, rank)
-    if isinstance(o.op, Elementwise):
-        return _spread(o, o.op)
-    rule = _RULES.get(type(o.op))
-    return None if rule is None else rule(o, o.op, rank)
+    return o.op.channels_last(o.inputs, o.outputs, rank)
 
 
 def turned_values(o: Operator, t: Turned) -> tuple[tuple[Value | None, ...], tuple[Value | None, ...]]:
@@ -99,97 +67,3 @@ def _types_fit(o: Operator, t: Turned) -> bool:
     except TypeRuleError:
         return False
     return all(w is None or w.type == f for w, f in zip(outs, found, strict=False))
-
-
-def turned_axis(axis: int, rank: int) -> int:
-    """Where an axis stands in the channels-last form."""
-    return to_last(rank).index(axis % rank)
-
-
-def _spread(o: Operator, op: Op) -> Turned | None:
-    """All inputs broadcast to the output."""
-    y = o.outputs[0]
-    if y is None or y.ndim < 3:
-        return None
-    ins = tuple(0 if v is None or (v.size == 1 and v.ndim < y.ndim) else y.ndim for v in o.inputs)
-    return Turned(op, ins, (True,) * len(o.outputs))
-
-
-def _same(o: Operator, op: Any, rank: int, **changes: Any) -> Turned:
-    """Everything of one rank is turned; `changes`: other attributes."""
-    return Turned(dataclasses.replace(op, **changes), (rank,) * len(o.inputs), (True,) * len(o.outputs))
-
-
-def _reduction(o: Operator, op: Any, rank: int) -> Turned | None:
-    """Over all axes but the channels', and over images' positions."""
-    if op.axes is None or o.outputs[0] is None:
-        return None
-    axes = {a % rank for a in op.axes}
-    positions = set(range(2, rank))
-    if axes != {0, *positions} and (axes != positions or rank < 4):
-        return None
-    new = dataclasses.replace(op, axes=tuple(sorted(turned_axis(a, rank) for a in axes)))
-    return Turned(new, (rank,), (o.outputs[0].ndim == rank,), always=True)
-
-
-def _shaped(o: Operator, op: Any, rank: int) -> Turned | None:
-    """Operators that say the shape of what they make."""
-    if len(op.shape) != rank or any(v is not None and v.ndim > rank for v in o.inputs):
-        return None
-    return _same(o, op, rank, shape=_turned_list(op.shape))
-
-
-def _reshape(o: Operator, op: Any, rank: int) -> Turned | None:
-    """Images and channels stay, positions are counted in another way."""
-    x, y = o.inputs[0], o.outputs[0]
-    if x is None or y is None or min(x.ndim, y.ndim) < 3 or x.shape[:2] != y.shape[:2]:
-        return None
-    return Turned(Reshape(_turned_list(y.shape)), (x.ndim,), (True,))
-
-
-def _turned_list(values: Sequence[Any]) -> tuple[Any, ...]:
-    """One entry an axis, in channels-last order."""
-    return tuple(values[p] for p in to_last(len(values)))
-
-
-def _pads(pads: Sequence[int]) -> tuple[int, ...]:
-    half = len(pads) // 2
-    return (*_turned_list(pads[:half]), *_turned_list(pads[half:]))
-
-
-def _axes(op: Any, rank: int) -> tuple[int, ...]:
-    return tuple(turned_axis(a, rank) for a in op.axes)
-
-
-def _folded(o: Operator, op: Any, rank: int) -> Turned | None:
-    """Borders are folded axis by axis: the order of the sums stays if no channels are among them."""
-    if any(op.pads[a] or op.pads[a + rank] for a in (0, 1)):
-        return None
-    return _same(o, op, rank, pads=_pads(op.pads))
-
-
-def _resized(o: Operator, op: Any, rank: int) -> Turned | None:
-    """Each axis by a product of its own: the order of its sums may depend on what stands beside it."""
-    x, y = o.inputs[0], o.outputs[0]
-    if rank < 4 or x is None or y is None or x.shape[:2] != y.shape[:2]:
-        return None
-    roi = _pads(op.roi) if op.roi else ()
-    scales = _turned_list(op.scales) if op.scales else ()
-    found = _same(o, op, rank, shape=_turned_list(op.shape), scales=scales, roi=roi)
-    return dataclasses.replace(found, always=True)
-
-
-_RULES: dict[type[Op], Callable[[Operator, Any, int], Turned | None]] = {
-    Identity: lambda o, op, r: _same(o, op, r),
-    Concat: lambda o, op, r: _same(o, op, r, axis=turned_axis(op.axis, r)),
-    Split: lambda o, op, r: _same(o, op, r, axis=turned_axis(op.axis, r)),
-    Slice: lambda o, op, r: _same(o, op, r, axes=_axes(op, r)),
-    SliceGrad: lambda o, op, r: _same(o, op, r, axes=_axes(op, r), shape=_turned_list(op.shape)),
-    Pad: lambda o, op, r: _same(o, op, r, pads=_pads(op.pads)),
-    PadGrad: _folded,
-    Resize: _resized,
-    ResizeGrad: _resized,
-    Expand: _shaped,
-    Fill: _shaped,
-    Reshape: _reshape,
-}

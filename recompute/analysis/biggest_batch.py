@@ -26,6 +26,7 @@ from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
+from ..training.protocol import AnyOptimizer
 
 #: where the search begins
 _FIRST_GUESS = 8
@@ -115,7 +116,7 @@ def max_batch(
     budget: int | str,
     *,
     checkpoints: Sequence[str] | None = None,
-    optimizer: Any = None,
+    optimizer: AnyOptimizer | None = None,
     loss: Loss = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,

@@ -19,6 +19,7 @@ from ..passes import ALIGNMENT, Target, memory_report
 from ..passes.memory.memory_plan import collect_lifetimes
 from ..passes.target import target_given
 from ..report.memory_text import estimate_text
+from ..training.protocol import AnyOptimizer
 
 #: what holds bytes; "unused" is alignment and gaps of the arena
 ROLES = ("parameter", "optimizer state", "buffer", "input", "activation", "gradient", "scratch", "unused")
@@ -154,7 +155,7 @@ def estimate(
     model: Model,
     *,
     loss: Loss = None,
-    optimizer: Any = None,
+    optimizer: AnyOptimizer | None = None,
     checkpoints: Sequence[str] | None = None,
     batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,

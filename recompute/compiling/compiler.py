@@ -26,6 +26,7 @@ from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
 from ..training.amp import with_precision
 from ..training.optimizers import RecomputeOptimizer, RecomputeWarning
+from ..training.protocol import AnyOptimizer
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class CompiledStep:
 def compile_step(
     program: Program,
     loss: str,
-    optimizer: Any,
+    optimizer: AnyOptimizer,
     *,
     checkpoints: Sequence[str] | None = None,
     budget: str | int | Budget | None = None,
@@ -134,7 +135,7 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    optimizer: Any, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
+    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
 ) -> tuple[Any, Request | None]:
     """The optimizer, which knows the checkpoints, and the request, which may be the optimizer's."""
     if isinstance(optimizer, RecomputeOptimizer) and offload:
@@ -152,7 +153,7 @@ def _asked(
     return optimizer, wanted
 
 
-def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> Program:
+def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str]) -> Program:
     """A copy of the program with its backward pass and updates."""
     loss = program[loss].name
     step = Program(
@@ -169,7 +170,7 @@ def _made(program: Program, loss: str, optimizer: Any, fetch: Sequence[str]) -> 
     return step
 
 
-def plain_fitting(program: Program, loss: str, optimizer: Any, target: Target | None = None) -> Fitting:
+def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: Target | None = None) -> Fitting:
     """The plain step of a program, for planners."""
     target = target_of(target)
     with without_gc():

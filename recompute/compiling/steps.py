@@ -29,6 +29,7 @@ from ..passes.planners.fit.problem import Fitting
 from ..planning.step import lower, target_of
 from ..training import losses
 from ..training.optimizers import Adam, RecomputeOptimizer
+from ..training.protocol import AnyOptimizer
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
 
 #: the batch of a model that leaves it open, where nobody says another
@@ -57,7 +58,7 @@ class Steps:
         model: Model,
         *,
         loss: Loss = None,
-        optimizer: Any = None,
+        optimizer: AnyOptimizer | None = None,
         checkpoints: Sequence[Any] | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         options: Mapping[str, Any] | None = None,

@@ -15,6 +15,7 @@ import onnx
 from ..errors import ModelError
 from ..language.builder import Builder, Names
 from ..language.ir import Value
+from ..language.op import REGISTRY
 from ..language.types import TensorType
 from ..support.patterns import Patterns
 from .fold import Known
@@ -25,12 +26,6 @@ from .unrolled import Unrolled
 
 #: constants of at most this many elements are written into the program's text, larger ones become buffers
 _INLINE = 64
-#: (operator, input positions) at which a float constant given by a node, not an initializer, is a weight
-_WEIGHT_POSITIONS = {
-    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
-    "LayerNormalization": (1, 2), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2),
-    "RMSNormalization": (1,), "PRelu": (1,), "LSTM": (1, 2, 3, 7), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Gather": (0,),
-}  # fmt: skip
 
 
 class ImportState(ABC):
@@ -203,7 +198,7 @@ class ImportState(ABC):
             return self.trainable.fit(name)
         if known.type.ndim == 0:
             return False
-        at_weight = position in _WEIGHT_POSITIONS.get(op_type, ())
+        at_weight = op_type in REGISTRY and position in REGISTRY[op_type].weights
         if known.origin == "initializer":
             return at_weight or not known.is_mask()
         return at_weight and known.origin in ("constant", "fill")

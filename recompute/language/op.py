@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .contexts import FunctionWriter, ImportedNode, OperatorBuilder
     from .element import Expr
+    from .layouts import Turned
     from .types import Value
 
 #: operator name → class; filled by `Op.__init_subclass__`
@@ -73,6 +74,11 @@ class Op:
     autocast: ClassVar[str] = "full"
     #: the inputs that this is about; None: all.  The others stay, or become again, what they were
     autocast_inputs: ClassVar[tuple[int, ...] | None] = None
+    #: inputs that are weights: a float constant there is trained even where a node gives it, not an initializer
+    weights: ClassVar[tuple[int, ...]] = ()
+    #: why the numerics of some or all types run on the host beside a device, "" where none do: they look at values,
+    #: or call what no kernel does
+    on_host: ClassVar[str] = ""
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None
 
@@ -121,6 +127,13 @@ class Op:
     def overwrites(self, output: int) -> tuple[int, ...]:
         """Inputs whose buffer this output may take, in order of preference; each is taken by one output at most."""
         return self.inplace if output == self.inplace_output else ()
+
+    def channels_last(self, ins: Sequence[Value | None], outs: Sequence[Value | None], rank: int) -> Turned | None:
+        """This operator with its activations channels-last, applied to values of up to `rank` dimensions (3 or more).
+
+        None: there is no such form.  See `layouts`, and `ops/channels_last.py` for operators whose form is another.
+        """
+        return None
 
     def views(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
         """For each output, the byte offset in input 0's buffer at which its elements already lie, in order.

@@ -14,24 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import TypeRuleError
+from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Cost, Op
 from ..language.types import TensorType
 from .shape.reshape import reshape
-
-
-def to_last(ndim: int) -> tuple[int, ...]:
-    """The permutation of axes that puts the second one last."""
-    return (0, *range(2, ndim), 1) if ndim > 2 else tuple(range(ndim))
-
-
-def to_first(ndim: int) -> tuple[int, ...]:
-    """The permutation of axes that makes the last one the second."""
-    return (0, ndim - 1, *range(1, ndim - 1)) if ndim > 2 else tuple(range(ndim))
-
-
-def permuted(t: TensorType, perm: Sequence[int]) -> TensorType:
-    """The type with its axes in another order."""
-    return t.with_shape([t.shape[p] for p in perm])
 
 
 def moves(shape: Sequence[int], perm: Sequence[int]) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import TypeRuleError
 from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr
 from ..language.formulas import through_expansion
+from ..language.layouts import Turned
 from ..language.op import Cost, Op
 from ..language.types import TensorType
 
@@ -98,6 +99,14 @@ class Elementwise(Op, abstract=True):
         """`flops_per_element` for each element of the output."""
         base = super().cost(ins, outs)
         return Cost(self.flops_per_element * sum(t.size for t in outs if t), base.bytes)
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """As it is: all inputs broadcast to the output."""
+        y = outs[0]
+        if y is None or y.ndim < 3:
+            return None
+        turned = tuple(0 if v is None or (v.size == 1 and v.ndim < y.ndim) else y.ndim for v in ins)
+        return Turned(self, turned, (True,) * len(outs))
 
 
 class Ufunc(Elementwise, abstract=True):

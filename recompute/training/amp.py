@@ -8,7 +8,7 @@ GradScaler, without the host's help.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,9 @@ from ..language.verify import verify
 from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
 from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
-from .base import ParamsGrads, number, program_of
-from .optimizers import RecomputeOptimizer
+from .base import number, program_of
+from .protocol import AnyOptimizer, ParamsGrads, WrappedOptimizer
+from .recompute_optimizer import RecomputeOptimizer
 
 __all__ = [
     "LossScaling",
@@ -57,7 +58,7 @@ class LossScaling:
             raise UsageError(f"loss scaling's interval must be a number of steps, not {self.interval!r}")
 
 
-class MixedPrecision:
+class MixedPrecision(WrappedOptimizer):
     """Any optimizer, with the forward pass in another precision.
 
     `precision`: "bf16", "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on a device
@@ -67,7 +68,7 @@ class MixedPrecision:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: AnyOptimizer,
         precision: str = "bf16",
         *,
         full: Sequence[str] = (),
@@ -77,9 +78,7 @@ class MixedPrecision:
             raise UsageError(
                 "MixedPrecision wraps a plain optimizer: write RecomputeOptimizer(MixedPrecision(Adam(), 'bf16'))"
             )
-        if not hasattr(optimizer, "backward") or not hasattr(optimizer, "apply_gradients"):
-            raise UsageError(f"MixedPrecision wraps an optimizer, not {optimizer!r}")
-        self.inner = optimizer
+        super().__init__(optimizer)
         self.precision = check_precision(precision)
         self._full = (full,) if isinstance(full, str) else tuple(full)
         if not isinstance(loss_scaling, LossScaling):
@@ -89,14 +88,7 @@ class MixedPrecision:
         self._program: Program | None = None
         self._state: list[str] = []
 
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
-    ) -> ParamsGrads:
+    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
         """Casts, then the inner optimizer's backward pass, of the scaled loss where it is scaled.
 
         Gradients are those of the scaled loss then; `apply_gradients` unscales them.
@@ -105,11 +97,10 @@ class MixedPrecision:
         full = tuple(dict.fromkeys([*self._full, loss.name])) if _writes(program, loss.name) else self._full
         if PRECISIONS[self.precision] is not None or self.precision == "tf32":
             program.block = verify(Precision(self.precision, full).run(program.block))
-        given = (startup_program, parameter_list, no_grad_set, callbacks)
         if self.loss_scaling is None:
-            return self.inner.backward(program[loss.name], *given)
+            return self.inner.backward(program[loss.name], *options)
         scaled = self._scaled(program, program[loss.name].value)
-        self.inner.backward(program[scaled.name], *given)
+        self.inner.backward(program[scaled.name], *options)
         block = program.block  # the scaled loss itself is read by nobody
         outputs = dict.fromkeys(loss.name if n == scaled.name else n for n in block.outputs)
         operators = [o for o in block.operators if scaled not in o.outputs]
@@ -163,23 +154,6 @@ class MixedPrecision:
         verify(program.block)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
-    def apply_optimize(
-        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
-    ) -> list[Operator]:
-        """`apply_gradients`, with Paddle's arguments."""
-        return self.apply_gradients(params_grads)
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], ParamsGrads]:
-        """`backward` and `apply_gradients`; returns (optimizer operators, (parameter, gradient) pairs)."""
-        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
-        return self.apply_gradients(params_grads), params_grads
-
     def get_loss_scaling(self) -> float:
         """The scale of the next step's loss; 1 where it is not scaled."""
         if self.loss_scaling is None:
@@ -203,21 +177,9 @@ class MixedPrecision:
             assert self._program is not None
             self._program.data[name][...] = np.asarray(state[name])
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """`set_state_dict`."""
-        self.set_state_dict(state)
-
-    def get_lr(self) -> float:
-        """The inner optimizer's."""
-        return self.inner.get_lr()
-
-    def set_lr(self, value: float) -> None:
-        """The inner optimizer's."""
-        self.inner.set_lr(value)
-
 
 def decorate(
-    optimizer: Any,
+    optimizer: AnyOptimizer,
     *,
     init_loss_scaling: float = 2.0**16,
     incr_every_n_steps: int = 2000,
@@ -241,7 +203,7 @@ def decorate(
     return MixedPrecision(optimizer, names[dtype], full=custom_black_varnames, loss_scaling=scaled)
 
 
-def with_precision(optimizer: Any, precision: str | None) -> Any:
+def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
     """The optimizer in a precision (None: as it is), under recomputation where it recomputes.
 
     UsageError where it says a precision itself, or is no optimizer.

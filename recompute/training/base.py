@@ -18,8 +18,7 @@ from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import differentiate
-
-ParamsGrads = list[tuple[Variable, Variable]]
+from .protocol import ParamsGrads
 
 
 class Optimizer:

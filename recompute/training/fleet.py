@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UsageError, nearest
 from .amp import decorate
 from .optimizers import RecomputeOptimizer
+from .protocol import AnyOptimizer
 
 __all__ = [
     "DistributedStrategy",
@@ -129,7 +130,7 @@ def _checked(name: str, configs: Any) -> dict[str, Any]:
     return dict(configs)
 
 
-def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None = None) -> Any:
+def distributed_optimizer(optimizer: AnyOptimizer, strategy: DistributedStrategy | None = None) -> AnyOptimizer:
     """The optimizer that follows `strategy`: in mixed precision, in a RecomputeOptimizer, or both.
 
     UsageError where it recomputes without checkpoints, budget or strategy.

@@ -13,12 +13,13 @@ from ..errors import UsageError
 from ..ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from ..ops.optimizer.updates import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
 from .base import Optimizer, fraction, number
+from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 
 #: what `--optimizer` and other tables by name offer
 NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")
 
-__all__ = ["NAMES", "Optimizer", "RecomputeOptimizer", "RecomputeWarning", *NAMES]
+__all__ = ["NAMES", "AnyOptimizer", "Optimizer", "RecomputeOptimizer", "RecomputeWarning", *NAMES]
 
 
 class SGD(Optimizer):

@@ -6,10 +6,8 @@ import copy
 import dataclasses
 import fnmatch
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..budgets import Budget, parse_budget
 from ..cost import CostModel
@@ -24,14 +22,15 @@ from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_che
 from ..planning.figures import interruption
 from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
-from .base import ParamsGrads, names_of, program_of
+from .base import names_of, program_of
+from .protocol import ParamsGrads, WrappedOptimizer
 
 
 class RecomputeWarning(UserWarning):
     """A checkpoint that does not do what its user may expect."""
 
 
-class RecomputeOptimizer:
+class RecomputeOptimizer(WrappedOptimizer):
     """Any optimizer, with recomputation: some forward values are dropped and computed again for the backward pass.
 
     Three ways to say which: `set_checkpoints` names what is kept, `set_budget` and `set_strategy` let a planner find
@@ -44,9 +43,7 @@ class RecomputeOptimizer:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        if not hasattr(optimizer, "backward") or not hasattr(optimizer, "apply_gradients"):
-            raise UsageError(f"RecomputeOptimizer wraps an optimizer, not {optimizer!r}")
-        self.inner = optimizer
+        super().__init__(optimizer)
         self._checkpoints: list[str | Variable] | None = None
         self._budget: Budget | None = None
         self._strategy: str | None = None
@@ -150,23 +147,13 @@ class RecomputeOptimizer:
             )
         return found
 
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
-    ) -> ParamsGrads:
+    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
         """The inner optimizer's backward pass, then the recomputation of what is dropped.
 
         `program.plan` is the plan that was applied; what a user should know about the checkpoints is warned about
         (RecomputeWarning).  UsageError without checkpoints, or for names that are not in the program.  A planner works
         on the whole step: with a budget, strategy or plan the recomputation comes with `apply_gradients`.
         """
-        return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
-
-    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
         if self.request is not None:
             return self.inner.backward(loss, *options)
         if not self._checkpoints:
@@ -216,37 +203,6 @@ class RecomputeOptimizer:
         if program.planned.interrupted:
             warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], ParamsGrads]:
-        """`backward` and `apply_gradients`; returns (optimizer operators, (parameter, gradient) pairs)."""
-        params_grads = self._backward(loss, startup_program, parameter_list, no_grad_set)
-        return self.apply_optimize(loss, startup_program, params_grads), params_grads
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The inner optimizer's."""
-        return self.inner.state_dict()
-
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inner optimizer's."""
-        self.inner.set_state_dict(state)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inner optimizer's."""
-        self.inner.load(state)
-
-    def get_lr(self) -> float:
-        """The inner optimizer's."""
-        return self.inner.get_lr()
-
-    def set_lr(self, value: float) -> None:
-        """The inner optimizer's."""
-        self.inner.set_lr(value)
 
 
 def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, RecomputePlan]:

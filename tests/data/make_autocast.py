@@ -3,7 +3,7 @@
     python tests/data/make_autocast.py        (needs PyTorch; made with 2.13 on a CPU)
 
 For each network and precision: the losses of six SGD steps (float16 with GradScaler), and the gradients of the first;
-the weights and the batch they begin with.  tests/test_precision_reference.py builds the same networks.
+the weights and the batch they begin with.  tests/training/test_precision_reference.py builds the same networks.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def corpus(everything: bool = True) -> list[tuple[str, bytes]]:
 
 
 def _control_flow() -> Iterator[ModelProto]:
-    from test_control_flow import counted, recurrent
+    from importer.test_control_flow import counted, recurrent
 
     for arguments in ((3,), (3, "c"), (None, "c", None)):
         if arguments[0] is not None:

@@ -179,6 +179,7 @@ class Conv(Convolution, onnx=True):
     pads: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
     group: int = 1
+    weights = (1, 2)
 
     def infer(self, x, w, bias=None):
         """[n, m, positions...]."""
@@ -369,6 +370,7 @@ class ConvTranspose(Convolution, onnx=True):
     dilations: tuple[int, ...] = ()
     group: int = 1
     output_padding: tuple[int, ...] = ()
+    weights = (1, 2)
 
     def infer(self, x, w, bias=None):
         """[n, group · m, positions...]."""

@@ -142,6 +142,7 @@ class PRelu(Elementwise, onnx=True):
     """(x, slope) → x where x ≥ 0, else slope · x; the slope broadcasts to x."""
 
     flops_per_element = 2
+    weights = (1,)
 
     def infer(self, x, slope):
         """x's type."""

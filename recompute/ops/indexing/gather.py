@@ -49,6 +49,7 @@ class Gather(Move, onnx=True):
     """(x, indices) → x[..., indices, ...] along `axis`; negative indices count from the end."""
 
     axis: int = 0
+    weights = (0,)
 
     def infer(self, x, indices):
         """x's dimension `axis` replaced by the dimensions of the indices."""

@@ -14,6 +14,8 @@ from ...language.op import Cost, Op, imports
 class Inverse(Op):
     """X⁻¹ of each matrix in the last two axes, by Gauss–Jordan elimination with row pivots (com.microsoft.Inverse)."""
 
+    on_host = "factors of matrices"
+
     def infer(self, x):
         """The same type.  TypeRuleError unless it holds square matrices of f32 or f64."""
         if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.dtype not in ("f32", "f64"):

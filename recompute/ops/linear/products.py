@@ -36,6 +36,7 @@ class MatMul(Op):
     autocast = "low"
     transA: int = 0
     transB: int = 0
+    weights = (0, 1)
 
     def infer(self, a, b):
         """As `numpy.matmul`."""
@@ -153,6 +154,7 @@ class Gemm(Op, onnx=True):
     beta: float = 1.0
     transA: int = 0
     transB: int = 0
+    weights = (1, 2)
 
     def infer(self, a, b, c=None):
         """[m, n]."""

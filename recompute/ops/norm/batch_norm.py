@@ -70,6 +70,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
 
     epsilon: float = 1e-5
     inplace = (0,)
+    weights = (1, 2)
 
     def infer(self, x, scale, bias, mean, var):
         """x's type."""

@@ -217,6 +217,7 @@ class LayerNormalization(Normalization, onnx=True):
     axis: int = -1
     epsilon: float = 1e-5
     inplace = (0,)
+    weights = (1, 2)
 
     def view(self, x):
         """Rows."""
@@ -282,6 +283,7 @@ class RMSNormalization(Normalization):
     epsilon: float = 1e-5
     inplace = (0,)
     centred = False
+    weights = (1,)
 
     def infer(self, x, scale):
         """x's type, inverse root mean squares."""
@@ -346,6 +348,7 @@ class GroupNormalization(ChannelwiseNormalization, onnx=True):
     num_groups: int
     epsilon: float = 1e-5
     inplace = (0,)
+    weights = (1, 2)
 
     def groups(self, x: TensorType) -> int:
         """The attribute."""
@@ -382,6 +385,7 @@ class InstanceNormalization(ChannelwiseNormalization, onnx=True):
 
     epsilon: float = 1e-5
     inplace = (0,)
+    weights = (1, 2)
 
     def groups(self, x: TensorType) -> int:
         """One a channel."""

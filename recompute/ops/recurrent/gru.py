@@ -37,6 +37,7 @@ class GRU(Recurrent):
     linear_before_reset: int = 0
     gates = 3
     default_activations = ("Sigmoid", "Tanh")
+    weights = (1, 2, 3)
 
     @property
     def width(self):

@@ -36,6 +36,7 @@ class LSTM(Recurrent):
     arity = 8
     onnx_outputs = 3
     default_activations = ("Sigmoid", "Tanh", "Tanh")
+    weights = (1, 2, 3, 7)
 
     def kept(self, steps, batch):
         """Gates and cells."""

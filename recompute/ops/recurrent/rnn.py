@@ -34,6 +34,7 @@ class RNN(Recurrent):
     direction: str = "forward"
     activation: str = "Tanh"
     gates = 1
+    weights = (1, 2, 3)
 
     def infer(self, *inputs):
         """As all recurrent operators."""

@@ -109,6 +109,8 @@ class CumProd(Running):
 class Det(Op, onnx=True):
     """x [..., n, n] → its determinants [...] (ONNX Det-22)."""
 
+    on_host = "factors of matrices"
+
     def infer(self, x):
         """The dimensions before the matrices."""
         if x.dtype not in ("f32", "f64") or x.ndim < 2 or x.shape[-1] != x.shape[-2]:
@@ -143,6 +145,8 @@ class Cofactors(Op):
 
     Its own gradient divides by the determinant: nan or inf where that is 0.
     """
+
+    on_host = "factors of matrices"
 
     def infer(self, x):
         """x's type."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from ...language.layouts import Turned, turned_axes
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axes
@@ -105,6 +107,17 @@ class Reduce(Op, abstract=True):
     def sample(cls, draw: Any, text: str) -> Any:
         """One input."""
         return draw(text)
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Over all axes but the channels', and over images' positions."""
+        if self.axes is None or outs[0] is None:
+            return None
+        axes = {a % rank for a in self.axes}
+        positions = set(range(2, rank))
+        if axes != {0, *positions} and (axes != positions or rank < 4):
+            return None
+        new = dataclasses.replace(cast(Any, self), axes=tuple(sorted(turned_axes(tuple(axes), rank))))
+        return Turned(new, (rank,), (outs[0].ndim == rank,), always=True)
 
 
 @dataclass(frozen=True)

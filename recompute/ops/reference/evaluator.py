@@ -28,6 +28,7 @@ class Reference(Op):
     node: str
     opset: int
     types: tuple[str, ...]
+    on_host = "ONNX's own code runs"
 
     def infer(self, *inputs):
         """The types that ONNX's rules gave at import.  TypeRuleError for a node that may not be evaluated."""

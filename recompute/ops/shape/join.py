@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.layouts import Turned, turned_axis, turned_whole
 from ..common import normal_axis
 from .reshape import Move
 
@@ -75,6 +76,10 @@ class Concat(Move, onnx=True):
         yield draw.case(cls(axis=-1), draw("f64[2,3]"), draw("f64[2,1]"), draw("f64[2,2]"))
         yield draw.case(cls(axis=1), draw("f64[2,3,2]"), draw("f64[2,0,2]"))
         yield draw.case(cls(axis=0), draw("f32[2]"))
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Along the same axis."""
+        return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,10 @@ class Split(Move):
         yield draw.case(cls((2, 0, 2)), draw("f64[4,3]"))
         yield draw.case(cls((3,), 1), draw("f64[2,3]"))
         yield draw.case(cls((1, 1), 1), draw("f32[2,2,3]"))
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Along the same axis."""
+        return turned_whole(self, ins, outs, rank, axis=turned_axis(self.axis, rank))
 
 
 @dataclass(frozen=True)

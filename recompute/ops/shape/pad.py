@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.layouts import Turned, turned_pads, turned_whole
 from ...language.op import imports
 from ..common import normal_axis
 from .reshape import Move
@@ -121,6 +122,10 @@ class Pad(Move):
             yield draw.case(cls((0, 2, 1, 0, 1, 2), mode), draw("f64[2,3,4]"))
             yield draw.case(cls((1, 1), mode), draw("f32[2]"))
 
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """The same borders."""
+        return turned_whole(self, ins, outs, rank, pads=turned_pads(self.pads))
+
 
 def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Any) -> list[int]:
     """Pads given for some axes, written out for all."""
@@ -187,6 +192,12 @@ class PadGrad(Move):
         for mode in ("reflect", "edge", "wrap"):
             yield draw.case(cls((0, 2, 1, 0, 1, 2), mode), draw("f64[2,6,7]"))
             yield draw.case(cls((1, 1), mode), draw("f32[4]"))
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Borders are folded axis by axis: the order of the sums stays if no channels are among them."""
+        if any(self.pads[a] or self.pads[a + rank] for a in (0, 1)):
+            return None
+        return turned_whole(self, ins, outs, rank, pads=turned_pads(self.pads))
 
 
 @imports("CenterCropPad")

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ...language.element import cast
+from ...language.layouts import Turned, turned_list, turned_whole
 from ...language.op import Op, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from ..common import Elementwise
@@ -53,6 +54,10 @@ class Identity(Move, onnx=True):
         """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"))
 
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Everything is turned."""
+        return turned_whole(self, ins, outs, rank)
+
 
 #: element types of less than a byte that are integers, and all that are stored in a byte and not computed with
 _INTEGERS = frozenset({"i4", "u4", "i2", "u2"})
@@ -72,6 +77,7 @@ class Cast(Elementwise):
 
     to: str
     saturate: int = 1
+    on_host = "eight bits of float, and two or four of integer, are converted by ml_dtypes"
 
     def out_dtype(self, dtype: str) -> str:
         """The type asked for."""
@@ -194,6 +200,13 @@ class Reshape(Move):
         yield draw.case(cls(shape=(1, 3, 2)), draw("f64[2,3]"))
         yield draw.case(cls(shape=(3, 0)), draw("f64[0,2]"))
 
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Images and channels stay, positions are counted in another way."""
+        x, y = ins[0], outs[0]
+        if x is None or y is None or min(x.ndim, y.ndim) < 3 or x.shape[:2] != y.shape[:2]:
+            return None
+        return Turned(Reshape(turned_list(y.shape)), (x.ndim,), (True,))
+
 
 def resolve(wanted: Sequence[int], x: Any, node: Any) -> tuple[int, ...]:
     """Replaces one -1 by what is left."""
@@ -304,6 +317,12 @@ class Expand(Move):
         yield draw.case(cls(shape=(4, 2, 3)), draw("f64[2,1]"))
         yield draw.case(cls(shape=(2, 2)), draw("f64[]"))
 
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """The shape that it makes is turned."""
+        if len(self.shape) != rank or any(v is not None and v.ndim > rank for v in ins):
+            return None
+        return turned_whole(self, ins, outs, rank, shape=turned_list(self.shape))
+
 
 @dataclass(frozen=True)
 class Fill(Move):
@@ -332,6 +351,12 @@ class Fill(Move):
         """Floats and integers."""
         yield draw.case(cls(dtype="f64", shape=(2, 3), value=1.5))
         yield draw.case(cls(dtype="i64", shape=(2,), value=3.0))
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """The shape that it makes is turned."""
+        if len(self.shape) != rank or any(v is not None and v.ndim > rank for v in ins):
+            return None
+        return turned_whole(self, ins, outs, rank, shape=turned_list(self.shape))
 
 
 def _axes(node: Any) -> list[int] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.layouts import Turned, turned_axes, turned_list, turned_whole
 from ..common import normal_axis
 from .reshape import Move
 
@@ -109,6 +110,10 @@ class Slice(Sliced):
         yield draw.case(cls((2,), (2,), (0,)), draw("f64[4,3]"))
         yield draw.case(cls((), (), ()), draw("f32[2]"))
 
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Along the same axes."""
+        return turned_whole(self, ins, outs, rank, axes=turned_axes(self.axes, rank))
+
 
 @dataclass(frozen=True)
 class SliceGrad(Sliced):
@@ -163,3 +168,8 @@ class SliceGrad(Sliced):
         yield draw.case(cls((2, 3, 5), (0, -1), (_FAR, -_FAR), (1, -3), (2, -1)), draw("f64[2,2,5]"))
         yield draw.case(cls((4, 3), (2,), (2,), (0,)), draw("f64[0,3]"))
         yield draw.case(cls((2,), (), (), ()), draw("f32[2]"))
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Along the same axes."""
+        axes = turned_axes(self.axes, rank)
+        return turned_whole(self, ins, outs, rank, axes=axes, shape=turned_list(self.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
 from ...language.op import Cost, Op, imports
 from ...language.types import TensorType
 from ..norm.numerics import wide
@@ -116,6 +118,16 @@ class Interpolation(Op, abstract=True):
             xp.matmul(x.reshape(lead, -1), m.T, out=y.reshape(lead, -1))
         else:
             xp.matmul(m, x.reshape(lead, -1, rest), out=y.reshape(lead, -1, rest))
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Each axis by a product of its own: the order of its sums may depend on what stands beside it."""
+        x, y = ins[0], outs[0]
+        if rank < 4 or x is None or y is None or x.shape[:2] != y.shape[:2]:
+            return None
+        roi = turned_pads(self.roi) if self.roi else ()
+        scales = turned_list(self.scales) if self.scales else ()
+        found = turned_whole(self, ins, outs, rank, shape=turned_list(self.shape), scales=scales, roi=roi)
+        return dataclasses.replace(found, always=True)
 
     def _key(self) -> Resize:
         """The same for a resize and its gradient, and for all shapes."""

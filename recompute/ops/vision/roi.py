@@ -208,6 +208,7 @@ class RoiAlign(Aligned):
     sampling_ratio: int = 0
     mode: str = "avg"
     coordinate_transformation_mode: str = "half_pixel"
+    on_host = "the regions say what is read"
 
     def infer(self, x, rois, batch, by=None):
         """One small image for each region."""
@@ -306,6 +307,7 @@ class RoiAlignGrad(Aligned):
     sampling_ratio: int = 0
     mode: str = "avg"
     coordinate_transformation_mode: str = "half_pixel"
+    on_host = "the regions say what is read"
 
     def infer(self, rois, batch, dy, by=None):
         """x's type."""
@@ -399,6 +401,7 @@ class MaxRoiPool(Pooled, onnx=True):
 
     pooled_shape: tuple[int, ...]
     spatial_scale: float = 1.0
+    on_host = "the regions say what is read"
 
     def infer(self, x, rois):
         """One small image for each region."""
@@ -442,6 +445,7 @@ class MaxRoiPoolGrad(Pooled):
 
     pooled_shape: tuple[int, ...]
     spatial_scale: float = 1.0
+    on_host = "the regions say what is read"
 
     def infer(self, x, rois, dy):
         """x's type."""

@@ -1,7 +1,7 @@
 """Functions for kernels: float32 by polynomials that LLVM turns into vector code, float64 by the C library's.
 
-float32 errors are below 2 units in the last place (tests/test_cpu_rows.py measures them).  The coefficients were fitted
-for this project by reweighted least squares (Lawson's iteration) for the smallest relative error.  Everything is
+float32 errors are below 2 units in the last place (tests/cpu/test_cpu_rows.py measures them).  The coefficients were
+fitted for this project by reweighted least squares (Lawson's iteration) for the smallest relative error.  Everything is
 rounded as written (`fma` is one rounding), so that an element's value does not depend on how a loop was compiled.
 """
 

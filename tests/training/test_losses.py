@@ -15,7 +15,7 @@ from recompute.testing import check_gradient
 from recompute.training import losses
 from recompute.training.data import synthetic_batch
 
-DATA = np.load(Path(__file__).parent / "data" / "optimizers.npz")
+DATA = np.load(Path(__file__).parents[1] / "data" / "optimizers.npz")
 
 PYTORCH = {
     **{f"cross_entropy.{r}": {"reduction": r} for r in ("mean", "sum", "none")},

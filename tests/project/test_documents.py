@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = re.compile(r"<!-- source: (\S+) (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 
 

@@ -17,7 +17,7 @@ from recompute.language.builder import Builder, Names
 from recompute.language.ir import Block, Value
 from recompute.language.types import TensorType
 
-DATA = np.load(Path(__file__).parent / "data" / "autocast.npz")
+DATA = np.load(Path(__file__).parents[1] / "data" / "autocast.npz")
 STEPS, RATE = 6, 0.05
 #: unit roundoff
 UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}

@@ -85,7 +85,7 @@ def test_with_onednn_only_the_operators_that_are_named_differ(name: str, options
 
 
 def test_the_document_names_them() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "threads.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "threads.md").read_text()
     for kernel, names in BITS_BY_THREADS.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{kernel}`"))
         assert all(f"`{n}`" in row for n in names)

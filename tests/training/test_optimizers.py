@@ -18,7 +18,7 @@ from recompute.training import lr
 from recompute.training.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from recompute.training.optimizers import NAMES
 
-DATA = np.load(Path(__file__).parent / "data" / "optimizers.npz")
+DATA = np.load(Path(__file__).parents[1] / "data" / "optimizers.npz")
 LR = 0.0625
 
 PYTORCH = {

@@ -15,7 +15,7 @@ import pytest
 
 import recompute as rc
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PUBLIC = ("amp", "clip", "cost", "data", "fleet", "losses", "lr", "optimizers", "profile", "state", "testing")
 
 

@@ -10,8 +10,9 @@ import pytest
 from test_cuda_index import floats
 from test_cuda_moves import launched, run
 
+from recompute.language.layouts import to_last
 from recompute.language.types import TensorType
-from recompute.ops.channels_last import channels_last_form, to_last
+from recompute.ops.channels_last import channels_last_form
 from recompute.ops.pooling.average import AveragePool, AveragePoolGrad
 from recompute.ops.pooling.whole import GlobalAveragePool, GlobalMaxPool, GlobalMaxPoolGrad
 from recompute.ops.pooling.windows import MaxPool, MaxPoolGather, MaxPoolGrad

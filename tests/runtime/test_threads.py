@@ -106,7 +106,7 @@ def test_a_thousand_runs_with_a_cold_cache_and_checked_memory(count: int, guarde
             f"from fuzzing.guard import guard\nfrom test_threads import run_in_threads\n"
             f"with guard({guarded == 'behind'}):\n    {runs}"
         )
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONMALLOC": "debug", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", code], env=environment, capture_output=True, text=True, timeout=600

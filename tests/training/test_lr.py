@@ -10,7 +10,7 @@ import pytest
 from recompute import UsageError
 from recompute.training import lr
 
-DATA = np.load(Path(__file__).parent / "data" / "optimizers.npz")
+DATA = np.load(Path(__file__).parents[1] / "data" / "optimizers.npz")
 
 PYTORCH = {
     "step": lr.StepDecay(0.5, 3, 0.5),

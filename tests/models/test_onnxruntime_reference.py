@@ -16,7 +16,7 @@ from test_pytorch_reference import CASES, FOLDER, program_of
 
 import recompute as rc
 
-with np.load(Path(__file__).parent / "data" / "onnxruntime_training" / "gradients.npz") as _file:
+with np.load(Path(__file__).parents[1] / "data" / "onnxruntime_training" / "gradients.npz") as _file:
     POOLS = dict(_file)
 INDEX = json.loads(POOLS["index"].tobytes())
 SAMPLES = 8

@@ -19,7 +19,7 @@ from recompute.passes import Precision, pipeline, run_passes
 from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
 
-FILES = sorted((Path(__file__).parent / "golden").glob("*.rir"))
+FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.rir"))
 
 
 def read(path: Path) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from fuzzing import files, guard, seeds, targets
 
 from recompute import parse
 
-FUZZ = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
+FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
 
 
 def fuzz(folder: Path, *arguments: str) -> dict:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL))
 RUN = dict(re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
@@ -35,7 +35,7 @@ for name, code in json.load(sys.stdin).items():
 print("\\n" + json.dumps(found))
 """
 
-#: what `pytest tests/test_golden.py` asks of a file, without its search for files
+#: what `pytest tests/language/test_golden.py` asks of a file, without its search for files
 GOLDEN = """
 from pathlib import Path
 import recompute as rc

@@ -18,7 +18,7 @@ from onnx import TensorProto, numpy_helper
 import recompute as rc
 from recompute.passes.gradient.autodiff import differentiate
 
-FOLDER = Path(__file__).parent / "data" / "operators"
+FOLDER = Path(__file__).parents[1] / "data" / "operators"
 FILES = ("operators", "vision")
 #: of the largest element
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}

@@ -15,7 +15,7 @@ import pytest
 import recompute as rc
 from recompute.language.ir import Role
 
-FOLDER = Path(__file__).parent / "data" / "pytorch"
+FOLDER = Path(__file__).parents[1] / "data" / "pytorch"
 CASES = json.loads((FOLDER / "index.json").read_text())["cases"]
 #: see architectures.py
 ARCHITECTURES = (

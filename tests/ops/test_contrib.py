@@ -24,7 +24,7 @@ def run(source: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, np.ndarray]:
-    with np.load(Path(__file__).parent / "data/contrib.npz") as file:
+    with np.load(Path(__file__).parents[1] / "data/contrib.npz") as file:
         return dict(file)
 
 

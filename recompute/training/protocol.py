@@ -1,0 +1,145 @@
+"""What an optimizer is, plain or around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import UsageError
+from ..language.ir import Operator
+from ..language.program import Program, Variable
+
+__all__ = ["AnyOptimizer", "ParamsGrads", "WrappedOptimizer"]
+
+ParamsGrads = list[tuple[Variable, Variable]]
+
+
+class AnyOptimizer(Protocol):
+    """What `compile_step`, `estimate` and the wrappers take: the interface of every optimizer.
+
+    Names and arguments are Paddle's; see `recompute.optimizers.Optimizer` for what each method does.
+    """
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
+    ) -> ParamsGrads:
+        """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs."""
+        ...
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
+        """Adds the updates to the program; returns the optimizer's operators."""
+        ...
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
+    ) -> list[Operator]:
+        """`apply_gradients`, with Paddle's arguments."""
+        ...
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """`backward` and `apply_gradients`: makes the program a training step."""
+        ...
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """A copy of the optimizer's state, by name."""
+        ...
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets the state to what `state_dict` returned."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """`set_state_dict`."""
+        ...
+
+    def get_lr(self) -> float:
+        """The learning rate of the next step."""
+        ...
+
+    def set_lr(self, value: float) -> None:
+        """Sets the learning rate from the next step on."""
+        ...
+
+
+class WrappedOptimizer:
+    """An optimizer around another one, `inner`: does what that does, but for what a subclass changes.
+
+    A subclass overrides `_backward`, which `backward` and `minimize` call, and `apply_gradients` or `apply_optimize`.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        if not hasattr(inner, "backward") or not hasattr(inner, "apply_gradients"):
+            raise UsageError(f"{type(self).__name__} wraps an optimizer, not {inner!r}")
+        self.inner = inner
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+        callbacks: Sequence[Callable[[Any, dict], None]] | None = None,
+    ) -> ParamsGrads:
+        """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs.
+
+        The arguments are those of `recompute.optimizers.Optimizer.backward`.
+        """
+        return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
+
+    def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
+        """`options`: the other arguments of `backward`, in order."""
+        return self.inner.backward(loss, *options)
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
+        """Adds the updates to the program; returns the optimizer's operators."""
+        return self.inner.apply_gradients(params_grads)
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
+    ) -> list[Operator]:
+        """`apply_gradients`, with Paddle's arguments."""
+        return self.apply_gradients(params_grads)
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """`backward` and `apply_gradients`; returns (optimizer operators, (parameter, gradient) pairs)."""
+        params_grads = self._backward(loss, startup_program, parameter_list, no_grad_set)
+        return self.apply_optimize(loss, startup_program, params_grads), params_grads
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """A copy of the optimizer's state, by name."""
+        return self.inner.state_dict()
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets the state to what `state_dict` returned."""
+        self.inner.set_state_dict(state)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """`set_state_dict`."""
+        self.set_state_dict(state)
+
+    def get_lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.inner.get_lr()
+
+    def set_lr(self, value: float) -> None:
+        """Sets the learning rate from the next step on."""
+        self.inner.set_lr(value)
