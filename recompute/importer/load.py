@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -24,12 +25,15 @@ from .fold import fold, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
-from .limits import Budget, LimitError, memory_bytes
+from .limits import LimitError, Limits, budget_of, memory_bytes
 from .model import fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
@@ -46,10 +50,9 @@ def load(
     mode: str = "train",
     init: str | None = None,
     seed: int = 0,
-    max_bytes: int | None = None,
-    max_seconds: float | None = None,
     unroll: bool | Sequence[str] = False,
     quantization: str | None = None,
+    **limits: Unpack[Limits],
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
@@ -58,19 +61,21 @@ def load(
     least one dimension, and weights given by constant nodes, minus normalisation statistics and masks).
     `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
-    models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
-    the machine's memory), and all that is computed from constants at load time; `max_seconds`: the work that the file
-    may ask for beside being read (default: 6), counted in operations (docs/import.md: limits).
+    models whose weights are all equal need it.
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
+
+    `limits` (docs/import.md): `max_bytes`, the most that one tensor of the file may take (default: the machine's
+    memory), and all that is computed from constants at load time; `max_seconds`, the work that the file may ask for
+    beside being read (default: 6), counted in operations.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
     """
     if mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
-    budget = Budget(max_bytes, max_seconds)
+    budget = budget_of(limits)
     source = with_own_statistics(read_model(model, budget=budget))
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     importer = Importer(
@@ -81,7 +86,7 @@ def load(
     importer.unroll.check(importer.graph)
     program = importer.program(source)
     if init is not None:
-        initialise(program, init, seed, max_bytes=max_bytes or memory_bytes())
+        initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
 
 
