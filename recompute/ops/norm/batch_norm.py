@@ -165,6 +165,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
 
 
 def as_type_of(b: Any, v: Any, like: Any) -> Any:
+    """`v` in the element type of `like`."""
     return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
 
 

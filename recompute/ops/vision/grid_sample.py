@@ -231,6 +231,7 @@ def taps_of(count: int, order: int) -> Any:
 
 
 def sampling_cost(op: Any, grid: TensorType, channels: int, ins: Any, outs: Any) -> Cost:
+    """The cost of reading `channels` numbers at every place of the grid."""
     places = math.prod(grid.shape[:-1])
     return Cost(2 * len(taps(op.mode, 0)) ** grid.shape[-1] * places * (channels + grid.shape[-1]),
                 Op.cost(op, ins, outs).bytes)  # fmt: skip
@@ -315,6 +316,7 @@ class GridSample(Sampling):
 
 
 def sampling_samples() -> list[tuple[dict[str, Any], str, str]]:
+    """Attributes, and the shapes of x and of the grid, of the samples."""
     return [
         ({"mode": m, "padding_mode": p, "align_corners": c}, "1,2,4,3", "1,2,3,2")
         for i, (m, p) in enumerate(itertools.product(DEGREE, _PADDINGS))

@@ -16,6 +16,7 @@ from .gathered import Gather, Three, Tile, inside
 
 
 def constants(**values: int | bool) -> str:
+    """A line of CUDA C that declares constants."""
     return "    const int " + ", ".join(f"{k} = {int(v)}" for k, v in values.items()) + ";\n"
 
 
