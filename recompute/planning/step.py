@@ -60,7 +60,7 @@ def plan_step(
     block = program.block
     fitting = fitting_of(block, target, plain)
     fitted, found = carry(fitting, wanted)
-    compiled = Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
+    compiled = _compiled(fitted, found, target, block, wanted)
     program.plan, program.planned = fitted.plan, found
     if apart:
         program.block, program.compiled = fitted.block, compiled
@@ -73,8 +73,12 @@ def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
     """The step planned for another target as it was asked for; a budget that is a share is one of its plain step."""
     target = target_of(target)
     fitted, found = carry(fitting_of(block, target), wanted, bounded=False)
-    again = functools.partial(_refit, block, wanted)
-    return Compiled(fitted.compiled, fitted.block, target, found.budget, again)
+    return _compiled(fitted, found, target, block, wanted)
+
+
+def _compiled(fitted: Fitted, found: PlanFigures, target: Target, block: Block, wanted: Request) -> Compiled:
+    """What a program remembers of its plan: what runs, and how to plan `block` for another target."""
+    return Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
 
 
 def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
