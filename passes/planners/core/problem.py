@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ....errors import UsageError
 from ....support.files import replacing
 
+T = TypeVar("T")
 #: the first field of a problem's file
 FORMAT = "recompute-problem-1"
 #: a file larger than this is refused before it is read
@@ -121,6 +122,13 @@ class RematerialisationProblem:
             return self
         late = tuple(replace(n, backward=True) for n in self.nodes[first:])
         return replace(self, nodes=self.nodes[:first] + late)
+
+    def remembered(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives, worked out once for this problem and kept with it under a key."""
+        known = vars(self).setdefault("_remembered", {})
+        if key not in known:
+            known[key] = make()
+        return known[key]
 
     @property
     def cost(self) -> float:

@@ -188,9 +188,15 @@ class Kernel:
         """The compiled function for operands of these kinds."""
         found = self._addresses.get(kinds)
         if found is None:
-            key = native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
-            found = self._addresses[kinds] = native.loaded(key, lambda: self._module(kinds))
+            found = self._addresses[kinds] = native.loaded(self._key(kinds), lambda: self._module(kinds))
         return found
+
+    def kept(self, kinds: tuple) -> bool:
+        """Whether its object code for operands of these kinds was made before: it needs no compiling then."""
+        return kinds in self._addresses or native.kept(self._key(kinds))
+
+    def _key(self, kinds: tuple) -> str:
+        return native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
 
     def _module(self, kinds: tuple) -> Any:
         """numba's translation, behind a function `kernel` of our signature."""
