@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.chain import Action, Chain
+from ..core.chain import Action, Chain, emit
 
 Row = NDArray[np.float32]
 
@@ -33,6 +33,7 @@ class RotorTable:
     unit: float
     cost: NDArray[np.float32]
     shifted: NDArray[np.float32]
+    _sequences: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def slots(self) -> int:
@@ -42,6 +43,12 @@ class RotorTable:
     def total(self, m: int) -> float:
         """Least cost of all runs of forward stages with m slots."""
         return float(self.cost[0, len(self.chain) - 1, m])
+
+    def sequence(self, m: int) -> list[int]:
+        """The order of execution of the schedule for m slots; it is remembered."""
+        if m not in self._sequences:
+            self._sequences[m] = emit(self.chain, rotor_schedule(self, m))
+        return self._sequences[m]
 
 
 class _Stages:

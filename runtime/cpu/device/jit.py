@@ -48,6 +48,7 @@ class Inline:
     def __init__(self, function: Callable[..., Any], fastmath: Any, double: Callable[..., Any] | None) -> None:
         self.function, self.fastmath, self.double = function, fastmath, double
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Names its code and that of all it uses."""
         return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + _flags(self.fastmath)
@@ -77,6 +78,7 @@ class Intrinsic:
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
 
+    @property
     def fingerprint(self) -> str:
         """Names its code."""
         return _fingerprint(self.make)
@@ -133,7 +135,7 @@ def _fingerprint(function: Callable[..., Any]) -> str:
         for name in _globals(code):
             value = function.__globals__.get(name)
             if isinstance(value, (Inline, Intrinsic)):
-                found.update(value.fingerprint().encode())
+                found.update(value.fingerprint.encode())
             elif isinstance(value, (int, float, str, tuple, np.generic)):
                 found.update(repr(value).encode())
     return found.hexdigest()
