@@ -1,4 +1,4 @@
-"""The moves of planners' local search (passes/planners/methods/moves.py), compiled like kernels and kept between processes.
+"""The moves of planners' local search (passes/planners/methods/moves.py), compiled and kept like kernels.
 
 The functions are those that Python runs where numba is missing; two of them, which are one call of NumPy there, are
 loops here.  Planners get them by `flat.compile_with` from above, as passes know no runtime.
@@ -64,7 +64,7 @@ def _highest(alive: Any, stop: int) -> int:
 def _kernel() -> jit.Kernel:
     """`moves.moves`, with all functions that it calls marked for numba."""
     names: dict[str, Any] = dict(vars(moves))
-    functions = {n: f for n, f in names.items() if isinstance(f, types.FunctionType)}
-    functions |= {"lift": _lift, "highest": _highest}
-    names |= {n: jit.inline(types.FunctionType(f.__code__, names, n)) for n, f in functions.items()}
+    functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)}
+    functions |= {"lift": _lift.__code__, "highest": _highest.__code__}
+    names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}
     return jit.kernel(names["moves"].function)

@@ -228,7 +228,7 @@ def _node(found: Any, i: int, where: str) -> Node:
 
 
 _NEEDED: Any = object()
-#: sizes are below this
+#: all bytes together are below this: sums of them are words with a sign
 _MOST_BYTES = 1 << 63
 _CALLED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
 
@@ -265,8 +265,8 @@ def _check(p: RematerialisationProblem) -> None:
         raise UsageError(f"{p.name}: {len(p.sizes)} sizes for {len(p.values)} values")
     if p.fixed < 0 or any(s < 0 for s in p.sizes):
         raise UsageError(f"{p.name}: bytes must not be negative")
-    if max(p.fixed, *p.sizes, *(n.scratch for n in p.nodes), 0) >= _MOST_BYTES:
-        raise UsageError(f"{p.name}: 2^63 bytes or more are no machine's")
+    if p.fixed + sum(p.sizes) + max((n.scratch for n in p.nodes), default=0) >= _MOST_BYTES:
+        raise UsageError(f"{p.name}: all values together take 2^63 bytes or more: no machine has so much")
     there = bytearray(len(p.sizes))
     for v in p.inputs:
         _in_range(p, v, "inputs")

@@ -63,6 +63,8 @@ class Schedule:
         for i in sequence:
             if i == done:
                 done += 1
+            elif not i < done < n:
+                raise ValueError(f"node {i} cannot run after node {done - 1}")
             elif done not in runs[i]:
                 insort(slots[done], i)
                 insort(runs[i], done)
@@ -180,7 +182,9 @@ class Schedule:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def insert(self, i: int, t: int) -> None:
-        """Node i runs again right before slot t's own node."""
+        """Node i runs again right before slot t's own node.  ValueError where it cannot, or does already."""
+        if not 0 <= i < t < len(self.problem) or moves.runs_in(self.x, i, t):
+            raise ValueError(f"node {i} cannot run again in slot {t}")
         self.x[moves.CHANGES] = 1
         at = self.x[moves.CHANGE]
         self.x[at : at + 3] = i, t, 1
@@ -189,7 +193,9 @@ class Schedule:
         self._do(moves.TURN_ON, i, t)
 
     def remove(self, i: int, t: int) -> None:
-        """The rerun of node i in slot t goes; what read it reads the occurrence before."""
+        """The rerun of node i in slot t goes; what read it reads the occurrence before.  ValueError: there is none."""
+        if not 0 <= i < t < len(self.problem) or not moves.runs_in(self.x, i, t):
+            raise ValueError(f"node {i} does not run again in slot {t}")
         self._do(moves.TURN_OFF, i, t)
 
 
@@ -219,8 +225,9 @@ class _Tables:
         self._list(moves.USE, [-1] * values)
         touched = sum(len(v.reads) + 2 * len(v.writes) for v in nodes)
         changes = moves.PUT_IN + max((len(v.reads) for v in nodes), default=0)
-        for name, size in ((moves.ENDED, touched), (moves.ENDED_AT, touched), (moves.MARK, n), (moves.STALE, n + changes),
-                           (moves.USES, n), (moves.CHANGE, 3 * changes), (moves.SEEN, n), (moves.TWISTER, 624)):  # fmt: skip
+        room = {moves.ENDED: touched, moves.ENDED_AT: touched, moves.MARK: n, moves.STALE: n + changes, moves.USES: n}
+        room |= {moves.CHANGE: 3 * changes, moves.SEEN: n, moves.TWISTER: 624}
+        for name, size in room.items():
             self._list(name, [0] * size)
         self.lists = np.concatenate(self._parts)
 

@@ -19,7 +19,9 @@ import math
 from typing import Any
 
 # single numbers: what to do, of the problem, of a search, of where it is
-(WHAT, NODES, VALUES, ABLE, BUDGET, FIXED, ENOUGH, WORK, AT, LIMIT, DRAWN, STALES, CHANGES, PENDING, BEST_LENGTH) = range(15)
+(WHAT, NODES, VALUES, ABLE, BUDGET, FIXED, ENOUGH, WORK, AT, LIMIT, DRAWN, STALES, CHANGES, PENDING, BEST_LENGTH) = (
+    range(15)
+)
 # lists of nodes and of values of the problem; `..._AT`: the places of rows
 (
     READS_AT, WRITES_AT, OVERWRITES_AT, SERVED_AT, READERS_AT, SCRATCH, REPEATABLE, BORN, STAYS, SIZE, CAN,
@@ -114,7 +116,7 @@ def count_life(x: Any, alive: Any, v: int, k: int, sign: int) -> None:
 
 
 def lift(alive: Any, begin: int, stop: int, size: int) -> None:
-    """Adds bytes to what is alive at slots begin to stop.  (Compiled, it is a loop: see runtime/cpu/planner_moves.py.)"""
+    """Adds bytes to what is alive at slots begin to stop.  (Compiled, a loop: see runtime/cpu/planner_moves.py.)"""
     alive[:, begin:stop] += size
 
 
@@ -477,7 +479,7 @@ def anneal(x: Any, f: Any, alive: Any, begin: int, stop: int) -> None:
 
 
 def descend(x: Any, f: Any, alive: Any, given: Any, begin: int, stop: int) -> None:
-    """Takes out each of the reruns begin to stop that is not needed to stay within a limit, which falls to the budget."""
+    """Takes out each of the reruns begin to stop that a limit, which falls to the budget, does not need."""
     for k in range(begin, stop):
         i, t = given[2 * k], given[2 * k + 1]
         turn(x, f, alive, i, t, 0)
