@@ -93,8 +93,7 @@ class Schedule:
             head[place], head[count] = at, at + len(starts)
             begin = at + len(starts) + len(counts)
             numbers = np.zeros(starts[-1], np.int64)
-            for start, row in zip(starts.tolist(), rows, strict=False):
-                numbers[start : start + len(row)] = row
+            numbers[_within_rows(starts[:-1], counts)] = [i for row in rows for i in row]
             parts += [starts + begin, counts, numbers]
             at = begin + len(numbers)
             if place == moves.SLOTS_AT:  # the best schedule has no more nodes than these rows have room for
@@ -124,10 +123,15 @@ class Schedule:
         self.run(what, given)(0, 0)
 
     def _rows(self, place: int, count: int) -> list[list[int]]:
+        numbers, counts = self._joined(place, count)
+        found = iter(numbers)
+        return [[*itertools.islice(found, c)] for c in counts]
+
+    def _joined(self, place: int, count: int) -> tuple[list[int], list[int]]:
+        """All rows in a row, and how long each is."""
         x, n = self.x, len(self.problem)
-        starts = x[x[place] : x[place] + n].tolist()
-        counts = x[x[count] : x[count] + n].tolist()
-        return [x[s : s + c].tolist() for s, c in zip(starts, counts, strict=True)]
+        starts, counts = x[x[place] : x[place] + n], x[x[count] : x[count] + n]
+        return x[_within_rows(starts, counts)].tolist(), counts.tolist()
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class Schedule:
 
     def sequence(self) -> list[int]:
         """The order of execution."""
-        return [i for slot in self.slots for i in slot]
+        return self._joined(moves.SLOTS_AT, moves.SLOT_COUNT)[0]
 
     def best(self) -> list[int]:
         """The order of execution that the last search kept; empty where it kept none."""
@@ -197,6 +201,12 @@ class Schedule:
         if not 0 <= i < t < len(self.problem) or not moves.runs_in(self.x, i, t):
             raise ValueError(f"node {i} does not run again in slot {t}")
         self._do(moves.TURN_OFF, i, t)
+
+
+def _within_rows(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The places of all that stands in rows which begin here and are so long."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 class _Tables:
