@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ...passes.planners.methods import moves
+from ...passes.planners.methods import moves, twister
 from ...passes.planners.methods.flat import Arrays, Run
 from .device import jit, native
 
@@ -63,7 +63,7 @@ def _highest(alive: Any, stop: int) -> int:
 @functools.cache
 def _kernel() -> jit.Kernel:
     """`moves.moves`, with all functions that it calls marked for numba."""
-    names: dict[str, Any] = dict(vars(moves))
+    names: dict[str, Any] = {**vars(twister), **vars(moves)}
     functions = {n: f.__code__ for n, f in names.items() if isinstance(f, types.FunctionType)}
     functions |= {"lift": _lift.__code__, "highest": _highest.__code__}
     names |= {n: jit.inline(types.FunctionType(code, names, n)) for n, code in functions.items()}

@@ -18,7 +18,7 @@ from recompute.errors import UsageError
 from recompute.passes.planners import Node, RematerialisationProblem, simulate
 from recompute.passes.planners.core.problem import problem_from_dict
 from recompute.passes.planners.core.synthetic import residual_chain
-from recompute.passes.planners.methods import flat, moves
+from recompute.passes.planners.methods import flat, layout, twister
 from recompute.passes.planners.methods.auto import Auto
 from recompute.passes.planners.methods.local_search import Schedule, Search
 from recompute.runtime.cpu import planner_moves
@@ -116,8 +116,8 @@ def test_python_s_random_numbers() -> None:
     x = search.schedule.x.tolist()
     for k in range(1500):
         n = 1 + k % 37
-        assert moves.uniform(x) == again.random()
-        assert moves.below(x, n) == again.choice(range(n))
+        assert twister.uniform(x) == again.random()
+        assert twister.below(x, n) == again.choice(range(n))
     search.schedule.x[:] = x
     search._take()
     assert draw.getstate() == again.getstate()
@@ -179,7 +179,7 @@ def test_the_guards_would_tell() -> None:
         flat.compile_with(lambda nodes: guarded(slots, True))
         p = residual_chain(4).in_two_passes
         s = Schedule(p, range(len(p)))
-        s.x[moves.SIZE] = len(s.x)
+        s.x[layout.SIZE] = len(s.x)
         s.insert(0, len(p) - 1)
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.problem import RematerialisationProblem
 from ..core.watch import current
-from . import moves
+from . import layout, moves
 
 #: x, f, alive and given of `moves.py`
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -71,10 +71,10 @@ class Schedule:
         self.bind = (_compiler(n) if _compiler is not None else None) or interpreted
         self.tables = problem.remembered("tables of moves", lambda: _Tables(problem))
         self.alive = np.zeros((2, n + 1), np.int64)
-        self.f = np.array([*[0.0] * moves.COSTS, *(node.cost for node in problem.nodes)])
-        self.f[moves.COST] = sum(node.cost * len(r) for node, r in zip(problem.nodes, runs, strict=True))
+        self.f = np.array([*[0.0] * layout.COSTS, *(node.cost for node in problem.nodes)])
+        self.f[layout.COST] = sum(node.cost * len(r) for node, r in zip(problem.nodes, runs, strict=True))
         self.x = self._laid_out(slots, runs)
-        self._do(moves.FILL)
+        self._do(layout.FILL)
         current().spend(LOOK * (n + len(problem.sizes)))
 
     # -- arrays ----------------------------------------------------------------------------------------------------
@@ -83,10 +83,13 @@ class Schedule:
         """x for these rows, with room in each.  `wanted`: slots that shall get more nodes."""
         head, tables = self.tables.head.copy(), self.tables.lists
         parts, at = [head, tables], len(head) + len(tables)
-        for place, count, rows in ((moves.SLOTS_AT, moves.SLOT_COUNT, slots), (moves.RUNS_AT, moves.RUN_COUNT, runs)):
+        for place, count, rows in (
+            (layout.SLOTS_AT, layout.SLOT_COUNT, slots),
+            (layout.RUNS_AT, layout.RUN_COUNT, runs),
+        ):
             counts = np.array([len(r) for r in rows], np.int64)
             room = 2 * counts + _SLACK
-            if place == moves.SLOTS_AT:
+            if place == layout.SLOTS_AT:
                 for t in wanted:
                     room[t] += len(wanted)
             starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(room)])
@@ -96,8 +99,8 @@ class Schedule:
             numbers[_within_rows(starts[:-1], counts)] = [i for row in rows for i in row]
             parts += [starts + begin, counts, numbers]
             at = begin + len(numbers)
-            if place == moves.SLOTS_AT:  # the best schedule has no more nodes than these rows have room for
-                head[moves.BEST] = at
+            if place == layout.SLOTS_AT:  # the best schedule has no more nodes than these rows have room for
+                head[layout.BEST] = at
                 parts.append(np.zeros(len(numbers), np.int64))
                 at += len(numbers)
         return np.concatenate(parts)
@@ -106,17 +109,17 @@ class Schedule:
         """Gives all rows more room; what else is in x stays."""
         before, slots, runs = self.x, self.slots, self.runs
         best = self.best()
-        begin = int(before[moves.CHANGE])
-        changes = before[begin : begin + 3 * int(before[moves.CHANGES])]
+        begin = int(before[layout.CHANGE])
+        changes = before[begin : begin + 3 * int(before[layout.CHANGES])]
         self.x = self._laid_out(slots, runs, changes[1::3].tolist())
-        self.x[: moves.READS_AT] = before[: moves.READS_AT]  # single numbers
-        begin, end = moves.HEAD, moves.HEAD + len(self.tables.lists)
+        self.x[: layout.READS_AT] = before[: layout.READS_AT]  # single numbers
+        begin, end = layout.HEAD, layout.HEAD + len(self.tables.lists)
         self.x[begin:end] = before[begin:end]
-        self.x[self.x[moves.BEST] : self.x[moves.BEST] + len(best)] = best
+        self.x[self.x[layout.BEST] : self.x[layout.BEST] + len(best)] = best
 
     def run(self, what: int, given: Sequence[int] = ()) -> Run:
         """What does something of `moves.py`: run(begin, stop).  Not to be used after `grow`."""
-        self.x[moves.WHAT] = what
+        self.x[layout.WHAT] = what
         return self.bind((self.x, self.f, self.alive, np.array(given or [0], np.int64)))
 
     def _do(self, what: int, *given: int) -> None:
@@ -138,32 +141,32 @@ class Schedule:
     @property
     def slots(self) -> list[list[int]]:
         """Nodes in each slot, its own last."""
-        return self._rows(moves.SLOTS_AT, moves.SLOT_COUNT)
+        return self._rows(layout.SLOTS_AT, layout.SLOT_COUNT)
 
     @property
     def runs(self) -> list[list[int]]:
         """Slots in which each node runs."""
-        return self._rows(moves.RUNS_AT, moves.RUN_COUNT)
+        return self._rows(layout.RUNS_AT, layout.RUN_COUNT)
 
     @property
     def enter(self) -> np.ndarray:
         """Bytes alive at the entry of each slot, and in the end."""
-        return self.alive[moves.ENTER]
+        return self.alive[layout.ENTER]
 
     @property
     def most(self) -> np.ndarray:
         """The most bytes alive within each slot."""
-        return self.alive[moves.MOST, :-1]
+        return self.alive[layout.MOST, :-1]
 
     @property
     def cost(self) -> float:
         """Cost of all runs."""
-        return float(self.f[moves.COST])
+        return float(self.f[layout.COST])
 
     @property
     def work(self) -> int:
         """Nodes looked at so far: what moves take, counted rather than timed."""
-        return int(self.x[moves.WORK])
+        return int(self.x[layout.WORK])
 
     @property
     def peak(self) -> int:
@@ -172,12 +175,12 @@ class Schedule:
 
     def sequence(self) -> list[int]:
         """The order of execution."""
-        return self._joined(moves.SLOTS_AT, moves.SLOT_COUNT)[0]
+        return self._joined(layout.SLOTS_AT, layout.SLOT_COUNT)[0]
 
     def best(self) -> list[int]:
         """The order of execution that the last search kept; empty where it kept none."""
-        begin = int(self.x[moves.BEST])
-        return self.x[begin : begin + int(self.x[moves.BEST_LENGTH])].tolist()
+        begin = int(self.x[layout.BEST])
+        return self.x[begin : begin + int(self.x[layout.BEST_LENGTH])].tolist()
 
     def reruns(self) -> list[tuple[int, int]]:
         """(node, slot) of all reruns."""
@@ -189,18 +192,18 @@ class Schedule:
         """Node i runs again right before slot t's own node.  ValueError where it cannot, or does already."""
         if not 0 <= i < t < len(self.problem) or moves.runs_in(self.x, i, t):
             raise ValueError(f"node {i} cannot run again in slot {t}")
-        self.x[moves.CHANGES] = 1
-        at = self.x[moves.CHANGE]
+        self.x[layout.CHANGES] = 1
+        at = self.x[layout.CHANGE]
         self.x[at : at + 3] = i, t, 1
         if not moves.fits(self.x):
             self.grow()
-        self._do(moves.TURN_ON, i, t)
+        self._do(layout.TURN_ON, i, t)
 
     def remove(self, i: int, t: int) -> None:
         """The rerun of node i in slot t goes; what read it reads the occurrence before.  ValueError: there is none."""
         if not 0 <= i < t < len(self.problem) or not moves.runs_in(self.x, i, t):
             raise ValueError(f"node {i} does not run again in slot {t}")
-        self._do(moves.TURN_OFF, i, t)
+        self._do(layout.TURN_OFF, i, t)
 
 
 def _within_rows(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -213,30 +216,36 @@ class _Tables:
     """A problem's lists as x holds them, and room for what is worked out: `head` has their places."""
 
     def __init__(self, problem: RematerialisationProblem) -> None:
-        self.head = np.zeros(moves.HEAD, np.int64)
+        self.head = np.zeros(layout.HEAD, np.int64)
         self._parts: list[np.ndarray] = []
-        self._at = moves.HEAD
+        self._at = layout.HEAD
         nodes, n, values = problem.nodes, len(problem), len(problem.sizes)
         can = [i for i, v in enumerate(nodes) if v.repeatable]
-        self.head[moves.NODES], self.head[moves.VALUES], self.head[moves.ABLE] = n, values, len(can)
-        self.head[moves.FIXED] = problem.fixed
-        self._rows(moves.READS_AT, (v.reads for v in nodes))
-        self._rows(moves.WRITES_AT, (v.writes for v in nodes))
-        self._rows(moves.OVERWRITES_AT, (v.overwrites for v in nodes))
-        self._rows(moves.SERVED_AT, (sorted({r for v in one.writes for r in problem.readers[v]}) for one in nodes))
-        self._rows(moves.READERS_AT, problem.readers)
+        self.head[layout.NODES], self.head[layout.VALUES], self.head[layout.ABLE] = n, values, len(can)
+        self.head[layout.FIXED] = problem.fixed
+        self._rows(layout.READS_AT, (v.reads for v in nodes))
+        self._rows(layout.WRITES_AT, (v.writes for v in nodes))
+        self._rows(layout.OVERWRITES_AT, (v.overwrites for v in nodes))
+        self._rows(layout.SERVED_AT, (sorted({r for v in one.writes for r in problem.readers[v]}) for one in nodes))
+        self._rows(layout.READERS_AT, problem.readers)
         stays = set(problem.outputs)
-        self._list(moves.SCRATCH, [v.scratch for v in nodes])
-        self._list(moves.REPEATABLE, [int(v.repeatable) for v in nodes])
-        self._list(moves.BORN, problem.producer)
-        self._list(moves.STAYS, [int(v in stays) for v in range(values)])
-        self._list(moves.SIZE, problem.sizes)
-        self._list(moves.CAN, can)
-        self._list(moves.USE, [-1] * values)
+        self._list(layout.SCRATCH, [v.scratch for v in nodes])
+        self._list(layout.REPEATABLE, [int(v.repeatable) for v in nodes])
+        self._list(layout.BORN, problem.producer)
+        self._list(layout.STAYS, [int(v in stays) for v in range(values)])
+        self._list(layout.SIZE, problem.sizes)
+        self._list(layout.CAN, can)
+        self._list(layout.USE, [-1] * values)
         touched = sum(len(v.reads) + 2 * len(v.writes) for v in nodes)
-        changes = moves.PUT_IN + max((len(v.reads) for v in nodes), default=0)
-        room = {moves.ENDED: touched, moves.ENDED_AT: touched, moves.MARK: n, moves.STALE: n + changes, moves.USES: n}
-        room |= {moves.CHANGE: 3 * changes, moves.SEEN: n, moves.TWISTER: 624}
+        changes = layout.PUT_IN + max((len(v.reads) for v in nodes), default=0)
+        room = {
+            layout.ENDED: touched,
+            layout.ENDED_AT: touched,
+            layout.MARK: n,
+            layout.STALE: n + changes,
+            layout.USES: n,
+        }
+        room |= {layout.CHANGE: 3 * changes, layout.SEEN: n, layout.TWISTER: 624}
         for name, size in room.items():
             self._list(name, [0] * size)
         self.lists = np.concatenate(self._parts)

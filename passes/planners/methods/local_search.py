@@ -16,8 +16,8 @@ import random
 import numpy as np
 
 from ..core.watch import current
-from . import moves as m
-from .flat import LOOK, Schedule
+from . import layout as m
+from .flat import LOOK, Run, Schedule
 
 __all__ = ["Schedule", "Search"]
 
@@ -88,7 +88,7 @@ class Search:
         self._take()
         watch.spend(_MOVE * min(made + 1, moves) + LOOK * (s.work - begun))
 
-    def _some(self, run: m.Any, made: int, moves: int) -> int:
+    def _some(self, run: Run, made: int, moves: int) -> int:
         """Moves until all are made, or rows lack room, or work or time is up; how many were made."""
         x, watch = self.schedule.x, current()
         while made < moves and not watch.tick():

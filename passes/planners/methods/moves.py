@@ -1,16 +1,8 @@
 """The moves of local search on flat arrays: plain functions that run as Python, or compiled, with the same results.
 
-A search has four arrays, laid out by `flat.py`:
-
-- x: all whole numbers.  It begins with single numbers (`x[NODES]`) and with the places of lists in x: `x[x[BORN] + v]`
-  is the node that writes value v.  A list of rows has the place of each row: row i of `READS_AT` is
-  `x[x[x[READS_AT] + i]]` and so on, up to where row i + 1 begins;
-- f: what is no whole number;
-- alive: bytes at the entry of each slot, and the most within it; its last column is the end;
-- given: for `descend` (node, slot) of reruns.
-
-What stands in x by way of numbers of nodes, values and slots comes from a checked problem or is counted here, and rows
-that grow are asked for their room before (`fits`): so every index is inside of its array, whatever a problem holds.
+The arrays are x, f, alive and given of `layout.py`.  Numbers of nodes, values and slots in x come
+from a checked problem or are counted here, and rows that grow are asked for their room before (`fits`): so every index
+is inside of its array, whatever a problem holds.
 """
 
 from __future__ import annotations
@@ -18,29 +10,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-# single numbers: what to do, of the problem, of a search, of where it is
-(WHAT, NODES, VALUES, ABLE, BUDGET, FIXED, ENOUGH, WORK, AT, LIMIT, DRAWN, STALES, CHANGES, PENDING, BEST_LENGTH) = (
-    range(15)
-)
-# lists of nodes and of values of the problem; `..._AT`: the places of rows
-(
-    READS_AT, WRITES_AT, OVERWRITES_AT, SERVED_AT, READERS_AT, SCRATCH, REPEATABLE, BORN, STAYS, SIZE, CAN,
-) = range(15, 26)  # fmt: skip
-# rows of the schedule, each sorted, and how many are in them; the best schedule; the state of Python's random numbers
-(RUNS_AT, RUN_COUNT, SLOTS_AT, SLOT_COUNT, BEST, TWISTER) = range(26, 32)
-# room for what is worked out on the way
-(USE, ENDED, ENDED_AT, MARK, STALE, USES, CHANGE, SEEN) = range(32, 40)
-#: how many numbers there are before the lists
-HEAD = 40
-# places in f; the costs of nodes, and behind them temperatures
-(COST, BEST_COST, NOW, COST_UNIT, BYTES_UNIT, COSTS) = range(6)
-# rows of `alive`
-ENTER, MOST = 0, 1
-# what to do
-FILL, TURN_ON, TURN_OFF, DESCEND, ANNEAL = range(5)
-#: nodes that one move puts in, about
-PUT_IN = 12
-_UPPER, _LOWER, _WORD, _TWIST = 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x9908B0DF
+# isort: off
+from .layout import (
+    ABLE, ANNEAL, AT, BEST, BEST_COST, BEST_LENGTH, BORN, BUDGET, BYTES_UNIT, CAN, CHANGE, CHANGES, COST,
+    COST_UNIT, COSTS, DESCEND, ENDED, ENDED_AT, ENOUGH, ENTER, FILL, FIXED, LIMIT, MARK, MOST, NODES, NOW,
+    OVERWRITES_AT, PENDING, PUT_IN, READERS_AT, READS_AT, REPEATABLE, RUN_COUNT, RUNS_AT, SCRATCH, SEEN,
+    SERVED_AT, SIZE, SLOT_COUNT, SLOTS_AT, STALE, STALES, STAYS, TURN_ON, USE, USES, VALUES, WHAT, WORK,
+    WRITES_AT,
+)  # fmt: skip
+from .twister import below, uniform
+# isort: on
 
 
 def moves(x: Any, f: Any, alive: Any, given: Any, begin: int, stop: int) -> None:
@@ -275,43 +254,6 @@ def highest(alive: Any, stop: int) -> int:
 def peak(x: Any, alive: Any) -> int:
     """The most bytes alive at once, with what is always there."""
     return highest(alive, x[NODES]) + x[FIXED]
-
-
-# -- random numbers: those of Python's `random` (the Mersenne Twister, Matsumoto & Nishimura 1998) ---------------------
-
-
-def word(x: Any) -> int:
-    """The next 32 bits."""
-    at = x[TWISTER]
-    if x[DRAWN] >= 624:
-        for k in range(624):
-            y = (x[at + k] & _UPPER) | (x[at + (k + 1) % 624] & _LOWER)
-            x[at + k] = x[at + (k + 397) % 624] ^ (y >> 1) ^ (_TWIST if y & 1 else 0)
-        x[DRAWN] = 0
-    y = x[at + x[DRAWN]]
-    x[DRAWN] += 1
-    y ^= y >> 11
-    y ^= (y << 7) & 0x9D2C5680
-    y ^= (y << 15) & 0xEFC60000
-    return (y ^ (y >> 18)) & _WORD
-
-
-def uniform(x: Any) -> float:
-    """`random.random()`."""
-    a = word(x) >> 5
-    b = word(x) >> 6
-    return (a * 67108864.0 + b) * (1.0 / 9007199254740992.0)
-
-
-def below(x: Any, n: int) -> int:
-    """What `random.choice` takes of n, 0 < n < 2^32."""
-    bits = 0
-    while n >> bits:
-        bits += 1
-    found = word(x) >> (32 - bits)
-    while found >= n:
-        found = word(x) >> (32 - bits)
-    return found
 
 
 # -- moves: changes are put down the last one first --------------------------------------------------------------------
