@@ -189,7 +189,7 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
         highest = repair.highest()
         i = highest[int(g.integers(len(highest)))]
         repair.move(i, int(g.integers(i)) if i else 0)
-    return {x.name: at for x, (at, _) in zip(order, repair.spans, strict=True)}
+    return {x.name: at for x, at in zip(order, repair.at, strict=True)}
 
 
 class _Repair:
@@ -208,6 +208,11 @@ class _Repair:
         self.order = list(range(len(order)))  # numbers of the allocations, in the order that first fit takes them
         self.top = max([high for _, high in self.spans])
         self._near: dict[int, list[int]] = {}
+
+    @property
+    def at(self) -> list[int]:
+        """Addresses."""
+        return [low for low, _ in self.spans]
 
     def highest(self) -> list[int]:
         """Places in the order of allocations that end at the top."""
