@@ -19,11 +19,21 @@ from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
 from ..passes.planners.fit.problem import Fitted, Fitting
+from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
 from .figures import PlanFigures, cost_of, figures_of, seconds_bound
 from .request import DEFAULT, Request, needs_budget
 from .saved import SavedPlan
+
+
+def _compiled_moves(nodes: int) -> Callable[[flat.Arrays], flat.Run] | None:
+    from ..runtime.cpu.planner_moves import compiled
+
+    return compiled(nodes)
+
+
+flat.compile_with(_compiled_moves)
 
 
 def target_of(target: Target | None) -> Target:
