@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 import recompute as rc
+from recompute.cli import main
 from recompute.importer.origin import origin_of, source_operator
 
 FOLDER = Path(__file__).parents[1] / "data" / "pytorch_exports"
@@ -150,3 +151,12 @@ def test_from_torch_and_back() -> None:
     np.testing.assert_allclose(module[1].running_var.numpy(), variance.numpy(), rtol=1e-9)
     with pytest.raises(rc.UsageError, match=r"takes a torch.nn.Module"):
         rc.from_torch(abs, x)
+
+
+def test_the_command_line_lists_what_trains(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([str(FOLDER / "mixed.onnx"), "--list-parameters", "--json", str(tmp_path / "r.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "14 of 15 tensors are trained: 794 numbers" in shown
+    rows = {r["name"]: r for r in json.loads((tmp_path / "r.json").read_text())["tensors"]}
+    assert rows["freq"] == {"name": "freq", "type": "f32[6]", "trains": False, "why": "the file says: buffer"}
+    assert rows["scale"]["trains"] and rows["scale"]["type"] == "f32[]"
