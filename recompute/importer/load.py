@@ -80,16 +80,16 @@ def load(
     budget = budget_of(limits)
     source = with_own_statistics(read_model(model, budget=budget))
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
-    origin = origin_of(source)
-    rule = TrainRule(current.graph, origin, trainable)
-    options = {"training": MODES[mode], "seed": seed, "unroll": unroll, "quantized": pairs}
-    importer = Importer(current, rule=rule, budget=budget, **options)
+    rule = TrainRule(current.graph, origin_of(source), trainable)
+    importer = Importer(
+        current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
+    )
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     importer.unroll.check(importer.graph)
     program = importer.program(source)
     if trainable is None:
-        origin.warn(stacklevel=3)
+        rule.origin.warn(stacklevel=3)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
