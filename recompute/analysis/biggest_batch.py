@@ -170,7 +170,7 @@ def max_batch_of(
         watch = watch or Watch()
         auto = lowest_plan(steps, reference, watch)
         if watch.interrupted:
-            notes = ("auto: planning was interrupted, the best plan so far is taken",)
+            notes = ("auto: planning was interrupted, using the best plan so far",)
     except MissingExtraError as e:
         auto, notes = None, (f"auto: {e}",)
     if auto is not None:

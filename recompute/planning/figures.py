@@ -106,10 +106,10 @@ def figures_of(
 
 
 def interruption(f: PlanFigures) -> str:
-    """What is said of a plan whose planning was interrupted, or ran out of time."""
-    why = "planning was interrupted" if f.interrupted else "planning ran out of its seconds"
-    gap = "" if f.gap is None else f", at most {f.gap:.2%} from the best there is"
-    return f"{why}: the best plan so far is taken, {f.overhead:+.2%} time{gap}"
+    """The note on a plan whose planning was interrupted or ran out of time."""
+    why = "planning was interrupted" if f.interrupted else "planning reached its time limit"
+    gap = "" if f.gap is None else f", at most {f.gap:.2%} above the optimum"
+    return f"{why}: using the best plan so far, {f.overhead:+.2%} time{gap}"
 
 
 def seconds_bound(fitting: Fitting, budget: int) -> float:

@@ -26,10 +26,10 @@ _TICK = 0.2
 
 @dataclass(frozen=True)
 class Progress:
-    """Where planning stands: `seconds` since it began, what it is `doing`, how many `plans` were compiled.
+    """Progress of planning: `seconds` since it began, what it is `doing`, how many `plans` were compiled.
 
-    Of the best plan that fits so far (None: none does yet): `overhead`, its extra time as a share of the plain step's,
-    and `gap`, how far it can be from the best there is, as a share of that.
+    Of the best plan that fits so far (None: none yet): `overhead`, its extra time as a share of the plain step's, and
+    `gap`, how far it can be above the optimum at most, as a share of the bound.
     """
 
     seconds: float
@@ -40,7 +40,7 @@ class Progress:
 
     def __str__(self) -> str:
         best = "no plan that fits yet" if self.overhead is None else f"best {self.overhead:+.2%} time"
-        gap = "" if self.gap is None else f", at most {self.gap:.2%} from the best there is"
+        gap = "" if self.gap is None else f", at most {self.gap:.2%} above the optimum"
         return f"planning, {self.seconds:.0f} s: {best}{gap} ({self.doing})"
 
 
