@@ -163,9 +163,7 @@ def report_plan(job: Job, step: Any) -> None:
     else:
         text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
         if planned.gap is not None:
-            text += (
-                ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"
-            )
+            text += ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"
         if planned.offloads:
             text += (
                 f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "

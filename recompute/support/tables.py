@@ -126,9 +126,7 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
     text = render(table)
     if always:
-        text += "\nalways kept as well (they cross most of the graph): " + ", ".join(
-            one_line(v.name) for v in always
-        )
+        text += "\nalways kept as well (they cross most of the graph): " + ", ".join(one_line(v.name) for v in always)
     return text
 
 
