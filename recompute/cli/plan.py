@@ -175,7 +175,7 @@ def report_plan(job: Job, step: Any) -> None:
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
         more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"
-        job.say(f"kept for the backward pass (as --checkpoints takes them): {','.join(map(one_line, shown))}{more}")
+        job.say(f"kept for the backward pass, for use with --checkpoints: {','.join(map(one_line, shown))}{more}")
     if job.args.save_plan is not None and step.saved is not None:
         step.saved.save(job.args.save_plan)
         job.written.append(job.args.save_plan)

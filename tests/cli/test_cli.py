@@ -124,8 +124,8 @@ def test_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ([MLP, "--batch", "1" + "0" * 11, "--run", "1"], 1, "this machine has"),
         ([MLP, "--batch", "1" + "0" * 11, "--check"], 1, "this machine has"),
         ([MLP, "--json", "/tmp"], 2, "it is a folder"),
-        ([MLP, "--dump-ir", MLP], 2, "is no folder"),
-        ([MLP, "--dump-ir", MLP + "/x"], 2, "is no folder"),
+        ([MLP, "--dump-ir", MLP], 2, "is not a folder"),
+        ([MLP, "--dump-ir", MLP + "/x"], 2, "is not a folder"),
     ],
 )
 def test_wrong_requests(arguments: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]) -> None:

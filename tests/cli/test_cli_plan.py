@@ -35,7 +35,7 @@ def test_fits_saves_and_does_it_again(tmp_path: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "plan by kusumoto-memory: +" in out and "above the optimum" in out
     assert "the same bits" in out and "(as predicted)" in out
-    assert "kept for the backward pass (as --checkpoints takes them): " in out
+    assert "kept for the backward pass, for use with --checkpoints: " in out
     first = report_of([*BERT, *BUDGET, *quick], tmp_path)
     again = report_of([*BERT, "--plan", str(plan)], tmp_path)
     assert again["recompute"] == first["recompute"]

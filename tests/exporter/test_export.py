@@ -348,7 +348,7 @@ def test_plan_metadata() -> None:
     assert rc.load_compiled(rc.export_step(program)).plan == program.plan
     for damage in ('"reruns": 3', '"reruns": [{"operator": "a", "before": 1}]', '"reruns": [], "notes": [1]'):
         text = '{"checkpoints": [], "notes": [], ' + damage + "}"
-        with pytest.raises(rc.ModelError, match="is no plan"):
+        with pytest.raises(rc.ModelError, match="is not a plan"):
             rc.load_compiled(rc.export_step(program, plan_metadata=text))
     model = rc.export_step(program, plan_metadata={"peak": np.int64(3)})
     assert json.loads(metadata(model)["recompute.plan"]) == {"peak": 3}

@@ -110,7 +110,7 @@ def test_reruns_out_of_order_are_refused(operator: int, before: int) -> None:
 
 def test_reruns_are_of_forward_operators() -> None:
     block = parse(program(EARLY + "  output %w1_grad"))
-    with pytest.raises(UsageError, match="is no forward operator: it runs once only"):
+    with pytest.raises(UsageError, match="is not a forward operator: it cannot be recomputed"):
         apply(block, RecomputePlan((Rerun(2, 4),)))
 
 
