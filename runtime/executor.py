@@ -119,7 +119,7 @@ class Executor:
                 held = isinstance(array, (np.ndarray, np.generic))  # else `contents` raises the error
                 if held and not (
                     array.flags.writeable and array.flags.c_contiguous
-                ):  # such as a view of the model's file
+                ):  # a view of the file
                     program.data[name] = np.array(array, order="C")
             block = self._planned(program, wanted)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress))
@@ -186,11 +186,11 @@ class Executor:
                 raise UsageError(f"input '{name}' is not an array: {e}") from None
             if tuple(array.shape) != v.shape:
                 raise UsageError(
-                    f"input '{name}' has shape {list(array.shape)}, but the program expects {list(v.shape)}"
+                    f"input '{name}' has shape {list(array.shape)}, the program expects {list(v.shape)}"
                 )
             if array.dtype != v.type.numpy:
                 raise UsageError(
-                    f"input '{name}' has element type {array.dtype}, but the program expects {v.type.numpy}: "
+                    f"input '{name}' has element type {array.dtype}, the program expects {v.type.numpy}: "
                     f"feed x.astype('{v.type.numpy}')"
                 )
             session.feed(name, array)

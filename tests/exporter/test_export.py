@@ -353,7 +353,7 @@ def test_plan_metadata() -> None:
     model = rc.export_step(program, plan_metadata={"peak": np.int64(3)})
     assert json.loads(metadata(model)["recompute.plan"]) == {"peak": 3}
     assert rc.load_compiled(model).plan == {"peak": 3}
-    with pytest.raises(UsageError, match="holds a set, which JSON cannot say"):
+    with pytest.raises(UsageError, match="contains a set, which JSON cannot represent"):
         rc.export_step(program, plan_metadata={"a": {1}})
 
 

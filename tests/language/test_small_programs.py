@@ -224,7 +224,7 @@ def test_reruns_of_views_may_be_backward() -> None:
     )
     after = apply(block, RecomputePlan((Rerun(0, 2),)))
     assert [next(op.writes()).name for op in after.operators] == ["r", "s", "r@1", "t"]
-    with pytest.raises(UsageError, match=r"Neg .backward. changes state or is no forward operator"):
+    with pytest.raises(UsageError, match=r"Neg .backward. changes state or is not a forward operator"):
         apply(block, RecomputePlan((Rerun(1, 2),)))
     updating = parse(
         program("""  input %x: f32[4]

@@ -437,7 +437,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, message in (
         (["--offload"], "--offload needs --checkpoints"),
         (["--offload", "--memory-budget", "1GiB", "--max-batch"], "--max-batch considers recomputation only"),
-        (["--offload", "--memory-budget", "60%", "--compare"], "--compare is about recomputation alone"),
+        (["--offload", "--memory-budget", "60%", "--compare"], "--compare considers recomputation only"),
     ):
         assert main(["mlp4", *wrong]) == 2
         assert message in capsys.readouterr().err
