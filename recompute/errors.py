@@ -53,6 +53,10 @@ class RecomputeError(Exception):
         return printable(super().__str__(), _LONGEST_MESSAGE)
 
 
+class ModelWarning(UserWarning):
+    """A model that can be trained, but not as its user may expect."""
+
+
 class UsageError(RecomputeError, ValueError):
     """The request is invalid: an unknown name, a wrong type, contradictory options."""
 

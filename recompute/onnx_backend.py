@@ -26,6 +26,8 @@ from .importer.graphs import names_read
 from .importer.limits import Budget
 from .importer.load import Importer
 from .importer.model import read_model
+from .importer.origin import Origin
+from .importer.trained import TrainRule
 from .language.ir import Value
 from .language.program import Program
 from .language.types import DTYPES, TensorType
@@ -255,7 +257,8 @@ class _Importer(Importer):
     def __init__(self, model: onnx.ModelProto) -> None:
         budget = Budget(max_seconds=_SECONDS)
         budget.most_of_one *= 100  # the caller has given the inputs
-        super().__init__(model, training=None, seed=0, trainable=[], budget=budget)
+        rule = TrainRule(model.graph, Origin(), [])
+        super().__init__(model, training=None, seed=0, rule=rule, budget=budget)
         self.asked: set[str] = set()
         #: values that were computed while importing
         self.folded: list[str] = []

@@ -117,9 +117,7 @@ class Executor:
             bound = None
             for name, array in program.data.items():
                 held = isinstance(array, (np.ndarray, np.generic))  # else `contents` raises the error
-                if held and not (
-                    array.flags.writeable and array.flags.c_contiguous
-                ):  # a view of the file
+                if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
                     program.data[name] = np.array(array, order="C")
             block = self._planned(program, wanted)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress))
@@ -185,9 +183,7 @@ class Executor:
             except (TypeError, ValueError) as e:  # another library's array on a device; lists of unequal lengths
                 raise UsageError(f"input '{name}' is not an array: {e}") from None
             if tuple(array.shape) != v.shape:
-                raise UsageError(
-                    f"input '{name}' has shape {list(array.shape)}, the program expects {list(v.shape)}"
-                )
+                raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program expects {list(v.shape)}")
             if array.dtype != v.type.numpy:
                 raise UsageError(
                     f"input '{name}' has element type {array.dtype}, the program expects {v.type.numpy}: "

@@ -11,7 +11,8 @@ from recompute.language.ir import Operator
 from recompute.language.layouts import to_last
 from recompute.language.types import TensorType
 from recompute.ops.channels_last import channels_last_form
-from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
+from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
+from recompute.ops.convolution.transposed import ConvTranspose
 from recompute.runtime.cpu.device import native
 
 #: attributes, x [n, c, spatial...], w [m, c / group, kernel...]

@@ -24,8 +24,9 @@ class ImportGraph:
         self._imports: dict[str, list[ast.Import | ast.ImportFrom]] = {}
         #: names of functions that each file calls
         self.calls: dict[str, set[str]] = {}
-        for name, path in self.files.items():
-            nodes = list(ast.walk(ast.parse(path.read_text())))
+        self.trees = {name: ast.parse(path.read_text()) for name, path in self.files.items()}
+        for name, tree in self.trees.items():
+            nodes = list(ast.walk(tree))
             self._imports[name] = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
             self.calls[name] = {_called(n.func) for n in nodes if isinstance(n, ast.Call)}
         self.imports = {name: self._imported(name) - {name} for name in self.files}

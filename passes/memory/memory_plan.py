@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
@@ -52,17 +52,17 @@ class MemoryPlan(Pass):
         keep = {v.name for v in block.persistent()}.union(block.outputs)
         if not freed and any(v.name not in keep for o in block.operators for v in (*o.reads(), *o.writes())):
             raise UsageError("'memory-plan' needs 'liveness' before it")
-        found, plan = self._smallest(block)
-        addresses = {name: plan[s.name] + offset for s in found for name, offset in s.offsets.items()}
-        order = {name: i for i, name in enumerate(block.values())}
-        return block.with_operators(
-            block.operators, addresses=dict(sorted(addresses.items(), key=lambda item: order[item[0]]))
-        )
-
-    def _smallest(self, block: Block) -> tuple[list[Storage], dict[str, int]]:
         choices = sharings(block)[::-1]  # with joins first: a tie saves a copy
         plans = [(found, self._both(found)) for found in choices]
-        return min(plans, key=lambda p: height([as_lifetime(s) for s in p[0] if not s.host], p[1]))
+        found, plan = min(plans, key=lambda p: height([as_lifetime(s) for s in p[0] if not s.host], p[1]))
+        addresses = {name: plan[s.name] + offset for s in found for name, offset in s.offsets.items()}
+        order = {name: i for i, name in enumerate(block.values())}
+        planned = block.with_operators(
+            block.operators, addresses=dict(sorted(addresses.items(), key=lambda item: order[item[0]]))
+        )
+        if len(choices) == 1:  # else the addresses say which it is
+            planned.facts["memory report"] = _report(planned, found)
+        return planned
 
     def _both(self, found: list[Storage]) -> dict[str, int]:
         """Offsets in the arenas of the device and of the host."""
@@ -112,8 +112,12 @@ def live_profile(block: Block, align: int = 1, *, host: bool = False) -> Iterato
     Each allocation counts once, whichever of its values are alive, scratch while its operator runs, inputs from the
     start.  Sizes are rounded up to multiples of `align` bytes.  `host`: of host memory instead of the device's.
     """
+    return _profile(block, _storages_of(block), align, host)
+
+
+def _profile(block: Block, found: Sequence[Storage], align: int, host: bool) -> Iterator[tuple[int, int]]:
     change: dict[int, int] = {}
-    for s in _storages_of(block):
+    for s in found:
         if s.host is not host:
             continue
         size = -(-s.nbytes // align) * align
@@ -130,17 +134,17 @@ def memory_report(block: Block) -> MemoryReport:
     """The figures of a planned block."""
     found = block.facts.get("memory report")
     if found is None:
-        found = block.facts["memory report"] = _report(block)
+        found = block.facts["memory report"] = _report(block, _storages_of(block))
     return found
 
 
-def _report(block: Block) -> MemoryReport:
-    profile = list(live_profile(block))
+def _report(block: Block, found: Sequence[Storage]) -> MemoryReport:
+    profile = list(_profile(block, found, 1, False))
     peak_at, live_peak = max(profile, key=lambda p: p[1], default=(-1, sum(v.nbytes for v in block.inputs)))
     values: dict[str, Value] = block.values()
     arenas = [0, 0]
     for name, at in block.addresses.items():
         v = values[name]
         arenas[v.type.host] = max(arenas[v.type.host], at + aligned(v.nbytes))
-    most = max((live for _, live in live_profile(block, host=True)), default=0) if arenas[True] else 0
+    most = max((live for _, live in _profile(block, found, 1, True)), default=0) if arenas[True] else 0
     return MemoryReport(arenas[0], live_peak, sum(v.nbytes for v in block.persistent()), peak_at, arenas[1], most)

@@ -201,16 +201,22 @@ class _Repair:
     """
 
     def __init__(self, order: Sequence[Lifetime], at: list[int]) -> None:
-        self.at, self.size = at, [x.size for x in order]
+        self.size = [x.size for x in order]
+        self.spans = [(low, low + size) for low, size in zip(at, self.size, strict=True)]  # addresses: from, to
         self.start, self.end = (np.array([getattr(x, k) for x in order]) for k in ("start", "end"))
         self.some = np.array(self.size) > 0
         self.order = list(range(len(order)))  # numbers of the allocations, in the order that first fit takes them
-        self.top = max(map(sum, zip(at, self.size, strict=True)))
+        self.top = max([high for _, high in self.spans])
         self._near: dict[int, list[int]] = {}
+
+    @property
+    def at(self) -> list[int]:
+        """Addresses."""
+        return [low for low, _ in self.spans]
 
     def highest(self) -> list[int]:
         """Places in the order of allocations that end at the top."""
-        return [p for p, k in enumerate(self.order) if self.at[k] + self.size[k] == self.top]
+        return [p for p, k in enumerate(self.order) if self.spans[k][1] == self.top]
 
     def near(self, k: int) -> list[int]:
         """Other allocations that are alive at the same time as one."""
@@ -229,43 +235,47 @@ class _Repair:
         place = [0] * len(order)
         for p, x in enumerate(order):
             place[x] = p
-        before: dict[int, int] = {}  # what has another address now, and the one it had
+        spans, sizes, top = self.spans, self.size, self.top
+        before: dict[int, tuple[int, int]] = {}  # what has another address now, and the one it had
         again, waiting = {j}, [j]
         while waiting:
             p = heapq.heappop(waiting)
             x = order[p]
-            was, now = self.at[x], self._lowest(x, place)
-            if now + self.size[x] > self.top:
-                for y, at in before.items():
-                    self.at[y] = at
+            was, now = spans[x], self._lowest(x, place)
+            if now + sizes[x] > top:
+                for y, span in before.items():
+                    spans[y] = span
                 return
-            if now == was:
+            if now == was[0]:
                 continue  # nor is it in the way of what it comes before only now: that was kept clear of it
-            before[x], self.at[x] = was, now
-            for q in self._touched(x, was, place, i if p == j else p):
+            before[x], spans[x] = was, (now, now + sizes[x])
+            for q in self._touched(x, was[0], place, i if p == j else p):
                 if q not in again:
                     again.add(q)
                     heapq.heappush(waiting, q)
         self.order = order
-        self.top = max(map(sum, zip(self.at, self.size, strict=True)))
+        self.top = max([high for _, high in spans])
 
     def _touched(self, x: int, was: int, place: list[int], first: int) -> list[int]:
         """Later places in the order that an allocation which has moved in the arena can matter to.
 
         Up to place `first`, it comes before those there only now: they cannot move down.
         """
-        at, sizes, p, now, end = self.at, self.size, place[x], self.at[x], self.at[x] + self.size[x]
-        return [
-            q
-            for y in self.near(x)
-            if (q := place[y]) > p and (((low := at[y]) < end and now < low + sizes[y]) or (was < low and q > first))
-        ]
+        spans, p, (now, end) = self.spans, place[x], self.spans[x]
+        found = []
+        for y in self.near(x):
+            q = place[y]
+            if q > p:
+                low, high = spans[y]
+                if (low < end and now < high) or (was < low and q > first):
+                    found.append(q)
+        return found
 
     def _lowest(self, x: int, place: list[int]) -> int:
         """The lowest address at which an allocation fits between those that come before it."""
-        p, size, at, sizes = place[x], self.size[x], self.at, self.size
+        p, size, spans = place[x], self.size[x], self.spans
         lowest = 0
-        for low, high in sorted([(at[y], at[y] + sizes[y]) for y in self.near(x) if place[y] < p]):
+        for low, high in sorted([spans[y] for y in self.near(x) if place[y] < p]):
             if low - lowest >= size:
                 break
             if high > lowest:

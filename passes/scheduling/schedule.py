@@ -49,7 +49,7 @@ class Schedule(Pass):
         """The same with another measure of a block without frees (the smaller the better)."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'schedule' comes before 'liveness': it moves operators, and frees must follow")
-        orders = self.orders(graph_of(block))
+        orders = [] if _is_chain(block) else self.orders(graph_of(block))
         if len(block.operators) > _LOOKS and orders:  # what the graph tells will do
             return block.with_operators([block.operators[i] for i in orders[0]], addresses={})
         least = measure(block) if orders else 0
@@ -103,6 +103,16 @@ class InBestOrder(Pass):
 
     def __str__(self) -> str:
         return f"{self.name}{{schedule,{','.join(map(str, self.then))}}}"
+
+
+def _is_chain(block: Block) -> bool:
+    """Whether each operator reads what the one before it writes: there is one order then."""
+    before: set[str] | None = None
+    for op in block.operators:
+        if before is not None and not any(v.name in before for v in op.reads()):
+            return False
+        before = {v.name for v in op.writes()}
+    return True
 
 
 def live_peak(block: Block) -> int:

@@ -135,10 +135,11 @@ class Window:
 
     def _choices(self, ran: int, live: int, ready: list[int], limit: int) -> list[tuple[int, int]]:
         """What may run next: (change of live bytes, operator), the best first; one only where it cannot hurt."""
-        found = []
+        found, room = [], limit - live
         for k in ready:
-            during, change = self.effect(k, ran)
-            if live + during <= limit:
+            effect = self.known[k].get(ran & self.sees[k])
+            during, change = effect if effect is not None else self.effect(k, ran)
+            if during <= room:
                 if change <= 0:
                     return [(change, k)]
                 found.append((change, k))

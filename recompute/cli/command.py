@@ -89,6 +89,7 @@ class Report:
     batch: int | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     parameters: int = 0
+    tensors: list[dict[str, Any]] | None = None
     loss: str = ""
     loss_reason: str = ""
     optimizer: str = ""
@@ -152,6 +153,9 @@ class _Job:
         if cli_memory.before_loading(self, self.wants_more()):
             return
         program = self.load()
+        if self.args.list_parameters:
+            self.print_parameters(program)
+            return
         loss = self.attach_loss(program)
         if self.args.list_checkpoints:
             self.print_candidates(*checkpoint_candidates(program.block))
@@ -328,6 +332,15 @@ class _Job:
         target = resolved(target_of(args))
         found = step_passes(target, plan, loss=args.loss or "loss", checkpoints=checkpoints, offload=args.offload)
         cli_ending.say(passes_table(found))
+
+    def print_parameters(self, program: Any) -> None:
+        """Which tensors of the model are trained, and why."""
+        from ..support.tables import tensors_table
+
+        self.report.tensors = [
+            {"name": t.name, "type": str(t.type), "trains": t.trains, "why": t.why} for t in program.tensors
+        ]
+        cli_ending.say(tensors_table(program.tensors))
 
     def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> None:
         """Prints the checkpoint candidates with their sizes."""

@@ -27,6 +27,7 @@ from ..language.text import parse
 from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx, show_onnx_dtype
 from ..language.verify import verify
 from ..passes import RecomputePlan, Rerun
+from ..passes.base import without_gc
 from ..support.files import afterwards, is_special, replacing, together
 from ..support.room import need_room
 from ..training.state import contents
@@ -202,7 +203,8 @@ def _plan(found: Any) -> Any:
 def _block(text: str, where: str) -> Block:
     """The verified block of a program's text; ModelError for any fault."""
     try:
-        block = verify(parse(text))
+        with without_gc():
+            block = verify(parse(text))
         for c in block.constants:
             if len(c.data) != c.value.size:
                 raise UsageError(f"constant '{c.value.name}' has {len(c.data)} elements, its type is {c.value.type}")

@@ -39,11 +39,13 @@ _MASK_LIMIT = 1e8
 class Known:
     """A value known at compile time, and its origin.
 
-    `origin`: "initializer", "constant" (a Constant node), "fill" (ConstantOfShape), or "folded".
+    `origin`: "initializer", "constant" (a Constant node), "fill" (ConstantOfShape), or "folded".  `trains`: it is a
+    parameter whatever its shape, so that nothing made of it is computed at compile time.
     """
 
     array: np.ndarray
     origin: str
+    trains: bool = False
 
     @property
     def type(self) -> TensorType:
@@ -104,7 +106,7 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
     if node.op_type == "Identity" and ins:
         # PyTorch's exporter writes parameters with equal initial values as one tensor and copies: they train separately
         source = known[node.input[0]]
-        return {node.output[0]: Known(source.array, source.origin)}
+        return {node.output[0]: Known(source.array, source.origin, source.trains)}
     if any(_is_weight(k) for k in ins.values()):
         return None
     if node.op_type == "ConstantOfShape":
@@ -143,6 +145,8 @@ def remember(known: dict[str, Known], found: Mapping[str, Known], budget: Budget
 
 
 def _is_weight(k: Known) -> bool:
+    if k.trains:
+        return True
     if not k.type.is_float or k.type.ndim == 0:
         return False
     return k.origin == "initializer" or (k.origin == "fill" and k.array.size > 1)

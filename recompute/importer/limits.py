@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import ModelError, UsageError
 
@@ -55,6 +55,13 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 1 << 40
+
+
+class Limits(TypedDict, total=False):
+    """What loading may take: keywords of `load`; see `Budget`."""
+
+    max_bytes: int | None
+    max_seconds: float | None
 
 
 class Budget:
@@ -131,3 +138,11 @@ class Budget:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def budget_of(limits: Limits) -> Budget:
+    """The budget that keywords of `load` ask for.  TypeError for other keywords."""
+    for name in limits:
+        if name not in Limits.__annotations__:
+            raise TypeError(f"load() got an unexpected keyword argument '{name}'")
+    return Budget(**limits)

@@ -7,13 +7,15 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import onnx
 
 from .. import ops  # noqa: F401  registers all
-from ..errors import ModelError, RecomputeError, UsageError, nearest
+from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Program
@@ -24,12 +26,17 @@ from .fold import fold, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
-from .limits import Budget, LimitError, memory_bytes
+from .limits import LimitError, Limits, budget_of, memory_bytes
 from .model import fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
+from .origin import REMEDY, origin_of, source_operator
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
+from .trained import TrainRule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
@@ -46,10 +53,9 @@ def load(
     mode: str = "train",
     init: str | None = None,
     seed: int = 0,
-    max_bytes: int | None = None,
-    max_seconds: float | None = None,
     unroll: bool | Sequence[str] = False,
     quantization: str | None = None,
+    **limits: Unpack[Limits],
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
@@ -58,30 +64,38 @@ def load(
     least one dimension, and weights given by constant nodes, minus normalisation statistics and masks).
     `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
     not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
-    models whose weights are all equal need it.  `max_bytes`: the most that one tensor of the file may take (default:
-    the machine's memory), and all that is computed from constants at load time; `max_seconds`: the work that the file
-    may ask for beside being read (default: 6), counted in operations (docs/import.md: limits).
+    models whose weights are all equal need it.
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
+
+    `limits` (docs/import.md): `max_bytes`, the most that one tensor of the file may take (default: the machine's
+    memory), and all that is computed from constants at load time; `max_seconds`, the work that the file may ask for
+    beside being read (default: 6), counted in operations.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
     """
     if mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
-    budget = Budget(max_bytes, max_seconds)
+    budget = budget_of(limits)
     source = with_own_statistics(read_model(model, budget=budget))
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
+    origin = origin_of(source)
+    rule = TrainRule(current.graph, origin, trainable)
     importer = Importer(
-        current, training=MODES[mode], seed=seed, trainable=trainable, budget=budget, unroll=unroll, quantized=pairs
+        current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     importer.unroll.check(importer.graph)
     program = importer.program(source)
+    if origin.lost and trainable is None:
+        warnings.warn(
+            f"the exporter's optimisation lost parameters: {'; '.join(origin.lost)}; {REMEDY}", ModelWarning, 2
+        )
     if init is not None:
-        initialise(program, init, seed, max_bytes=max_bytes or memory_bytes())
+        initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
 
 
@@ -133,6 +147,8 @@ class Importer(ImportState):
             if any(n in self.sequences or n in self.nothing for n in node.input):
                 on_sequences(self, node)
                 return
+            if node.op_type == "Identity" and self._passes_on(node):
+                return
             opset = self.opset_of(node.domain)
             folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
             if folded is not None:
@@ -149,6 +165,17 @@ class Importer(ImportState):
         except Exception as e:  # an importer or a type rule met inputs or attributes that it does not expect
             self._cause = self._cause or e
             self._problems.append(f"{describe(node)}: its inputs or attributes do not fit ({type(e).__name__}: {e})")
+
+    def _passes_on(self, node: onnx.NodeProto) -> bool:
+        """An Identity of what the file calls a parameter or a buffer is another name for it, or detached from it."""
+        name = node.input[0] if node.input else ""
+        if self.canonical.get(name, name) not in self.rule.origin.kinds:
+            return False
+        if source_operator(node) == "aten.detach.default":
+            self._emit(node)
+        else:
+            self.alias(node.output[0], name)
+        return True
 
     def _emit(self, node: onnx.NodeProto) -> None:
         attributes = {a.name: attribute_value(a) for a in node.attribute}
@@ -216,7 +243,8 @@ class Importer(ImportState):
                     copy = self._rename_last(copy, o.name)
                 v = copy
             outputs.append(v.name)
-        self._check_trainable()
+        floats = [n for n, k in self.known.items() if k.type.is_float]
+        self.rule.check(self.parameters, floats)
         block = Block(
             name=self.graph.name or "main",
             inputs=tuple(self.inputs),
@@ -229,6 +257,7 @@ class Importer(ImportState):
         )
         program = Program(block, self.data, source=source)
         values = block.values()
+        program.tensors = list(self.rule.decided.values())
         program.aliases = {a: n for a, n in self.aliases.items() if a not in values}
         return program
 
@@ -236,9 +265,3 @@ class Importer(ImportState):
         """Gives the last operator's output another name."""
         self.builder.operators[-1] = self.builder.operators[-1].renamed({v.name: name})
         return v.renamed(name)
-
-    def _check_trainable(self) -> None:
-        pattern = None if self.trainable is None else self.trainable.useless(self.parameters)
-        if pattern is not None:
-            floats = [n for n, k in self.known.items() if k.type.is_float]
-            raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, floats)}")

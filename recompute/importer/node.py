@@ -13,6 +13,7 @@ from ..language.op import Op
 from ..language.types import TensorType
 from .body import Body
 from .graphs import first_output
+from .origin import source_operator
 from .schema import describe
 from .state import ImportState
 
@@ -38,6 +39,16 @@ class NodeContext:
         if self.op_type == "Dropout":
             return self.type(2) is not None and bool(self.need_constant(2, "training_mode").reshape(())[()])
         return bool(self.attributes.get("training_mode", 0))
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether running variances divide by n - 1, as PyTorch's do."""
+        return self._importer.rule.origin.unbiased
+
+    @property
+    def source(self) -> str:
+        """The PyTorch operator that the node was exported from; "" where the file does not say it."""
+        return source_operator(self._node)
 
     @property
     def inputs(self) -> list[Value | None]:

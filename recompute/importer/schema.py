@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 
 from ..errors import ModelError, UsageError
@@ -90,8 +91,13 @@ def _check_count(n: int, least: int, most: int, what: str) -> None:
 
 
 def attribute_value(a: onnx.AttributeProto) -> Any:
-    """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos."""
+    """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos.
+
+    Files hold floats in 32 bits: 1e-5 is meant where one is 9.99999974e-06, which matters to networks in float64.
+    """
     value = onnx.helper.get_attribute_value(a)
+    if isinstance(value, float):
+        return _meant(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, onnx.TensorProto):
@@ -99,8 +105,16 @@ def attribute_value(a: onnx.AttributeProto) -> Any:
     if isinstance(value, (list, tuple)) or (
         hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto))
     ):
-        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+        return tuple(
+            v.decode("utf-8", "replace") if isinstance(v, bytes) else _meant(v) if isinstance(v, float) else v
+            for v in value
+        )
     return value
+
+
+def _meant(value: float) -> float:
+    """The shortest decimal number that is this one in float32."""
+    return float(str(np.float32(value)))
 
 
 def describe(node: onnx.NodeProto) -> str:

@@ -15,13 +15,12 @@ import onnx
 from ..errors import ModelError
 from ..language.builder import Builder, Names
 from ..language.ir import Value
-from ..language.op import REGISTRY
 from ..language.types import TensorType
-from ..support.patterns import Patterns
 from .fold import Known
 from .graphs import names_read
 from .limits import Budget
 from .model import main_opset
+from .trained import TrainRule
 from .unrolled import Unrolled
 
 #: constants of at most this many elements are part of the program's text, larger ones become buffers
@@ -41,7 +40,7 @@ class ImportState(ABC):
         *,
         training: bool | None,
         seed: int,
-        trainable: Sequence[str] | None,
+        rule: TrainRule,
         budget: Budget | None = None,
         unroll: bool | Sequence[str] = False,
         quantized: dict[str, tuple[Any, ...]] | None = None,
@@ -51,9 +50,11 @@ class ImportState(ABC):
         self.budget = budget or Budget()
         self._opsets = {o.domain: o.version for o in model.opset_import}
         self.training = training
-        self.trainable = None if trainable is None else Patterns(trainable)
+        self.rule = rule
         self.initializers = {t.name: t for t in self.graph.initializer}
         self.known: dict[str, Known] = {name: Known.of_initializer(t) for name, t in self.initializers.items()}
+        for name, known in self.known.items():
+            known.trains = known.type.is_float and rule.is_parameter(name)
         self.sequences: dict[str, list[str]] = {}
         self.nothing: set[str] = set()  # empty optionals
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
@@ -171,7 +172,7 @@ class ImportState(ABC):
         t = known.type
         if t.dtype == "string":
             raise ModelError(f"'{name}' contains strings: results computed from them must be known at compile time")
-        if self._is_trained(name, known, op_type, position):
+        if self.rule.trains(name, known, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
             self.data[name] = _read_only(known.array)
         elif t.size <= _INLINE and known.origin != "initializer":
@@ -190,18 +191,6 @@ class ImportState(ABC):
             self.env[name] = self.buffers[name] = Value(name, known.type)
             self.data[name] = _read_only(known.array)
         return self.env[name]
-
-    def _is_trained(self, name: str, known: Known, op_type: str, position: int) -> bool:
-        if not known.type.is_float or not op_type:
-            return False
-        if self.trainable is not None:
-            return self.trainable.fit(name)
-        if known.type.ndim == 0:
-            return False
-        at_weight = op_type in REGISTRY and position in REGISTRY[op_type].weights
-        if known.origin == "initializer":
-            return at_weight or not known.is_mask()
-        return at_weight and known.origin in ("constant", "fill")
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

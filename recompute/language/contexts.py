@@ -66,6 +66,14 @@ class ImportedNode(Protocol):
         """Whether this node trains."""
 
     @property
+    def unbiased(self) -> bool:
+        """Whether running variances divide by n - 1, as PyTorch's do; ONNX's divide by n."""
+
+    @property
+    def source(self) -> str:
+        """The PyTorch operator that the node was exported from; "" where the file does not say it."""
+
+    @property
     def inputs(self) -> list[Value | None]:
         """Input values; None where an optional one is absent."""
 

@@ -142,6 +142,8 @@ class Program:
         self.gradients: list[tuple[str, str]] = []
         #: further names of values (outputs of Identity and of operators without effect)
         self.aliases: dict[str, str] = {}
+        #: floating-point tensors of the model, whether each is trained, and why (`recompute.importer.trained.Trained`)
+        self.tensors: list[Any] = []
         #: the recomputation plan that was applied last
         self.plan: Any = None
         #: figures of that plan, if a planner made it (`recompute.planning.PlanFigures`)
@@ -220,7 +222,7 @@ class Program:
     def clone(self) -> Program:
         """An independent copy: same block, copied data."""
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
-        other.aliases = dict(self.aliases)
+        other.aliases, other.tensors = dict(self.aliases), list(self.tensors)
         other.source_path, other.gradients = self.source_path, list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
         return other

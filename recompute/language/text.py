@@ -130,6 +130,7 @@ _TOKEN = re.compile(
 )
 
 
+_FIELDS = dict(_DECLARATIONS)
 _ROLES = frozenset(r.value for r in Role)
 
 
@@ -271,13 +272,12 @@ class _Reader:
         self.values: dict[str, Value] = {}
 
     def read(self, line: _Line) -> None:
-        fields = dict(_DECLARATIONS)
         word = line.peek()
-        if word in fields:
+        if word in _FIELDS:
             line.at += 1
             v = line.typed()
             self.values[v.name] = v
-            self.declared[fields[word]].append(v)
+            self.declared[_FIELDS[word]].append(v)
             self._read_addresses(line, [v])
         elif word == "const":
             line.at += 1
@@ -360,6 +360,8 @@ def _read_attributes(line: _Line, cls: type[Op]) -> Op:
             key = line.take("word")
             line.need("=")
             given[key] = line.attribute()
+    if not given and (plain := _plain(cls)) is not None:  # type: ignore[arg-type]
+        return plain
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(given) - known)
     if unknown:
@@ -375,6 +377,15 @@ def _read_attributes(line: _Line, cls: type[Op]) -> Op:
         return cls(**given)
     except TypeError as e:
         raise line.error(str(e)) from None
+
+
+@functools.cache
+def _plain(cls: type[Op]) -> Op | None:
+    """The operator without attributes; None where some have no default."""
+    try:
+        return cls()
+    except TypeError:
+        return None
 
 
 def _is_a(value: Any, hint: Any) -> bool:

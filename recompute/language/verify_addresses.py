@@ -73,15 +73,18 @@ class _Walk:
         self.starts: list[int] = []  # disjoint ranges, sorted
         self.ends: list[int] = []
         self.writers: list[str] = []
+        self.ranges: dict[str, tuple[int, int] | None] = {}
         #: value → its ranges, with the name that wrote each
         self.holds: dict[str, list[tuple[int, int, str]]] = {}
 
     def range_of(self, v: Value | None) -> tuple[int, int] | None:
         """The range of a value in the arena; None for persistent, absent and empty ones, and those of another arena."""
-        if v is None or v.type.host is not self.host or not v.nbytes:
+        if v is None:
             return None
-        at = self.block.addresses.get(v.name)
-        return None if at is None else (at, at + v.nbytes)
+        if v.name not in self.ranges:
+            at = self.block.addresses.get(v.name) if v.type.host is self.host and v.nbytes else None
+            self.ranges[v.name] = None if at is None else (at, at + v.nbytes)
+        return self.ranges[v.name]
 
     def run(self) -> None:
         for v in self.block.inputs:
@@ -156,6 +159,8 @@ class _Walk:
 
     def check_apart(self, written: list[Value], op: Operator) -> None:
         """Checks that outputs and scratch do not overlap each other, and scratch no input."""
+        if len(written) < 2 and not op.scratch:
+            return
         placed = sorted((r, v.name) for v in written if (r := self.range_of(v)) is not None)
         for (a, one), (b, other) in itertools.pairwise(placed):
             if b[0] < a[1]:

@@ -19,11 +19,21 @@ from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
 from ..passes.planners.fit.problem import Fitted, Fitting
+from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
 from .figures import PlanFigures, cost_of, figures_of, seconds_bound
 from .request import DEFAULT, Request, needs_budget
 from .saved import SavedPlan
+
+
+def _compiled_moves(nodes: int) -> Callable[[flat.Arrays], flat.Run] | None:
+    from ..runtime.cpu.planner_moves import compiled
+
+    return compiled(nodes)
+
+
+flat.compile_with(_compiled_moves)
 
 
 def target_of(target: Target | None) -> Target:
@@ -60,7 +70,7 @@ def plan_step(
     block = program.block
     fitting = fitting_of(block, target, plain)
     fitted, found = carry(fitting, wanted)
-    compiled = Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
+    compiled = _compiled(fitted, found, target, block, wanted)
     program.plan, program.planned = fitted.plan, found
     if apart:
         program.block, program.compiled = fitted.block, compiled
@@ -73,8 +83,12 @@ def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
     """The step planned for another target by the same request; a budget as a share refers to its plain step there."""
     target = target_of(target)
     fitted, found = carry(fitting_of(block, target), wanted, bounded=False)
-    again = functools.partial(_refit, block, wanted)
-    return Compiled(fitted.compiled, fitted.block, target, found.budget, again)
+    return _compiled(fitted, found, target, block, wanted)
+
+
+def _compiled(fitted: Fitted, found: PlanFigures, target: Target, block: Block, wanted: Request) -> Compiled:
+    """What a program remembers of its plan: what runs, and how to plan `block` for another target."""
+    return Compiled(fitted.compiled, fitted.block, target, found.budget, functools.partial(_refit, block, wanted))
 
 
 def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:

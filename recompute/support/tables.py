@@ -130,6 +130,21 @@ def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
     return text
 
 
+def tensors_table(tensors: Sequence[Any]) -> str:
+    """Floating-point tensors of a model: type, whether each is trained, and why; sums below."""
+    table = plain_table()
+    for name in ("tensor", "type", "trains", "why"):
+        table.add_column(name, overflow="fold")
+    for t in tensors:
+        table.add_row(one_line(t.name), str(t.type), "yes" if t.trains else "no", t.why)
+    numbers = sum(t.type.size for t in tensors if t.trains)
+    count = sum(t.trains for t in tensors)
+    return (
+        render(table, 150)
+        + f"\n{count} of {len(tensors)} tensors are trained: {numbers:,} numbers (--trainable sets it)"
+    )
+
+
 def passes_table(passes: Sequence[Any]) -> str:
     """The table of passes in order, each with the first paragraph of its docstring; nested passes are indented."""
     table = plain_table()

@@ -292,18 +292,21 @@ def number(name: str, value: Any) -> float:
 
 
 def fraction(name: str, value: Any) -> float:
+    """A number of at least 0 and below 1.  UsageError for others."""
     if not 0 <= number(name, value) < 1:
         raise UsageError(f"{name} must be at least 0 and below 1, but it is {value}")
     return float(value)
 
 
 def program_of(v: Any) -> Program:
+    """The program of a Variable.  UsageError for what is no Variable."""
     if not isinstance(v, Variable):
         raise UsageError(f"a Variable is needed (a loss function returns one; or program['name']), not {v!r}")
     return v.program
 
 
 def must_be_untrained(program: Program) -> None:
+    """UsageError where the program has updates already."""
     if any(o.role is Role.OPTIMIZE for o in program.operators):
         raise UsageError(
             f"program '{program.block.name}' is already a training step: its parameters are updated once per step; "

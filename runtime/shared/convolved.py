@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...ops.channels_last import ChannelsLast
-from ...ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
+from ...ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
 from ...ops.convolution.numerics import Geometry
+from ...ops.convolution.transposed import ConvTranspose
 
 if TYPE_CHECKING:
     from ...language.ir import Operator

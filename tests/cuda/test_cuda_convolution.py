@@ -14,6 +14,7 @@ from recompute.language.types import DTYPES
 from recompute.runtime.cuda.convolution import columns as convolution_columns
 from recompute.runtime.cuda.convolution import products as convolution_products
 from recompute.runtime.cuda.convolution import text as convolution_text
+from recompute.runtime.cuda.convolution import weigh_text
 from recompute.runtime.cuda.device.kernel import Buffer, Product
 from recompute.runtime.cuda.kernels import convolution as kernels_convolution
 from recompute.runtime.cuda.providers import cuda_tf32 as rounded
@@ -136,13 +137,14 @@ def test_few_terms_many_elements(kind: str, monkeypatch: Any) -> None:
     for last in (False, True):
         check("few", kind, last=last)
         check("few depthwise", kind, last=last)
-    monkeypatch.setattr(convolution_text, "_kind", lambda *sizes: "long long")
+    for module in (convolution_text, weigh_text):
+        monkeypatch.setattr(module, "sum_kind", lambda *sizes: "long long")
     convolution_text.gather.cache_clear()
-    convolution_text.weigh.cache_clear()
+    weigh_text.weigh.cache_clear()
     for last in (False, True):
         check("few", kind, last=last)
     convolution_text.gather.cache_clear()
-    convolution_text.weigh.cache_clear()
+    weigh_text.weigh.cache_clear()
 
 
 def test_tf32_is_for_what_cublas_multiplies() -> None:

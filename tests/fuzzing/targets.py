@@ -228,10 +228,14 @@ def _problem(path: Path) -> str:
     from recompute.passes.planners import plan as planned
     from recompute.passes.planners import simulate
     from recompute.passes.planners.core.adapters import read_problem
+    from recompute.passes.planners.methods.local_search import Schedule, Search
 
     problem = read_problem(path)
-    simulate(problem, range(len(problem)))
+    plain = simulate(problem, range(len(problem)))
     planned(problem, budget=None, strategy="feng-huang")
+    search = Search(Schedule(problem, range(len(problem))), plain.peak * 3 // 4)
+    search.run(200, 3e-2)
+    search.descend()
     return "ran"
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ....errors import UsageError
 from ....support.files import replacing
 
+T = TypeVar("T")
 #: the first field of a problem's file
 FORMAT = "recompute-problem-1"
 #: a file larger than this is refused before it is read
@@ -122,6 +123,13 @@ class RematerialisationProblem:
         late = tuple(replace(n, backward=True) for n in self.nodes[first:])
         return replace(self, nodes=self.nodes[:first] + late)
 
+    def remembered(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives, worked out once for this problem and kept with it under a key."""
+        known = vars(self).setdefault("_remembered", {})
+        if key not in known:
+            known[key] = make()
+        return known[key]
+
     @property
     def cost(self) -> float:
         """Cost of the step as it is, each node once."""
@@ -220,7 +228,7 @@ def _node(found: Any, i: int, where: str) -> Node:
 
 
 _NEEDED: Any = object()
-#: sizes are below this
+#: all bytes together are below this: sums of them are words with a sign
 _MOST_BYTES = 1 << 63
 _CALLED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
 
@@ -257,8 +265,8 @@ def _check(p: RematerialisationProblem) -> None:
         raise UsageError(f"{p.name}: {len(p.sizes)} sizes for {len(p.values)} values")
     if p.fixed < 0 or any(s < 0 for s in p.sizes):
         raise UsageError(f"{p.name}: bytes must not be negative")
-    if max(p.fixed, *p.sizes, *(n.scratch for n in p.nodes), 0) >= _MOST_BYTES:
-        raise UsageError(f"{p.name}: 2^63 bytes or more are no machine's")
+    if p.fixed + sum(p.sizes) + max((n.scratch for n in p.nodes), default=0) >= _MOST_BYTES:
+        raise UsageError(f"{p.name}: all values together take 2^63 bytes or more: no machine has so much")
     there = bytearray(len(p.sizes))
     for v in p.inputs:
         _in_range(p, v, "inputs")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...recomputation.recompute import RecomputePlan, Rerun
 from .problem import RematerialisationProblem
+
+T = TypeVar("T")
+#: bytes of sequences whose figures are remembered for one problem, at most
+_REMEMBERED = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,25 @@ def simulate(problem: RematerialisationProblem, sequence: Sequence[int]) -> Outc
     makes a new value, whatever is still alive of the old one.  This is what `liveness` and the memory plan's rule of
     places in storage do to the program, so that the compiled program's live bytes are the same.
     """
+    return _known(problem, sequence, _simulated)
+
+
+def _known(
+    problem: RematerialisationProblem,
+    sequence: Sequence[int],
+    work: Callable[[RematerialisationProblem, Sequence[int]], T],
+) -> T:
+    """What `work` finds out about a sequence: methods offer the same ones again and again."""
+    known = problem.remembered(work, dict[bytes, T])
+    key = array("q", sequence).tobytes()
+    if key not in known:
+        if len(known) * len(key) > _REMEMBERED:
+            known.clear()
+        known[key] = work(problem, sequence)
+    return known[key]
+
+
+def _simulated(problem: RematerialisationProblem, sequence: Sequence[int]) -> Outcome:
     live = profile(problem, sequence)
     peak = max(live, default=0)
     return Outcome(
@@ -98,6 +123,10 @@ def last_uses(problem: RematerialisationProblem, sequence: Sequence[int]) -> tup
 
 def pruned(problem: RematerialisationProblem, sequence: Sequence[int]) -> list[int]:
     """The sequence without reruns of which nothing reads an output before the next time it is written."""
+    return [*_known(problem, sequence, _pruned)]
+
+
+def _pruned(problem: RematerialisationProblem, sequence: Sequence[int]) -> array:
     wanted = set(problem.outputs)
     kept = []
     first_at: dict[int, int] = {}
@@ -111,7 +140,7 @@ def pruned(problem: RematerialisationProblem, sequence: Sequence[int]) -> list[i
         kept.append(i)
         wanted.difference_update(node.writes)
         wanted.update(node.reads)
-    return kept[::-1]
+    return array("i", kept[::-1])
 
 
 def sequence_of(problem: RematerialisationProblem, plan: RecomputePlan) -> list[int]:

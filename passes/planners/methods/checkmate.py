@@ -193,6 +193,7 @@ class Programme:
             self.memory(t)
 
     def variable(self, lower: float, upper: float, cost: float = 0.0, whole: bool = True) -> int:
+        """Adds a variable and returns its number; `whole`: it takes integers only."""
         self.lower.append(lower)
         self.upper.append(upper)
         self.costs.append(cost)
@@ -200,10 +201,12 @@ class Programme:
         return len(self.lower) - 1
 
     def row(self, terms: Iterable[tuple[int, float]], lower: float, upper: float) -> None:
+        """Adds a constraint: the sum of variables times factors lies between two numbers."""
         columns, factors = zip(*terms, strict=True)
         self.rows.append((list(columns), list(factors), lower, upper))
 
     def variables(self) -> None:
+        """Adds the variables: what runs and what stays before each node."""
         p, n = self.problem, len(self.problem)
         for t in range(n):
             for i in range(t + 1):
@@ -233,6 +236,7 @@ class Programme:
         return [x for x in (self.stays.get((t, v)), self.runs.get((t, self.problem.producer[v]))) if x is not None]
 
     def memory(self, t: int) -> None:
+        """Adds the constraints of the memory in use while node `t` runs."""
         p = self.problem
         for v in range(len(p.sizes)):
             if p.sizes[v] and not (t == len(p) - 1 and v in p.outputs):
@@ -256,6 +260,7 @@ class Programme:
             before = used
 
     def bytes(self, v: int) -> float:
+        """The size of a value, in the programme's unit."""
         return self.problem.sizes[v] * self.unit
 
     def free(self, t: int, v: int) -> None:
@@ -289,6 +294,7 @@ class Programme:
         self.row(terms, -math.inf, max(0.0, self.room * self.unit))
 
     def borrows(self, k: int, v: int) -> bool:
+        """Whether node `k` writes a value of the size of `v`, in whose buffer it may be."""
         return any(self.problem.sizes[w] == self.problem.sizes[v] for w in self.problem.nodes[k].writes)
 
     def solve(

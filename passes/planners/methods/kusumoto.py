@@ -9,8 +9,10 @@ finds the chain with the least (time-centric) or the most (memory-centric) time 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,9 +68,12 @@ class Kusumoto(Planner, strategy="kusumoto"):
 
     def plan(self, problem: RematerialisationProblem, *, budget: int | None = None) -> RecomputePlan:
         """See the class."""
-        graph = forward_graph(problem)
-        search = _Search(problem, self.lattice(graph), budget, self.states, self.memory_centric)
+        search = _Search(problem, self.chains(problem), budget, self.states, self.memory_centric)
         return search.run(self.samples)
+
+    def chains(self, problem: RematerialisationProblem) -> Chains:
+        """What is found in the lattice, remembered for other budgets."""
+        return problem.remembered(("kusumoto", self.candidates), lambda: Chains(self.lattice(forward_graph(problem))))
 
 
 class KusumotoMemory(Kusumoto, strategy="kusumoto-memory"):
@@ -87,6 +92,10 @@ class KusumotoExact(Kusumoto, strategy="kusumoto-exact"):
     quick: ClassVar[Mapping[str, Any] | None] = {"limit": 600}
 
     limit: int = 4_000
+
+    def chains(self, problem: RematerialisationProblem) -> Chains:
+        """Not remembered: all lower sets can be many."""
+        return Chains(self.lattice(forward_graph(problem)))
 
     def lattice(self, graph: ForwardGraph) -> Lattice:
         """All of them."""
@@ -263,6 +272,26 @@ def _lightest(t: np.ndarray, m: np.ndarray, bins: int) -> np.ndarray:
     return np.flatnonzero(m == least[np.minimum(place, bins)])
 
 
+class Chains:
+    """The best chains of one lattice, each looked for once."""
+
+    def __init__(self, lattice: Lattice) -> None:
+        self.lattice = lattice
+        self._found: dict[tuple, Chain | None] = {}
+
+    @cached_property
+    def least(self) -> float:
+        """See `least_budget`."""
+        return least_budget(self.lattice)
+
+    def best(self, budget: float, memory_centric: bool, states: int, known: float | None) -> Chain | None:
+        """See `best_chain`."""
+        key = budget, memory_centric, states, known
+        if key not in self._found:
+            self._found[key] = best_chain(self.lattice, *key)
+        return self._found[key]
+
+
 # -- from the model to a plan ------------------------------------------------------------------------------------------
 
 
@@ -272,12 +301,13 @@ class _Search:
     def __init__(
         self,
         problem: RematerialisationProblem,
-        lattice: Lattice,
+        chains: Chains,
         budget: int | None,
         states: int,
         memory_centric: bool,
     ) -> None:
-        self.problem, self.lattice, self.budget = problem, lattice, budget
+        self.problem, self.chains, self.budget = problem, chains, budget
+        self.graph = chains.lattice.graph
         self.states, self.memory_centric = states, memory_centric
         self.judged: dict[frozenset[int], Outcome] = {}
         self.known: list[tuple[float, float]] = []  # budgets of the model, and the time that its best chain keeps
@@ -285,9 +315,9 @@ class _Search:
     def run(self, samples: int) -> RecomputePlan:
         """The best of all chains that were tried."""
         nodes = self.problem.nodes
-        self.judge(frozenset(v for i in self.lattice.graph.nodes for v in nodes[i].writes))
-        low = least_budget(self.lattice)
-        everything = best_chain(self.lattice, np.inf, states=self.states)
+        self.judge(frozenset(v for i in self.graph.nodes for v in nodes[i].writes))
+        low = self.chains.least
+        everything = self.chains.best(math.inf, False, self.states, None)
         assert everything is not None  # one step to all nodes
         high = max(everything.peak, low)
         budgets = np.geomspace(max(low, 1.0), max(high, 1.0), max(samples, 2))
@@ -319,7 +349,7 @@ class _Search:
         """Judges the chain of one of the model's budgets, with the last segment dropped and kept."""
         times = [t for b, t in self.known if b <= budget]
         known = (min(times) if self.memory_centric else max(times)) if times else None
-        chain = best_chain(self.lattice, budget, self.memory_centric, self.states, known)
+        chain = self.chains.best(float(budget), self.memory_centric, self.states, known)
         if chain is None:
             return False
         self.known.append((budget, chain.kept_time))
@@ -328,7 +358,7 @@ class _Search:
 
     def kept(self, chain: Chain) -> Iterator[frozenset[int]]:
         """Values that a chain keeps: those of the boundaries, and those with all of the last segment."""
-        graph, nodes = self.lattice.graph, self.problem.nodes
+        graph, nodes = self.graph, self.problem.nodes
         kept = kept_nodes(graph, chain.sets)
         yield frozenset(v for k in kept for v in nodes[graph.nodes[k]].writes)
         rest = graph.full & ~chain.sets[-2] if len(chain.sets) > 1 else 0

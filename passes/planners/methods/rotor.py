@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from ...recomputation.recompute import RecomputePlan
 from ..base import Planner
-from ..core.chain import Chain, chain_of, cut_further, emit, merged
+from ..core.chain import Chain, chain_of, cut_further, merged
 from ..core.problem import RematerialisationProblem
 from ..core.simulate import plan_of, simulate
 from .chen import rank
-from .rotor_table import RotorTable, rotor_schedule, rotor_table
+from .rotor_table import RotorTable, rotor_table
 
 #: orders of execution judged for one table
 _MOST_JUDGED = 24
+#: tables of up to so many numbers are remembered, and how many of one chain
+_SMALL, _TABLES = 1 << 19, 8
 
 
 @dataclass(frozen=True)
@@ -35,20 +37,42 @@ class Rotor(Planner, strategy="rotor"):
         if budget is None or plain.peak <= budget:
             return RecomputePlan()
         found = _Fitting(problem, budget)
-        whole = chain_of(problem)
-        finer = cut_further(whole)
-        for chain in (whole,) if finer is whole else (whole, finer):
-            self.fit(found, merged(chain, self.stages), plain.peak)
+        for tables in problem.remembered(("rotor", self.stages), lambda: self.chains(problem)):
+            self.fit(found, tables, plain.peak)
         return plan_of(found.best)
 
-    def fit(self, found: _Fitting, chain: Chain, plain: int) -> None:
+    def chains(self, problem: RematerialisationProblem) -> list[_Tables]:
+        """The chains that a problem is seen as."""
+        whole = chain_of(problem)
+        finer = cut_further(whole)
+        return [_Tables(merged(chain, self.stages)) for chain in ((whole,) if finer is whole else (whole, finer))]
+
+    def fit(self, found: _Fitting, tables: _Tables, plain: int) -> None:
         """Offers the schedules of a chain: a coarse table says about how much memory they may count on."""
-        most, few = plain - chain.problem.fixed, max(self.slots // 4, 1)
-        coarse = rotor_table(chain, min(2 * max(found.budget - chain.problem.fixed, 1), most), few)
+        fixed = found.problem.fixed
+        most, few = plain - fixed, max(self.slots // 4, 1)
+        coarse = tables.table(min(2 * max(found.budget - fixed, 1), most), few)
         if math.isinf(coarse.total(coarse.slots)):  # nothing is known that fits: look for the lowest peak
-            coarse = rotor_table(chain, most, few)
+            coarse = tables.table(most, few)
         m = found.search(coarse)
-        found.search(rotor_table(chain, math.ceil(1.1 * (m + 1) * coarse.unit), self.slots))
+        found.search(tables.table(math.ceil(1.1 * (m + 1) * coarse.unit), self.slots))
+
+
+class _Tables:
+    """The tables of one chain: budgets that are near each other ask for the same ones."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self._known: dict[tuple[int, int], RotorTable] = {}
+
+    def table(self, most: int, slots: int) -> RotorTable:
+        """See `rotor_table`."""
+        found = self._known.get((most, slots)) or rotor_table(self.chain, most, slots)
+        if found.cost.size <= _SMALL:
+            if len(self._known) >= _TABLES:
+                self._known.pop(next(iter(self._known)))
+            self._known[most, slots] = found
+        return found
 
 
 class _Fitting:
@@ -61,7 +85,7 @@ class _Fitting:
 
     def fits(self, table: RotorTable, m: int) -> bool:
         """Judges the schedule with m slots."""
-        sequence = emit(table.chain, rotor_schedule(table, m))
+        sequence = table.sequence(m)
         key = rank(self.problem, sequence, self.budget)
         if key < self.key:
             self.best, self.key = sequence, key

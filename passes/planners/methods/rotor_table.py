@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.chain import Action, Chain
+from ..core.chain import Action, Chain, emit
 
 Row = NDArray[np.float32]
 
@@ -33,6 +33,9 @@ class RotorTable:
     unit: float
     cost: NDArray[np.float32]
     shifted: NDArray[np.float32]
+    stages: _Stages
+    _sequences: dict[int, list[int]] = field(default_factory=dict)
+    _following: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @property
     def slots(self) -> int:
@@ -42,6 +45,23 @@ class RotorTable:
     def total(self, m: int) -> float:
         """Least cost of all runs of forward stages with m slots."""
         return float(self.cost[0, len(self.chain) - 1, m])
+
+    def sequence(self, m: int) -> list[int]:
+        """The order of execution of the schedule for m slots; it is remembered."""
+        if m not in self._sequences:
+            self._sequences[m] = emit(self.chain, rotor_schedule(self, m))
+        return self._sequences[m]
+
+    def following(self, s: int, t: int, m: int) -> int:
+        """The j of `later` where that is best for Opt(s, t, m); 0 where `now` is."""
+        if (s, t, m) not in self._following:
+            later = self.shifted[t, s + 1 : t + 1, m] + self.cost[s, s:t, m]
+            later += self.stages.reach[s + 1 : t + 1] - self.stages.reach[s]
+            later[np.array(self.stages.need_later(s, t)) > m] = np.inf
+            k = int(later.argmin())
+            best = _now(self.stages, self.cost, s, t)[m]
+            self._following[s, t, m] = s + 1 + k if later[k] < best else 0
+        return self._following[s, t, m]
 
 
 class _Stages:
@@ -114,7 +134,7 @@ def rotor_table(chain: Chain, most: int, slots: int) -> RotorTable:
             cost[s, t] = row
             if s:
                 _shift(shifted[t, s], row, stages.border[s - 1])
-    return RotorTable(chain, unit, cost, shifted)
+    return RotorTable(chain, unit, cost, shifted, stages)
 
 
 def _shift(into: Row, row: Row, by: int) -> None:
@@ -159,7 +179,7 @@ def _later(
 
 def rotor_schedule(table: RotorTable, m: int) -> list[Action]:
     """The schedule that the table's cost for m slots stands for."""
-    stages = _Stages(table.chain, table.unit)
+    stages = table.stages
     found: list[Action] = []
     parts: list[tuple[int, int, int]] = [(0, stages.n - 1, m)]
     while parts:
@@ -167,12 +187,9 @@ def rotor_schedule(table: RotorTable, m: int) -> list[Action]:
         if m < 0:
             found.append(("backward", s, True))
             continue
-        best = _now(stages, table.cost, s, t)[m]
         if s < t:
-            later = _later(stages, table.cost, table.shifted, s, t)[:, m]
-            k = int(later.argmin())
-            if later[k] < best:
-                j = s + 1 + k
+            j = table.following(s, t, m)
+            if j:
                 found += [("forward", i, False) for i in range(s, j)]
                 parts += [(s, j - 1, m), (j, t, m - stages.border[j - 1])]
                 continue

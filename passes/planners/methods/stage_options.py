@@ -98,8 +98,14 @@ def _searched(sub: RematerialisationProblem, sequences: list[list[int]], part: f
     lowest = find(sub, start, least, part)
     yield lowest
     floor = max(profile(sub, lowest))
+    known: dict[int, tuple[list[int], float]] = {}  # budget → what was found, and the work that it took
     for share in (0.0, 0.33, 0.66):
-        yield find(sub, lowest, floor + int(share * max(0, low - floor)), part)
+        budget, begun = floor + int(share * max(0, low - floor)), current().work
+        if budget in known:
+            current().spend(known[budget][1])
+        else:
+            known[budget] = find(sub, lowest, budget, part), current().work - begun
+        yield known[budget][0]
 
 
 def _solved(sub: RematerialisationProblem, start: list[int], budget: int, part: float) -> list[int]:

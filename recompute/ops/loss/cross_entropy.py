@@ -1,4 +1,4 @@
-"""Losses on class labels, as ONNX has them: cross entropy on scores, negative log-likelihood on log-probabilities.
+"""Cross entropy of class labels, on scores, and what losses on class labels share.
 
 Scores are [N, C, d1, ...], labels [N, d1, ...]; class weights [C] are optional.  Rows, that is labels, are taken a
 few samples at a time; inside, a tensor of scores is seen as [N, C, D].
@@ -98,7 +98,7 @@ class LabelLoss(Op, abstract=True):
                 raise ValueError(f"label {wrong} is outside the {classes} classes (and is not ignore_index)")
             if self.weighs(weights):
                 if weights is not None:
-                    _take(xp, class_weights, here, label_weights[rows])
+                    take_labels(xp, class_weights, here, label_weights[rows])
                 else:
                     label_weights[rows] = 1
                 if skip is not None:
@@ -193,7 +193,7 @@ def _first_classes(xp: Any, first: Any, temp: Any, classes: int, inner: int) -> 
         xp.multiply(first, classes, out=first)
 
 
-def _take(xp: Any, flat: Any, at: Any, out: Any) -> None:
+def take_labels(xp: Any, flat: Any, at: Any, out: Any) -> None:
     """flat[at] into `out`; positions are known to be valid, and NumPy copies without a buffer only if told so."""
     if flat.dtype != out.dtype:
         out[...] = flat[at]
@@ -203,14 +203,14 @@ def _take(xp: Any, flat: Any, at: Any, out: Any) -> None:
         xp.take(flat, at, out=out)
 
 
-def _from_onnx(cls: Any, node: Any, want: int) -> Any:
+def loss_from_onnx(cls: Any, node: Any, want: int) -> Any:
     """Class weights become a buffer: they are not trained."""
     op = cls(node.attributes.get("reduction", "mean"), node.attributes.get("ignore_index"))
     weights = node.buffer(2) if node.type(2) is not None else None
     return node.emit(op, node.input(0), node.input(1), weights, want=want)
 
 
-def _loss_samples(cls: Any, draw: Any, make: Any) -> Any:
+def loss_samples(cls: Any, draw: Any, make: Any) -> Any:
     """Reductions, weights, ignored labels, further dimensions, i32 labels, float32, float16."""
     for reduction in _REDUCTIONS:
         for ignore in (None, 1, -100):
@@ -271,7 +271,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
             log_softmax(xp, x[samples], lp, number[:k], e[:k])
             if kept is not None and not direct:
                 kept[samples] = lp
-            _take(xp, lp.reshape(-1), at, losses[part])
+            take_labels(xp, lp.reshape(-1), at, losses[part])
             xp.negative(losses[part], out=losses[part])
             if ignored is not None:
                 xp.copyto(losses[part], 0, where=ignored)
@@ -298,7 +298,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """The second output where it is used."""
-        return _from_onnx(cls, node, 2 if node.wants(1) else 1)
+        return loss_from_onnx(cls, node, 2 if node.wants(1) else 1)
 
     @classmethod
     def samples(cls, draw):
@@ -308,7 +308,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
             # class weights are given, not learnt: they get no gradient (nor do they in PyTorch)
             return draw.case(op, scores, labels, weights, gradient=weights is None)
 
-        yield from _loss_samples(cls, draw, make)
+        yield from loss_samples(cls, draw, make)
         yield draw.case(cls(), draw("f64[3,4]"), draw.ints("i64[3]", 0, 4), want=1)
         yield draw.case(cls(), draw("f16[3,4]"), draw.ints("i64[3]", 0, 4), want=1)
 
@@ -346,7 +346,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
         lp, out = log_prob.reshape(shape), outs[0].reshape(shape)
         for samples, rows, at, _ in self.tiles(xp, log_prob, labels, weights, scratch):
             tile = out[samples]
-            _take(xp, lp[samples].reshape(-1), at, numbers[rows])
+            take_labels(xp, lp[samples].reshape(-1), at, numbers[rows])
             xp.exp(lp[samples], out=tile)
             xp.expm1(numbers[rows], out=numbers[rows])
             tile.reshape(-1)[at] = numbers[rows]
@@ -368,122 +368,4 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
             t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
             return draw.case(op, lp, labels, weights, draw(str(t)) + t.numpy.type(1))
 
-        yield from _loss_samples(cls, draw, make)
-
-
-@dataclass(frozen=True)
-class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
-    """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
-
-    reduction: str = "mean"
-    ignore_index: int | None = None
-
-    def infer(self, log_prob, labels, weights=None):
-        """The loss."""
-        self.check(log_prob, labels, weights)
-        return (self.loss_type(log_prob, labels),)
-
-    def scratch(self, ins, outs):
-        """Numbers of labels."""
-        return self.label_types(ins[0], (*ins, None)[2])
-
-    def checks(self, ins, outs):
-        """Labels are classes."""
-        return self.label_checks(1, ins[0].shape)
-
-    def compute(self, xp, ins, outs, scratch):
-        """The labels' elements, weighted and reduced."""
-        log_prob, labels, weights = (*ins, None)[:3]
-        losses, label_weights = scratch[3], scratch[4]
-        x = log_prob.reshape(log_prob.shape[0], -1)
-        for samples, rows, at, ignored in self.tiles(xp, log_prob, labels, weights, scratch):
-            _take(xp, x[samples].reshape(-1), at, losses[rows])
-            xp.negative(losses[rows], out=losses[rows])
-            if ignored is not None:
-                xp.copyto(losses[rows], 0, where=ignored)
-            if weights is not None:
-                xp.multiply(losses[rows], label_weights[rows], out=losses[rows])
-        self.reduce(xp, losses, label_weights, outs[0])
-
-    def expand(self, b, log_prob, labels, weights=None):
-        """The label's share by a mask."""
-        return (self.expanded_loss(b, log_prob, labels, weights),)
-
-    def gradient(self, b, ins, outs, grads):
-        """From the labels alone."""
-        log_prob, labels, weights = (*ins, None)[:3]
-        op = {"shape": log_prob.shape, "reduction": self.reduction, "ignore_index": self.ignore_index}
-        return [b.NegativeLogLikelihoodGrad(labels, weights, grads[0], **op), *[None] * (len(ins) - 1)]
-
-    @classmethod
-    def from_onnx(cls, node):
-        """Class weights are not trained."""
-        return _from_onnx(cls, node, 1)
-
-    @classmethod
-    def samples(cls, draw):
-        """As cross entropy."""
-
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
-            return draw.case(op, scores, labels, weights, gradient=weights is None)
-
-        yield from _loss_samples(cls, draw, make)
-
-
-@dataclass(frozen=True)
-class NegativeLogLikelihoodGrad(LabelLoss):
-    """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
-
-    shape: tuple[int, ...]
-    reduction: str = "mean"
-    ignore_index: int | None = None
-
-    def infer(self, labels, weights, dloss):
-        """`shape` with dloss's element type."""
-        x = TensorType(dloss.dtype, self.shape)
-        self.check(x, labels, weights)
-        if dloss != self.loss_type(x, labels):
-            raise self.fail("dloss does not have the loss's type", labels, weights, dloss)
-        return (x,)
-
-    def scratch(self, ins, outs):
-        """Numbers of labels; a tile's numbers."""
-        return self.label_types(TensorType(ins[2].dtype, self.shape), ins[1])
-
-    def checks(self, ins, outs):
-        """Labels are classes."""
-        return self.label_checks(0, self.shape)
-
-    def compute(self, xp, ins, outs, scratch):
-        """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
-        labels, weights, dloss = ins
-        numbers, label_weights = scratch[3], scratch[4]
-        out = outs[0].reshape(self.shape[0], -1)
-        out.fill(0)
-        if self.weighs(weights):
-            for _ in self.tiles(xp, outs[0], labels, weights, scratch):
-                pass
-        self.scales(xp, dloss, label_weights, numbers)
-        xp.negative(numbers, out=numbers)
-        for samples, rows, at, _ in self.tiles(xp, outs[0], labels, weights, scratch):
-            out[samples].reshape(-1)[at] = numbers[rows]
-
-    def expand(self, b, labels, weights, dloss):
-        """A choice by a mask of the labels."""
-        like = b.fill(0.0, TensorType(dloss.dtype, self.shape))
-        chosen, found = self.label_masks(b, like, labels, weights)
-        return (b.Where(chosen, b.Neg(self.expanded_scale(b, found, labels, dloss)), like),)
-
-    @classmethod
-    def samples(cls, draw):
-        """As the loss."""
-
-        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
-            op = cls(scores.shape, op.reduction, op.ignore_index)
-            t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
-            return draw.case(op, labels, weights, draw(str(t)) + t.numpy.type(1))
-
-        def plain(reduction: str, ignore_index: int | None) -> Any:
-            return SoftmaxCrossEntropyLoss(reduction, ignore_index)
-
-        yield from _loss_samples(plain, draw, make)
+        yield from loss_samples(cls, draw, make)

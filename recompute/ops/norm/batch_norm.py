@@ -145,6 +145,9 @@ class BatchNormalization(ChannelNorm, onnx=True):
         for i, statistic in zip((3, 4), batch, strict=True):
             running = node.buffer(i)
             statistic = as_type_of(b, statistic, running)
+            count = x.size // max(x.shape[1], 1)
+            if i == 4 and node.unbiased and count > 1:
+                statistic = b.Mul(statistic, b.constant(count / (count - 1), statistic))
             if node.origin(i) is not None:
                 found.append(node.emit(RunningUpdate(momentum=momentum), running, statistic))
             else:  # fed or computed: nothing that could be updated
@@ -165,6 +168,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
 
 
 def as_type_of(b: Any, v: Any, like: Any) -> Any:
+    """`v` in the element type of `like`."""
     return v if v.dtype == like.dtype else b.Cast(v, to=like.dtype)
 
 

@@ -239,6 +239,7 @@ class Formula:
 
 
 def scaled(b: Any, x: Any, factor: float) -> Any:
+    """x times a constant of its element type."""
     return b.Mul(x, b.constant(factor, x))
 
 

@@ -48,6 +48,7 @@ class Inline:
     def __init__(self, function: Callable[..., Any], fastmath: Any, double: Callable[..., Any] | None) -> None:
         self.function, self.fastmath, self.double = function, fastmath, double
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Names its code and that of all it uses."""
         return " ".join(_fingerprint(f) for f in (self.function, self.double) if f) + _flags(self.fastmath)
@@ -77,6 +78,7 @@ class Intrinsic:
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
 
+    @property
     def fingerprint(self) -> str:
         """Names its code."""
         return _fingerprint(self.make)
@@ -133,7 +135,7 @@ def _fingerprint(function: Callable[..., Any]) -> str:
         for name in _globals(code):
             value = function.__globals__.get(name)
             if isinstance(value, (Inline, Intrinsic)):
-                found.update(value.fingerprint().encode())
+                found.update(value.fingerprint.encode())
             elif isinstance(value, (int, float, str, tuple, np.generic)):
                 found.update(repr(value).encode())
     return found.hexdigest()
@@ -188,9 +190,15 @@ class Kernel:
         """The compiled function for operands of these kinds."""
         found = self._addresses.get(kinds)
         if found is None:
-            key = native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
-            found = self._addresses[kinds] = native.loaded(key, lambda: self._module(kinds))
+            found = self._addresses[kinds] = native.loaded(self._key(kinds), lambda: self._module(kinds))
         return found
+
+    def kept(self, kinds: tuple) -> bool:
+        """Whether its object code for operands of these kinds was made before: it needs no compiling then."""
+        return kinds in self._addresses or native.kept(self._key(kinds))
+
+    def _key(self, kinds: tuple) -> str:
+        return native.toolchain().key(self.source, repr(kinds), np.__version__.partition(".")[0])
 
     def _module(self, kinds: tuple) -> Any:
         """numba's translation, behind a function `kernel` of our signature."""

@@ -286,6 +286,12 @@ def loaded(key: str, make: Callable[[], Any]) -> int:
     return tools.addresses[key]
 
 
+def kept(key: str) -> bool:
+    """Whether the function that the key names was made earlier, in this process or another."""
+    tools = toolchain()
+    return key in tools.addresses or code_cache.kept(key, tools.has) is not None
+
+
 def compile_ir(ir: str) -> int:
     """The address of the function `kernel` of a module given as LLVM IR."""
     tools = toolchain()

@@ -40,7 +40,7 @@ def _weight(weights, label, ignored, ignore, classes, status):
 
 
 @kernel
-def cross_entropy(x, labels, weights, lp, losses, label_weights, ignored, ignore, status, begin, end):
+def _cross_entropy(x, labels, weights, lp, losses, label_weights, ignored, ignore, status, begin, end):
     """Rows x [N, C] to their losses, and to log-probabilities where `lp` has rows."""
     for r in range(begin, end):
         a = x[r]
@@ -95,7 +95,7 @@ def reduced(losses, label_weights, out, reduction, begin, end):
 
 
 @kernel
-def label_scales(labels, weights, dloss, scales, classes, reduction, ignored, ignore, status, begin, end):
+def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, ignore, status, begin, end):
     """The gradient of each label's plain loss."""
     for r in range(labels.size):
         scales[r] = _weight(weights, labels[r], ignored, ignore, classes, status)
@@ -186,7 +186,7 @@ class Losses(LabelLosses):
         rest = (losses, label_weights, *ignore, native.STATUS)
         if self.soft(op):
             lp = np.empty((0, classes), x.dtype) if outs[1] is None else outs[1].reshape(n, classes)
-            first = cross_entropy.call(x.reshape(n, classes), labels, weights, lp, *rest, work=n)
+            first = _cross_entropy.call(x.reshape(n, classes), labels, weights, lp, *rest, work=n)
         else:
             first = likelihood.call(x.reshape(n, classes, inner), labels, weights, *rest, work=n * inner)
         return [first, reduced.call(losses, label_weights, outs[0].reshape(-1), reduction, work=1, parallel=False)]
@@ -204,7 +204,7 @@ class LossGradients(LabelLosses):
         labels, weights, dloss = ins[1:4] if soft else ins[:3]
         labels, dx, scales = labels.reshape(-1), outs[0], scratch[0][0]
         given = (labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, reduction, *ignore, native.STATUS)
-        first = label_scales.call(*given, work=1, parallel=False)
+        first = _label_scales.call(*given, work=1, parallel=False)
         if soft:
             lp = ins[0].reshape(n, classes)
             return [first, cross_entropy_gradient.call(lp, labels, scales, dx.reshape(n, classes), work=n)]

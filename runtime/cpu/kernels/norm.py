@@ -80,7 +80,7 @@ def channels(x, scale, bias, y, mean, inverse, epsilon, centre, begin, end):
 
 
 @kernel
-def layer_gradient(x, scale, mean, inverse, dy, dx, block, sums, centre, begin, end):
+def _layer_gradient(x, scale, mean, inverse, dy, dx, block, sums, centre, begin, end):
     """dx on rows x [rows, g, s], and for each part of the rows the sums [2, g·s] of dy · x̂ and dy."""
     rows, g, n = x.shape
     for part in range(begin, end):
@@ -226,7 +226,7 @@ class NormalizationGradients(Family):
         mean = inverse if mean is None else mean.reshape(a, g)
         given = (x.reshape(shape), scale.reshape(g, s), mean, inverse, dy.reshape(shape), outs[0].reshape(shape))
         sums = scratch[0]
-        run = layer_gradient if p == 1 else channels_gradient
+        run = _layer_gradient if p == 1 else channels_gradient
         first = run.call(*given, *reversed(scratch), centre, work=len(sums))
         vectors = [np.ndarray.reshape(v, -1) for v in outs[1:3]]
         return [first, add_parts.call(sums, *vectors, work=g * s)]

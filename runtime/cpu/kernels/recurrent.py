@@ -56,7 +56,7 @@ def lstm_cell(gates, before, after, y, has_before, begin, end):
 
 
 @kernel
-def lstm_cell_gradient(gates, before, after, dy, dh, dc, dg, has_before, has_dy, begin, end):
+def _lstm_cell_gradient(gates, before, after, dy, dh, dc, dg, has_before, has_dy, begin, end):
     """The gradients dg [N, 4H] of one step's gates, and in dc that of the cells before; dh is read."""
     n = dh.shape[1]
     one = dh.dtype.type(1)
@@ -382,7 +382,7 @@ class LSTMGradients(SequenceGradients):
             before = _both(c0, d) if earlier is None else cells[d, earlier]
             rows = (gates[d, t], cells[d, t] if before is None else before, cells[d, t], dh if dy is None else dy[t, d])
             flags = (int(before is not None), int(dy is not None))
-            each.add(lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
+            each.add(_lstm_cell_gradient.call(*rows, dh, dc, dg[t], *flags, work=x.shape[1]))
             if earlier is not None or outs[4] is not None:
                 each.product(dg[t], dh)
         each.finish()

@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..device.kernel import C_TYPES, COMPUTE, Kernel
-from .gathered import Gather, Three, Tile, Weigh, inside
+from .gathered import Gather, Three, Tile, inside
 
 
 def constants(**values: int | bool) -> str:
+    """A line of CUDA C that declares constants."""
     return "    const int " + ", ".join(f"{k} = {int(v)}" for k, v in values.items()) + ";\n"
 
 
@@ -50,12 +51,12 @@ def apart(what: str, count: Three, names: Sequence[str], kind: str = "int") -> s
 
 
 #: threads of a warp lie `LX` along the columns; a thread's rows (columns) are groups of four, `RS` (`CS`) apart
-_PLACES = """    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+PLACES = """    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const int TX = BN / TN, tx = warp % (TX / LX) * LX + lane % LX, ty = warp / (TX / LX) * (32 / LX) + lane / LX;
     const int RS = TM > 4 ? BM / 2 : BM, CS = TN > 4 ? BN / 2 : BN;
     __shared__ Pack<A, 4> as[2][BK][BM / 4 + 1], bs[2][BK][BN / 4 + 1];
 """
-_MULTIPLY = """        if (step >= first) {
+MULTIPLY = """        if (step >= first) {
             #pragma unroll
             for (int k = 0; k < BK; k++) {
                 Pack<A, 4> a[TM / 4], b[TN / 4];
@@ -71,7 +72,7 @@ _MULTIPLY = """        if (step >= first) {
             }
         }
 """
-_SUMS = """    A sum[TM][TN];
+SUMS = """    A sum[TM][TN];
     #pragma unroll
     for (int i = 0; i < TM; i++)
         #pragma unroll
@@ -79,7 +80,7 @@ _SUMS = """    A sum[TM][TN];
 """
 
 
-def _kind(*sizes: int) -> str:
+def sum_kind(*sizes: int) -> str:
     """What counts elements: 64 bits where 32 are not enough."""
     return "long long" if max(sizes) >= 1 << 30 else "int"
 
@@ -135,7 +136,7 @@ _GATHER_LOOP = """    for (int step = first - 1; step < end; step++) {
     }
 """
 #: a thread's column and its rows, in neighbouring columns; or, channels last, its row and its columns
-_ROW, _COLUMN = ("tid / BN + i * (TH / BN)", "tid % BN"), ("tid % BK", "tid / BK + i * (TH / BK)")
+ROW, COLUMN = ("tid / BN + i * (TH / BN)", "tid % BN"), ("tid % BK", "tid / BK + i * (TH / BK)")
 #: or four neighbouring rows
 _FOURS = ("tid % (BK / 4) * 4 + i % 4", "tid / (BK / 4) + i / 4 * (TH / (BK / 4))")
 
@@ -162,23 +163,23 @@ def gather(g: Gather, t: Tile, *, result: str, bias: bool, pack: bool, fours: bo
         for k, vs in (("SOURCE", source), ("TARGET", target))
         for n, v in zip(("IMAGE", "CHANNEL", "POSITION"), vs, strict=True)
     )
-    body = head + ";\n" + _PLACES + _SUMS + _gather_text(g, t, _places(g, fours=fours)) + _results(g.last, bias, pack)
+    body = head + ";\n" + PLACES + SUMS + _gather_text(g, t, _places(g, fours=fours)) + _results(g.last, bias, pack)
     size = f"long long columns, long long size, const {C_TYPES[g.dtype]}* bias"
     name = f"convolution_{g.dtype}_{t.bm}x{t.bn}"
     return Kernel(
         name, f"const {wide}* w, const {C_TYPES[g.dtype]}* x, {C_TYPES[result]}* y, {size}", body, threads=t.threads,
-        beside=_beside(t, wide),
+        beside=beside(t, wide),
     )  # fmt: skip
 
 
-def _beside(t: Tile, wide: str) -> int:
+def beside(t: Tile, wide: str) -> int:
     """Two blocks of the largest tile: 128 registers a thread, of which the compiler would take a few more."""
     return 2 if wide == "float" and t.tm * t.tn == 64 else 0
 
 
 def _places(g: Gather, *, fours: bool) -> tuple[str, str]:
     """A thread's row and column number i of what is read."""
-    return _FOURS if fours else _COLUMN if g.last else _ROW
+    return _FOURS if fours else COLUMN if g.last else ROW
 
 
 def _gather_text(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
@@ -189,12 +190,12 @@ def _gather_text(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
         text = text.replace(f"@S{i}", f"q{i} * {g.scale[i]} + {g.origin[i]}")
     row, column = places_of
     loop = _GATHER_LOOP.replace("@ROW", row).replace("@COLUMN", column)
-    return text + loop.replace("@LOAD", _gather_load(g, t, places_of)).replace("@MULTIPLY", _MULTIPLY.rstrip())
+    return text + loop.replace("@LOAD", _gather_load(g, t, places_of)).replace("@MULTIPLY", MULTIPLY.rstrip())
 
 
 def _gather_load(g: Gather, t: Tile, places_of: tuple[str, str]) -> str:
     """Reads what lies under the taps, for the next step."""
-    kind = _kind(math.prod(g.source) * g.group * g.channels)
+    kind = sum_kind(math.prod(g.source) * g.group * g.channels)
     within = [
         f"(unsigned)i{i} < {g.source[i]}u"
         for i in range(3)
@@ -332,123 +333,3 @@ def spreading(dtype: str, pack: int) -> Kernel:
     *(Pack<{c}, {pack}>*)(y + i) = o;"""
     return Kernel(f"spread_bias_{dtype}", f"const {c}* bias, {c}* y, long long size, long long inner, "
                   "long long channels", body)  # fmt: skip
-
-
-# -- the weight's gradient --------------------------------------------------------------------------------------------
-
-_WEIGH_START = """    int at = blockIdx.x;
-    const int m0 = at % MT * BM; at /= MT;
-    const int n0 = at % NT * BN;
-    const int group = at / NT;
-    __shared__ I offset[BN];  // of each column: from where a window starts, in elements and along each axis
-    __shared__ int ahead[3][BN];
-    for (int j = tid; j < BN; j += TH) {
-        int n = n0 + j, c = @C, t = @T;
-        @TAP
-        offset[j] = (I)c * X_CHANNEL + (I)(@D) * X_POSITION;
-        ahead[0][j] = n < N ? t0 * @D0 : -(1 << 30);  // outside
-        ahead[1][j] = t1 * @D1;
-        ahead[2][j] = t2 * @D2;
-    }
-    __syncthreads();
-    const K steps = (terms + BK - 1) / BK;
-    const K first = (K)((long long)steps * blockIdx.y / gridDim.y);
-    const K end = (K)((long long)steps * (blockIdx.y + 1) / gridDim.y);
-    A a[LA], b[LB];
-"""
-_WEIGH_LOOP = """    for (K step = first - 1; step < end; step++) {
-        if (step + 1 < end) {
-            const K k0 = (step + 1) * BK;
-@LOAD
-        }
-@MULTIPLY
-        if (step + 1 < end) {
-            const int to = (step + 1) & 1;
-            #pragma unroll
-            for (int i = 0; i < LA; i++) ((A*)as[to][@AROW])[@ACOLUMN] = a[i];
-            #pragma unroll
-            for (int i = 0; i < LB; i++) ((A*)bs[to][@BROW])[@BCOLUMN] = b[i];
-            __syncthreads();
-        }
-    }
-    O* to = dw + ((long long)blockIdx.y * G + group) * M * N;
-    #pragma unroll
-    for (int i = 0; i < TM; i++) {
-        const int m = m0 + i / 4 * RS + ty * 4 + i % 4;
-        if (m >= M) continue;
-        #pragma unroll
-        for (int j = 0; j < TN; j++) {
-            const int n = n0 + j / 4 * CS + tx * 4 + j % 4;
-            if (n < N) to[(long long)m * N + @N] = narrow<O>(sum[i][j]);
-        }
-    }"""
-
-
-@functools.cache
-def weigh(g: Weigh, t: Tile, *, result: str, kind: str) -> Kernel:
-    """A Weigh: (x, dy, dw, terms); `result`: the element type of dw, or of its parts; `kind`: what counts terms."""
-    wide, taps = COMPUTE[g.dtype], math.prod(g.taps)
-    x = strides(g.source, g.group * g.channels, g.last)
-    y = strides(g.count, g.group * g.rows, g.last)
-    index = _kind(x[0], y[0])
-    head = f"    typedef {C_TYPES[g.dtype]} T;\n    typedef {wide} A;\n    typedef {C_TYPES[result]} O;\n"
-    head += f"    typedef {kind} K;\n    typedef {index} I;\n"
-    head += constants(BM=t.bm, BN=t.bn, BK=t.bk, TM=t.tm, TN=t.tn, TH=t.threads, LX=8, G=g.group, M=g.rows,
-                       N=g.columns, MT=-(-g.rows // t.bm), NT=-(-g.columns // t.bn), C=g.channels, TAPS=taps,
-                       Q=g.positions, LA=t.bk * t.bm // t.threads, LB=t.bk * t.bn // t.threads)  # fmt: skip
-    head += "    const long long " + ", ".join(
-        f"{k}_{n} = {v}"
-        for k, vs in (("X", x), ("Y", y))
-        for n, v in zip(("IMAGE", "CHANNEL", "POSITION"), vs, strict=True)
-    )
-    text = _WEIGH_START + _WEIGH_LOOP.replace("@LOAD", _weigh_load(g)).replace("@MULTIPLY", _MULTIPLY.rstrip())
-    taps_of: Three = tuple(max(n, 1) for n in g.taps)  # type: ignore[assignment]
-    ahead = linear(g.source, [f"t{i} * {g.delta[i]}" for i in range(3)])
-    rows = _ROW if g.last else _COLUMN
-    for word, value in {
-        "@C": "n % C" if g.last else "n / TAPS", "@TAP": apart("t", taps_of, ("t0", "t1", "t2")),
-        "@T": "n / C" if g.last else "n % TAPS", "@N": "(n % C * TAPS + n / C)" if g.last else "n",
-        "@D0": str(g.delta[0]), "@D1": str(g.delta[1]), "@D2": str(g.delta[2]), "@D": ahead,
-        "@AROW": rows[0].replace("BN", "BM"), "@ACOLUMN": rows[1].replace("BN", "BM"),
-        "@BROW": rows[0], "@BCOLUMN": rows[1],
-    }.items():  # fmt: skip
-        text = text.replace(word, value)
-    parameters = f"const {C_TYPES[g.dtype]}* x, const {C_TYPES[g.dtype]}* dy, {C_TYPES[result]}* dw, {kind} terms"
-    return Kernel(f"weight_gradient_{g.dtype}_{t.bm}x{t.bn}", parameters, head + ";\n" + _PLACES + _SUMS + text,
-                  threads=t.threads, beside=_beside(t, wide))  # fmt: skip
-
-
-def _weigh_load(g: Weigh) -> str:
-    """Reads the next step's terms: a thread has one term of several rows and columns, or, channels last, one row and
-    one column of several terms."""
-    pad = " " * 12
-    at = linear(g.source, ("s0", "s1", "s2"))
-    term = [
-        "const bool there = k < terms;", "const K n = k / Q;", "const int q = (int)(k - n * Q);",
-        apart("q", g.count, ("q0", "q1", "q2")),
-        *(f"const int s{i} = q{i} * {g.scale[i]} + {g.origin[i]};" for i in range(3)),
-        f"const T* from = x + n * X_IMAGE + (long long)group * C * X_CHANNEL + (I)({at}) * X_POSITION;",
-        "const T* dyk = dy + n * Y_IMAGE + (long long)group * M * Y_CHANNEL + (I)q * Y_POSITION;",
-    ]  # fmt: skip
-    within = [
-        f"(unsigned)(s{i} + ahead[{i}][j]) < {g.source[i]}u"
-        for i in range(3)
-        if i == 0 or not inside(g.source[i], g.count[i], max(g.taps[i], 1), g.scale[i], g.origin[i], g.delta[i])
-    ]
-    read = f"b[i] = there && {' && '.join(within)} ? widen(from[offset[j]]) : 0;"
-    other = "a[i] = there && m < M ? widen(dyk[(I)m * Y_CHANNEL]) : 0;"
-    if not g.last:
-        lines = [
-            "const K k = k0 + tid % BK;", *term, "#pragma unroll", "for (int i = 0; i < LA; i++) {",
-            "    const int m = m0 + tid / BK + i * (TH / BK);", f"    {other}", "}", "#pragma unroll",
-            "for (int i = 0; i < LB; i++) {", "    const int j = tid / BK + i * (TH / BK);", f"    {read}", "}",
-        ]  # fmt: skip
-    else:
-        lines = [
-            "#pragma unroll", "for (int i = 0; i < LA; i++) {", "    const K k = k0 + tid / BM + i * (TH / BM);",
-            *(f"    {line}" for line in (term[0], term[1], term[2], term[-1])), "    const int m = m0 + tid % BM;",
-            f"    {other}", "}", "#pragma unroll", "for (int i = 0; i < LB; i++) {",
-            "    const K k = k0 + tid / BN + i * (TH / BN);", *(f"    {line}" for line in term[:-1]),
-            "    const int j = tid % BN;", f"    {read}", "}",
-        ]  # fmt: skip
-    return "\n".join(pad + line for line in lines)

@@ -1,4 +1,4 @@
-"""Plans of convolutions by the kernels of convolution_text.py."""
+"""Plans of convolutions by the kernels of text.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ....language.types import TensorType
 from ...shared.convolved import Convolved
 from ..device.kernel import COMPUTE, Buffer, Call, Fill
-from . import text
+from . import text, weigh_text
 from .gathered import CHAIN, Gather, Tile, gradients, output, splits, tile, weigh
 
 #: what sums are kept in
@@ -118,7 +118,7 @@ class WeighPlan:
         """One launch, and one that adds up."""
         target = scratch[0] if self.parts > 1 else w
         kind = "long long" if self.terms >= 1 << 30 else "int"
-        kernel = text.weigh(self.g, self.tile, result=target.dtype, kind=kind)
+        kernel = weigh_text.weigh(self.g, self.tile, result=target.dtype, kind=kind)
         calls: list[Call] = [kernel.blocks(self.blocks, self.parts, args=(x, y, target, self.terms))]
         if self.parts > 1:
             calls.append(text.adding(self.dtype, False)(self.size, target, w, self.size, self.parts))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ....language.types import TensorType
 from ....ops.channels_last import FORMS
-from ....ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
+from ....ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
+from ....ops.convolution.transposed import ConvTranspose
 from ...shared.convolved import Convolved, convolved, operands
 from ..convolution.columns import by_columns
 from ..convolution.depthwise import depthwise

@@ -1,0 +1,283 @@
+"""PyTorch modules as programs: exported in the way that keeps every parameter, and written back after training.
+
+PyTorch is the user's own, and imported only here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError, ModelWarning, UsageError
+from ..language.program import Program
+from .load import load
+from .origin import UNBIASED, source_operator
+
+__all__ = ["from_torch", "write_back"]
+
+#: PyTorch's operators for batch normalisation that trains, from which BatchNormalization nodes come
+_TRAINING_NORMS = (
+    "aten._native_batch_norm_legit_functional",
+    "aten._native_batch_norm_legit.",
+    "aten.native_batch_norm",
+)
+_EXPORTERS = ("auto", "dynamo", "torchscript")
+#: under what a module lies that is exported together with its loss
+_INNER = "model"
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    targets: Sequence[Any] = (),
+    trainable: Sequence[str] | None = None,
+    exporter: str = "auto",
+    **options: Any,
+) -> Program:
+    """A PyTorch module as a program that trains as the module would.
+
+    `example_inputs`: a tensor, a tuple of them, or a dict by the names of `forward`'s arguments; their shapes are the
+    program's.  `loss`: a function `loss(output, *targets)` of PyTorch, whose value becomes the output "loss";
+    `targets`: examples of what it takes.  `trainable`: names or globs (default: the parameters that require
+    gradients).  Every submodule trains or not as its `training` says: dropout and batch normalisation of those in eval
+    mode stay off.  Values that are detached, or computed under `torch.no_grad()`, pass no gradient on.
+
+    `exporter`: "dynamo" (without optimisation, which would merge, fold and rename parameters), "torchscript", or
+    "auto": the first that can.  `options`: those of `rc.load`.
+
+    The program's parameters have the module's names; of tied ones the program has one, and aliases.  `program.source`
+    is the exported model.  ModelError where the module cannot be exported, with PyTorch's reason.
+    """
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"from_torch takes a torch.nn.Module, not {type(module).__name__}")
+    if exporter not in _EXPORTERS:
+        raise UsageError(f"exporter must be one of {', '.join(map(repr, _EXPORTERS))}, not {exporter!r}")
+    args, kwargs = _arguments(example_inputs)
+    whole = module
+    if loss is not None:
+        whole = _with_loss(module, loss, len(args), list(kwargs))
+        args, kwargs = (*args, *kwargs.values(), *targets), {}
+    proto = _exported(whole, args, kwargs, exporter)
+    if loss is not None:
+        _without_prefix(proto, f"{_INNER}.")
+    _mark_training(proto)
+    names = _initializers(module, proto)
+    wanted = trainable
+    if wanted is None:
+        wanted = [names[n] for n, p in module.named_parameters() if p.requires_grad and n in names]
+    program = load(
+        proto, trainable=[_plain(w) for w in wanted] if trainable is None else wanted, mode="file", **options
+    )
+    program.aliases.update({other: n for other, n in names.items() if other != n and n in program.data})
+    return program
+
+
+def write_back(program: Program, module: Any) -> int:
+    """Copies trained parameters, and buffers such as running statistics, into the module; returns how many tensors.
+
+    Tensors keep their device and element type.  UsageError where a shape differs, or nothing of the program is the
+    module's.
+    """
+    tensors = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+    count = 0
+    for name, tensor in tensors.items():
+        own = str(program.aliases.get(name, name))
+        if own not in program.data:
+            continue
+        array = np.asarray(program.data[own])
+        if tuple(array.shape) != tuple(tensor.shape):
+            raise UsageError(
+                f"'{name}' has shape {list(tensor.shape)} in the module, {list(array.shape)} in the program"
+            )
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize == 2:  # bfloat16 is not NumPy's own
+            array = array.astype(np.float32)
+        tensor.data.copy_(tensor.new_tensor(array, device="cpu"))
+        count += 1
+    steps = program.data.get("step")
+    for name, tensor in tensors.items():
+        if name.endswith("num_batches_tracked") and steps is not None:
+            tensor.data.add_(int(steps))
+    if not count:
+        raise UsageError("no parameter or buffer of the module is in the program: was it made by from_torch?")
+    return count
+
+
+# -- exporting --------------------------------------------------------------------------------------------------------
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)), {}
+
+
+def _with_loss(module: Any, loss: Callable[..., Any], count: int, names: list[str]) -> Any:
+    """The module with its loss as first output; arguments: the module's, by position and by name, then the targets."""
+    import torch
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(_INNER, module)
+            self.training = module.training
+
+        def forward(self, *values: Any) -> Any:
+            given, targets = values[: count + len(names)], values[count + len(names) :]
+            output = getattr(self, _INNER)(*given[:count], **dict(zip(names, given[count:], strict=True)))
+            return {"loss": loss(output, *targets), "output": output}
+
+    return WithLoss()
+
+
+def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exporter: str) -> onnx.ModelProto:
+    failed: list[str] = []
+    for name, export in (("dynamo", _by_dynamo), ("torchscript", _by_torchscript)):
+        if exporter not in ("auto", name):
+            continue
+        try:
+            with _quiet():
+                proto = export(module, args, kwargs)
+        except Exception as e:
+            failed.append(f"{name}: {type(e).__name__}: {_first_lines(str(e))}")
+            continue
+        if failed:
+            warnings.warn(
+                f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: what is "
+                "detached there passes gradients on (name it in no_grad_set)",
+                ModelWarning,
+                stacklevel=3,
+            )
+        return proto
+    raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed))
+
+
+def _by_dynamo(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> onnx.ModelProto:
+    import torch
+
+    program = torch.export.export(module, args, kwargs, strict=False)
+    _detach_no_grad(program.graph_module)
+    outputs = _output_names(program)
+    found = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False, output_names=outputs)
+    if found is None:
+        raise RuntimeError("torch.onnx.export gave nothing")
+    return found.model_proto
+
+
+def _by_torchscript(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> onnx.ModelProto:
+    import torch
+
+    file = io.BytesIO()
+    torch.onnx.export(
+        module, args, file, kwargs=kwargs or None, dynamo=False, do_constant_folding=False,
+        training=torch.onnx.TrainingMode.PRESERVE, opset_version=20,
+    )  # fmt: skip
+    proto = onnx.ModelProto()
+    proto.ParseFromString(file.getvalue())
+    return proto
+
+
+def _detach_no_grad(graph_module: Any) -> None:
+    """Detaches what comes out of regions under `torch.no_grad()`, which exporters inline without a trace."""
+    import operator
+
+    import torch
+
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if "set_grad_enabled" not in str(node.target) or not node.args or node.args[0] is not False:
+            continue
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                with graph.inserting_after(user):
+                    cut = graph.call_function(torch.ops.aten.detach.default, (user,))
+                cut.meta = dict(user.meta)
+                user.replace_all_uses_with(cut, delete_user_cb=lambda n, cut=cut: n is not cut)
+    graph_module.recompile()
+
+
+def _output_names(program: Any) -> list[str] | None:
+    """Names of the outputs, where the module returns a dict or an object with fields: "loss", "logits"."""
+    from torch.utils import _pytree as trees
+
+    spec = program.call_spec.out_spec
+    paths = [p for p, _ in trees.tree_flatten_with_path(trees.tree_unflatten(list(range(spec.num_leaves)), spec))[0]]
+    kinds = [str(o.kind) for o in program.graph_signature.output_specs if "USER_OUTPUT" in str(o.kind)]
+    taken = {i.arg.name for i in program.graph_signature.input_specs}
+    names = ["_".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p) for p in paths]
+    named = [n if n and not n.isdigit() and n not in taken else f"output_{n}" if n else "output" for n in names]
+    return named if len(kinds) == len(named) and len(set(named)) == len(named) else None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own remarks."""
+    loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "torch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _first_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400]
+
+
+# -- the exported model -----------------------------------------------------------------------------------------------
+
+
+def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
+    """Names of tensors as in the module itself."""
+    names = {t.name: t.name.removeprefix(prefix) for t in proto.graph.initializer if t.name.startswith(prefix)}
+    for t in proto.graph.initializer:
+        t.name = names.get(t.name, t.name)
+    for v in proto.graph.value_info:
+        v.name = names.get(v.name, v.name)
+    for node in proto.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = names.get(name, name)
+
+
+def _mark_training(proto: onnx.ModelProto) -> None:
+    """Says at each batch normalisation whether it trains, and that running variances are PyTorch's (unbiased)."""
+    proto.metadata_props.add(key=UNBIASED, value="1")
+    for k, node in enumerate(proto.graph.node):
+        if node.op_type == "BatchNormalization" and source_operator(node).startswith(_TRAINING_NORMS):
+            kept = [a for a in node.attribute if a.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("training_mode", 1)])
+            for what in ("mean", "var")[len(node.output) - 1 :]:
+                node.output.append(f"batch_norm_{k}_running_{what}")
+
+
+def _initializers(module: Any, proto: onnx.ModelProto) -> dict[str, str]:
+    """The module's name of each parameter and buffer → the initializer's; tied ones have one initializer."""
+    there = {t.name for t in proto.graph.initializer}
+    own: dict[int, str] = {}
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        if name in there:
+            own.setdefault(id(tensor), name)
+    return {name: own[id(tensor)] for name, tensor in tensors if id(tensor) in own}
+
+
+def _plain(name: str) -> str:
+    """A name as a pattern that fits only itself."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -1,0 +1,131 @@
+"""What PyTorch's exporter wrote about a model: which tensors are parameters, which buffers, and what was lost.
+
+The dynamo exporter (`torch.onnx.export(..., dynamo=True)`) puts the exported program's signature into the graph's
+metadata: every parameter and buffer of the module by its own name, also those that optimisation merged, folded or
+renamed afterwards.  Nodes say which operator of PyTorch they come from.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx
+
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+#: metadata of models whose running variances are estimates of a population's, as PyTorch's are: n - 1, not n
+UNBIASED = "recompute.running_variance.unbiased"
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_HIERARCHY = "pkg.torch.onnx.class_hierarchy"
+_LINE = re.compile(r"^\w+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^'\n]+)'", re.MULTILINE)
+#: names that exporters give to tensors that they have made themselves
+_MADE_UP = re.compile(r"^(val_\d+|onnx::\w+|(.*/)?Constant\w*_output_0)$")
+#: names that are told in one message, at most
+_MOST = 6
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a file says about where it comes from.
+
+    `kinds`: "PARAMETER", "BUFFER" or "CONSTANT_TENSOR" by initializer's name.  `missing`: parameters of the module that
+    no initializer is called after.  `lost`: sentences about what optimisation did to parameters.  `unbiased`: see
+    UNBIASED.
+    """
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    unbiased: bool = False
+
+
+def origin_of(model: onnx.ModelProto) -> Origin:
+    """Reads what an exporter wrote; nothing of it is trusted beyond which tensors train."""
+    said = _metadata(model.graph.metadata_props).get(_SIGNATURE, "")
+    targets = {target: kind for kind, target in _LINE.findall(said)}
+    for v in model.graph.value_info:
+        kind = _metadata(v.metadata_props).get(_KIND)
+        if kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            targets.setdefault(v.name, kind)
+    initializers = {t.name for t in model.graph.initializer}
+    kinds = {n: k for n, k in targets.items() if n in initializers}
+    missing = tuple(n for n, k in targets.items() if k == "PARAMETER" and n not in initializers)
+    return Origin(
+        kinds, missing, tuple(_lost(model, targets, missing)), _metadata(model.metadata_props).get(UNBIASED) == "1"
+    )
+
+
+def source_operator(node: onnx.NodeProto) -> str:
+    """The PyTorch operator that a node was exported from, such as "aten.detach.default"; "" where nothing says it."""
+    said = _metadata(node.metadata_props).get(_HIERARCHY, "")
+    try:
+        names = ast.literal_eval(said) if said and len(said) < 1 << 16 else ()
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""
+    return names[-1] if isinstance(names, list) and names and isinstance(names[-1], str) else ""
+
+
+def _metadata(properties: object) -> dict[str, str]:
+    return {p.key: p.value for p in properties if isinstance(p.value, str)}  # type: ignore[attr-defined]
+
+
+def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, ...]) -> Iterator[str]:
+    """What optimisation did to parameters."""
+    floats = {t.name: t for t in model.graph.initializer if t.data_type in _FLOATS}
+    made = [n for n, t in floats.items() if _MADE_UP.match(n) and len(t.dims) > 1]
+    norms = [n for n in missing if f"{n.rpartition('.')[0]}.running_mean" in targets]
+    folded = [n for n in norms if f"{n.rpartition('.')[0]}.running_mean" not in floats]
+    if folded:
+        yield (
+            f"batch normalisation is folded into the weights before it ({_some(folded)}): it is neither trained nor "
+            "normalises by the batch"
+        )
+    shared = _merged(model, floats) if targets else {}
+    if missing and shared:
+        names = ", ".join(f"'{n}' is read by {c} normalisations" for n, c in list(shared.items())[:3])
+        yield f"equal parameters are merged into one, which trains as one ({names})"
+    if made and (missing or not targets):
+        yield f"weights have made-up names and may be transposed copies of tied ones ({_some(made)})"
+    if missing and not (folded or shared or made) and _optimized(model):
+        yield f"parameters are missing ({_some(missing)}): merged with equal ones, or folded into others"
+
+
+def _merged(model: onnx.ModelProto, floats: dict[str, onnx.TensorProto]) -> dict[str, int]:
+    """Initializers that are the scale or bias of several normalisations."""
+    count = Counter(
+        name
+        for node in model.graph.node
+        if node.op_type.endswith("Normalization")
+        for name in set(node.input[1:3])
+        if name in floats
+    )
+    return {n: c for n, c in count.items() if c > 1}
+
+
+def _optimized(model: onnx.ModelProto) -> bool:
+    """Whether constants were lifted into initializers, which PyTorch's optimisation does."""
+    return any(re.match(r"^val_\d+$", t.name) for t in model.graph.initializer)
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
+
+
+_FLOATS = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
+
+#: how to export so that nothing is lost
+REMEDY = (
+    "export with torch.onnx.export(model, args, file, dynamo=True, optimize=False), or load the module itself with "
+    "rc.from_torch(model, args): docs/pytorch.md"
+)

@@ -1,0 +1,293 @@
+"""Choosing between values: Where, Max, Min, Clip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...language.element import cast, maximum, minimum, where
+from ...language.op import imports
+from ...language.types import TensorType
+from ..common import Elementwise, Ufunc, broadcast
+
+
+@dataclass(frozen=True)
+class Where(Elementwise, onnx=True):
+    """x where the condition holds, else y; all three broadcast."""
+
+    def infer(self, condition, x, y):
+        """The type of x and y, the shape of all three."""
+        if condition.dtype != "bool" or x.dtype != y.dtype:
+            raise self.fail("wants bool and two values of one element type", condition, x, y)
+        return (TensorType(x.dtype, broadcast(self, condition, x, y)),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """y, then x over it."""
+        condition, x, y = ins
+        xp.copyto(outs[0], y)
+        xp.copyto(outs[0], x, where=condition)
+
+    def element(self, condition, x, y):
+        """A choice."""
+        return where(condition, x, y)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy on either side of the condition, which is all that is kept."""
+        condition, x, y = ins
+        zero = b.constant(0, grads[0])
+        return [
+            None,
+            b.sum_to(b.Where(condition, grads[0], zero), x.shape),
+            b.sum_to(b.Where(condition, zero, grads[0]), y.shape),
+        ]
+
+    @classmethod
+    def samples(cls, draw):
+        """Equal shapes; each of the three broadcast."""
+        for c, x, y in (("2,3", "2,3", "2,3"), ("3", "2,1", ""), ("2,1", "", "3"), ("", "2", "2"), ("0", "1", "")):
+            yield draw.case(cls(), draw.bools(c), draw(f"f64[{x}]"), draw(f"f64[{y}]"))
+        yield draw.case(cls(), draw.bools("2,3"), draw.ints("i64[3]", 0, 9), draw.ints("i64[3]", 0, 9))
+
+
+@dataclass(frozen=True)
+class Prefer(Elementwise):
+    """(a, b, dy) → dy where a > b, dy / 2 where a = b, else 0: the gradient of a in max(a, b)."""
+
+    flops_per_element = 4
+
+    def scratch(self, ins, outs):
+        """One comparison."""
+        return (outs[0].with_dtype("bool"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """dy · ((a ≥ b) + (a > b)) / 2: sums are quicker than choices."""
+        a, b, dy = ins
+        xp.greater_equal(a, b, out=outs[0])
+        xp.greater(a, b, out=scratch[0])
+        xp.add(outs[0], scratch[0], out=outs[0])
+        xp.multiply(outs[0], dy.dtype.type(0.5), out=outs[0])
+        xp.multiply(outs[0], dy, out=outs[0])
+
+    def element(self, a, b, dy):
+        """As the numerics."""
+        return (cast(a >= b, dy.dtype) + cast(a > b, dy.dtype)) * 0.5 * dy
+
+    def expand(self, b, x, y, dy):
+        """Two choices."""
+        half = b.Where(b.Equal(x, y), b.Mul(dy, b.constant(0.5, dy)), b.constant(0, dy))
+        return (b.Where(b.Greater(x, y), dy, half),)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy."""
+        return [None, None, b.sum_to(b.Prefer(ins[0], ins[1], grads[0]), ins[2].shape)]
+
+    @classmethod
+    def samples(cls, draw):
+        """Ties and broadcasting."""
+        x = draw.distinct("f64[3,4]")
+        yield draw.case(cls(), x, draw.distinct("f64[4]") + 0.05, draw("f64[3,4]"))
+        yield draw.case(cls(), x, x, draw("f64[3,4]"), gradient=False)
+
+
+def _chain(cls: Any, node: Any) -> Any:
+    """A variadic ONNX operator as a chain of binary ones; of one input: itself."""
+    values = node.inputs
+    total = values[0]
+    for v in values[1:]:
+        total = node.emit(cls(), total, v)
+    return total
+
+
+@dataclass(frozen=True)
+class Max(Ufunc, onnx=True):
+    """The larger of a and b; NaN if either is."""
+
+    ufunc = "maximum"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy to the larger one; halves where they tie (as PyTorch's maximum)."""
+        x, y = ins
+        dy = grads[0]
+        return [b.sum_to(b.Prefer(x, y, dy), x.shape), b.sum_to(b.Prefer(y, x, dy), y.shape)]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Any number of inputs."""
+        return _chain(cls, node)
+
+    @classmethod
+    def samples(cls, draw):
+        """Without ties for the derivative; integers."""
+        yield draw.case(cls(), draw.distinct("f64[3,4]"), draw.distinct("f64[4]") + 0.05)
+        yield draw.case(cls(), draw.distinct("f64[2,2]"), draw("f64[]") * 0 + 0.03)
+        yield draw.case(cls(), draw.ints("i32[5]", 0, 3), draw.ints("i32[5]", 0, 3))
+
+
+@dataclass(frozen=True)
+class Min(Max, onnx=True):
+    """The smaller of a and b; NaN if either is."""
+
+    ufunc = "minimum"
+
+    def gradient(self, b, ins, outs, grads):
+        """dy to the smaller one; halves where they tie (as PyTorch's minimum)."""
+        x, y = ins
+        dy = grads[0]
+        return [b.sum_to(b.Prefer(y, x, dy), x.shape), b.sum_to(b.Prefer(x, y, dy), y.shape)]
+
+
+@imports("Sum")
+def _sum(node: Any) -> Any:
+    from .arithmetic import Add
+
+    return _chain(Add, node)
+
+
+@imports("Mean")
+def _mean(node: Any) -> Any:
+    from .arithmetic import Add
+
+    total = _chain(Add, node)
+    count = len(node.inputs)
+    return total if count == 1 else node.builder.Mul(total, node.builder.constant(1 / count, total))
+
+
+def _within(op: Any, x: TensorType, bounds: Sequence[TensorType | None]) -> None:
+    for t in bounds:
+        if t is not None and (t.dtype != x.dtype or t.ndim):
+            raise op.fail("the bounds must be scalars of x's element type", x, *bounds)
+
+
+def _is_relu6(node: Any) -> bool:
+    """Whether the bounds of a Clip are known to be 0 and 6."""
+    for i, (name, wanted) in enumerate((("min", 0.0), ("max", 6.0))):
+        bound = node.constant(i + 1) if node.type(i + 1) is not None else node.attributes.get(name)
+        if bound is None or np.size(bound) != 1 or float(np.ravel(bound)[0]) != wanted:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Clip(Elementwise, onnx=True):
+    """(x, lowest?, highest?) → x within the bounds (scalars); `highest` wins where they contradict."""
+
+    flops_per_element = 2
+
+    def infer(self, x, lowest=None, highest=None):
+        """x's type."""
+        _within(self, x, (lowest, highest))
+        return (x,)
+
+    def compute(self, xp, ins, outs, scratch):
+        """One pass for each bound."""
+        x, lowest, highest = (*ins, None, None)[:3]
+        if lowest is not None:
+            x = xp.maximum(x, lowest, out=outs[0])
+        if highest is not None:
+            x = xp.minimum(x, highest, out=outs[0])
+        if x is ins[0]:
+            outs[0][...] = x
+
+    def element(self, x, lowest=None, highest=None):
+        """As the numerics."""
+        x = x if lowest is None else maximum(x, lowest)
+        return x if highest is None else minimum(x, highest)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy within the bounds, ends included; to a bound what was cut by it (as PyTorch's clamp)."""
+        x, lowest, highest = (*ins, None, None)[:3]
+        dy, zero = grads[0], b.constant(0, grads[0])
+        found = [b.ClipGrad(x, lowest, highest, dy)]
+        above = b.Greater(x, highest) if highest is not None else None
+        if above is not None and lowest is not None:
+            above = b.Or(above, b.Less(highest, lowest))
+        if lowest is not None:
+            below = b.Less(x, lowest)
+            if highest is not None:
+                below = b.And(below, b.Less(lowest, highest))
+            found.append(b.sum_to(b.Where(below, dy, zero), ()))
+        elif len(ins) > 1:
+            found.append(None)
+        if above is not None:
+            found.append(b.sum_to(b.Where(above, dy, zero), ()))
+        return found
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Bounds as inputs, or as attributes (opset < 11); of floats within 0 and 6, Relu6."""
+        x = node.input(0)
+        if x.type.is_float and _is_relu6(node):
+            return node.builder.Relu6(x)
+        bounds = [node.input(1), node.input(2)]
+        for i, name in enumerate(("min", "max")):
+            if bounds[i] is None and name in node.attributes:
+                bounds[i] = node.builder.constant(node.attributes[name], x)
+            elif bounds[i] is not None and bounds[i].ndim and bounds[i].size == 1:
+                bounds[i] = node.builder.Reshape(bounds[i], shape=())
+        return x if bounds == [None, None] else node.emit(cls(), x, *bounds)
+
+    @classmethod
+    def samples(cls, draw):
+        """Both bounds, one, none, contradicting ones."""
+        low, high = draw("f64[]", -0.31, -0.3), draw("f64[]", 0.4, 0.41)
+        x = draw.distinct("f64[3,5]") + 0.02
+        for bounds in ((low, high), (low, None), (None, high), (None, None), (high, low), (low,)):
+            yield draw.case(cls(), x, *bounds)
+        yield draw.case(cls(), draw.ints("i32[9]", -9, 9), draw.ints("i32[]", -4, -3), draw.ints("i32[]", 3, 4))
+
+
+@dataclass(frozen=True)
+class ClipGrad(Elementwise):
+    """(x, lowest?, highest?, dy) → dy where x is within the bounds, else 0."""
+
+    flops_per_element = 3
+
+    def infer(self, x, lowest, highest, dy):
+        """dy's type."""
+        _within(self, x, (lowest, highest))
+        if x != dy:
+            raise self.fail("x and dy differ in type", x, dy)
+        return (dy,)
+
+    def scratch(self, ins, outs):
+        """One comparison."""
+        return (ins[0].with_dtype("bool"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """dy · (x ≥ lowest) · (x ≤ highest): products are quicker than choices."""
+        x, lowest, highest, dy = ins
+        outs[0][...] = dy
+        for bound, inside in ((lowest, xp.greater_equal), (highest, xp.less_equal)):
+            if bound is not None:
+                inside(x, bound, out=scratch[0])
+                xp.multiply(outs[0], scratch[0], out=outs[0])
+
+    def element(self, x, lowest, highest, dy):
+        """As the numerics: products, so that what is no number stays one."""
+        for inside in (lowest is not None and x >= lowest, highest is not None and x <= highest):
+            dy = cast(inside, dy.dtype) * dy if inside else dy
+        return dy
+
+    def expand(self, b, x, lowest, highest, dy):
+        """A choice for each bound."""
+        zero = b.constant(0, dy)
+        if lowest is not None:
+            dy = b.Where(b.Less(x, lowest), zero, dy)
+        if highest is not None:
+            dy = b.Where(b.Greater(x, highest), zero, dy)
+        return (dy,)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy."""
+        return [None, None, None, b.ClipGrad(*ins[:3], grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """Both bounds, one, none."""
+        low, high = draw("f64[]", -0.31, -0.3), draw("f64[]", 0.4, 0.41)
+        x, dy = draw.distinct("f64[3,5]") + 0.02, draw("f64[3,5]")
+        for bounds in ((low, high), (low, None), (None, high), (None, None)):
+            yield draw.case(cls(), x, *bounds, dy)

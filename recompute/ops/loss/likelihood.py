@@ -1,0 +1,127 @@
+"""Negative log-likelihood of class labels, on log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.types import TensorType
+from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
+    """(log_prob, labels, weights?) → -w · log_prob at the label, reduced."""
+
+    reduction: str = "mean"
+    ignore_index: int | None = None
+
+    def infer(self, log_prob, labels, weights=None):
+        """The loss."""
+        self.check(log_prob, labels, weights)
+        return (self.loss_type(log_prob, labels),)
+
+    def scratch(self, ins, outs):
+        """Numbers of labels."""
+        return self.label_types(ins[0], (*ins, None)[2])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(1, ins[0].shape)
+
+    def compute(self, xp, ins, outs, scratch):
+        """The labels' elements, weighted and reduced."""
+        log_prob, labels, weights = (*ins, None)[:3]
+        losses, label_weights = scratch[3], scratch[4]
+        x = log_prob.reshape(log_prob.shape[0], -1)
+        for samples, rows, at, ignored in self.tiles(xp, log_prob, labels, weights, scratch):
+            take_labels(xp, x[samples].reshape(-1), at, losses[rows])
+            xp.negative(losses[rows], out=losses[rows])
+            if ignored is not None:
+                xp.copyto(losses[rows], 0, where=ignored)
+            if weights is not None:
+                xp.multiply(losses[rows], label_weights[rows], out=losses[rows])
+        self.reduce(xp, losses, label_weights, outs[0])
+
+    def expand(self, b, log_prob, labels, weights=None):
+        """The label's share by a mask."""
+        return (self.expanded_loss(b, log_prob, labels, weights),)
+
+    def gradient(self, b, ins, outs, grads):
+        """From the labels alone."""
+        log_prob, labels, weights = (*ins, None)[:3]
+        op = {"shape": log_prob.shape, "reduction": self.reduction, "ignore_index": self.ignore_index}
+        return [b.NegativeLogLikelihoodGrad(labels, weights, grads[0], **op), *[None] * (len(ins) - 1)]
+
+    @classmethod
+    def from_onnx(cls, node):
+        """Class weights are not trained."""
+        return loss_from_onnx(cls, node, 1)
+
+    @classmethod
+    def samples(cls, draw):
+        """As cross entropy."""
+
+        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+            return draw.case(op, scores, labels, weights, gradient=weights is None)
+
+        yield from loss_samples(cls, draw, make)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihoodGrad(LabelLoss):
+    """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
+
+    shape: tuple[int, ...]
+    reduction: str = "mean"
+    ignore_index: int | None = None
+
+    def infer(self, labels, weights, dloss):
+        """`shape` with dloss's element type."""
+        x = TensorType(dloss.dtype, self.shape)
+        self.check(x, labels, weights)
+        if dloss != self.loss_type(x, labels):
+            raise self.fail("dloss does not have the loss's type", labels, weights, dloss)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Numbers of labels; a tile's numbers."""
+        return self.label_types(TensorType(ins[2].dtype, self.shape), ins[1])
+
+    def checks(self, ins, outs):
+        """Labels are classes."""
+        return self.label_checks(0, self.shape)
+
+    def compute(self, xp, ins, outs, scratch):
+        """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
+        labels, weights, dloss = ins
+        numbers, label_weights = scratch[3], scratch[4]
+        out = outs[0].reshape(self.shape[0], -1)
+        out.fill(0)
+        if self.weighs(weights):
+            for _ in self.tiles(xp, outs[0], labels, weights, scratch):
+                pass
+        self.scales(xp, dloss, label_weights, numbers)
+        xp.negative(numbers, out=numbers)
+        for samples, rows, at, _ in self.tiles(xp, outs[0], labels, weights, scratch):
+            out[samples].reshape(-1)[at] = numbers[rows]
+
+    def expand(self, b, labels, weights, dloss):
+        """A choice by a mask of the labels."""
+        like = b.fill(0.0, TensorType(dloss.dtype, self.shape))
+        chosen, found = self.label_masks(b, like, labels, weights)
+        return (b.Where(chosen, b.Neg(self.expanded_scale(b, found, labels, dloss)), like),)
+
+    @classmethod
+    def samples(cls, draw):
+        """As the loss."""
+
+        def make(op: Any, scores: Any, labels: Any, weights: Any) -> Any:
+            op = cls(scores.shape, op.reduction, op.ignore_index)
+            t = op.loss_type(TensorType.of(scores), TensorType.of(labels))
+            return draw.case(op, labels, weights, draw(str(t)) + t.numpy.type(1))
+
+        def plain(reduction: str, ignore_index: int | None) -> Any:
+            return SoftmaxCrossEntropyLoss(reduction, ignore_index)
+
+        yield from loss_samples(plain, draw, make)

@@ -1,0 +1,135 @@
+"""The gradients of GridSample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..indexing.flat import add_rows
+from .grid_sample import Sampling, sampling_cost, sampling_samples
+
+
+@dataclass(frozen=True)
+class GridSampleGradInput(Sampling):
+    """(grid, dy [N, C, ...]) → the gradient of GridSample by x, whose spatial shape is `size`."""
+
+    size: tuple[int, ...]
+    mode: str = "linear"
+    padding_mode: str = "zeros"
+    align_corners: int = 0
+    order: tuple[int, ...] = ()
+
+    def infer(self, grid, dy):
+        """x's type."""
+        x = dy.with_shape((*dy.shape[:2], *self.size))
+        self.check(x, grid, dy)
+        return (x,)
+
+    def scratch(self, ins, outs):
+        """Taps of one image."""
+        return self.rooms(ins[0], ins[1].shape[1], 1)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Image by image, tap by tap: weigh, add where it was taken, in order."""
+        grid, dy = ins
+        part = scratch[5]
+        outs[0].fill(0)
+        if not dy.size:
+            return
+        for places, up, x in zip(grid, dy, outs[0], strict=True):
+            self.prepare(xp, places, self.size, scratch)
+            for pick in self.each(xp, scratch, self.size):
+                xp.multiply(up.reshape(part.shape), self.product(xp, scratch, pick), out=part)
+                add_rows(xp, x.reshape(x.shape[0], -1, 1), scratch[4], part[..., None])
+
+    def cost(self, ins, outs):
+        """As GridSample."""
+        return sampling_cost(self, ins[0], ins[1].shape[1], ins, outs)
+
+    def gradient(self, b, ins, outs, grads):
+        """GridSample of what comes, and its slopes against dy."""
+        grid, dy = ins
+        u = grads[0]
+        slopes = b.GridSampleGradGrid(u, grid, dy, **self.fields()) if self.mode != "nearest" else None
+        return [slopes, b.GridSample(u, grid, **self.fields())]
+
+    @classmethod
+    def samples(cls, draw):
+        """As GridSample."""
+        for options, x, grid in sampling_samples():
+            n, c, *size = (int(d) for d in x.split(","))
+            dy = ",".join([str(n), str(c), *grid.split(",")[1:-1]])
+            op = cls(tuple(size), **options)
+            yield draw.case(op, draw(f"f64[{grid}]", -1.6, 1.6), draw(f"f64[{dy}]"), export=False)
+
+
+@dataclass(frozen=True)
+class GridSampleGradGrid(Sampling):
+    """(x, grid, dy) → the gradient of GridSample by the grid."""
+
+    mode: str = "linear"
+    padding_mode: str = "zeros"
+    align_corners: int = 0
+    order: tuple[int, ...] = ()
+
+    def infer(self, x, grid, dy):
+        """The grid's type."""
+        self.need(x, grid, dy, count=3)
+        self.check(x, grid, dy)
+        return (grid,)
+
+    def scratch(self, ins, outs):
+        """Taps of one image, their slopes, a row for the sums over channels."""
+        return (*self.rooms(ins[1], ins[0].shape[1], 2), ins[1].with_shape((math.prod(ins[1].shape[1:-1]),)))
+
+    def compute(self, xp, ins, outs, scratch):
+        """Image by image, tap by tap: Σ_c x · dy once, then its part along each axis."""
+        x, grid, dy = ins
+        size, taken, sums = x.shape[2:], scratch[5], scratch[6]
+        rank = len(size)
+        for image, places, up, out in zip(x, grid, dy, outs[0], strict=True):
+            out.fill(0)
+            if not taken.size:
+                continue
+            self.prepare(xp, places, size, scratch)
+            out = out.reshape(-1, rank)
+            for pick in self.each(xp, scratch, size):
+                xp.take(image.reshape(image.shape[0], -1), scratch[4], axis=1, out=taken, mode="clip")
+                taken *= up.reshape(taken.shape)
+                xp.sum(taken, axis=0, out=sums)
+                for axis in range(rank):
+                    part = self.product(xp, scratch, pick, axis)
+                    part *= sums
+                    out[:, rank - 1 - axis] += part
+
+    def cost(self, ins, outs):
+        """As GridSample."""
+        return sampling_cost(self, ins[1], ins[0].shape[1], ins, outs)
+
+    def gradient(self, b, ins, outs, grads):
+        """For each axis the same form with one more derivative along it."""
+        x, grid, dy = ins
+        rank = grid.shape[-1]
+        found: list[list[Any]] = [[], [], []]
+        for axis in range(rank):
+            more = self.plus(axis, rank)
+            if not more:
+                continue
+            at = rank - 1 - axis
+            u = b.Slice(grads[0], starts=(at,), ends=(at + 1,), axes=(grid.ndim - 1,))
+            u = b.Reshape(u, shape=(grid.shape[0], 1, *grid.shape[1:-1]))
+            up = b.Mul(dy, u)
+            found[0].append(b.GridSampleGradInput(grid, up, size=x.shape[2:], **more))
+            found[1].append(b.GridSampleGradGrid(x, grid, up, **more))
+            found[2].append(b.Mul(b.GridSample(x, grid, **more), u))
+        return [b.add_all(terms) if terms else None for terms in found]
+
+    @classmethod
+    def samples(cls, draw):
+        """As GridSample, but nearest."""
+        for options, x, grid in sampling_samples():
+            if options["mode"] != "nearest":
+                dy = ",".join([*x.split(",")[:2], *grid.split(",")[1:-1]])
+                yield draw.case(cls(**options), draw(f"f64[{x}]"), draw(f"f64[{grid}]", -1.6, 1.6),
+                                draw(f"f64[{dy}]"), export=False)  # fmt: skip

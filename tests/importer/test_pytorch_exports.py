@@ -1,0 +1,162 @@
+"""Files that PyTorch exported: what they say of parameters is heard, and what optimisation lost is told."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import recompute as rc
+from recompute.cli import main
+from recompute.importer.origin import origin_of, source_operator
+
+FOLDER = Path(__file__).parents[1] / "data" / "pytorch_exports"
+VALUES = json.loads((FOLDER / "values.json").read_text())
+NAMES = ("mixed", "llama", "bert")
+
+
+def load(name: str, **options: Any) -> tuple[rc.Program, list[str]]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        program = rc.load(FOLDER / f"{name}.onnx", **options)
+    return program, [str(w.message) for w in told if issubclass(w.category, rc.ModelWarning)]
+
+
+def four_steps(program: rc.Program, name: str) -> list[float]:
+    loss = program["loss"] if "loss" in program else program.outputs[0]
+    rc.SGD(VALUES["rate"]).minimize(loss)
+    inputs = VALUES[name]["inputs"]
+    feed = {v.name: np.array(inputs[v.name], v.value.type.numpy) for v in program.inputs}
+    executor = rc.Executor()
+    return [float(executor.run(program, feed, [loss])[0]) for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_export_trains_as_in_pytorch(name: str) -> None:
+    """Scalars, tied and frozen weights, `detach` under no_grad, normalisation in train and in eval mode."""
+    trains = VALUES[name]["trains"]
+    program, told = load(name, mode="file", trainable=[n for n, wanted in trains.items() if wanted])
+    assert not told
+    tied = {"emb.weight", "cls.predictions.decoder.bias", "cls.predictions.decoder.weight", "cls.predictions.bias"}
+    tied.add("bert.embeddings.word_embeddings.weight")
+    parameters = {v.name for v in program.parameters}
+    assert parameters <= {n for n, wanted in trains.items() if wanted}
+    assert {n for n, wanted in trains.items() if wanted} - parameters <= tied | {
+        "bert.embeddings.word_embeddings.weight"
+    }
+    np.testing.assert_allclose(four_steps(program, name), VALUES[name]["losses"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_says_what_trains(name: str) -> None:
+    """Parameters do, scalars among them; buffers do not: rotary frequencies, factors, statistics."""
+    program, told = load(name, mode="file")
+    assert not told
+    parameters = {v.name for v in program.parameters}
+    assert parameters <= set(VALUES[name]["trains"])
+    assert not parameters & set(VALUES[name]["buffers"])
+    assert {t.name for t in program.tensors if t.trains} == parameters
+    left = {t.name: t.why for t in program.tensors if not t.trains}
+    expected = {
+        "mixed": {"freq": "the file says: buffer"},
+        "llama": {"model.rotary_emb.inv_freq": "the file says: buffer"},
+    }
+    assert left == expected.get(name, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("mixed", ["batch normalisation is folded", "bn.weight", "'first.weight' is read by 2 normalisations"]),
+        ("llama", ["made-up names"]),
+        ("bert", ["equal parameters are merged", "is read by 6 normalisations", "made-up names"]),
+    ],
+)
+def test_what_optimisation_lost_is_told_once_with_a_remedy(name: str, lost: list[str]) -> None:
+    program, told = load(f"{name}_default")
+    (text,) = told
+    assert all(part in text for part in lost) and "optimize=False" in text and "rc.from_torch" in text
+    assert len(program.parameters) < len(VALUES[name]["trains"])
+
+
+def test_a_default_export_trains_no_constants_of_the_exporter() -> None:
+    program, _ = load("llama_default")
+    assert not any("unsqueeze" in v.name or v.shape == () for v in program.parameters)
+    np.testing.assert_allclose(four_steps(program, "llama"), VALUES["llama"]["losses"], rtol=1e-4)
+
+
+def test_without_metadata_the_frequencies_of_rotary_positions_are_found() -> None:
+    model = onnx.load(FOLDER / "llama.onnx")
+    del model.graph.metadata_props[:], model.graph.value_info[:]
+    program = rc.load(model)
+    why = {t.name: t.why for t in program.tensors if not t.trains}
+    assert why == {"model.rotary_emb.inv_freq": "read by cos and sin of positions only"}
+
+
+def test_scalars_train_when_named() -> None:
+    model = onnx.load(FOLDER / "mixed.onnx")
+    del model.graph.metadata_props[:], model.graph.value_info[:]
+    assert "scale" not in {v.name for v in rc.load(model).parameters}
+    assert {v.name for v in rc.load(model, trainable=["scale", "conv.*"]).parameters} == {
+        "scale", "conv.weight", "conv.bias",
+    }  # fmt: skip
+    with pytest.raises(rc.UsageError, match=r"no float initializer is called 'scales'.*scale"):
+        rc.load(model, trainable=["scales"])
+
+
+def test_a_detached_value_passes_no_gradient_on() -> None:
+    model = onnx.load(FOLDER / "mixed.onnx")
+    assert any(source_operator(n) == "aten.detach.default" for n in model.graph.node)
+    program = rc.load(model, mode="file")
+    assert any(o.op.name == "Detach" for o in program.operators)
+
+
+def test_damaged_metadata_is_passed_over() -> None:
+    model = onnx.load(FOLDER / "mixed.onnx")
+    for node in model.graph.node:
+        for p in node.metadata_props:
+            p.value = "[" * 5000
+    for p in model.graph.metadata_props:
+        p.value = "p: PARAMETER target='" + "x" * 100000
+    assert origin_of(model).missing == ()
+    rc.load(model)
+
+
+def test_from_torch_and_back() -> None:
+    """Where PyTorch is installed: one step beside it, and the weights in the module afterwards."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    nn = torch.nn
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).double()
+    x, y = torch.randn(3, 1, 8, 8).double(), torch.tensor([1, 2, 3])
+    program = rc.from_torch(module, x, loss=nn.functional.cross_entropy, targets=(y,))
+    rc.SGD(0.125).minimize(program["loss"])
+    names = [v.name for v in program.inputs]
+    feed = dict(zip(names, (x.numpy(), y.numpy()), strict=True))
+    (ours,) = rc.Executor().run(program, feed, ["loss"])
+    theirs = nn.functional.cross_entropy(module(x), y)
+    np.testing.assert_allclose(ours, theirs.item(), rtol=1e-9)
+    theirs.backward()
+    wanted = [(p - 0.125 * p.grad).detach() for p in module.parameters()]
+    variance = module[1].running_var.clone()
+    assert rc.write_back(program, module) == 8
+    for p, w in zip(module.parameters(), wanted, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), w.numpy(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(module[1].running_var.numpy(), variance.numpy(), rtol=1e-9)
+    with pytest.raises(rc.UsageError, match=r"takes a torch.nn.Module"):
+        rc.from_torch(abs, x)
+
+
+def test_the_command_line_lists_what_trains(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([str(FOLDER / "mixed.onnx"), "--list-parameters", "--json", str(tmp_path / "r.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "14 of 15 tensors are trained: 794 numbers" in shown
+    rows = {r["name"]: r for r in json.loads((tmp_path / "r.json").read_text())["tensors"]}
+    assert rows["freq"] == {"name": "freq", "type": "f32[6]", "trains": False, "why": "the file says: buffer"}
+    assert rows["scale"]["trains"] and rows["scale"]["type"] == "f32[]"
