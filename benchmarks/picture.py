@@ -70,7 +70,7 @@ def main() -> None:
         "recomputed": compile_step(program, loss, rc.Momentum(learning_rate=0.1), checkpoints=blocks),
     }
     again = steps["recomputed"].figures.repeated_forward_share
-    title = f"ResNet-50, batch {args.batch}: keeping 16 block outputs, running {again:.0%} of the forward pass again"
+    title = f"ResNet-50, batch {args.batch}: keeping 16 block outputs, recomputing {again:.0%} of the forward pass"
     args.output.write_text(draw({n: curve(s) for n, s in steps.items()}, title))
     print(f"wrote {args.output}: {title}")
 

@@ -84,7 +84,7 @@ class Network:
 
     @cached_property
     def plain(self) -> Outcome:
-        """The step with nothing run again."""
+        """The step without recomputation."""
         return simulate(self.problem, range(len(self.problem)))
 
     def budget(self, share: float) -> int:
@@ -144,8 +144,8 @@ def draw(network: Network, names: Sequence[str], columns: int, path: Path) -> No
         marks = {
             "runs": FIRST,
             "alive": ALIVE,
-            "runs again": AGAIN,
-            "alive, again": ALIVE_AGAIN,
+            "recomputed": AGAIN,
+            "alive, recomputed": ALIVE_AGAIN,
             "its gradient": BACKWARD,
         }
         figure.legend(handles=[_patch(c, t) for t, c in marks.items()], loc="outside lower center", ncols=5,
@@ -284,7 +284,7 @@ def table(network: Network) -> str:
             over = " ✗" if r.outcome.peak > network.budget(share) else ""
             bound = "" if r.bound is None else f"{network.cost(r.bound):.4f}"
             cells += [f"{network.peak(r):.1%}{over}", f"{network.cost(r.outcome.cost):.4f}", bound]
-        label = {"checkpoints": "user checkpoints", "plain": "nothing run again"}.get(name, f"`{name}`")
+        label = {"checkpoints": "user checkpoints", "plain": "plain step"}.get(name, f"`{name}`")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` reads their textual form.
+"""Passes: functions from block to block.  `pipeline("autodiff{loss=loss},liveness")` parses their textual form.
 
 To add a pass, add a file with a subclass of `Pass` to one of these folders: every module in them is imported.
 """

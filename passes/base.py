@@ -1,4 +1,4 @@
-"""What a pass is, and how passes are put in a row."""
+"""The base class of passes, pipelines, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _show_option(value: Any) -> str:
 
 @dataclass
 class _Dump:
-    """A folder that gets texts, and how many it has."""
+    """A folder for program texts, and the number of texts written."""
 
     folder: Path
     count: int = 0
@@ -72,7 +72,7 @@ _DUMP: contextvars.ContextVar[_Dump | None] = contextvars.ContextVar("dump", def
 
 @contextlib.contextmanager
 def dumping(folder: Path | str | None) -> Iterator[None]:
-    """Inside, the program's text is written to a folder after each pass, numbered in order (None: to none)."""
+    """Inside, the program's text is written to a folder after each pass, numbered in order (None: not written)."""
     dump = None if folder is None else _Dump(Path(folder))
     with together() if dump is not None else contextlib.nullcontext():
         if dump is not None:
@@ -85,7 +85,7 @@ def dumping(folder: Path | str | None) -> Iterator[None]:
 
 
 def dump_block(name: str, block: Block) -> None:
-    """Writes a program's text where `dumping` says so."""
+    """Writes a program's text to the folder of `dumping`, if there is one."""
     dump = _DUMP.get()
     if dump is None:
         return
@@ -95,10 +95,10 @@ def dump_block(name: str, block: Block) -> None:
 
 
 def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None = None) -> Block:
-    """Runs passes in order, the verifier after each.
+    """Runs passes in order, with the verifier after each.
 
-    `dump`: a folder that gets the text before the first and after each pass.  Where a pass breaks the program, the
-    VerifyError names the pass and a file that reproduces it.
+    `dump`: a folder for the text before the first and after each pass.  If a pass breaks the program, the VerifyError
+    names the pass and a file that reproduces the error.
     """
     with dumping(dump) if dump is not None else contextlib.nullcontext():
         if dump is not None:
@@ -117,7 +117,7 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
-    """Compiling makes many objects and no cycles: Python's collector would only look through all of them again."""
+    """Pauses Python's cycle collector: compiling makes many objects without cycles, which it would only traverse."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -134,7 +134,7 @@ def _reproducer(p: Pass, block: Block) -> str:
 
 
 def pipeline(text: str) -> list[Pass]:
-    """Reads `autodiff{loss=loss},recompute{checkpoints=[a,b]},liveness`.
+    """Parses `autodiff{loss=loss},recompute{checkpoints=[a,b]},liveness`.
 
     UsageError for an unknown pass or option, with the nearest names.
     """

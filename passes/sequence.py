@@ -1,4 +1,4 @@
-"""The passes of a training step, in order: the one place that says which they are.
+"""The list of passes of a training step, in order, defined only here.
 
     for p in step_passes(target): print(p)
 
@@ -46,12 +46,12 @@ def step_passes(
     checkpoints: Sequence[str] = (),
     offload: bool = False,
 ) -> list[Pass]:
-    """The passes that make a planned training step, in order.
+    """The passes that compile a training step, in order.
 
-    `target`: what for, resolved.  `plan`: a planner's (None: nothing is planned), for the operators of the step before
-    its passes "recompute" and on; `scheduled`: for these in the order that needs less memory.  `loss`: with it, the
-    passes that optimizers run on the forward pass, and the user's `checkpoints`; without, the step is a training step
-    already.  `offload`: the checkpoints wait in host memory.
+    `target`: a resolved target.  `plan`: a planner's plan (None: no planning), for the operators of the step before the
+    pass "recompute"; `scheduled`: the plan is for the order made by `schedule`.  `loss`: include the passes that
+    optimizers run on the forward pass, and the user's `checkpoints`; without it, the block is already a training step.
+    `offload`: the checkpoints are offloaded.
     """
     return [
         *(training_passes(target, loss, checkpoints) if loss is not None else ()),
@@ -63,7 +63,7 @@ def step_passes(
 
 
 def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) -> list[Pass]:
-    """What optimizers run, around the updates that they add behind the gradients (before "eager-updates")."""
+    """The passes that optimizers run; they add the updates before "eager-updates"."""
     low = target.precision not in (None, "fp32")
     return [
         *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
@@ -74,21 +74,21 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
 
 
 def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
-    """What any step goes through first.  `planned`: a plan will say which normalised values are recomputed."""
+    """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = target.rebuild and not planned
     return [Unplan(), DeadCode(), *([Rebuild()] if rebuild else ()), CommitUpdates()]
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
-    """What makes the step whose operators plans number: normalisations in two parts, each of which may be recomputed.
+    """The passes before the step whose operators plans number: normalisations are split into two parts.
 
-    They are divided after operators were reordered (`scheduled`), so that both parts stay together.
+    They are split after operators were reordered (`scheduled`), so that both parts stay together.
     """
     return [*([Schedule()] if scheduled else ()), *([SplitNorms()] if target.rebuild else ())]
 
 
 def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False) -> list[Pass]:
-    """What carries out a planner's plan, but for its copies to host memory, which are placed at the end."""
+    """The passes that apply a plan, except its copies to host memory, which are placed at the end."""
     return [
         *numbered_passes(target, scheduled=scheduled),
         *recomputing_passes(plan),
@@ -96,12 +96,12 @@ def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False)
 
 
 def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
-    """What recomputes what a plan says, in the step whose operators it numbers."""
+    """The passes that insert the recomputation of a plan into the step whose operators it numbers."""
     return [Recompute(plan=plan), DeadCode(), FuseNorms()]
 
 
 def lowering_passes(target: Target) -> list[Pass]:
-    """What fits a step to the kernels of a place; nothing for the operators' own numerics."""
+    """The passes that lower a step for the kernels of a place; none without kernel providers."""
     names = target.kernels
     if not names:
         return []
@@ -110,7 +110,7 @@ def lowering_passes(target: Target) -> list[Pass]:
 
 
 def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
-    """Order, copies to the host and back (`moved`: the values that wait there), frees and addresses."""
+    """The passes for order, copies (`moved`: the offloaded values), frees and addresses."""
     seconds = None if target.cost is None else target.cost.seconds
     copies: list[Pass] = [Offload(tuple(moved), lowered=True, seconds=seconds, link=target.link)] if moved else []
     then = (*copies, Liveness(), MemoryPlan())
@@ -123,7 +123,7 @@ def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
 def cleaned(block: Block, target: Target, *, planned: bool = False) -> Block:
     """A block after `cleanup_passes`.
 
-    Where nothing is an output, nobody can say what is dead: the block is taken as it is.
+    Without outputs, dead code is undefined: the block is returned unchanged.
     """
     passes = cleanup_passes(target, planned=planned)
     return run_passes(block, passes if block.outputs else passes[:1])
@@ -135,19 +135,19 @@ def lowered(block: Block, target: Target) -> Block:
 
 
 def planned(block: Block, target: Target) -> Block:
-    """A cleaned block lowered, in the best order found, with frees and addresses, and with the copies that it has
-    placed for this order."""
+    """A cleaned block after lowering, in the best order found, with frees and addresses, and with its copies placed for
+    this order."""
     moved = offloaded(block)
     return run_passes(lowered(without_copies(block), target), memory_passes(target, moved))
 
 
 def plan_memory(block: Block, target: Target) -> Block:
-    """The block as it will run: cleaned, lowered, in the best order found, with frees and addresses."""
+    """The block that will run: cleaned, lowered, in the best order found, with frees and addresses."""
     return planned(cleaned(block, target), target)
 
 
 def workspace(target: Target) -> Callable[[Operator], tuple[TensorType, ...]]:
-    """The temporary buffers that an operator of the step will need when it is lowered, for planners."""
+    """The temporary buffers that an operator will need after lowering, for planners."""
     return functools.partial(_workspace, target.kernels) if target.kernels else Operator.workspace
 
 

@@ -1,4 +1,4 @@
-"""What a step is compiled for."""
+"""Targets: what a step is compiled for (place, kernel providers, cost model, precision)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .offloading.transfers import LINK, Link
 
 
 class CostModel(Protocol):
-    """What operators cost: the same answer for the same operator, as long as the process lives."""
+    """A cost model: returns the same cost for the same operator during the whole process."""
 
     @property
     def name(self) -> str:
@@ -26,15 +26,14 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """What a step is compiled for.
+    """The target of a compilation.
 
-    `place`: where it will run; a device need not be there to compile for it.  `providers`: whose kernels run it, the
-    most preferred first (None: all that there are for the place; `("numpy",)`: the operators' own numerics).  `cost`:
-    what times are estimated by (None: the data sheet of the place's device, or this CPU's roofline).  `precision`:
-    "fp32", "tf32", "bf16" or "fp16" (None: as the optimizer says).  `schedule`: whether independent operators may
-    change places to need less memory.  `rebuild`: whether normalised values that gradients read may be recomputed
-    from what is kept anyway (passes/recomputation/rebuild.py).  `link`: the way to host memory, which `resolved` takes
-    from `cost`.
+    `place`: where the step will run; compiling needs no device.  `providers`: kernel providers in order of preference
+    (None: all for the place; `("numpy",)`: the operators' own numerics).  `cost`: the cost model (None: the data sheet
+    of the place's device, or this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (None: that of the
+    optimizer).  `schedule`: whether independent operators may be reordered to lower the peak.  `rebuild`: whether
+    normalised values that gradients read may be recomputed from values that are kept anyway
+    (passes/recomputation/rebuild.py).  `link`: the rate of copies to host memory, which `resolved` takes from `cost`.
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen
@@ -72,22 +71,22 @@ class Target:
 
 
 def target_fields() -> tuple[str, ...]:
-    """What a user says of a target."""
+    """The fields of a target that users can set."""
     return tuple(f.name for f in dataclasses.fields(Target) if f.name != "link")
 
 
 def target_from(target: Target | None, options: dict[str, Any]) -> Target:
-    """A target, or one made of its fields, which are taken out of `options`.  UsageError where both are given."""
+    """The target, or one made from its fields, which are removed from `options`.  UsageError if both are given."""
     given = {name: options.pop(name) for name in target_fields() if name in options}
     given = {name: value for name, value in given.items() if value is not None}
     if target is not None and given:
         name = next(iter(given))
-        raise UsageError(f"target and {name} both say what the step is for: give target=rc.Target({name}=..., ...)")
+        raise UsageError(f"target and {name} both define the target: give target=rc.Target({name}=..., ...)")
     return target or Target(**given)
 
 
 def target_given(target: Target | None, options: dict[str, Any], function: str) -> Target:
-    """`target_from` where nothing else may be left.  UsageError for what is no field of a target."""
+    """`target_from` for options that must all be fields of a target.  UsageError for others."""
     found = target_from(target, options)
     for name in options:
         raise UsageError(f"{function} has no option '{name}'{nearest(name, target_fields())}")

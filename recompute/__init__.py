@@ -16,7 +16,7 @@ from .language.types import TensorType
 from .language.verify import verify
 from .version import __version__
 
-#: name → module that has it; imported when first used, so that `import recompute` stays quick
+#: name → module that defines it; imported at first use, so that `import recompute` is fast
 _LAZY = {
     "Executor": "runtime",
     "CPUPlace": "runtime",
@@ -52,7 +52,7 @@ _LAZY = {
     "estimate": "analysis.estimates",
     "max_batch": "analysis.biggest_batch",
 }
-#: modules of the public interface, by the name that users know
+#: modules of the public interface, by public name
 _MODULES = {
     "passes": "passes",
     "runtime": "runtime",
@@ -109,8 +109,7 @@ def _register_cuda() -> None:
 
 
 moved.install(__name__)
-# registries are filled from here when something is first asked for by name: the language knows neither its operators
-# nor the machines that run it
+# registries are filled from here at the first look-up by name: the language imports neither operators nor backends
 operators_from(_define_operators)
 providers_from(_register_cpu)
 providers_from(_register_cuda)

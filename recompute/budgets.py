@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: `16GiB`, `500MB`, `60%`."""
+"""Memory budgets and amounts: `16GiB`, `500MB`, `60%`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _EXPECTED = "expected e.g. 16GiB, 500MB, 1.5G"
 
 @dataclass(frozen=True)
 class Budget:
-    """Memory that a step may take: bytes, or a share of what the plain step takes."""
+    """The memory that a step may take: bytes, or a share of the plain step's peak."""
 
     text: str
     bytes: int | None = None
     share: float | None = None
 
     def within(self, plain: int) -> int:
-        """Bytes, where the plain step takes `plain` of them."""
+        """The budget in bytes, if the plain step takes `plain` bytes."""
         if self.bytes is not None:
             return self.bytes
         assert self.share is not None
@@ -34,7 +34,7 @@ class Budget:
 
 
 def parse_budget(amount: str | int | Budget) -> Budget:
-    """`16GiB`, `16GB`, `500MB`, `1.5G` (G, like GiB, is 2**30), a number of bytes, or `60%` of the plain step's peak.
+    """A budget: `16GiB`, `16GB`, `500MB`, `1.5G` (= 1.5GiB), a number of bytes, or `60%` of the plain step's peak.
 
     UsageError for anything else.
     """
@@ -46,7 +46,7 @@ def parse_budget(amount: str | int | Budget) -> Budget:
         return Budget(f"{amount:,} bytes", bytes=amount)
     if isinstance(amount, float):
         hint = f"; a share of the plain peak is written '{amount:.0%}'" if 0 < amount <= 1 else ""
-        raise UsageError(f"a memory budget is a whole number of bytes or a text, not {amount}{hint}")
+        raise UsageError(f"a memory budget must be a whole number of bytes or a string, not {amount}{hint}")
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-zA-Z]*)\s*", str(amount))
     if not match or match[2].lower() not in (*_UNITS, "%"):
         raise UsageError(
@@ -64,8 +64,8 @@ def parse_budget(amount: str | int | Budget) -> Budget:
 
 
 def parse_bytes(text: str | int) -> int:
-    """`parse_budget` for what must be bytes: UsageError for a share."""
+    """Bytes from an amount as in `parse_budget`; UsageError for a share."""
     budget = parse_budget(text)
     if budget.bytes is None:
-        raise UsageError(f"'{text}' is a share of the plain step's peak: here an amount is needed ({_EXPECTED})")
+        raise UsageError(f"'{text}' is a share of the plain step's peak, but an amount is needed here ({_EXPECTED})")
     return budget.bytes

@@ -1,8 +1,8 @@
-"""What a block costs: operations, bytes, and seconds by a model of the device.
+"""Cost models: operations, bytes and estimated seconds of operators and blocks.
 
-A cost model is anything with a name and `seconds(operator)`.  Here is the roofline (Williams, Waterman & Patterson
-2009): an operator takes the longer of its arithmetic at the device's peak rate and its traffic at the device's
-bandwidth, and the time to start it.  `profile.Profile` measures instead.
+A cost model is any object with a name and `seconds(operator)`.  This module has the roofline (Williams, Waterman &
+Patterson 2009): an operator takes the longer of its arithmetic at the device's peak rate and its traffic at the
+device's bandwidth, plus the time to start it.  `profile.Profile` measures times instead.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Device:
-    """Roofline of a device: operations and bytes per second, seconds to start an operator, bytes of memory.
+    """The roofline of a device: operations and bytes per second, seconds to start an operator, bytes of memory.
 
-    `flops` is for float32 and integers; `f16`, `bf16`, `f64`: for other element types (0: as `flops`), matrix units
-    included; `tf32`: for float32 whose products may be rounded to it (0: it has none).  `memory` is 0 where nobody
-    knows.  `link`: bytes per second between its memory and the host's, each way (0: half the bandwidth, as where both
-    are one memory).
+    `flops`: rate of float32 and integers; `f16`, `bf16`, `f64`: rates of other element types (0: same as `flops`),
+    matrix units included; `tf32`: rate of float32 whose products may be rounded to TF32 (0: not supported).  `memory`
+    is 0 if unknown.  `link`: bytes per second between device and host memory, each way (0: half the bandwidth, as if
+    both were the same memory).
     """
 
     name: str
@@ -71,26 +71,26 @@ class Device:
     link: float = 0.0
 
     def with_tf32(self) -> Device:
-        """The same device where float32 products may be rounded to TF32; itself where it has none."""
+        """The device with float32 products at the TF32 rate; itself if it has no TF32."""
         if not self.tf32:
             return self
         return dataclasses.replace(self, name=f"{self.name} with TF32", flops=self.tf32, tf32=0.0)
 
     def seconds(self, operator: Operator) -> float:
-        """Time of one operator; frees, views and copies beside the device's work take none."""
+        """Time of one operator; frees, views and asynchronous copies take none."""
         if isinstance(operator.op, Free) or operator.op.copies or is_view(operator):
             return 0.0
         cost = operator_cost(operator)
         return max(cost.flops / self._rate(operator), cost.bytes / self.bandwidth) + self.launch
 
     def _rate(self, operator: Operator) -> float:
-        """Operations per second on the operator's first operand that is floating-point."""
+        """The rate for the type of the operator's first floating-point operand."""
         dtype = next((v.dtype for v in (*operator.reads(), *operator.writes()) if v.type.is_float), "f32")
         return {"f16": self.f16, "bf16": self.bf16, "f64": self.f64}.get(dtype, 0.0) or self.flops
 
 
 def is_view(operator: Operator) -> bool:
-    """Whether all results are already there, in the operator's first input: the executor has nothing to do."""
+    """Whether all results share the buffer of the operator's first input, so that the executor has nothing to do."""
     offsets = operator.views()
     return bool(offsets) and all(
         v is None or (i < len(offsets) and offsets[i] is not None) for i, v in enumerate(operator.outputs)
@@ -98,9 +98,9 @@ def is_view(operator: Operator) -> bool:
 
 
 def device(name: str) -> Device:
-    """A device by name (`h200`, `a100-80`, `cpu`; letters of either case), `:tf32` behind it for TF32 matrix units.
+    """A device by name (`h200`, `a100-80`, `cpu`; upper or lower case), with the suffix `:tf32` for TF32 matrix units.
 
-    UsageError with the names that there are.
+    UsageError with the known names for others.
     """
     plain, _, variant = name.strip().lower().partition(":")
     key = "".join(c for c in plain if c.isalnum())
@@ -113,7 +113,7 @@ def device(name: str) -> Device:
     sheet = known[found[0]]
     if variant not in ("", "tf32") or (variant and (sheet is None or not sheet.tf32)):
         with_tf32 = ", ".join(k for k, d in DATASHEETS.items() if d.tf32)
-        raise UsageError(f"device '{name}': only ':tf32' may follow, and only after {with_tf32}")
+        raise UsageError(f"device '{name}': the only suffix is ':tf32', for {with_tf32}")
     if sheet is None:
         return this_cpu()
     tera = 1e12
@@ -170,8 +170,8 @@ DATASHEETS: dict[str, Datasheet] = {
 
 @functools.cache
 def this_cpu() -> Device:
-    """The rates of this processor: a matrix product and a copy, measured once (about 50 ms) and kept in the user's
-    cache folder, so that estimates and plans are the same in every run on this machine."""
+    """The roofline of this CPU: rates of a matrix product and a copy, measured once (about 50 ms) and kept in the
+    user's cache folder, so that estimates and plans are the same in every run on this machine."""
     path = None if (folder := cache_folder()) is None else folder / f"rates-{machine()[1]}.json"
     flops, bandwidth = _read_rates(path) or _measured_rates()
     if path is not None:
@@ -180,8 +180,8 @@ def this_cpu() -> Device:
 
 
 def costs_of(place: Place | None) -> Device:
-    """What times on a place are estimated by where nobody says: the data sheet of the CUDA device that is there, found
-    by its name and memory; else this CPU's rates."""
+    """The default cost model of a place: the data sheet of the CUDA device, found by its name and memory, else this
+    CPU's roofline."""
     if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
         from .runtime.cuda.device.device import described
 
@@ -195,7 +195,7 @@ def costs_of(place: Place | None) -> Device:
 
 
 def priced(target: Target) -> Target:
-    """The target with a cost model, the one of its place where it names none, at its precision, and with its link."""
+    """The target with a cost model (default: that of its place) for its precision, and with its link rate."""
     cost = target.cost or costs_of(target.place)
     if target.precision == "tf32" and isinstance(cost, Device):
         cost = cost.with_tf32()
@@ -203,7 +203,7 @@ def priced(target: Target) -> Target:
 
 
 def link_of(cost: CostModel) -> Link:
-    """Between a device's memory and the host's, where the model says it; else as in this machine's memory."""
+    """Bytes per second between device and host memory by the cost model; else as in this machine's memory."""
     rate = getattr(cost, "link", 0.0) or getattr(cost, "bandwidth", 0.0) / 2 or this_cpu().bandwidth / 2
     return Link(rate, rate, _LAUNCH)
 
@@ -218,7 +218,7 @@ def _measured_rates() -> tuple[float, float]:
 
 
 def _read_rates(path: Path | None) -> tuple[float, float] | None:
-    """What an earlier process measured; None where there is nothing of use."""
+    """Rates measured by an earlier process; None if there are no valid ones."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found: Any = json.loads(path.read_text()) if path is not None and is_own(path) else {}
         flops, bandwidth = float(found["flops"]), float(found["bandwidth"])
@@ -229,7 +229,7 @@ def _read_rates(path: Path | None) -> tuple[float, float] | None:
 
 def _write_rates(path: Path, flops: float, bandwidth: float) -> None:
     if _read_rates(path) is None and is_own(path):
-        with contextlib.suppress(OSError):  # nothing is lost but the next process's 50 ms
+        with contextlib.suppress(OSError):  # a failure costs the next process only 50 ms
             make_private(path.parent)
             with apart(), replacing(path) as temporary:
                 temporary.write_text(json.dumps({"machine": machine()[0], "flops": flops, "bandwidth": bandwidth}))
@@ -251,7 +251,7 @@ def _fastest(run: Callable[[], object]) -> float:
 
 
 def operator_cost(op: Operator) -> Cost:
-    """The price of one operator; frees cost nothing."""
+    """The cost of one operator; frees cost nothing."""
     if isinstance(op.op, Free):
         return Cost(0, 0)
     return op.op.cost(
@@ -261,7 +261,7 @@ def operator_cost(op: Operator) -> Cost:
 
 
 def total_cost(operators: Iterable[Operator]) -> Cost:
-    """The sum of the operators' prices."""
+    """The sum of the operators' costs."""
     flops = moved = 0
     for op in operators:
         c = operator_cost(op)
@@ -272,16 +272,16 @@ def total_cost(operators: Iterable[Operator]) -> Cost:
 
 def step_seconds(block: Block, cost: CostModel) -> float:
     """Estimated time of one run of the block."""
-    measure = getattr(cost, "measure", None)  # a model that measures does all of them first, then answers
+    measure = getattr(cost, "measure", None)  # a cost model that measures does so for all operators first
     if measure is not None:
         measure(block.operators)
     return sum(cost.seconds(op) for op in block.operators if not isinstance(op.op, Free))
 
 
 def kept_values(block: Block) -> dict[str, int]:
-    """Forward values that wait for the backward pass (written by the forward pass, read after it), and their bytes.
+    """Forward values that are kept for the backward pass (written by the forward pass, read after it), and their bytes.
 
-    Those that wait in host memory are not among them.
+    Values offloaded to host memory are not included.
     """
     forward = (Role.FORWARD, Role.LOSS)
     made: dict[str, int] = {}
@@ -298,5 +298,5 @@ def kept_values(block: Block) -> dict[str, int]:
 
 
 def kept_bytes(block: Block) -> int:
-    """Bytes of forward values that wait for the backward pass."""
+    """Bytes of forward values that are kept for the backward pass."""
     return sum(kept_values(block).values())

@@ -1,7 +1,7 @@
-"""Errors that say what, where, why, and what to do.
+"""Exception classes: each message states what is wrong, where, why, and what to do.
 
-`UsageError` is the caller's mistake (exit code 2 on the command line), `JobError` a job that failed (exit code 1).
-Messages hold names from files, which may be long or hold anything: their text is made printable here, once for all.
+`UsageError` is a mistake of the caller (exit code 2 on the command line), `JobError` a failed job (exit code 1).
+Messages contain names from files, which may be long and contain any characters: the text is made printable here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import difflib
 import re
 from collections.abc import Iterable
 
-#: a name that is longer is cut in its middle, and a message is
+#: the middle of longer names, and of longer messages, is left out
 _LONGEST_NAME, _LONGEST_MESSAGE = 240, 8000
-#: what may be a name: a quoted part of a line, or what has neither spaces nor commas in it
+#: a possible name: a quoted part of a line, or a part without spaces and commas
 _LONG = re.compile(rf"(?<![\w'])'[^'\n]*'(?!\w)|\"[^\"\n]*\"|[^\s,]{{{_LONGEST_NAME + 1},}}")
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """Text that may go to a terminal: what is no printable character but a line's end or a tab is written as in
-    Python (`\\x1b`), very long names are cut in their middle, and so is the whole where it is longer than `longest`."""
+    """Text that is safe for a terminal: non-printable characters except line ends and tabs are escaped as in Python
+    (`\\x1b`), and the middle is left out of very long names, and of text longer than `longest`."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
     text = _LONG.sub(lambda found: _cut(found[0], _LONGEST_NAME), text)
@@ -26,7 +26,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same for a cell of a table, a name, or a line of progress: no line ends in it."""
+    """`printable` without line ends, for a cell of a table, a name, or a status line."""
     return printable(text.replace("\n", "\\n").replace("\t", "\\t"), _LONGEST_NAME)
 
 
@@ -36,7 +36,7 @@ def _escaped(c: str) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """The text without its middle where it is too long: what helps stands at the beginning or at the end."""
+    """The text without its middle if it is too long: the beginning and the end are the most useful."""
     if len(text) <= longest:
         return text
     said = f"...({len(text):,} characters)..."
@@ -45,7 +45,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 class RecomputeError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
     exit_code = 1
 
@@ -58,21 +58,21 @@ class ModelWarning(UserWarning):
 
 
 class UsageError(RecomputeError, ValueError):
-    """The request cannot be carried out as it was put: unknown name, wrong type, contradicting options."""
+    """The request is invalid: an unknown name, a wrong type, contradictory options."""
 
     exit_code = 2
 
 
 class BudgetError(UsageError):
-    """No plan that was found, or none that exists, fits a memory budget."""
+    """No plan was found that fits a memory budget, or none exists."""
 
 
 class JobError(RecomputeError, RuntimeError):
-    """The request was fine, the job failed: a broken file, an operator that is not supported."""
+    """The request is valid, but the job failed: a broken file, an unsupported operator."""
 
 
 class ModelError(JobError):
-    """The model file cannot be read, is not valid, or holds what cannot be trained or run."""
+    """The model file cannot be read, is invalid, or contains operators that cannot be trained or run."""
 
 
 class OutOfMemoryError(JobError, MemoryError):
@@ -88,11 +88,11 @@ class VerifyError(JobError):
 
 
 class MissingExtraError(JobError, ImportError):
-    """An optional library is needed; the message names the extra that brings it."""
+    """An optional library is missing; the message names the extra that installs it."""
 
 
 def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
-    """` (did you mean a, b?)`, or an empty string where nothing is near."""
+    """` (did you mean a, b?)` with the most similar names, or "" if there are none."""
     known = list(known)
     found = difflib.get_close_matches(name, known, n=n, cutoff=0.5)
     if not found:

@@ -1,7 +1,7 @@
-"""Modules that have moved: importing one by its former name gives the module.
+"""Former names of modules: importing one gives the module at its new place.
 
-Names of the public interface (`import recompute.losses`) stay; the others get a DeprecationWarning, and are to be taken
-out in version 1.0.
+Names of the public interface (`import recompute.losses`) stay; the others give a DeprecationWarning, and will be
+removed in version 1.0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: room → modules that were in the package's root, as `former name=name there` where that is another
+#: folder → modules that were in the package's root, as `former name=new name` if the name changed
 _ROOMS = {
     "analysis": "biggest_batch check compare estimates operator_times",
     "cli": "cli_arguments=arguments cli_values=values",
@@ -26,7 +26,7 @@ _ROOMS = {
     "support": "files show_table=tables threads",
     "training": "amp clip data fleet losses lr optimizer_base=base optimizers state",
 }
-#: folder → modules that were one level above it
+#: folder → modules that were in its parent
 _PASSES = {
     "passes.cleanup": "commit_updates dead_code eager_updates",
     "passes.gradient": "autodiff lean_gradients precision versions",
@@ -59,7 +59,7 @@ MOVED = {
 
 
 class Finder(MetaPathFinder):
-    """Finds `PACKAGE.former` as `PACKAGE.room.name`."""
+    """Finds `PACKAGE.former` as `PACKAGE.folder.name`."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -67,7 +67,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module that has moved; None for all others."""
+        """The spec of a module that has moved; None for others."""
         package, _, name = fullname.partition(".")
         if package != self.package or name not in MOVED:
             return None
@@ -91,6 +91,6 @@ class _Loader(Loader):
 
 
 def install(package: str) -> None:
-    """Lets the former names of a package's modules be imported."""
+    """Makes the former names of a package's modules importable."""
     if not any(isinstance(f, Finder) and f.package == package for f in sys.meta_path):
         sys.meta_path.append(Finder(package))

@@ -4,9 +4,9 @@
 
     outputs = Backend.prepare(model).run([x, y])
 
-Programs are static.  A model is therefore made into a program when inputs arrive, for their shapes, and for the
-contents of those inputs that must be known at compile time (axes, target shapes, pads, conditions): these are bound
-as constants.  Runs with the same shapes and the same contents of bound inputs share one program.
+Programs are static.  A model is therefore compiled when inputs are given, for their shapes, and for the contents of
+those inputs that must be known at compile time (axes, target shapes, pads, conditions): these are bound as constants.
+Runs with the same shapes and the same contents of bound inputs share one program.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .language.program import Program
 from .language.types import DTYPES, TensorType
 from .runtime import Executor
 
-#: programs that a prepared model keeps
+#: number of programs that a prepared model caches
 _KEPT = 8
-#: seconds of work that making one may take: the caller has given the inputs
+#: limit on the work of compiling one, in seconds
 _SECONDS = 600
 
 
@@ -44,12 +44,12 @@ class Backend(_Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models run on `device` ("CPU" only: the executor has no other)."""
+        """Whether models run on `device` ("CPU" only)."""
         return device.split(":")[0] == "CPU"
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
-        """A model, ready to run.  UsageError for other devices; ONNX's own error where the model is not valid."""
+        """A model, ready to run.  UsageError for other devices; ONNX's own error for an invalid model."""
         if not cls.supports_device(device):
             raise UsageError(f"device '{device}' is not supported; 'CPU' is")
         onnx.checker.check_model(model)
@@ -81,14 +81,14 @@ def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
 
 
 class PreparedModel(BackendRep):
-    """A model that becomes a program at its first run, and again for other shapes or other bound contents."""
+    """A model that is compiled at its first run, and again for other shapes or other bound contents."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
         self.source = prepare(read_model(model))
         weights = {t.name for t in self.source.graph.initializer}
         self.inputs = [i.name for i in self.source.graph.input if i.name not in weights]
-        #: inputs whose contents are bound into the program, as far as runs have shown
+        #: inputs whose contents are bound into the program, as found by runs so far
         self.bound: list[str] = []
         self.executor = Executor()
         self._programs: dict[Any, Specialised] = {}
@@ -96,8 +96,8 @@ class PreparedModel(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The model's outputs, in order; `inputs`: a list in the order of the model's inputs, or by name.
 
-        Sequences are lists, an empty optional is None, strings are object arrays.  ModelError where the model, for
-        these inputs, is no static program of operators that are supported.
+        Sequences are lists, an empty optional is None, strings are object arrays.  ModelError if the model, for these
+        inputs, is not a static program of supported operators.
         """
         feed, lists = _tensors(self._by_name(inputs))
         found = self.specialised(feed, lists)
@@ -118,14 +118,14 @@ class PreparedModel(BackendRep):
             inputs = dict(zip(self.inputs, listed, strict=False))
         for name in self.inputs:
             if name not in inputs:
-                raise UsageError(f"input '{name}' is not given")
+                raise UsageError(f"input '{name}' is missing")
         for name in inputs:
             if name not in self.inputs:
                 raise UsageError(f"the model has no input '{name}'{nearest(name, self.inputs)}")
         return dict(inputs)
 
     def specialised(self, feed: Mapping[str, np.ndarray], lists: Mapping[str, list[str] | None]) -> Specialised:
-        """The program for these inputs (see `_tensors`); made where there is none yet."""
+        """The program for these inputs (see `_tensors`), compiled if there is none yet."""
         self.bound += [n for n, a in feed.items() if a.dtype == object and n not in self.bound]
         while True:
             key = (
@@ -145,7 +145,7 @@ class PreparedModel(BackendRep):
             return found
 
     def programs(self) -> list[Specialised]:
-        """The programs that runs have made so far."""
+        """The programs compiled so far."""
         return list(self._programs.values())
 
 
@@ -182,16 +182,16 @@ def _bits(array: np.ndarray) -> Any:
 
 
 def _updated(program: Program) -> list[Value]:
-    """Buffers that the program writes."""
+    """Buffers that the program updates."""
     written = {v.name for o in program.operators for v in o.writes() if o.op.updates}
     return [v for v in program.block.persistent() if v.name in written]
 
 
 class Specialised:
-    """One attempt to make a program of a model for some inputs.
+    """One attempt to compile a model for some inputs.
 
-    `wanted`: inputs that must be bound before it can succeed; where it is empty, `program` is there.  Outputs that
-    are known at compile time, and sequences, are no outputs of the program: `output` gives them.
+    `wanted`: inputs that must be bound before it can succeed; if it is empty, `program` is set.  Outputs that are known
+    at compile time, and sequences, are not outputs of the program: `output` returns them.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Specialised:
 
     @property
     def means(self) -> set[str]:
-        """By what else than kernels nodes were settled: "reference", "folded" (of inputs), "function bodies"."""
+        """How nodes without an operator class were handled: "reference", "folded" (of inputs), "function bodies"."""
         found = {"reference"} if any(o.op.name == "Reference" for o in self.program.operators) else set()
         if any(self.importer.sources([name]) & self.bound for name in self.importer.folded):
             found.add("folded")
@@ -252,7 +252,7 @@ class Specialised:
 
 
 class _Importer(Importer):
-    """An importer that notes which values had to be known and were not, and how each node was settled."""
+    """An importer that records which values had to be known and were not, and how each node was handled."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         budget = Budget(max_seconds=_SECONDS)
@@ -267,14 +267,14 @@ class _Importer(Importer):
         self._readers: dict[str, tuple[str, ...]] = {}
 
     def contents(self, name: str) -> Known | None:
-        """As the importer's; what is not known is noted."""
+        """As in the importer; records unknown values."""
         found = super().contents(name)
         if found is None:
             self.asked.add(name)
         return found
 
     def run_node(self, node: onnx.NodeProto) -> None:
-        """As the importer's, noting what happened."""
+        """As in the importer; records the handling."""
         before, asked, self.asked = len(self._problems), self.asked, set()
         read = tuple(n for n in names_read([node]) if n)
         self._readers.update((o, read) for o in node.output if o)
@@ -286,12 +286,12 @@ class _Importer(Importer):
             self.folded += [o for o in node.output if o in self.known]
 
     def expand_node(self, node: onnx.NodeProto) -> None:
-        """As the importer's, noting what happened."""
+        """As in the importer; records the handling."""
         super().expand_node(node)
         self.expanded.append(node.op_type)
 
     def sources(self, names: Iterable[str]) -> set[str]:
-        """Names from which `names` are computed, and these."""
+        """The names, and those of all values from which they are computed."""
         seen: set[str] = set()
         todo = list(names)
         while todo:

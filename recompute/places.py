@@ -1,4 +1,4 @@
-"""Where a program runs."""
+"""Places: where a program runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class CPUPlace:
-    """The processor of this machine, through NumPy and the kernels that it has."""
+    """The CPU of this machine, with NumPy and native kernels."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class CUDAPlace:
 
 @dataclass(frozen=True)
 class EmulatedCUDAPlace(CUDAPlace):
-    """No device: the kernels for CUDA run on this machine's processor, for tests (see cuda/emulator.py).
+    """An emulated device: CUDA kernels run on the CPU, for tests.
 
-    `backwards`: the last thread and block of each launch first.
+    `backwards`: the last thread of the last block of each launch runs first.
     """
 
     backwards: bool = False
@@ -33,7 +33,7 @@ Place = CPUPlace | CUDAPlace
 
 
 def named_place(text: str) -> Place:
-    """`cpu`, `cuda`, `cuda:1`, `emulated`.  UsageError for anything else."""
+    """The place called `cpu`, `cuda`, `cuda:1` or `emulated`.  UsageError for other names."""
     kind, _, number = text.partition(":")
     if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):
         return CUDAPlace(int(number or 0))

@@ -1,4 +1,4 @@
-"""Measured costs: each distinct operator runs alone on this machine, once, and its time is kept in a file."""
+"""Measured costs: each distinct operator is timed on this machine once, and its time is stored in a file."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ __all__ = [
     "signature",
 ]
 
-#: seconds of timed runs for each operator, and at most this many runs
+#: time limit and number limit of the timed runs of an operator
 _BUDGET, _MOST_RUNS = 0.1, 25
-#: an operator that takes longer than this is not run again
+#: an operator that takes longer than this is timed once
 _LONG = 1.0
-#: seconds of measuring after which the file is written, in case the process does not come to its end
+#: seconds of measuring after which the file is written, in case the process is killed
 _SAVE_EVERY = 10.0
-#: how the file begins; one that begins otherwise is not taken for a damaged profile, and never replaced
+#: beginning of the file; a file with another beginning is not treated as a damaged profile, and never replaced
 _MARK = '{"profile": 1,'
 _LARGEST_FILE = 1 << 26
-#: the numbers of this many elements are drawn; larger arrays repeat them
+#: number of random elements; larger arrays repeat them
 _DRAWN = 1 << 16
 
 
 class Profile:
-    """A cost model that measures: the first time that it sees an operator it runs its numerics on this machine.
+    """A cost model that measures each operator on this machine when it is first needed.
 
-    Operators with the same signature (class, attributes without the seed, types) take the same time.  `path`: where
-    times are kept (None: the user's cache folder, by machine).  Operators with more than `limit` bytes of operands
-    and scratch (default 2 GiB, at most half the memory) are not run, nor are those that cannot run alone: they get
-    `fallback`'s time (this CPU's roofline), times what operators of that class took longer than theirs.  `skipped`
-    says why, by signature.  `progress` gets a line before each measurement, `warn` what a user should know.
+    Operators with the same signature (class, attributes without the seed, types) take the same time.  `path`: the file
+    of times (None: in the user's cache folder, by machine).  Operators with more than `limit` bytes of operands and
+    scratch (default 2 GiB, at most half the memory), or that cannot run in isolation, are not measured: they get the
+    time of `fallback` (this CPU's roofline), scaled by the ratio of measured to fallback time of operators of that
+    class.  `skipped`: the reasons, by signature.  `progress` is called with a line before each measurement, `warn` with
+    warnings.
 
     Times are written by `save`, by `measure` (which compiling a step calls), and at the end of a `with` block.
-    UsageError where `path` holds something else, or times of another machine.
+    UsageError if `path` is another kind of file, or has times of another machine.
     """
 
     name = "measured on this CPU"
@@ -101,7 +102,7 @@ class Profile:
         return self._scaled[key]
 
     def measure(self, operators: Iterable[Operator]) -> None:
-        """Measures all that is not known yet, and saves: no answer depends on the order of questions after this."""
+        """Measures all unknown operators, and saves; after this, times do not depend on the order of requests."""
         real = (op for op in operators if not (isinstance(op.op, Free) or op.op.copies or is_view(op)))
         distinct = {signature(op): op for op in real}
         for key, operator in distinct.items():
@@ -125,7 +126,7 @@ class Profile:
             self.save()
 
     def _ratio(self, kind: str) -> float:
-        """By how much the fallback is off for a class of operators, or for all; 1 where nothing was measured."""
+        """Ratio of measured to fallback time for a class of operators, or for all; 1 if nothing was measured."""
         off = {key: s / f for key, (s, f) in self._known.items() if f}
         same = [r for key, r in off.items() if key.partition("(")[0] == kind]
         return statistics.median(same or off.values() or [1.0])
@@ -133,12 +134,12 @@ class Profile:
     # -- the file -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes what was measured, beside what other processes have written since.  A failure is a warning."""
+        """Writes the times, merged with those that other processes have written since.  A failure is a warning."""
         if self.path is None or not self._unsaved:
             return
         self._unsaved, self._since_saved = False, 0.0
         try:
-            with contextlib.suppress(FileNotFoundError, ValueError):  # what is damaged is replaced
+            with contextlib.suppress(FileNotFoundError, ValueError):  # damaged files are replaced
                 self._known = {**_read(self.path)[1], **self._known}
             if self._in_cache:
                 make_private(self.path.parent)
@@ -157,7 +158,7 @@ class Profile:
             made_on, self._known = _read(self.path)
         except _NoProfile:
             if not self._in_cache:
-                raise UsageError(f"'{self.path}' is no profile: give another file, or remove it") from None
+                raise UsageError(f"'{self.path}' is not a profile: give another file, or remove it") from None
             self.warn(f"'{self.path}' is no profile: operators are measured again")
         except (OSError, ValueError) as e:
             self.warn(f"the profile '{self.path}' is damaged ({e}): operators are measured again")
@@ -169,11 +170,11 @@ class Profile:
 
 
 class _NoProfile(ValueError):
-    """A file that is something else."""
+    """The file is not a profile."""
 
 
 def default_path() -> Path | None:
-    """The file of this machine in the user's cache folder; None where there is none, or others can write to it."""
+    """The file of this machine in the user's cache folder; None if there is none, or if others can write to it."""
     folder = cache_folder()
     path = None if folder is None else folder / f"profile-{machine()[1]}.json"
     return path if path is not None and is_own(path) else None
@@ -207,7 +208,7 @@ def _rounded(x: float) -> float:
 
 
 def signature(operator: Operator) -> str:
-    """What an operator's time depends on, as text: class, types of operands, attributes."""
+    """The signature of an operator, on which its time depends: class, types of operands, attributes."""
     attributes = operator.op.attributes()
     if operator.op.random:
         attributes.pop("seed", None)
@@ -217,9 +218,9 @@ def signature(operator: Operator) -> str:
 
 
 def measured_seconds(operator: Operator, limit: int) -> float:
-    """Median time of an operator's numerics.  JobError where it is larger than `limit` bytes or does not run alone.
+    """Median time of an operator.  JobError if it takes more than `limit` bytes or cannot run in isolation.
 
-    Floats are between 0.5 and 1.  Integers may be indices: they are as large as the numerics allow, which is tried.
+    Floats are between 0.5 and 1.  Integers may be indices: they are as large as the numerics accept, found by trial.
     """
     ins, outs, scratch = _bind(operator, limit)
     draw = np.random.default_rng(0)
@@ -251,11 +252,11 @@ def measured_seconds(operator: Operator, limit: int) -> float:
             if first > _LONG:
                 return first
             return statistics.median(run() for _ in range(max(3, min(_MOST_RUNS, int(_BUDGET / max(first, 1e-9))))))
-    raise JobError(f"it does not run alone: {type(error).__name__}: {error}")
+    raise JobError(f"it cannot run in isolation: {type(error).__name__}: {error}")
 
 
 def _bounds(operator: Operator) -> Iterator[int]:
-    """Sizes that an index may go up to, the largest first: operands, their trailing dimensions, single ones; 1."""
+    """Possible upper bounds of an index, the largest first: sizes of operands, of trailing dimensions, of axes; 1."""
     found = {1}
     for v in (*operator.reads(), *operator.writes()):
         found.update(v.shape)
@@ -264,7 +265,7 @@ def _bounds(operator: Operator) -> Iterator[int]:
 
 
 def _repeat(array: np.ndarray, drawn: np.ndarray) -> None:
-    """Fills an array with what was drawn, again and again."""
+    """Fills an array by repeating the random numbers."""
     flat, some = array.reshape(-1), drawn.astype(array.dtype)
     whole = flat.size // some.size * some.size
     flat[:whole].reshape(-1, some.size)[...] = some
@@ -276,15 +277,15 @@ def _bind(operator: Operator, limit: int) -> tuple[list[Any], list[Any], list[An
     types = [[None if v is None else v.type for v in vs] for vs in (operator.inputs, operator.outputs)]
     needed: list[list[TensorType | None]] = [*types, [*operator.op.scratch(*types)]]
     for i in range(min(len(operator.op.updates), len(operator.outputs))):
-        needed[1][i] = None  # takes no place of its own
+        needed[1][i] = None  # has no buffer of its own
     total = sum(_aligned(t) for ts in needed for t in ts)
     if total > limit:
         raise JobError(f"it takes {total:,} bytes, more than {limit:,}")
     try:
         arena = Arena(total)
-        arena.bytes()[...] = 0  # what a first run finds is as warm as what later ones do
+        arena.bytes()[...] = 0  # the caches are as warm for the first run as for later ones
     except MemoryError:
-        raise JobError(f"there is no memory for its {total:,} bytes") from None
+        raise JobError(f"not enough memory for its {total:,} bytes") from None
     at, bound = 0, []
     for ts in needed:
         bound.append([None if t is None else arena.at(at_t, Value("", t)) for t, at_t in _places(ts, at)])

@@ -1,4 +1,4 @@
-"""Runs planned programs."""
+"""Execution of planned programs."""
 
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace
 from .executor import Executor, Session

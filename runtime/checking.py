@@ -1,4 +1,4 @@
-"""The executor's checking mode: finds reads of memory that was freed or never written, and writes outside of buffers.
+"""Checked execution: detects reads of freed or unwritten memory, and writes outside of buffers.
 
 Much slower than a run (the whole arena is compared at every operator); meant for tests and for authors of kernels.
 """
@@ -17,14 +17,14 @@ POISON = 0xFF
 
 
 def run_checked(session: Session) -> None:
-    """Runs a session once on NumPy; JobError with the operator that writes where it should not.
+    """Runs a session once on NumPy; JobError with the operator that writes outside of its buffers.
 
-    Before an operator runs, its scratch and those outputs that do not take an input's place are filled with NaN, so
-    that what it forgets to write is seen in the results; memory is filled with NaN as soon as nothing alive is in
-    it.  After it ran, every byte outside of its outputs and scratch must be what it was.
+    Before an operator runs, its scratch and its outputs that are not in place are filled with NaN, so that unwritten
+    elements appear in the results; freed memory is filled with NaN.  After the operator has run, every byte outside of
+    its outputs and scratch must be unchanged.
 
-    Copies between device and host are made as late as they may be: where they are awaited.  A source that is
-    overwritten meanwhile, or a result that is read before, is seen in the results.
+    Copies between device and host are done at the last possible moment, their wait, so that a source that is
+    overwritten too early, or a target that is read too early, appears in the results.
     """
     steps = iter(session.steps)
     step = next(steps, None)
@@ -87,13 +87,13 @@ def _arenas(session: Session) -> dict[bool, np.ndarray]:
 
 
 def _range(session: Session, v: Value) -> tuple[bool, int, int] | None:
-    """Whether a value lies in the host's arena, and where; None for those in no arena."""
+    """Whether a value is in the host arena, and its range; None for values outside of arenas."""
     at = session.block.addresses.get(v.name)
     return None if at is None or not v.nbytes else (v.type.host, at, at + v.nbytes)
 
 
 def _poison_dead(session: Session, op: Operator, live: set[str]) -> None:
-    """Fills what was just freed with NaN where no live value lies in it."""
+    """Fills memory that was just freed with NaN, except where live values are."""
     values = session.block.values()
     for host, raw in _arenas(session).items():
         dead = np.zeros(raw.size, np.bool_)

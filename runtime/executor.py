@@ -1,4 +1,4 @@
-"""The executor: runs programs on a place, and remembers what it bound for each."""
+"""The executor: runs programs on a place, and keeps the session of each."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ class Executor:
     """Runs programs on a place.  `place=None` is the CPU.
 
     The first run of a program (with a given fetch list) plans its memory and binds its buffers; further runs only
-    compute.  `schedule`: independent operators may change places where that lowers the peak; `rebuild`: normalised
-    values that gradients read may be made again (see passes/recomputation/rebuild.py).  The numbers stay the same bits;
-    False runs what is given.  `providers`: whose kernels run it, in order of preference (None: all that this machine
-    has;
-    `("numpy",)`: the operators' own numerics).  A program whose memory is planned has its kernels chosen.
+    compute.  `schedule`: independent operators may be reordered to lower the peak; `rebuild`: normalised values that
+    gradients read may be recomputed (see passes/recomputation/rebuild.py).  Results are bit-identical in either case.
+    `providers`: kernel providers in order of preference (None: all on this machine; `("numpy",)`: the operators' own
+    numerics).  These options do not apply to a program whose memory is already planned.
     """
 
     def __init__(
@@ -87,8 +86,8 @@ class Executor:
     def _run(self, program: Program, session: Any, feed: Any, names: list[str]) -> list[np.ndarray]:
         if program.broken:
             raise JobError(
-                f"program '{program.block.name}' is half updated: {program.broken}; load a whole state "
-                "(rc.load_state) to go on"
+                f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state "
+                "(rc.load_state) to continue"
             )
         self._feed(session, {} if feed is None else feed)
         try:
@@ -105,7 +104,7 @@ class Executor:
         fetch: Sequence[str] = (),
         progress: Callable[[int, int], None] = lambda done, count: None,
     ) -> Any:
-        """The bound session of a program for a fetch list; made at the first call, and again when either changes.
+        """The session of a program for a fetch list; created at the first call, and again if either changes.
 
         `progress`: see `Session`.
         """
@@ -114,11 +113,11 @@ class Executor:
         if bound is None or not bound.serves(program, wanted):
             if bound is not None:
                 bound.session.release()
-            self._sessions.pop(program, None)  # its arena goes before the next one comes: one arena a program
+            self._sessions.pop(program, None)  # frees its arena before the next one is allocated
             bound = None
             for name, array in program.data.items():
-                held = isinstance(array, (np.ndarray, np.generic))  # else `contents` says what is wrong
-                if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the model's file, say
+                held = isinstance(array, (np.ndarray, np.generic))  # else `contents` raises the error
+                if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
                     program.data[name] = np.array(array, order="C")
             block = self._planned(program, wanted)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress))
@@ -126,10 +125,9 @@ class Executor:
         return bound.session
 
     def _planned(self, program: Program, fetch: Sequence[str]) -> Block:
-        """The block with kernels, frees and addresses; fetched values survive.  One that suits is taken as it is.
+        """The block with kernels, frees and addresses, which keeps fetched values; itself if it can run as it is.
 
-        A budget that the program was planned for holds on this place too: where the plan is for another one, it is
-        planned again.
+        A budget of the program also holds on this place: if its plan is for another target, a new plan is made.
         """
         made = program.compiled if program.compiled and program.compiled.logical is program.logical else None
         for block in (program.block, *([made.block] if made is not None else ())):
@@ -151,14 +149,14 @@ class Executor:
         return not bound or made is None or made.target.makes_the_same_as(self.target)
 
     def _planned_for(self, block: Block, program: Program, fetch: Sequence[str], made: Compiled | None) -> Block:
-        """A logical block compiled, with what is fetched among its outputs."""
-        values = block.values()  # of the logical block, where a lowering has not merged what is to be fetched
+        """A logical block compiled, with fetched values among its outputs."""
+        values = block.values()  # of the logical block, as lowering may merge values that are fetched
         for name in fetch:
             if name not in values:
                 raise UsageError(f"there is no value '{name}' to fetch{nearest(name, values)}")
         outputs = tuple(dict.fromkeys([*block.outputs, *fetch]))
         block = block.with_operators(block.operators, outputs=outputs)
-        by_planner = program.planned is not None  # which has chosen what is recomputed
+        by_planner = program.planned is not None  # which defines what is recomputed
         found = planned(cleaned(block, self.target, planned=by_planner), self.target)
         if made is not None and made.budget is not None and (peak := memory_report(found).peak) > made.budget:
             warnings.warn(
@@ -183,19 +181,19 @@ class Executor:
             try:
                 array = np.asarray(array)
             except (TypeError, ValueError) as e:  # another library's array on a device; lists of unequal lengths
-                raise UsageError(f"input '{name}' is no array: {e}") from None
+                raise UsageError(f"input '{name}' is not an array: {e}") from None
             if tuple(array.shape) != v.shape:
-                raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program wants {list(v.shape)}")
+                raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program expects {list(v.shape)}")
             if array.dtype != v.type.numpy:
                 raise UsageError(
-                    f"input '{name}' has element type {array.dtype}, the program wants {v.type.numpy}: "
+                    f"input '{name}' has element type {array.dtype}, the program expects {v.type.numpy}: "
                     f"feed x.astype('{v.type.numpy}')"
                 )
             session.feed(name, array)
 
 
 def _short(e: BaseException) -> str:
-    """The first line of an error's text; its name where it has none."""
+    """The first line of an error's text; its class name if it has none."""
     return str(e).partition("\n")[0][:200].removesuffix(", in") or type(e).__name__
 
 
@@ -218,7 +216,7 @@ def _list(values: Mapping[str, Value]) -> str:
 
 
 def _opener(place: Place) -> Callable[..., Any]:
-    """What binds a planned block on a place.  MissingExtraError where the place is not to be had."""
+    """The session class and device of a place.  MissingExtraError if the device is unavailable."""
     if isinstance(place, CPUPlace):
         return Session
     from .cuda.session import CudaSession

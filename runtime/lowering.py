@@ -1,4 +1,4 @@
-"""Which kernels a place has, and whether a block was lowered for those of a target."""
+"""Kernel providers of places, and whether a block was lowered for a target."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OWN = "numpy"
 
 
 def providers(place: Place | None = None) -> tuple[str, ...]:
-    """The providers that there are for a place (None: this machine's processor), the most preferred first."""
+    """The kernel providers of a place (None: the CPU), in order of preference."""
     kinds = cuda if isinstance(place, CUDAPlace) else cpu
     kinds.register_all()
-    absent = ("cudnn",) if isinstance(place, EmulatedCUDAPlace) else ()  # the emulator runs no library
+    absent = ("cudnn",) if isinstance(place, EmulatedCUDAPlace) else ()  # the emulator does not run libraries
     return tuple(name for name in kinds.PREFERRED if name in PROVIDERS and name not in absent)
 
 
 def resolved(target: Target) -> Target:
-    """The target with the names of its providers: all that there are for its place where it names none.
+    """The target with the names of its kernel providers (default: all of its place).
 
-    `("numpy",)` becomes none.  A target whose providers are those of CUDA alone is for a CUDA device, whatever its
-    place.  UsageError for a provider that is not there.
+    `("numpy",)` means none.  A target whose providers are all of CUDA is for a CUDA device, whatever its place.
+    UsageError for unknown providers.
     """
     if target.providers is None:
         return replace(target, providers=providers(target.place))
@@ -39,17 +39,17 @@ def resolved(target: Target) -> Target:
         if name not in here:
             kind = "CUDA" if target.on_device else "the processor"
             known = ", ".join((*here, OWN))
-            raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; here are: {known}")
+            raise UsageError(f"no provider '{name}' for {kind}{nearest(name, here)}; known: {known}")
     return replace(target, providers=wanted)
 
 
 def foreign(block: Block, target: Target) -> bool:
-    """Whether a block was lowered for kernels that are not those of a target, or need other workspaces here."""
+    """Whether a block was lowered for kernels of another target, or for other workspaces."""
     names = with_variants(target.kernels, block.products)
     named = {op.kernel for op in block.operators if op.kernel}
     if not named <= set(names) or any(op.kernel and not fits(op) for op in block.operators):
         return True
-    on_device = "cuda" in target.kernels  # where an operator without a kernel is slow
+    on_device = "cuda" in target.kernels  # on which an operator without a kernel is slow
     return on_device and any(
         not op.kernel and not isinstance(op.op, Free) and not op.op.copies and accepting(names, op)
         for op in block.operators

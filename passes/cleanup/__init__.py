@@ -1,1 +1,1 @@
-"""Tidying: operators that nothing needs, updates as early as they can be, updates after all checks."""
+"""Cleanup passes: dead code, early updates, updates after all checks."""

@@ -1,4 +1,4 @@
-"""State is written once nothing in the step can fail any more, so that a failed step leaves it as it was."""
+"""Placement of updates after all checks of a step, so that a failed step leaves all state unchanged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class CommitUpdates(Pass):
-    """Move updates of parameters and state behind the last operator that may refuse what it was fed.
+    """Move updates of parameters and state behind the last operator that checks input data.
 
-    Running statistics would otherwise have moved before a loss finds a label that is no class.  What moves keeps its
-    order; the batch statistics that it reads live until then.  A block stays as it is where one of the operators that
-    may fail reads updated state.
+    Otherwise running statistics would be updated before a loss finds an invalid label.  Moved updates keep their order;
+    the batch statistics that they read live until then.  The block is unchanged if a checking operator reads updated
+    state.
     """
 
     def run(self, block: Block) -> Block:
@@ -44,11 +44,11 @@ def _late(operators: Sequence[Operator]) -> set[int]:
 
 
 def checking_operators(block: Block) -> list[int]:
-    """Indices of the operators that may refuse what they read, in order.
+    """Indices of the operators that check data that they read, in order.
 
-    One that asks what an earlier one has asked of the same value (a gradient what its forward operator has, a
-    recomputed operator what the first has) cannot fail any more.  Contents of constants, parameters and buffers are
-    not in question: they are the same in every step.
+    A check that an earlier operator has done on the same value (a gradient and its forward operator, a recomputed
+    operator and the original) cannot fail.  Contents of constants, parameters and buffers are not checked here: they
+    are the same in every step.
     """
     known = {v.name for v in block.persistent()}
     origin: dict[str, str] = {}

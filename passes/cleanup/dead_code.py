@@ -12,7 +12,7 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class DeadCode(Pass):
-    """Remove operators whose results reach no output and no state, and optional outputs that nobody reads."""
+    """Remove operators whose results reach no output and no state, and unused optional outputs."""
 
     def run(self, block: Block) -> Block:
         """Outputs of the block and updates of state are what is wanted."""
@@ -38,7 +38,7 @@ def prune(
 
 
 def drop_unused_outputs(op: Operator, needed: Collection[str]) -> Operator:
-    """The operator without the optional outputs that nobody needs."""
+    """The operator without unused optional outputs."""
     required = op.op.required_outputs
     if len(op.outputs) <= required:
         return op

@@ -1,4 +1,4 @@
-"""Optimizer updates as early as they may run."""
+"""Placement of optimizer updates as early as possible."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class EagerUpdates(Pass):
-    """Move optimizer operators up to where their inputs are final, so that gradients do not pile up.
+    """Move optimizer operators up to the point where their inputs are final, so that gradients do not accumulate.
 
-    An update of a parameter stays behind the last other operator that reads it.  The step counter's increment and
-    whatever waits for all gradients (clipping by global norm) stay where they are in effect.
+    An update of a parameter stays behind the last other operator that reads it.  The increment of the step counter, and
+    operators that need all gradients (clipping by global norm), effectively do not move.
     """
 
     def run(self, block: Block) -> Block:

@@ -1,1 +1,1 @@
-"""Gradients: the backward pass, and what makes it lean; element types of mixed precision."""
+"""Gradient passes: the backward pass, rewrites that keep fewer values for it, mixed precision."""

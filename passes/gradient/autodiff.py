@@ -19,7 +19,7 @@ from .versions import Versions
 class Autodiff(Pass):
     """Append the backward pass of `loss`: the gradient of each trained parameter becomes an output.
 
-    `parameters`: names or globs of what to differentiate by (parameters or inputs; default: all parameters);
+    `parameters`: names or globs of the parameters or inputs to differentiate by (default: all parameters);
     `no_grad`: names or globs of values through which no gradient flows.  A value's gradient is called NAME_grad.
     """
 
@@ -35,7 +35,7 @@ class Autodiff(Pass):
 
 
 def select(patterns: Sequence[str], values: Sequence[Value], what: str) -> list[Value]:
-    """Values by names or globs, in the order of `values`.  UsageError where a pattern fits none."""
+    """Values that names or globs match, in the order of `values`.  UsageError if a pattern matches none."""
     chosen: set[str] = set()
     names = {v.name: v for v in values}
     for pattern in patterns:
@@ -51,8 +51,8 @@ def differentiate(
 ) -> tuple[Block, list[tuple[Value, Value]]]:
     """Adds the backward pass; returns the new block and (parameter, gradient) pairs.
 
-    A parameter that the loss does not depend on gets no pair.  Where the forward pass updates state that a gradient
-    reads as it was, a copy is made right before the update.
+    A parameter on which the loss does not depend has no pair.  If the forward pass updates state whose former value a
+    gradient reads, the state is copied right before the update.
     """
     values = block.values()
     if loss not in values:

@@ -1,4 +1,4 @@
-"""Gradients that ask for less: rewrites of the backward pass that let large forward values go, for the same numbers."""
+"""Rewrites of the backward pass that keep fewer forward values, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def _swapped(b: Builder, pool: Operator, routing: Operator, mask: Operator) -> l
 
 
 def drop_again(b: Builder, forward: Sequence[Operator], backward: Sequence[Operator]) -> list[Operator]:
-    """Draws dropped-out values anew for the gradients that read them, where what they are made from is kept anyway.
+    """Recomputes dropout for the gradients that read its output, if its input is kept anyway.
 
-    So it is with attention: the gradient of its softmax reads the weights before dropout, the gradient of the values
-    those after it.  As dropout's gradient is dropout, nothing of it is kept, and the bits are the same.
+    An example is attention: the gradient of its softmax reads the weights before dropout, the gradient of the values
+    those after it.  As dropout's gradient is dropout, no mask is kept, and the results are bit-identical.
     """
     dropouts = [o for o in forward if o.op.name == "Dropout"]
     if not dropouts:

@@ -1,4 +1,4 @@
-"""Mixed precision: which operators compute in a low type, written into the program as casts."""
+"""Mixed precision: inserts casts for operators that compute in a 16-bit type."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def check_precision(name: str) -> str:
 
 @dataclass(frozen=True)
 class Precision(Pass):
-    """Let operators compute in bfloat16 or float16 where that is worth it and safe, as their class says (`autocast`).
+    """Insert casts so that operators compute in bfloat16 or float16 as their class declares (`autocast`).
 
     `to`: "bf16" or "fp16" (types change), "tf32" (none do: the block says that a device may round the factors of
     float32 products), "fp32" (neither).  `full`: names or globs of values whose operators stay in float32.
 
-    Works on the forward pass with its loss, before autodiff: gradients then have the types of what they are gradients
-    of, and those of parameters, which stay float32, arrive in float32.  Values keep their names; NAME.bf16 is NAME
-    cast.  Each value is cast once, for all its readers.  What has been given another type than float32 by the model
-    keeps it, and so do inputs, parameters, buffers and state.
+    It runs on the forward pass with its loss, before autodiff: gradients then have the types of their values, and
+    gradients of parameters, which stay float32, are float32.  Values keep their names; NAME.bf16 is the cast of NAME.
+    Each value is cast once, for all its readers.  Values that are not float32 in the model keep their types, and so do
+    inputs, parameters, buffers and state.
     """
 
     to: str = "bf16"
@@ -61,7 +61,7 @@ class Precision(Pass):
 
 
 class _Casting:
-    """Goes through the operators once and gives each its inputs in the types that it should have."""
+    """Visits the operators once, and casts the inputs of each to the required types."""
 
     def __init__(self, block: Block, low: str, full: set[str]) -> None:
         self.block, self.low, self.full = block, low, full

@@ -1,4 +1,4 @@
-"""State that the forward pass updates, under a name for each time: what a gradient reads is what its operator read."""
+"""Versions of state that the forward pass updates, so that a gradient reads the version that its operator read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...language.op import op_class
 
 
 class Versions:
-    """A block's operators with every update writing a name of its own.
+    """A block's operators, with a unique name for the output of every update.
 
-    `operators` are for `reverse`; `restore` takes the names back.  State keeps its name up to its first update.
+    `operators` are for `reverse`; `restore` restores the names.  State keeps its name up to its first update.
     """
 
     def __init__(self, b: Builder, block: Block) -> None:

@@ -1,1 +1,1 @@
-"""Lowering: layouts, fused operators, and the kernels that run them."""
+"""Lowering passes: layouts, fusion, choice of kernels."""

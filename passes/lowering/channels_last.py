@@ -1,4 +1,4 @@
-"""Layout: activations of images channels-last, where that is what kernels want or what saves transposes."""
+"""Channels-last layout of image activations, for kernels that need it and to save transposes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _SWEEPS = 6
 
 @dataclass(frozen=True)
 class ChannelsLast(Pass):
-    """Give convolutions, poolings, batch normalisations and what stands between them activations [n, spatial..., c].
+    """Use channels-last activations [n, spatial..., c] in convolutions, poolings, normalisations and between them.
 
-    Operators that have a channels-last form take it where one of `providers` has a kernel for it (none given: always);
-    sums over images and positions, and resizing, always: the choice depends on the operator and its types only, so
-    that a recomputed clone has its original's bits.  Element-wise operators, Concat, Slice and the like, whose bits
-    are the same in any layout, go with their neighbours where that transposes fewer bytes.  All others, those that
-    draw among them, stay as they are.
+    Operators with a channels-last form use it if one of `providers` has a kernel for it (none given: always); sums over
+    images and positions, and resizing, always do.  The choice depends on the operator and its types only, so that a
+    recomputed clone is bit-identical to its original.  Element-wise operators, Concat, Slice and the like, whose
+    results do not depend on the layout, follow their neighbours if that transposes fewer bytes.  All others, including
+    random ones, stay as they are.
 
-    A value that is needed in both layouts gets one Transpose, right before the first operator that needs it (a
-    Reshape, which is a view, where no element moves).  Weights, inputs and outputs of the block keep their types.
+    A value that is needed in both layouts gets one Transpose, right before the first operator that needs it (or a
+    Reshape, which is a view, if no element moves).  Weights, inputs and outputs of the block keep their types.
     """
 
     providers: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ def _better(touched: list[Value], wants: dict[str, list[int]], now: bool | None)
 
 
 class _Turning:
-    """Writes the block anew, each value in the layouts in which it is read."""
+    """Rewrites the block, with each value in the layouts in which it is read."""
 
     def __init__(self, block: Block, chosen: list[Turned | None]) -> None:
         self.block, self.chosen = block, chosen

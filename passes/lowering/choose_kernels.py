@@ -1,4 +1,4 @@
-"""Which kernel runs an operator: the first provider that accepts it."""
+"""Choice of kernels: the first kernel provider that accepts an operator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class ChooseKernels(Pass):
-    """Name the provider of each operator's kernel: the first of `providers` that accepts it, "" where none does.
+    """Set the kernel provider of each operator: the first of `providers` that accepts it, "" if none does.
 
-    Where the block says that products may be rounded (`products tf32`), a provider's variant NAME_tf32 is asked first.
-    A provider's answer depends on the operator and its types only, so that a recomputed clone runs on the kernel of
-    its original and gives the same bits.
+    If the block permits rounded products (`products tf32`), a provider's variant NAME_tf32 is tried first.  The choice
+    depends on the operator and its types only, so that a recomputed clone runs on the kernel of its original and is
+    bit-identical.
     """
 
     providers: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Transposes that matrix products do themselves."""
+"""Folding of transposes into matrix products."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class FoldTransposes(Pass):
-    """Products read what a Transpose of the last two axes reads, and write what such a Transpose would make of them.
+    """Fold Transposes of the last two axes into the matrix products before and after them.
 
-    An operand is folded wherever it is a Transpose's result, a result wherever nothing but a Transpose reads it.
-    Nothing is folded across an update of what would then be read.
+    An operand is folded if it is the result of a Transpose, a result if only a Transpose reads it.  Nothing is folded
+    across an update of the value that would be read.
     """
 
     def run(self, block: Block) -> Block:

@@ -1,4 +1,4 @@
-"""Element-wise operators that follow each other, or read the same values, become loops."""
+"""Fusion of element-wise operators that follow each other, or read the same values, into loops."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LOOKS = 1 << 17
 
 @dataclass(frozen=True)
 class Fusion(Pass):
-    """Make loops of element-wise operators over one shape, and of the column sums behind them.
+    """Fuse element-wise operators over one shape, and the column sums behind them, into loops.
 
-    An operator joins those whose results it reads, and those that read what it reads, when nothing in between needs
-    what they make: all of them then run where the last one stood.  Values that nobody else reads are gone.  `distance`:
-    operators that may lie between two neighbours of a loop.  Where a loop would make more bytes live at once than
-    ever before, it is not made.  Which operators can be in a loop depends on them and their types only
-    (`ops.loop.loops`), so that their numbers do not depend on their neighbours.  `device`: the loops are a GPU's.
+    An operator joins those whose results it reads, and those that read the same values, if no operator in between needs
+    their results: all of them then run at the position of the last one.  Values without other readers disappear.
+    `distance`: most operators between two neighbours of a loop.  A loop that would raise the peak of live bytes is not
+    made.  Whether an operator can be in a loop depends on it and its types only (`ops.elementwise.loop`), so that its
+    results do not depend on its neighbours.  `device`: the loops are for a GPU.
     """
 
     distance: int = 64
@@ -73,7 +73,7 @@ class _Group:
 
 
 class _Walk:
-    """Walks over a block once; groups are open as long as nobody outside reads what they make."""
+    """Visits a block once; a group is open as long as no operator outside reads its results."""
 
     def __init__(self, block: Block, distance: int, *, device: bool = False) -> None:
         self.block, self.distance, self.device = block, distance, device

@@ -1,4 +1,4 @@
-"""Operators with their activations channels-last: the form that an operator says, checked against its type rule."""
+"""Channels-last forms of operators, checked against their type rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...ops.channels_last import FORMS, channels_last_form
 
 
 def turned_type(t: TensorType, rank: int) -> TensorType:
-    """The channels-last type of an activation, or of what is broadcast against activations of `rank` dimensions."""
+    """The channels-last type of an activation, or of an operand that broadcasts against `rank` dimensions."""
     if t.ndim == rank:
         return permuted(t, to_last(rank))
     shape = [1] * (rank - t.ndim) + list(t.shape)
@@ -20,7 +20,7 @@ def turned_type(t: TensorType, rank: int) -> TensorType:
 
 
 def turned(o: Operator) -> Turned | None:
-    """The channels-last form of an operator; None where it has none."""
+    """The channels-last form of an operator; None if it has none."""
     rank = max((v.ndim for v in (*o.outputs, *o.inputs) if v is not None), default=0)
     if rank < 3 or o.op.updates or o.op.random:
         return None
@@ -42,7 +42,7 @@ def _rule(o: Operator, rank: int) -> Turned | None:
 
 
 def turned_values(o: Operator, t: Turned) -> tuple[tuple[Value | None, ...], tuple[Value | None, ...]]:
-    """The operator's inputs and outputs with their turned types."""
+    """The operator's inputs and outputs with their channels-last types."""
     ins = (
         None if v is None else Value(v.name, turned_type(v.type, r)) if r else v
         for v, r in zip(o.inputs, t.inputs, strict=True)

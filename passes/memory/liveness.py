@@ -1,4 +1,4 @@
-"""Garbage collection by liveness: each buffer is freed right after its last use."""
+"""Liveness: each buffer is freed right after its last use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class Liveness(Pass):
-    """Declare each operator's scratch buffers and put a free after the last use of each value.
+    """Declare each operator's scratch buffers, and insert a free after the last use of each value.
 
     Outputs of the block, parameters, buffers, state and constants are never freed.
     """

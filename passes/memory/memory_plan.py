@@ -1,4 +1,4 @@
-"""The memory plan: every value of the step gets an offset in one arena (those in host memory: in a second one)."""
+"""The memory plan: an offset in one arena for every value of a step (in a second arena for host values)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .storage import ALIGNMENT, Storage, sharings, storages
 class MemoryReport:
     """Bytes of a planned block.
 
-    `arena`: what the executor allocates for one step's values; `live_peak`: the most bytes alive at once (no arena
+    `arena`: the allocation for the values of one step; `live_peak`: the most bytes alive at once (no arena
     for this order and this sharing can be smaller); `persistent`: parameters, buffers, state and constants; `peak`:
     arena + persistent, which is all the memory a step takes; `peak_at`: index of the operator at the live peak.
-    `host`, `host_live_peak`: arena and most bytes alive in host memory, which is not the device's.
+    `host`, `host_live_peak`: arena and most bytes alive in host memory (offloaded values).
     """
 
     arena: int
@@ -39,9 +39,9 @@ class MemoryReport:
 class MemoryPlan(Pass):
     """Give every value of a block with frees an address.
 
-    Views lie in their input's storage, an operator may write its result where a dying input was, and the parts of a
-    contiguous Concat may be written in place of it where that makes the arena smaller.  `exact` asks the exact
-    packer (extra `plan`) to improve on the heuristics for that many seconds.
+    Views share their input's storage, results may be written over inputs that nothing reads later, and the inputs of a
+    contiguous Concat may be written directly into its output if that makes the arena smaller.  `exact`: seconds for
+    which the exact packer (extra `plan`) may improve on the heuristics.
     """
 
     exact: float = 0.0
@@ -79,7 +79,7 @@ class MemoryPlan(Pass):
 
 
 def as_lifetime(s: Storage) -> Lifetime:
-    """An allocation as the packers see it: its size rounded up to the alignment."""
+    """An allocation for the packers: its size rounded up to the alignment."""
     return Lifetime(s.name, aligned(s.nbytes), s.start, s.end)
 
 

@@ -53,14 +53,14 @@ def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def height(lifetimes: Sequence[Lifetime], plan: dict[str, int]) -> int:
-    """Bytes of the arena that a plan needs."""
+    """The size of the arena for a memory plan."""
     return max((plan[x.name] + x.size for x in lifetimes), default=0)
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
     """Addresses by name: the best of several heuristics, stopping as soon as one is within 0.1 % of the bound.
 
-    UsageError where all of them together take so many bytes that an address would not be a word.
+    UsageError if their total size exceeds 64-bit addresses.
     """
     if (total := sum(x.size for x in lifetimes)) > MOST:
         raise UsageError(f"the values of a step take {total:,} bytes together: no machine has so much")
@@ -193,11 +193,11 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
 
 
 class _Repair:
-    """First fit in an order of which one allocation at a time moves to an earlier place.
+    """First fit in an order in which one allocation at a time is moved to an earlier position.
 
-    Only what a move can touch is placed again.  An address is the lowest that no earlier allocation of the same time
-    is in the way of: another one going from where it was to where it is now matters if it is in the way there, or if
-    it was below before, where it may leave a gap.
+    Only allocations that a move can affect are placed again.  An allocation gets the lowest address without a conflict
+    with earlier allocations alive at the same time: the move of another one matters if it now conflicts, or if it was
+    below, where it may leave a gap.
     """
 
     def __init__(self, order: Sequence[Lifetime], at: list[int]) -> None:
@@ -299,7 +299,7 @@ def best_fit_in_time(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
 
 
 class _Holes:
-    """What is free: stretches between allocations, and everything from `top` on."""
+    """The free ranges between allocations, and everything from `top` on."""
 
     def __init__(self) -> None:
         self.top = 0
@@ -356,9 +356,9 @@ class _Holes:
 
 
 def first_fit(order: Sequence[Lifetime], known: Sequence[int] = ()) -> dict[str, int]:
-    """Places allocations in the order given, each at the lowest address that is free during its whole life.
+    """Places allocations in the given order, each at the lowest address that is free during its whole lifetime.
 
-    `known`: the addresses that the first ones get.  O(n²) in vectorised steps: placed allocations stand in arrays
+    `known`: fixed addresses of the first ones.  O(n²) in vectorised steps: placed allocations are stored in arrays
     sorted by address.
     """
     table = np.empty((4, len(order)), np.int64)

@@ -11,8 +11,8 @@ from .packing import MOST, Lifetime, height, lower_bound, pack
 def pack_exact(lifetimes: Sequence[Lifetime], *, align: int = 64, seconds: float = 10.0) -> tuple[dict[str, int], int]:
     """(addresses by name, proven lower bound of the arena in bytes).
 
-    Each allocation is a rectangle, time × address, and no two may overlap; the arena's height is minimised, starting
-    from the heuristics' plan.  Where the bound equals the plan's height it is optimal.  MissingExtraError without
+    Each allocation is a rectangle, time × address, and no two may overlap; the height of the arena is minimised,
+    starting from the heuristics' plan, which is optimal if its height equals the bound.  MissingExtraError without
     ortools (extra `plan`).
     """
     try:

@@ -1,4 +1,4 @@
-"""Which values can lie in the same storage: views, outputs that take a dying input's place, parts of a joined value.
+"""Storage sharing: views, in-place results, and inputs of joins that are written directly into the output.
 
 The answer follows from the operators and the frees alone, so it is worked out anew wherever it is needed and nothing
 has to be written down: in a planned block the addresses say it.
@@ -17,8 +17,8 @@ from ...language.verify_addresses import ALIGNMENT
 class Storage:
     """One allocation: its bytes, the positions between which it is needed, and its values with their offsets.
 
-    `start` is -1 for inputs; `end` is the last position (inclusive) at which a member is alive.  `host`: it lies in
-    host memory, in an arena of its own.
+    `start` is -1 for inputs; `end` is the last position (inclusive) at which a member is alive.  `host`: it is in
+    the separate arena in host memory.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Storage:
 
 
 def storages(block: Block, *, join: bool = False) -> list[Storage]:
-    """The allocations of a block with frees, in order of their start; scratch buffers are allocations of their own.
+    """The allocations of a block with frees, in order of their start; scratch buffers are separate allocations.
 
     `join`: inputs of a contiguous Concat are written straight into its output's storage.
     """
@@ -39,12 +39,12 @@ def storages(block: Block, *, join: bool = False) -> list[Storage]:
 
 
 def unfreed_storages(block: Block, *, join: bool = False) -> list[Storage]:
-    """The same for a block without frees, where `liveness` would put them, and without scratch buffers."""
+    """The allocations of a block without frees (as `liveness` would place them), without scratch buffers."""
     return _Sharing(block, join).run(_last_touched(block), scratch=False)
 
 
 def sharings(block: Block) -> list[list[Storage]]:
-    """The allocations of a block with frees, without joins; and with them, where that makes fewer."""
+    """The allocations of a block with frees, without joins; and with joins, if that makes fewer."""
     apart = storages(block)
     if not any(op.joins() for op in block.operators):
         return [apart]
@@ -63,7 +63,7 @@ def offsets_inside(op: Operator) -> tuple[int | None, ...]:
 
 
 def dying(block: Block) -> Iterator[tuple[int, Operator, set[str]]]:
-    """(position, operator, names freed before the next operator runs) for each operator that is no free."""
+    """(position, operator, names freed before the next operator runs) for each operator except frees."""
     operators = block.operators
     for i, op in enumerate(operators):
         if isinstance(op.op, Free):

@@ -1,1 +1,1 @@
-"""Offloading: values that wait in host memory."""
+"""Offloading of values to host memory."""

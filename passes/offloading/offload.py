@@ -1,4 +1,4 @@
-"""Offload: forward values wait for the backward pass in host memory.
+"""Offloading: copies of forward values to host memory, and back before the backward pass reads them.
 
 Which values: a list of names.  When they go and come: chosen here, for the order of operators as it is, so that this
 pass comes last before `liveness`.  Copies that are in the block already are placed anew.
@@ -29,17 +29,17 @@ _FORWARD = (Role.FORWARD, Role.LOSS)
 
 @dataclass(frozen=True)
 class Offload(Pass):
-    """Move `values` to host memory behind the forward pass, and back before the first later operator that reads them.
+    """Copy `values` to host memory after their last forward use, and back before the next operator that reads them.
 
-    A copy out begins right behind the operator that makes the value.  It is awaited as late as it takes, so that the
-    device does not stand still, and the copy back begins as early, but for this rule: no more bytes are alive on the
-    device, ever, than at the peak of the step whose copies take no time (`limit`, where that is more).  Where the rule
-    comes first, the device waits.  A value that would come back before it has gone stays where there is room for it.
+    A copy out begins right after the operator that writes the value.  Its wait is placed late enough, and the copy back
+    begins early enough, for the device not to stall, subject to one rule: the bytes alive on the device never exceed
+    the peak of the step with copies that take no time (or `limit`, if larger).  If the rule requires it, the device
+    waits.  A value whose copy back would begin before its copy out is done stays on the device if there is room.
 
-    `tight`: all copies are awaited at once, for a program that is to be planned (which places them anew).  `lowered`:
-    the names are those of the step before it was lowered, where values can have another layout since, or be gone.
-    `seconds`: the time of an operator (default: a plain roofline); `link`: what copies take.  No values: those of
-    copies that are there.
+    `tight`: all copies are awaited immediately, for a program that will be planned (which places them again).
+    `lowered`: the names are those of the step before lowering, after which values may have another layout, or be gone.
+    `seconds`: the time of an operator (default: a roofline); `link`: the rate of copies.  Without `values`, existing
+    copies are placed again.
     """
 
     values: tuple[str, ...] = ()
@@ -66,19 +66,19 @@ class Offload(Pass):
 
 
 def roofline(op: Operator) -> float:
-    """Seconds on a device of 10 TFLOP/s and 1 TB/s, where nobody says another."""
+    """Default cost model: seconds on a device of 10 TFLOP/s and 1 TB/s."""
     types = [[None if v is None else v.type for v in vs] for vs in (op.inputs, op.outputs)]
     cost = op.op.cost(*types)
     return max(cost.flops / 1e13, cost.bytes / 1e12) + 4e-6
 
 
 def offloaded(block: Block) -> tuple[str, ...]:
-    """Names of the values that a block moves to the host, in order."""
+    """Names of the values that a block offloads, in order."""
     return tuple(dict.fromkeys(next(op.reads()).name for op in block.operators if isinstance(op.op, ops.Offload)))
 
 
 def without_copies(block: Block) -> Block:
-    """The block with all values where they were."""
+    """The block without copies to the host and back."""
     origin: dict[str, Value] = {}
     kept: list[Operator] = []
     for op in block.operators:
@@ -96,7 +96,7 @@ def without_copies(block: Block) -> Block:
 
 @dataclass(frozen=True)
 class Rest:
-    """A value that the forward pass is done with, until another operator reads it.
+    """The period from the last forward use of a value to its next reader.
 
     `made`: position of its operator (-1: an input); `early`: of the last operator that reads it before it rests (or
     `made`); `late`: of those that read it afterwards, in order.
@@ -109,7 +109,7 @@ class Rest:
 
 
 def find_rests(block: Block, names: Iterable[str]) -> list[Rest]:
-    """The rests of values by name, in order of production.
+    """The rest periods of values by name, in order of production.
 
     Persistent values, outputs of the block and values that nothing reads later have none.  UsageError for unknown
     names.

@@ -1,4 +1,4 @@
-"""Times of a step whose values go to host memory and back: what its copies take, and where it has to wait for them."""
+"""Simulated times of a step with offloading: durations of copies, and stalls of the device."""
 
 from __future__ import annotations
 

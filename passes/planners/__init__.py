@@ -1,4 +1,4 @@
-"""Planners: what to keep and what to run again.  One file a method; `plan` is the door to all."""
+"""Planners, which choose what to recompute: one file per method; `plan` calls them."""
 
 from .base import PLANNERS, Planned, Planner, plan, planner
 from .core.problem import Node, RematerialisationProblem, load_problem

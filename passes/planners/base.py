@@ -1,4 +1,4 @@
-"""What a planner is, and the one door to all of them."""
+"""The base class of planners, and `plan`, which calls a planner by name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Planned:
 
     @property
     def gap(self) -> float | None:
-        """How far the cost can be from the best there is, as a share of the bound."""
+        """How far the cost can be above the optimum at most, as a share of the bound."""
         return None if self.bound is None else max(0.0, self.outcome.cost / self.bound - 1) if self.bound else 0.0
 
 
@@ -90,7 +90,7 @@ def planner(strategy: str, **options: Any) -> Planner:
     cls = PLANNERS.get(strategy)
     if cls is None:
         raise UsageError(
-            f"there is no strategy '{strategy}'{nearest(strategy, PLANNERS)}; there are: {', '.join(sorted(PLANNERS))}"
+            f"there is no strategy '{strategy}'{nearest(strategy, PLANNERS)}; known: {', '.join(sorted(PLANNERS))}"
         )
     fields = {f.name for f in dataclasses.fields(cls)}
     for name in options:

@@ -1,1 +1,1 @@
-"""Recomputation: forward operators inserted again before the backward operators that need their outputs."""
+"""Recomputation passes: clones of forward operators before the backward operators that need their outputs."""

@@ -1,4 +1,4 @@
-"""Forward values that the backward pass makes again from what it keeps anyway."""
+"""Recomputation of normalised values from inputs and statistics that are kept anyway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recomputation: drop forward values, run their operators again before the backward operators that need them.
+"""Recomputation: drops forward values, and recomputes them before the backward operators that need them.
 
 A plan is data: which forward operators run again, and before which operator.  A planner makes one
 (`plan_from_checkpoints` is the user's own choice), `apply` carries it out, and nothing else knows about it: a
@@ -57,11 +57,11 @@ class Recompute(Pass):
 
 
 def apply(block: Block, plan: RecomputePlan) -> Block:
-    """Inserts the reruns.  A read after a rerun sees the rerun's value; the first one then lives less long."""
+    """Inserts the clones of a plan.  Reads after a clone see its value, so that the original value is freed earlier."""
     reruns: dict[int, list[int]] = {}
     for r in plan.reruns:
         if not 0 <= r.operator < r.before < len(block.operators):
-            raise UsageError(f"the plan runs operator {r.operator} again before operator {r.before}: out of order")
+            raise UsageError(f"the plan recomputes operator {r.operator} before operator {r.before}: out of order")
         reruns.setdefault(r.before, []).append(r.operator)
     latest: dict[str, str] = {}
     count: dict[str, int] = {}
@@ -100,7 +100,8 @@ def _reading(op: Operator, latest: dict[str, str]) -> Operator:
 def _clone(op: Operator, latest: dict[str, str], count: dict[str, int], taken: set[str]) -> Operator:
     """A copy of a forward operator, or of a view, that writes NAME@1 (NAME@2 the next time, ...)."""
     if op.op.updates or (op.role not in _FORWARD and not op.views()):
-        raise UsageError(f"{op.op.name} ({op.role.value}) changes state or is no forward operator: it runs once only")
+        why = "changes state or is not a forward operator: it cannot be recomputed"
+        raise UsageError(f"{op.op.name} ({op.role.value}) {why}")
     copy = _reading(op, latest)
     outputs: list[Value | None] = []
     for v in op.outputs:

@@ -1,4 +1,4 @@
-"""Batch normalisations in two operators, so that planners may repeat the cheap one; and in one again."""
+"""Splitting of batch normalisations into two operators, so that planners may recompute the cheap one; and joining."""
 
 from __future__ import annotations
 

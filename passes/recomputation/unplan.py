@@ -1,4 +1,4 @@
-"""A block as it was before kernels were chosen and its memory was planned."""
+"""Removal of frees, kernels and addresses from a block."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Scheduling: an order of the operators that needs less memory."""
+"""Scheduling: reordering of operators to lower the peak."""

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a program: which operators must follow which, and which buffers each one touches.
+"""The scheduler's graph: dependencies between operators, and the buffers that each one accesses.
 
 Everything is a number: operators by their place in the given order, buffers by order of appearance.  A buffer is alive
 from the first operator that touches it to the last one, so a program read backwards is a program of the same kind, and
@@ -17,7 +17,7 @@ from ..memory.storage import ALIGNMENT
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators 0..n-1 in the order given.
+    """Operators 0..n-1 in the given order.
 
     `follows[i]`, `leads[i]`: operators that must run before, after i.  `touches[i]`: buffers that i reads or writes.
     `size`, `opened`, `kept`: bytes of each buffer; whether it is alive before the first operator, after the last one.
@@ -219,7 +219,7 @@ def _dependencies(block: Block) -> list[tuple[int, ...]]:
 
 
 class _Buffers:
-    """Gives each value of the arena a buffer."""
+    """Assigns a buffer to each value of the arena."""
 
     def __init__(self, block: Block) -> None:
         self.persistent = {v.name for v in block.persistent()}

@@ -1,4 +1,4 @@
-"""Orders that need less memory: independent operators change places, no operator is added."""
+"""Reordering of independent operators to lower the peak; no operator is added."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _TRIES = 40_000
 
 @dataclass(frozen=True)
 class Schedule(Pass):
-    """Reorder independent operators so that fewer bytes are alive at the peak; never worse than the order given.
+    """Reorder independent operators so that fewer bytes are alive at the peak; never worse than the given order.
 
     `window`: how many operators around the peak are ordered together.  `exact`: programs of up to this many operators
-    get the best order that there is.  `tries`: how many sets of operators the searches may look at.
+    get an optimal order.  `tries`: how many sets of operators the searches may examine.
     """
 
     window: int = 128
@@ -81,10 +81,10 @@ class Schedule(Pass):
 
 @dataclass(frozen=True)
 class InBestOrder(Pass):
-    """`schedule`, then `then`; an order whose arena is larger than that of the one given loses.
+    """Run `schedule`, then the passes `then`; keep the given order if its arena is smaller.
 
-    Live bytes say which order is worth it, but what counts is the arena: where the packer leaves holes, the order
-    given is planned as well.
+    The order is chosen by live bytes, but the size of the arena decides: if the packer leaves holes, the given order is
+    planned as well.
     """
 
     verifies: ClassVar[bool] = True
@@ -143,7 +143,7 @@ def settle(graph: Graph, order: list[int], limit: int) -> list[int]:
 
 
 def squeeze(graph: Graph, order: list[int], steps: int = 6) -> list[int]:
-    """The lowest limit that `fit` can keep to, forwards or backwards, by halving; less often for many operators."""
+    """The lowest limit for which `fit` finds an order, forwards or backwards; bisection, coarse for large blocks."""
     steps = min(steps, _LOOKS // max(len(order), 1))
     back = graph.reversed()
     high = max(graph.profile(order), default=0)
@@ -168,7 +168,7 @@ def _fit_backwards(back: Graph, order: list[int], limit: int) -> list[int] | Non
 
 
 def fit(graph: Graph, order: list[int], limit: int) -> list[int] | None:
-    """The order with no more than `limit` bytes alive, or None where this way of looking finds no such order.
+    """An order with at most `limit` bytes alive; None if this heuristic finds none.
 
     Operators run in the order given, but those that do not fit yet are put off, and small groups that leave less
     alive than before run as soon as they fit: with live bytes a submodular function of what has run, that can only
@@ -267,7 +267,7 @@ class _Fit:
 
 
 def refine(graph: Graph, order: list[int], width: int, tries: int) -> list[int]:
-    """Finds better orders of the operators around the peak until there is none, or until the tries are spent."""
+    """Finds better orders of the operators around the peak until there is none, or the tries are used up."""
     order = list(order)
     profile = graph.profile(order)
     while tries > 0:

@@ -1,4 +1,4 @@
-"""The best order of a few operators in a row: a search over the sets of operators that may have run.
+"""The optimal order of a few consecutive operators: a search over the sets of operators that have run.
 
 Reordering operators within a window changes nothing outside of it: the buffers alive at its borders stay the same.
 """

@@ -1,1 +1,1 @@
-"""What a step takes and what it is worth, before and after it runs."""
+"""Analysis of a step before and after it runs: estimates, biggest batch, comparisons, checks, operator times."""

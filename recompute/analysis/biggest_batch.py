@@ -1,6 +1,6 @@
-"""The biggest batch that a memory budget holds, plain and with every strategy of recomputation there is.
+"""The biggest batch that fits a memory budget, without recomputation and with each strategy.
 
-Found by search over compiled programs: nothing is run and nothing is allocated.
+It is found by a search over compiled programs: nothing is run or allocated.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
 from ..training.protocol import AnyOptimizer
 
-#: where the search begins
+#: the first batch of the search
 _FIRST_GUESS = 8
-#: a curve has at least about this many batches
+#: approximate minimum number of batches of a curve
 _CURVE = 6
-#: local search looks for plans at this share of the lowest peak that cuts and blocks find; its moves
+#: local search looks for plans at this share of the lowest peak found by cuts and blocks; its number of moves
 _LOWER, _MOVES = 0.93, 3000
-#: rounds of it, after which one that finds nothing is the last
+#: rounds of local search, after which it ends with the first round without improvement
 _PATIENCE = 4
-#: no batch larger than this is looked at
+#: the largest batch of the search
 LARGEST_BATCH = 1 << 20
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to spend time on memory: the checkpoints it keeps, or its plan (both None: everything is kept)."""
+    """A recomputation strategy: the checkpoints that it keeps, or its plan (both None: everything is kept)."""
 
     name: str
     checkpoints: tuple[str, ...] | None = None
@@ -50,7 +50,7 @@ class Strategy:
 
     @property
     def kept(self) -> tuple[str, ...] | RecomputePlan | None:
-        """What `Steps` is asked for."""
+        """The argument for `Steps`: checkpoints or plan."""
         return self.checkpoints if self.plan is None else self.plan
 
 
@@ -75,7 +75,7 @@ class BatchOf:
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The biggest batch that fits `budget` bytes, by strategy, in the order they were tried; times by `costs`."""
+    """The biggest batch that fits `budget` bytes, by strategy, in the order of the trials; times by `costs`."""
 
     model: str
     budget: int
@@ -85,26 +85,26 @@ class MaxBatch:
 
     @property
     def best(self) -> BatchOf:
-        """The biggest batch of all; among equals the one with the shorter step."""
+        """The strategy with the biggest batch; among equals the one with the shorter step."""
         return max(self.strategies, key=lambda s: (s.batch, -s.step_seconds))
 
     @property
     def batch(self) -> int:
-        """The biggest batch that fits."""
+        """The biggest batch that fits with any strategy."""
         return self.best.batch
 
     def __getitem__(self, strategy: str) -> BatchOf:
         for s in self.strategies:
             if s.strategy == strategy:
                 return s
-        raise UsageError(f"no strategy '{strategy}' was tried; there are: {', '.join(self.names())}")
+        raise UsageError(f"strategy '{strategy}' was not tried; tried were: {', '.join(self.names())}")
 
     def names(self) -> list[str]:
         """The strategies that were tried."""
         return [s.strategy for s in self.strategies]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries."""
+        """The result as numbers, strings, lists and dictionaries, for JSON."""
         return {**dataclasses.asdict(self), "batch": self.batch, "best": self.best.strategy}
 
     def __str__(self) -> str:
@@ -129,10 +129,10 @@ def max_batch(
 
     Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
-    lowest peak; "auto": the plan with the lowest peak that is found (docs/planning.md) for no more extra
-    time than a forward pass.  `target`: where it will run (a device need not be there).  `effort`, `seconds`: how long
-    "auto" searches (`RecomputeOptimizer.set_budget`); an interrupt ends that with what was found.  `model` and the
-    other arguments as for `estimate`.  UsageError where not even batch 1 fits, or the model fixes its batch.
+    lowest peak; "auto": the plan with the lowest peak (docs/planning.md) whose extra time is at most one forward
+    pass.  `target`: where the step will run (no device is needed).  `effort`, `seconds`: how long "auto" searches (see
+    `RecomputeOptimizer.set_budget`); an interrupt ends the search with the best plan so far.  `model` and the other
+    arguments are those of `estimate`.  UsageError if batch 1 does not fit, or if the model fixes its batch.
     """
     check_limits(effort, seconds)
     steps = Steps(
@@ -151,8 +151,8 @@ def max_batch_of(
     """`max_batch` of steps, with a line of progress before each program is compiled."""
     if not steps.open_batch:
         raise UsageError(
-            f"{steps.name} fixes its batch at {steps.default_batch}: there is none to choose. "
-            "Give a model that leaves its first dimension open"
+            f"{steps.name} fixes its batch at {steps.default_batch}, so that it cannot be chosen. "
+            "Give a model whose first dimension is dynamic"
         )
     peaks = _Peaks(steps, progress)
     found: dict[Strategy, int] = {}
@@ -170,7 +170,7 @@ def max_batch_of(
         watch = watch or Watch()
         auto = lowest_plan(steps, reference, watch)
         if watch.interrupted:
-            notes = ("auto: planning was interrupted, the best plan so far is taken",)
+            notes = ("auto: planning was interrupted, using the best plan so far",)
     except MissingExtraError as e:
         auto, notes = None, (f"auto: {e}",)
     if auto is not None:
@@ -229,10 +229,10 @@ def _hopeless(steps: Steps, budget: int, at_one: Mapping[str, int]) -> None:
 
 
 def largest_fitting(peak: Callable[[int], int], budget: int, guess: int = _FIRST_GUESS) -> int:
-    """A batch that fits while one more does not; 0 where 1 does not fit.
+    """A batch that fits while the next larger one does not; 0 if batch 1 does not fit.
 
     Secant steps from `guess`, as memory is nearly affine in the batch.  It is not always monotone (tiles of scratch
-    change in steps), so one further on is tried before the answer is given.
+    change in steps), so a larger one is tried before the search ends.
     """
     if peak(1) > budget:
         return 0
@@ -255,12 +255,12 @@ def largest_fitting(peak: Callable[[int], int], budget: int, guess: int = _FIRST
 
 
 def _next_trial(fits: Mapping[int, int], over: Mapping[int, int], budget: int) -> int:
-    """The batch where the line through two known batches meets the budget, kept strictly between what is known."""
+    """The batch at which the line through two known batches meets the budget, strictly between the known bounds."""
     low = max(fits)
     if over:
         high = min(over)
         a, b = (low, fits[low]), (high, over[high])
-        if len(fits) + len(over) > 12:  # the secant creeps: halve
+        if len(fits) + len(over) > 12:  # the secant converges slowly: bisect
             return (low + high) // 2
     else:
         high = min(64 * low, LARGEST_BATCH) + 1
@@ -285,7 +285,7 @@ def candidates_of(steps: Steps) -> list[Candidate]:
 
 
 def fixed_strategies(steps: Steps) -> list[Strategy]:
-    """Those that need no search: plain, the checkpoints asked for, and √n."""
+    """Strategies without a search: plain, the given checkpoints, and √n."""
     found = [Strategy("plain")]
     if steps.asked is not None:
         found.append(Strategy("checkpoints", steps.resolved(steps.asked)))
@@ -296,7 +296,7 @@ def fixed_strategies(steps: Steps) -> list[Strategy]:
 
 
 def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> Strategy | None:
-    """The equally spaced cuts with the lowest peak at `batch`; None where nothing cuts the graph."""
+    """The equally spaced cuts with the lowest peak at `batch`; None if no value cuts the graph."""
     candidates = candidates_of(steps)
     n = len(candidates)
     counts = sorted({min(max(k, 1), n) for k in (round(n**0.5 * 1.5), n // 3, n // 2, n)} if n else ())
@@ -305,9 +305,9 @@ def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> S
 
 
 def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strategy | None:
-    """The plan with the lowest peak at `batch` that costs no more than the forward pass once more.
+    """The plan with the lowest peak at `batch` whose extra cost is at most one forward pass.
 
-    None where nothing needs to run again, and where the step is not ours to plan.  An interrupt ends the search.
+    None if recomputation cannot help, or if the step cannot be planned.  An interrupt ends the search.
     """
     if steps.is_step:
         return None
@@ -316,10 +316,10 @@ def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strateg
     most = problem.cost + sum(n.cost for n in problem.nodes if not n.backward)
     frontier = frontier_of(problem)
     watch = watch or Watch()
-    watch.found = True  # what cuts and blocks find
+    watch.found = True  # plans from cuts and blocks
     point = lowest = next((p for p in frontier if p.cost <= most), None)
     try:
-        with watching(watch), contextlib.suppress(UsageError):  # no schedule can need so little
+        with watching(watch), contextlib.suppress(UsageError):  # proven: no plan has so low a peak
             for number in itertools.count():
                 if lowest is None or (number and (watch.over or (number >= watch.effort and watch.seconds is None))):
                     break
@@ -339,7 +339,7 @@ def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strateg
 
 
 def equal_work(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
-    """k candidates that cut the work of the forward pass into about equal parts."""
+    """k candidates that divide the work of the forward pass into about equal parts."""
     done: list[int] = []
     for c in candidates:
         done.append((done[-1] if done else 0) + c.flops)
@@ -353,7 +353,7 @@ def equal_work(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
 
 
 def spaced(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
-    """k candidates at equal distances in their list, the ends left out where there is room."""
+    """k candidates at equal distances in their list, without both ends if there are enough."""
     n = len(candidates)
     return tuple(candidates[j].value.name for j in sorted({min(n - 1, (i * n) // (k + 1)) for i in range(1, k + 1)}))
 
@@ -362,13 +362,13 @@ def spaced(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
 
 
 def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None] = lambda text: None) -> str:
-    """What to do about a batch that does not fit: the biggest one that does, and the cheapest plan that makes it."""
+    """Advice for a batch that does not fit: the biggest batch that fits, and the cheapest plan for this batch."""
     peaks = _Peaks(steps, progress)
     lines = []
     asked = Strategy("as asked", steps.resolved(steps.asked))
     if steps.open_batch:
         fitting = largest_fitting(lambda b: peaks(asked, b), budget, guess=max(2, batch // 2))
-        lines.append(f"the biggest batch that fits as asked is {fitting}" if fitting else "no batch fits as asked")
+        lines.append(f"the biggest batch that fits like this is {fitting}" if fitting else "no batch fits like this")
     choices = fixed_strategies(steps)
     choices += [s for s in (best_k(steps, batch, peaks),) if s is not None]
     with contextlib.suppress(MissingExtraError):
@@ -394,7 +394,7 @@ def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None
 
 
 def _how(s: Strategy, budget: int) -> str:
-    """What the command line is to be told."""
+    """The command-line options of a strategy."""
     if s.plan is not None:
         return f"--memory-budget {budget}, without --checkpoints"
     return "without --checkpoints" if s.checkpoints is None else f"--checkpoints {','.join(s.checkpoints)}"

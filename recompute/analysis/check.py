@@ -1,4 +1,4 @@
-"""`--check`: the imported forward pass against ONNX Runtime, and the recomputed step against the plain one."""
+"""`--check`: compares the forward pass with ONNX Runtime, and the recomputed step with the plain one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..places import named_place
 from ..support.files import apart
 from ..training.data import synthetic_batch
 
-#: float32: forward outputs may differ by this much, relative to their largest element
+#: tolerance of float32 forward outputs, relative to their largest element
 FORWARD_TOLERANCE = 1e-3
 
 
@@ -39,9 +39,9 @@ def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledSt
 def step_difference(
     plain: CompiledStep, step: CompiledStep, loss: str, seed: int, specs: Any, place: Any = None
 ) -> dict[str, Any]:
-    """Two steps of each variant from the same start: losses and every parameter and state compared bit by bit.
+    """Runs two steps of each variant from the same state; compares losses, parameters and state bit by bit.
 
-    `place`: where they run (None: the processor).
+    `place`: where they run (None: the CPU).
     """
     from ..runtime import Executor
 
@@ -65,7 +65,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def forward_difference(job: Any, program: Program) -> dict[str, Any]:
-    """The model's outputs in inference mode, ours against ONNX Runtime's."""
+    """Compares the model's outputs in inference mode with those of ONNX Runtime."""
     try:
         import onnxruntime as ort
     except ImportError:
@@ -89,7 +89,7 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    with apart(), tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # above 2 GiB only files are taken
+    with apart(), tempfile.TemporaryDirectory(prefix="recompute-") as folder:  # models above 2 GiB must be files
         path = os.path.join(folder, "model.onnx")
         export_trained(program, path)
         session = ort.InferenceSession(path, options, providers=_providers(ort))
@@ -104,7 +104,7 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
 
 
 def _providers(ort: Any) -> list[str]:
-    """CUDA where this ONNX Runtime has it, and the CPU."""
+    """CUDA if this ONNX Runtime has it, and the CPU."""
     return [p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in ort.get_available_providers()]
 
 

@@ -1,4 +1,4 @@
-"""All strategies on one step, side by side, and the whole curve of memory against time."""
+"""Comparison of all strategies on one step, and the curve of memory against time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..passes.planners.methods.auto import Auto, frontier_of
 from ..planning.figures import cost_of, figures_of, kept_for_backward
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 
-#: plans of one strategy that are compiled, at most
+#: most plans of one strategy that are compiled
 _TRIES = 3
-#: points of a curve, about
+#: approximate number of points of a curve
 _POINTS = 20
 
 Progress = Callable[[str], None]
@@ -29,10 +29,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """What a strategy does to a step at a budget; `refusal` says why there is nothing to say.
+    """The result of a strategy at a budget; `refusal`: why it gives no plan.
 
-    `overhead`: extra estimated time as a share of the plain step's; `gap`: how far from the best there is, at most;
-    `seconds`: what planning and compiling took.
+    `overhead`: extra estimated time as a share of the plain step's; `gap`: how far above the bound, as a share of it;
+    `seconds`: time of planning and compiling.
     """
 
     strategy: str
@@ -51,7 +51,7 @@ def compare(
     checkpoints: CompiledStep | None = None,
     progress: Progress = lambda text: None,
 ) -> list[Row]:
-    """A row for the plain step, for the user's `checkpoints`, and for every strategy that takes seconds, best first.
+    """A row for the plain step, for the user's `checkpoints`, and for every fast strategy, best first.
 
     Peaks are those of compiled steps, parameters and state included.
     """
@@ -84,7 +84,7 @@ def _row(f: Any, seconds: float) -> Row:
 
 
 def compare_text(rows: Sequence[Row], plain_peak: int, budget: int, costs: str) -> str:
-    """The table for people."""
+    """The rows as a printed table."""
     table = plain_table()
     names = [f"budget {human_bytes(budget)} ({budget / plain_peak:.0%})"]
     for name in (*names, "peak", "of plain", "kept", "time", "gap at most", "found in"):
@@ -102,14 +102,14 @@ def compare_text(rows: Sequence[Row], plain_peak: int, budget: int, costs: str) 
         if r.refusal is not None:
             text += f"\n{r.strategy}: {r.refusal}"
     return (
-        f"{text}\ntimes are estimates for {costs}; a gap is proven for any order and any number of repeats\n"
-        "all plan the step in the order given here; --memory-budget alone also reorders it"
+        f"{text}\ntimes are estimates for {costs}; gaps are proven for any order and any number of recomputations\n"
+        "all rows use the given order of operators; --memory-budget without --compare also reorders them"
     )
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A compiled plan: its peak, what it costs, and what any plan of that peak must cost at least (shares, - 1)."""
+    """A compiled plan: its peak, its overhead, and a lower bound of the overhead of all plans with that peak."""
 
     peak_bytes: int
     overhead: float
@@ -126,7 +126,7 @@ class Curve:
     costs: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists."""
+        """The curve as numbers and lists, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a step takes before it runs: the peak and what is alive then, each checkpoint's worth, memory by batch."""
+"""Estimates of a step before it runs: the peak, the values alive then, savings of checkpoints, memory by batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ..passes.target import target_given
 from ..report.memory_text import estimate_text
 from ..training.protocol import AnyOptimizer
 
-#: what holds bytes; "unused" is alignment and gaps of the arena
+#: roles of bytes; "unused" is alignment and gaps of the arena
 ROLES = ("parameter", "optimizer state", "buffer", "input", "activation", "gradient", "scratch", "unused")
-#: at most this many batches are compiled for the function of the batch
+#: most batches that are compiled for memory as a function of the batch
 _MOST_BATCHES = 20
 _KIND = {
     Role.FORWARD: "activation", Role.LOSS: "activation", Role.RECOMPUTE: "activation", Role.BACKWARD: "gradient",
@@ -33,7 +33,7 @@ _KIND = {
 
 @dataclass(frozen=True)
 class PeakMoment:
-    """When the most is alive: the operator's index in the planned program, its role, and its line."""
+    """The moment of the peak: the operator's index in the planned program, its role, and its text."""
 
     index: int
     operators: int
@@ -43,7 +43,7 @@ class PeakMoment:
 
 @dataclass(frozen=True)
 class Holding:
-    """Bytes that one value (or what shares its place) holds at the peak."""
+    """Bytes of one allocation (a value, or values that share a buffer) at the peak."""
 
     name: str
     role: str
@@ -56,7 +56,7 @@ class CheckpointWorth:
     """A checkpoint and the segment of forward operators before it.
 
     `kept_bytes`: the checkpoint itself; `saved_bytes`: values of the segment that a plain step keeps for the backward
-    pass and this one drops; `rebuild_*`: what running the dropped operators again costs (seconds by the cost model).
+    pass and this one drops; `rebuild_*`: the cost of recomputing the dropped values (seconds by the cost model).
     """
 
     name: str
@@ -69,8 +69,10 @@ class CheckpointWorth:
 
 @dataclass(frozen=True)
 class Piece:
-    """On batches `first` to `last` (inclusive): bytes = fixed + per_sample · batch, off by at most `deviation` at the
-    batches that were compiled.  `checked`: a batch between the ends was compiled too, or there is none."""
+    """For batches `first` to `last` (inclusive): bytes = fixed + per_sample · batch.
+
+    The error is at most `deviation` at the compiled batches.  `checked`: a batch between the ends was compiled too, or
+    there is none."""
 
     first: int
     last: int
@@ -88,7 +90,7 @@ class Piece:
 class BatchFunction:
     """The peak as a function of the batch: affine pieces, and the compiled peaks behind them.
 
-    `tolerance`: what a piece may be off by at the batches that were compiled.  Between those it may be off by more:
+    `tolerance`: largest permitted error of a piece at the compiled batches.  Between those the error may be larger:
     buffers are aligned to 64 bytes, and tiles of scratch and the packing change in steps (the tests allow 0.1 %).
     """
 
@@ -98,7 +100,7 @@ class BatchFunction:
 
     @property
     def deviation(self) -> int:
-        """The most that a compiled peak is off its piece, in bytes."""
+        """The largest difference between a compiled peak and its piece, in bytes."""
         return max(p.deviation for p in self.pieces)
 
     @property
@@ -107,20 +109,20 @@ class BatchFunction:
         return tuple(p.first for p in self.pieces[1:])
 
     def peak(self, batch: int) -> int:
-        """Predicted peak.  UsageError outside the range that was looked at."""
+        """The predicted peak at a batch.  UsageError outside the range of the function."""
         for p in self.pieces:
             if p.first <= batch <= p.last:
                 return p.at(batch)
         low, high = self.pieces[0].first, self.pieces[-1].last
-        raise UsageError(f"memory by batch is known from {low} to {high}, not at {batch}")
+        raise UsageError(f"memory is known for batches {low} to {high}, not for {batch}")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one training step takes; every number is in bytes, operations or seconds.
+    """The estimate of one training step, in bytes, FLOPs and seconds.
 
-    `peak_bytes` is all that the executor allocates; `by_role` and the layers' bytes each add up to it.  `costs` names
-    what times are estimated by.
+    `peak_bytes` is all memory that the executor allocates; `by_role` and `by_layer` each add up to it.  `costs` is the
+    name of the cost model.
     """
 
     model: str
@@ -141,7 +143,7 @@ class Estimate:
     costs: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries."""
+        """The estimate as numbers, strings, lists and dictionaries, for JSON."""
         found = dataclasses.asdict(self)
         if self.by_batch is not None:
             found["by_batch"].update(deviation=self.by_batch.deviation, breakpoints=list(self.by_batch.breakpoints))
@@ -163,13 +165,13 @@ def estimate(
     target: Target | None = None,
     **fields: Any,
 ) -> Estimate:
-    """What a training step of `model` will take, without running it and without allocating its weights.
+    """Estimates memory and time of a training step of `model`, without running it or allocating its weights.
 
     `model`: a path, a ModelProto, a name of the zoo (with its `options`), or a Program.  `loss`, `optimizer`
     (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
-    `target`: where it will run, what times are estimated by (`rc.cost.device("h200")`, `rc.profile.Profile()`), the
-    precision (default: this machine's processor); its fields can be given directly: `place`, `cost`, `precision`, ...
-    UsageError where dimensions other than the batch stay open, or the model fixes another batch.
+    `target`: the place, the cost model (`rc.cost.device("h200")`, `rc.profile.Profile()`) and the precision (default:
+    this CPU); its fields can be given directly: `place`, `cost`, `precision`, ...
+    UsageError if dimensions other than the batch are dynamic, or if the model fixes another batch.
     """
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
@@ -179,7 +181,7 @@ def estimate(
 
 
 def estimate_steps(steps: Steps, batch: int | None, progress: Callable[[str], None] = lambda text: None) -> Estimate:
-    """The estimate of `steps` at a batch with the checkpoints that it was asked for."""
+    """The estimate of `steps` at a batch, with its checkpoints."""
     batch = steps.batch(batch)
     progress(f"compiling batch {batch}")
     plain = steps.compile(batch)
@@ -200,7 +202,7 @@ def estimate_steps(steps: Steps, batch: int | None, progress: Callable[[str], No
 def estimate_step(
     name: str, batch: int, plain: CompiledStep, step: CompiledStep, by_batch: BatchFunction | None = None
 ) -> Estimate:
-    """The estimate of a compiled step beside the plain one (which may be the same)."""
+    """The estimate of a compiled step, given the plain one (which may be the same)."""
     block = step.program.block
     at = memory_report(block).peak_at
     held = holdings(block)
@@ -232,9 +234,9 @@ def estimate_step(
 
 
 def holdings(block: Block) -> list[Holding]:
-    """What holds bytes when the most is alive: persistent values, and the allocations of the arena (aligned).
+    """The bytes alive at the peak: persistent values, and allocations of the arena (aligned).
 
-    Where several values share an allocation, the one written last says its role and layer.
+    If several values share an allocation, its role and layer are those of the value written last.
     """
     at = memory_report(block).peak_at
     kinds = roles_of(block)
@@ -278,7 +280,7 @@ def roles_of(block: Block) -> dict[str, str]:
 
 
 def layer_of(name: str) -> str:
-    """The layer that a value's name says: up to its first number (`layer1.0.conv1@1` → `layer1.0`), else the first
+    """The layer in a value's name: up to its first number (`layer1.0.conv1@1` → `layer1.0`), else the first
     part (`fc.weight` → `fc`).  PyTorch's paths (`/layer1/layer1.0/conv1/Conv_output_0`) are read the same way."""
     base = re.split(r"[@#]", name)[0]
     base = re.sub(r"_grad(_\d+)?$", "", base)
@@ -324,7 +326,7 @@ def checkpoint_worth(plain: CompiledStep, step: CompiledStep) -> tuple[Checkpoin
 
 
 def _kept(block: Block) -> set[str]:
-    """Forward values that wait for the backward pass."""
+    """Forward values that are kept for the backward pass."""
     made: set[str] = set()
     kept: set[str] = set()
     for op in block.operators:
@@ -343,7 +345,7 @@ def fit(peak: Callable[[int], int], first: int, last: int, tolerance: int, also:
     """Affine pieces of `peak` on [first, last], exact to `tolerance`; at most `_MOST_BATCHES` batches are compiled.
 
     Runs of compiled batches that lie on one line are pieces; the next batch to compile is where two lines cross, or
-    the middle of what is not known well enough.
+    the middle of the widest interval that is not known well enough.
     """
     batches = sorted({first, last, (first + last) // 2, *(b for b in also if first <= b <= last)})
     known = {b: peak(b) for b in batches}
@@ -357,7 +359,7 @@ def fit(peak: Callable[[int], int], first: int, last: int, tolerance: int, also:
     pieces: list[Piece] = []
     for i, run in enumerate(runs):
         pieces.append(_piece(run[0], run[-1], run, known))
-        if i + 1 < len(runs) and runs[i + 1][0] - run[-1] > 1:  # a gap that was not looked into: its chord
+        if i + 1 < len(runs) and runs[i + 1][0] - run[-1] > 1:  # an interval without compiled batches: its chord
             ends = [run[-1], runs[i + 1][0]]
             chord = _piece(ends[0], ends[1], ends, known)
             pieces.append(dataclasses.replace(chord, first=ends[0] + 1, last=ends[1] - 1, checked=False))
@@ -386,7 +388,7 @@ def _runs(batches: Sequence[int], known: Mapping[int, int], tolerance: int) -> l
 
 
 def _unknown(runs: Sequence[Sequence[int]], known: Mapping[int, int]) -> int | None:
-    """The batch to compile next: within the widest stretch that nothing vouches for."""
+    """The batch to compile next: within the widest interval that no compiled batch confirms."""
     found: list[tuple[float, int]] = []
     for i, run in enumerate(runs):
         if len(run) == 2 and run[1] - run[0] > 1:
@@ -397,7 +399,7 @@ def _unknown(runs: Sequence[Sequence[int]], known: Mapping[int, int]) -> int | N
 
 
 def _crossing(left: Sequence[int], right: Sequence[int], known: Mapping[int, int]) -> int:
-    """Where two lines cross between their runs; the middle where they do not, or one is a point."""
+    """The batch at which two lines cross between their runs; the middle if they do not cross, or one is a point."""
     low, high = left[-1], right[0]
     if len(left) > 1 and len(right) > 1:
         a, b = _piece(left[0], low, left, known), _piece(high, right[-1], right, known)

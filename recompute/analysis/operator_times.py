@@ -1,4 +1,4 @@
-"""`--run N --profile`: where a step's time goes, operator by operator, against the roofline of this machine."""
+"""`--run N --profile`: the measured time of each operator of a step, compared with the roofline."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..language.ir import Block, Free, Operator, Role
 from ..language.program import Program
 from ..support.tables import human_flops, human_seconds, plain_table, render
 
-#: steps that are timed operator by operator at the most
+#: most steps that are timed operator by operator
 _MOST = 10
-#: operators that the table shows by themselves
+#: number of single operators in the table
 _SHOWN = 20
 _WIDTH = 120
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Operators of one kind, or one operator: how often it runs in a step, its seconds, operations and bytes.
+    """Operators of one kind, or one operator: its calls per step, seconds, FLOPs and bytes.
 
-    `kernel`: the provider that runs it ("numpy": its own numerics); `again`: how many of the calls are recomputed;
-    `roofline`: the seconds that this machine's peak rates would take.
+    `kernel`: its kernel provider ("numpy": its own numerics); `again`: how many of the calls recompute;
+    `roofline`: the seconds at this machine's peak rates.
     """
 
     name: str
@@ -44,21 +44,21 @@ class Timing:
 
     @property
     def flops_per_second(self) -> float:
-        """Achieved."""
+        """Achieved FLOP/s."""
         return self.flops / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Achieved, by the bytes of operands and results."""
+        """Achieved bytes/s, by the bytes of operands and results."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
     @property
     def efficiency(self) -> float:
-        """The roofline's seconds by those that it took: 1 is the machine's peak; more: data came from its caches."""
+        """Roofline seconds divided by measured seconds: 1 is the machine's peak; above 1, data came from caches."""
         return self.roofline / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, with the rates; an operator's own facts only where it is one operator."""
+        """All fields with the rates, for JSON; fields of a single operator only for one."""
         found = {k: v for k, v in asdict(self).items() if v is not None and (v != "" or k == "kernel")}
         rates = {k: getattr(self, k) for k in ("flops_per_second", "bytes_per_second", "efficiency")}
         return found | rates
@@ -75,11 +75,11 @@ class StepTimes:
 
     @property
     def seconds(self) -> float:
-        """Of all operators."""
+        """The seconds of all operators."""
         return sum(t.seconds for t in self.operators)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`; operators that have nothing to do (views) are left out."""
+        """The times for `--json`, without operators that take no time (views)."""
         return {
             "steps": self.steps,
             "seconds": self.seconds,
@@ -95,7 +95,7 @@ def operator_seconds(
     """Measured seconds of each operator of a planned step (frees apart), medians of `steps` steps with a clock; one
     step before them warms up.
 
-    Parameters move as in so many training steps.  Operators whose result is already in place take no time.
+    Parameters change as in that many training steps.  Operators whose result is already in place take no time.
     """
     from ..runtime import Executor
 
@@ -113,7 +113,7 @@ def operator_seconds(
 
 
 def step_times(block: Block, seconds: Sequence[float], device: Device, steps: int = 1) -> StepTimes:
-    """The account of a step from its operators' seconds (see `operator_seconds`) and a roofline."""
+    """The times of a step from its operators' seconds (see `operator_seconds`) and a roofline."""
     total = sum(seconds) or 1.0
     real = [op for op in block.operators if not isinstance(op.op, Free)]
     found = tuple(_timing(i, op, s, device, total) for i, (op, s) in enumerate(zip(real, seconds, strict=True)))
@@ -126,7 +126,7 @@ def step_times(block: Block, seconds: Sequence[float], device: Device, steps: in
 
 
 def timed_steps(wanted: int) -> int:
-    """How many steps are timed where so many are run."""
+    """The number of steps to time if `steps` steps are run."""
     return min(wanted, _MOST)
 
 
@@ -153,12 +153,12 @@ def _together(group: Sequence[Timing]) -> Timing:
 
 
 def tables(times: StepTimes) -> str:
-    """What takes the time: by kind of operator, then the longest operators, as text."""
+    """The printed tables: times by kind of operator, then the longest operators."""
     peak = f"{times.device.flops / 1e9:,.0f} GFLOP/s, {times.device.bandwidth / 1e9:,.1f} GB/s"
     again = sum(t.seconds for t in times.operators if t.again)
-    recomputed = f", {human_seconds(again)} of them recomputing" if again else ""
+    recomputed = f", {human_seconds(again)} of them in recomputation" if again else ""
     lines = [
-        f"operators of a step: {human_seconds(times.seconds)}{recomputed} (median of {times.steps} timed one by one); "
+        f"operators of a step: {human_seconds(times.seconds)}{recomputed} (median of {times.steps} steps); "
         f"the roofline of this machine: {peak}",
         _table(times.kinds, single=False),
         _table(sorted(times.operators, key=lambda t: -t.seconds)[:_SHOWN], single=True),
@@ -175,8 +175,9 @@ def _table(rows: Sequence[Timing], *, single: bool) -> str:
     for head in ("time", "share", *(() if single else ("work",)), "GFLOP/s", "GB/s", "roofline"):
         table.add_column(head, justify="right", no_wrap=True)
     for t in rows:
-        calls = f"{t.calls}" + (f" ({t.again} again)" if t.again else "")
-        name = (f"{t.name} (again)" if t.again else t.name, t.result, t.kernel) if single else (t.name, t.kernel, calls)
+        calls = f"{t.calls}" + (f" ({t.again} recomputed)" if t.again else "")
+        shown = f"{t.name} (recomputed)" if t.again else t.name
+        name = (shown, t.result, t.kernel) if single else (t.name, t.kernel, calls)
         rates = (f"{t.flops_per_second / 1e9:.1f}", f"{t.bytes_per_second / 1e9:.1f}", f"{t.efficiency:.0%}")
         work = () if single else (human_flops(t.flops),)
         cells = (*name, human_seconds(t.seconds), f"{t.share:.1%}", *work, *rates)

@@ -1,4 +1,4 @@
-"""`recompute-compile`: an ONNX file in, a recomputed training step and its figures out."""
+"""`recompute-compile`: compiles an ONNX model into a training step and reports its memory and time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argparse.Namespace(verbose=False)
     with cli_ending.prepared(args):
         try:
-            from .arguments import parser  # takes long: an interruption is seen to already
+            from .arguments import parser  # slow to import; an interruption is handled from here on
 
             code = _run(parser().parse_args(argv, args))
             cli_ending.flush()
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """What the arguments ask for."""
+    """Carries out the request of the parsed arguments.  Returns the exit code."""
     from . import costs as cli_costs
 
     _check_arguments(args)
@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    """What can be wrong before any work is done."""
+    """Checks the arguments before any work is done.  UsageError for the first that is wrong."""
     if args.model is None and not args.list_models:
         where = "give a model" if args.profile is None else "give a model before --profile"
         raise UsageError(f"{where}: an .onnx file or a zoo name (--list-models prints them; -h helps)")
@@ -54,11 +54,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
     if args.run is not None and args.place != "cpu":
         from ..runtime import Executor
 
-        Executor(there)  # says now what is missing, not after all the planning
+        Executor(there)  # reports a missing device or library now, not after planning
     if args.batch is not None and args.batch < 1:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
     if args.data is not None and args.run is None:
-        raise UsageError("--data is for --run N")
+        raise UsageError("--data needs --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     from ..report import pictures
@@ -83,7 +83,7 @@ def _list_models() -> int:
 
 @dataclass
 class Report:
-    """All that the command found out; `--json` writes it (docs/cli.md describes each field)."""
+    """All results of the command; `--json` writes it (docs/cli.md describes each field)."""
 
     model: str = ""
     batch: int | None = None
@@ -118,18 +118,18 @@ class _Job:
         self.args = args
         self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
         self.specs: dict[str, Any] = {}
-        self.seconds: list[float] | None = None  # measured, of each operator
-        self.available: int | None = None  # bytes that this machine has, where that matters
-        self.written: list[Path] = []  # said when they are there
+        self.seconds: list[float] | None = None  # measured, per operator
+        self.available: int | None = None  # free memory of this machine in bytes, where it is checked
+        self.written: list[Path] = []  # reported once the files have their final names
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
     def say(self, text: str) -> None:
-        """Prints for people, unless machines read standard output."""
+        """Prints text for people: to standard error where standard output carries JSON."""
         if not self.args.quiet:
             (cli_ending.tell if self.to_stdout else cli_ending.say)(text)
 
     def run(self) -> int:
-        """All that was asked for.  Files get their names at the end, together; where the job fails there are none."""
+        """Does the whole job.  Output files get their names together at the end; a failed job leaves none."""
         with together():
             self.work()
             self.write_json()
@@ -138,7 +138,7 @@ class _Job:
         return self.verdict()
 
     def work(self) -> None:
-        """Load, attach a loss, compile both steps, write, run, check."""
+        """Loads the model, attaches a loss, compiles both steps, then writes, runs and checks them."""
         from ..compiling.compiler import checkpoint_candidates, resolve_checkpoints
         from . import memory as cli_memory
         from . import plan as cli_plan
@@ -188,7 +188,7 @@ class _Job:
             self.write_onnx(model)
 
     def wants_more(self) -> bool:
-        """Whether something is to be written or run."""
+        """Whether a file is to be written or something run besides the estimate."""
         from ..report import pictures
 
         a = self.args
@@ -217,7 +217,7 @@ class _Job:
         if not Path(args.model).is_file() and args.model in models.names():
             source, batch = self.build_zoo(models), None
         elif args.option:
-            raise UsageError("--option is for networks of the zoo")
+            raise UsageError("--option applies only to networks of the zoo")
         elif not Path(args.model).exists():
             near = nearest(args.model, models.names())
             raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
@@ -240,7 +240,7 @@ class _Job:
         return program
 
     def build_zoo(self, models: Any) -> Any:
-        """A zoo network at the batch asked for, or its default."""
+        """A zoo network at the requested batch, or at its default."""
         options = dict(zoo_option(o) for o in self.args.option)
         try:
             entry = models.info(self.args.model, **options)
@@ -254,19 +254,19 @@ class _Job:
     def default_batch(
         self, path: str, batch: int | None, shapes: dict[str, tuple], max_bytes: int | None
     ) -> int | None:
-        """The batch for a file that leaves only its first dimension open: 32, and said so."""
+        """The batch for a file whose first dimension alone is dynamic: 32, which is then printed."""
         if batch is not None or shapes:
             return batch
         from ..importer.model import open_dimensions, read_model
 
         is_open = open_dimensions(read_model(path, max_bytes=max_bytes).graph)
         if is_open and all(axis == 0 for _, axis in is_open):
-            self.say("batch: 32 (the model leaves it open; --batch N sets it)")
+            self.say("batch: 32 (the model's batch dimension is dynamic; --batch N sets it)")
             return 32
         return None
 
     def attach_loss(self, program: Any) -> str:
-        """The loss's name; appended where the model has none."""
+        """The name of the loss, which is appended if the model has none."""
         from ..compiling.steps import attach_loss
 
         self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
@@ -275,7 +275,7 @@ class _Job:
         return self.report.loss
 
     def optimizer(self) -> Any:
-        """A new optimizer of the kind asked for."""
+        """A new optimizer of the requested kind."""
         from ..training import optimizers
 
         kinds = {n.lower(): getattr(optimizers, n) for n in optimizers.NAMES}
@@ -286,7 +286,7 @@ class _Job:
         return kinds[kind](learning_rate=self.args.lr)
 
     def checkpoint_patterns(self) -> list[str] | None:
-        """The patterns of --checkpoints, files read in."""
+        """The patterns of --checkpoints, with `@file` replaced by the file's lines."""
         if self.args.checkpoints is None:
             return None
         found: list[str] = []
@@ -306,7 +306,7 @@ class _Job:
     # -- what comes out -------------------------------------------------------------------------------------------
 
     def print_table(self) -> None:
-        """Before and after, side by side."""
+        """Prints the figures of the plain and the recomputed step side by side."""
         if self.args.quiet:
             return
         for note in self.report.notes:
@@ -316,7 +316,7 @@ class _Job:
         self.say(before_after(self.report))
 
     def print_passes(self) -> None:
-        """The passes that the step would go through, in order; no model is read for it."""
+        """Prints the passes of the step in order, without reading a model."""
         from ..passes import RecomputePlan, step_passes
         from ..planning.step import target_of as resolved
         from ..support.tables import passes_table
@@ -339,7 +339,7 @@ class _Job:
         cli_ending.say(tensors_table(program.tensors))
 
     def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> None:
-        """The values that cut the graph, with their sizes."""
+        """Prints the checkpoint candidates with their sizes."""
         from ..support.tables import candidates_table
 
         cli_ending.say(candidates_table(candidates, always))
@@ -351,7 +351,7 @@ class _Job:
         return export_step(step.program)
 
     def write_onnx(self, model: Any) -> None:
-        """Writes the step that `exported` made."""
+        """Writes the ONNX model made by `exported`."""
         from ..exporter.compiled import save_model
 
         save_model(model, self.args.output)
@@ -359,7 +359,7 @@ class _Job:
         self.written.append(self.args.output)
 
     def train(self, step: Any, loss: str) -> None:
-        """Trains and compares the measured peak with the predicted one."""
+        """Trains, and compares the measured peak with the predicted one."""
         from ..compiling.compiler import train
         from ..report import pictures
         from ..runtime import Executor
@@ -390,15 +390,15 @@ class _Job:
         }
         if session.on_host:
             names = ", ".join(sorted({op.op.name for op in session.on_host}))
-            self.say(f"{len(session.on_host)} operators run on the host, outside of the device's graph: {names}")
+            self.say(f"{len(session.on_host)} operators run on the host, outside the CUDA graph: {names}")
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
-                 f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step, peak {measured:,} bytes ({same})")  # fmt: skip
+                 f"{sorted(seconds)[len(seconds) // 2]:.3f} s per step, peak {measured:,} bytes ({same})")  # fmt: skip
         if pictures.paths(self.args) or self.args.profile is not None:
             self.time_operators(step, loss, next(batches), executor)
 
     def time_operators(self, step: Any, loss: str, feed: Any, executor: Any) -> None:
-        """Times each operator; with --profile a table says where the time goes."""
+        """Times each operator; with --profile, prints where the time goes."""
         from ..analysis import operator_times as times
         from ..cost import this_cpu
 
@@ -410,7 +410,7 @@ class _Job:
             self.say(times.tables(found))
 
     def draw(self, program: Any, plain: Any, step: Any, loss: str) -> None:
-        """The pictures that were asked for."""
+        """Writes the requested pictures."""
         from ..report.pictures import Pictures
 
         def recompile(names: list[str]) -> Any:
@@ -421,7 +421,7 @@ class _Job:
             self.written.append(path)
 
     def write_json(self) -> None:
-        """The report for machines."""
+        """Writes the report as JSON."""
         if self.args.json is None:
             return
         text = json.dumps(finite(asdict(self.report)), indent=2, allow_nan=False) + "\n"
@@ -432,10 +432,10 @@ class _Job:
                 temporary.write_text(text)
 
     def verdict(self) -> int:
-        """1 where a check failed or the measured peak is not the predicted one."""
+        """Exit code 0; JobError if a check failed or the measured peak is not the predicted one."""
         run, check = self.report.run, self.report.check
         if run and any(run[f"measured_{k}_bytes"] != run[f"predicted_{k}_bytes"] for k in ("peak", "host")):
-            raise JobError("the measured peak differs from the predicted one: this is a defect of the compiler")
+            raise JobError("the measured peak differs from the predicted one: this is a bug in the compiler")
         if check and not check["passed"]:
-            raise JobError("--check found a difference: see above")
+            raise JobError("--check found a difference: see the lines above")
         return 0

@@ -1,4 +1,4 @@
-"""`--device` and `--profile` of the command line: what times are estimated by."""
+"""`--device` and `--profile`: the cost model behind estimated times."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
-    """The options."""
-    group.add_argument("--device", metavar="NAME", help="estimate times for h200, a100-80, ... (default: this CPU)")
+    """Adds the options to a group."""
+    group.add_argument("--device", metavar="NAME", help="estimate times for h200, a100-80, ... (default: this machine)")
     group.add_argument(
         "--profile",
         type=Path,
         nargs="?",
         const=Path(),
         metavar="FILE",
-        help="measure each distinct operator on this machine once, and keep its time in FILE (default: a cache); "
-        "with --run N: where the time of these steps goes, by operator",
+        help="measure each distinct operator on this machine once, and store its time in FILE (default: a cache); "
+        "with --run N: print the time of each operator in these steps",
     )
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """What can be wrong before any work is done; reads the device."""
+    """Checks the options before any work is done, and looks up the device."""
     from ..cost import device
 
     if args.profile is not None and args.device is not None:
-        raise UsageError("--profile measures this machine: leave out --device")
+        raise UsageError("--profile measures this machine, --device estimates another: give one of them")
     args.cost = None if args.device is None else device(args.device)
     if args.precision == "tf32" and args.cost is not None:
         args.cost = args.cost.with_tf32()
 
 
 def _prices(args: argparse.Namespace) -> bool:
-    """Whether operators are measured alone.  With `--run N` and no FILE `--profile` is about the steps that run: only
-    a plan needs prices before."""
+    """Whether operators are measured in isolation, for a plan or an estimate.  `--run N --profile` without a FILE
+    only times the steps that run."""
     if args.profile is None or args.run is None or args.model is None:
         return args.profile is not None
     return args.profile != Path() or request_of(args) is not None or args.estimate
@@ -51,7 +51,7 @@ def _prices(args: argparse.Namespace) -> bool:
 
 @contextlib.contextmanager
 def chosen(args: argparse.Namespace) -> Iterator[None]:
-    """Sets `args.cost`, the cost model.  What was measured is kept, also where the job fails or is interrupted."""
+    """Sets `args.cost`, the cost model.  Measured times are saved even if the job fails or is interrupted."""
     from ..cost import costs_of
     from ..places import named_place
 
@@ -74,11 +74,11 @@ def chosen(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _say(profile: Profile) -> None:
-    """What was measured, and what was not."""
+    """Prints how many operators were measured, and which were not."""
     measured, skipped = profile.measured, profile.skipped
     if measured:
         tell(f"measured {measured - len(skipped):,} operators")
     for key, why in list(skipped.items())[:5]:
-        tell(f"note: not measured, priced by the roofline: {key}: {why}")
+        tell(f"note: not measured, estimated by the roofline instead: {key}: {why}")
     if len(skipped) > 5:
-        tell(f"note: nor were {len(skipped) - 5:,} more")
+        tell(f"note: {len(skipped) - 5:,} more operators were not measured")

@@ -1,6 +1,6 @@
-"""How the command ends: its last words, its exit code, signals, and nothing half written.
+"""How the command ends: error message, exit code, signals, and removal of unfinished files.
 
-Handlers of signals are set while the command runs, and by nothing else in this package.
+Signal handlers are installed only while the command runs, and nowhere else in this package.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..errors import RecomputeError, printable
 from ..support.files import discard_unfinished
 
 _NAME = "recompute-compile"
-#: what end a process that says nothing about them, and leave it no time to remove its temporary files
+#: signals that end a process by default and leave it no time to remove its temporary files
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-#: how libraries put it that there is no memory
+#: phrases of libraries' messages that mean that memory ran out
 _NO_MEMORY = ("allocate memory", "failed to map segment", "can't start new thread", "bad_alloc")
-#: a message of a library, at most
+#: longest library message that is printed, in characters
 _LONGEST = 2000
 
 
@@ -39,13 +39,13 @@ class Signalled(BaseException):
 
 
 def say(text: str) -> None:
-    """Prints for people on standard output, at once: OSError where nobody takes it."""
+    """Prints a line to standard output and flushes it.  OSError if standard output cannot be written."""
     if sys.stdout is not None:
         print(printable(text), flush=True)
 
 
 def tell(text: str) -> None:
-    """Prints on standard error, if that is there."""
+    """Prints a line to standard error, if it is open."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             print(printable(text), file=sys.stderr, flush=True)
@@ -53,7 +53,7 @@ def tell(text: str) -> None:
 
 @contextlib.contextmanager
 def prepared(args: argparse.Namespace) -> Iterator[None]:
-    """Signals end the body with `Signalled`, any text can be printed, warnings are lines; all as before afterwards."""
+    """Inside: signals raise `Signalled`, any text can be printed, warnings are one line.  Restored afterwards."""
     _open_streams()
     streams = [s for s in (sys.stdout, sys.stderr) if hasattr(s, "reconfigure")]
     strict = [s.errors for s in streams]
@@ -79,14 +79,14 @@ def prepared(args: argparse.Namespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Those that would end the process raise; what a caller handles or ignores (nohup) stays so."""
+    """Signals that would end the process raise instead; those that a caller handles or ignores (nohup) stay as set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     seen: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if seen:  # it is being ended already, and somebody does not want to wait
+        if seen:  # second signal while the first one is handled: end at once
             discard_unfinished()
             os._exit(128 + number)
         seen.append(number)
@@ -103,7 +103,7 @@ def _signals() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """The number of a closed stream (`>&-`) leads nowhere: else the next file would get it, and be printed into."""
+    """Opens closed standard streams (`>&-`) on the null device; else the next file would get their descriptors."""
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -111,8 +111,8 @@ def _open_streams() -> None:
 
 
 def exit_code(error: BaseException, verbose: bool) -> int:
-    """Says why the command ends, and gives its exit code."""
-    if isinstance(error, (SystemExit, GeneratorExit)):  # argparse has said it
+    """Prints why the command ends, and returns its exit code."""
+    if isinstance(error, (SystemExit, GeneratorExit)):  # argparse has printed its message
         _silence()
         raise error
     if isinstance(error, (KeyboardInterrupt, Signalled)):
@@ -125,34 +125,34 @@ def exit_code(error: BaseException, verbose: bool) -> int:
         return 1
     if verbose:
         tell("".join(traceback.format_exception(error)))
-    traceback.clear_frames(error.__traceback__)  # what they hold may be what there is no memory for
+    traceback.clear_frames(error.__traceback__)  # frees what the frames hold, in case memory ran out
     tell(f"{_NAME}: error: {_last_words(error)}")
     _silence()
     return error.exit_code if isinstance(error, RecomputeError) else 1
 
 
 def _last_words(error: BaseException) -> str:
-    """One message for what went wrong."""
+    """One message for an error."""
     if isinstance(error, RecomputeError):
         return str(error)
     no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if no_memory or isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
-        return "out of memory on this machine; a smaller --batch takes less"
-    if isinstance(error, OSError):  # a full disk, a folder that may not be written to
+        return "out of memory on this machine: choose a smaller --batch, or recompute more (--memory-budget)"
+    if isinstance(error, OSError):  # a full disk, a folder without write permission
         where = "" if error.filename is None else f"'{error.filename}': "
         return printable(f"{where}{error.strerror or error}", _LONGEST)
     said = printable(f"{type(error).__name__}: {error}", _LONGEST)
-    return f"this is a defect of the compiler ({said}); --verbose shows where"
+    return f"this is a bug in the compiler ({said}); --verbose shows where"
 
 
 def flush() -> None:
-    """Writes what standard output still holds.  OSError where nobody takes it."""
+    """Flushes standard output.  OSError if it cannot be written."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def _silence() -> None:
-    """Where standard output takes nothing more, nothing more is tried at the end of the process."""
+    """If standard output is closed, redirects it to the null device, so that the exit of the process does not fail."""
     with contextlib.suppress(OSError, ValueError):
         try:
             flush()

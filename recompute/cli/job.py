@@ -1,4 +1,4 @@
-"""What the parts of the command line share: the job, its request to planners, its steps, and its progress."""
+"""Shared by the parts of the command line: the job's interface, its planner request, its steps, and its progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Job(Protocol):
-    """One invocation of the command, as its parts see it (see `cli.py`)."""
+    """One invocation of the command, as seen by the other parts (implemented in `command.py`)."""
 
     args: argparse.Namespace
     report: Any
@@ -26,20 +26,20 @@ class Job(Protocol):
     available: int | None
 
     def say(self, text: str) -> None:
-        """Prints for people."""
+        """Prints text for people."""
 
     def compile(self, program: Any, loss: str, **options: Any) -> Any:
         """A training step with a new optimizer."""
 
     def optimizer(self) -> Any:
-        """A new optimizer of the kind asked for."""
+        """A new optimizer of the requested kind."""
 
     def checkpoint_patterns(self) -> list[str] | None:
         """The patterns of --checkpoints."""
 
 
 def request_of(args: argparse.Namespace) -> Request | None:
-    """What a planner is asked for; None where nothing is to be planned."""
+    """The request to a planner; None if nothing is planned."""
     if args.checkpoints is not None or args.max_batch:
         return None
     budget = None if args.plan is not None else args.budget
@@ -48,13 +48,13 @@ def request_of(args: argparse.Namespace) -> Request | None:
 
 
 def steps_of(job: Job) -> Steps:
-    """The steps that the command line describes."""
+    """The training steps that the options describe."""
     from ..compiling.steps import Steps
 
     args = job.args
     options = dict(zoo_option(o) for o in args.option)
     if options and Path(args.model).is_file():
-        raise UsageError("--option is for networks of the zoo")
+        raise UsageError("--option applies only to networks of the zoo")
     return Steps(
         args.model,
         loss=args.loss,
@@ -70,7 +70,7 @@ def steps_of(job: Job) -> Steps:
 
 @contextlib.contextmanager
 def progress(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """What is being compiled or measured, on standard error; nothing where that is no terminal."""
+    """A status line on standard error (what is compiled or measured); nothing if that is not a terminal."""
     with progress_status(quiet=args.quiet) as update:
         if hasattr(args.cost, "progress"):
             args.cost.progress = update

@@ -1,4 +1,4 @@
-"""`--estimate`, `--memory-budget` and `--max-batch` of the command line."""
+"""`--estimate`, `--memory-budget` and `--max-batch`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ if TYPE_CHECKING:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    """The group of options about memory."""
+    """Adds the options about memory."""
     group = p.add_argument_group("what to find out before anything runs")
     group.add_argument(
         "--estimate",
         action="store_true",
-        help="print the peak, what is alive then, each checkpoint's worth, and memory as a function of the batch",
+        help="print the peak memory, the values alive at the peak, what each checkpoint saves, and memory as a "
+        "function of the batch",
     )
     group.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="memory the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), or 60%% of what the plain step takes; "
-        "where the plain step takes more, a plan is found that fits",
+        help="most memory that the step may take: 16GiB, 16GB, 500MB, 1.5G (= 1.5GiB), or 60%% of the plain step's "
+        "peak; if the plain step takes more, a planner chooses what to recompute",
     )
     group.add_argument(
-        "--max-batch", action="store_true", help="print the biggest batch that --memory-budget holds, by strategy"
+        "--max-batch", action="store_true", help="print the biggest batch that fits --memory-budget, by strategy"
     )
     cli_costs.add_arguments(group)
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """What can be wrong before any work is done; reads the budget and `--seq`."""
+    """Checks the options before any work is done; parses the budget and `--seq`."""
     if args.seq is not None:
         args.option = [*args.option, f"seq={args.seq}"]
     cli_costs.check_arguments(args)
@@ -62,13 +63,13 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"--max-batch needs an amount, e.g. --memory-budget 16GiB, not {args.budget} of a step")
     for name in ("batch", "run", "output", "check", "estimate"):
         if getattr(args, name) not in (None, False):
-            raise UsageError(f"--max-batch finds the batch and runs nothing: leave out --{name}")
+            raise UsageError(f"--max-batch only finds the batch and runs nothing: leave out --{name}")
 
 
 def before_loading(job: Job, more: bool) -> bool:
-    """Answers what needs no weights; True where that was all.  `more`: other things are to be done after an estimate.
+    """Does what needs no weights (--estimate, --max-batch, refusals); True if the command is then done.
 
-    UsageError for a batch that the budget does not hold.
+    `more`: there is work to do after an estimate.  UsageError for a batch that does not fit the budget.
     """
     args = job.args
     runs = args.run is not None or args.check
@@ -97,7 +98,7 @@ def before_loading(job: Job, more: bool) -> bool:
 
 
 def before_running(job: Job, step: Any) -> None:
-    """JobError where the step takes more than this machine has; nothing of it has been allocated by then."""
+    """JobError if the step needs more memory than is available, before any of it is allocated."""
     peak = step.figures.peak_bytes
     if job.available is None or peak <= job.available:
         return
@@ -107,7 +108,7 @@ def before_running(job: Job, step: Any) -> None:
     with progress_of(job.args) as progress:
         lines = advice(steps, steps.batch(job.args.batch), job.available, progress)
     raise JobError(
-        f"{_said(steps, steps.batch(job.args.batch))} takes {human_bytes(peak)}, this machine has "
+        f"{_said(steps, steps.batch(job.args.batch))} takes {human_bytes(peak)}, but this machine has only "
         f"{human_bytes(job.available)} available\n  {lines}"
     )
 
@@ -129,7 +130,7 @@ def _estimate(job: Job, steps: Steps, progress: Callable[[str], None]) -> str:
 
 
 def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], None]) -> None:
-    """UsageError where the batch takes more than the budget."""
+    """UsageError if the batch takes more than the budget."""
     progress(f"compiling batch {batch}")
     peak = steps.peak(batch, steps.asked)
     budget = amount.within(steps.peak(batch))
@@ -139,7 +140,7 @@ def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], 
 
     lines = advice(steps, batch, budget, progress)
     raise UsageError(
-        f"{_said(steps, batch)} takes {human_bytes(peak)}, --memory-budget is {human_bytes(budget)}\n  {lines}"
+        f"{_said(steps, batch)} takes {human_bytes(peak)}, but --memory-budget is {human_bytes(budget)}\n  {lines}"
     )
 
 
@@ -148,7 +149,7 @@ def _said(steps: Steps, batch: int) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process can still get (the machine's, or its control group's); None where nobody says."""
+    """Bytes that this process can still allocate (of the machine, or of its control group); None if unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The files that the command line asks for: whether they can be written is known before any work."""
+"""Early check that all requested output files can be written."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from ..errors import UsageError
 from ..support.files import is_special, why_no_folder, why_not_writable
 
-#: options that name a file to write
+#: options that name an output file
 _FILES = ("output", "json", "report", "plot", "trace", "snapshot", "save_plan", "save_problem", "pareto", "profile")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """UsageError where a file cannot be written, or two are one."""
+    """UsageError if a file cannot be written, or if two options name the same file."""
     taken: dict[str, str] = {}
     for name in (*_FILES, "dump_ir"):
         path, option = getattr(args, name), f"--{name.replace('_', '-')}"
-        if path is None or (path == Path() and name in ("pareto", "profile")):  # alone they name no file
+        if path is None or (path == Path() and name in ("pareto", "profile")):  # given without a file
             continue
         if str(path) == "-":
             _check_standard_output(name)
@@ -35,13 +35,14 @@ def check_arguments(args: argparse.Namespace) -> None:
 def _why_not(name: str, path: Path) -> str:
     if name == "dump_ir":
         return why_no_folder(path)
-    if name == "profile" and not path.parent.exists():  # its folder is made
+    if name == "profile" and not path.parent.exists():  # its folder will be created
         return why_no_folder(path.parent)
     return why_not_writable(path)
 
 
 def _check_standard_output(name: str) -> None:
     if name != "json":
-        raise UsageError("only --json writes to standard output ('-'): name a file")
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} cannot write to standard output ('-'), only --json can: name a file")
     if sys.stdout is None:
         raise UsageError("--json -: standard output is closed")

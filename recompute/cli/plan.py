@@ -1,4 +1,4 @@
-"""Planning from the command line: budgets, strategies, plans in files, comparisons, problems of other people."""
+"""Planning options: budgets, strategies, saved plans, comparisons, and planning problems from files."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from .job import Job, request_of, steps_of
 from .job import progress as progress_of
 from .values import target_of
 
-#: the budget of comparisons where nobody says another
+#: default budget of comparisons
 _COMPARED_AT = "60%"
-#: names that are printed, at most, without -v
+#: most names that are printed without -v
 _NAMES = 12
-#: what a comparison leaves undone
+#: options that a comparison excludes
 _DOINGS = ("run", "check", "output", "dump_ir")
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    """The group of options about plans."""
+    """Adds the options about plans."""
     group = p.add_argument_group("how to fit --memory-budget")
     group.add_argument("--strategy", metavar="NAME", help="the planner: auto (default), chen, kusumoto, rotor, ...")
     group.add_argument(
-        "--effort", type=float, metavar="N", help="how long to search for a plan: 1 (default), 2 is twice; counted, so "
-        "that the same command gives the same plan",
+        "--effort", type=float, metavar="N", help="how long to search for a plan: 1 (default), 2 for twice as long; "
+        "counted in work, not seconds, so that the same command gives the same plan",
     )  # fmt: skip
-    group.add_argument("--seconds", type=float, metavar="S", help="search until S seconds have passed instead")
-    group.add_argument("--plan", type=Path, metavar="FILE.json", help="recompute as a saved plan says")
-    group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, to be used again")
+    group.add_argument("--seconds", type=float, metavar="S", help="search for S seconds instead")
+    group.add_argument("--plan", type=Path, metavar="FILE.json", help="use a saved plan")
+    group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, for use with --plan")
     group.add_argument(
         "--compare",
         action="store_true",
-        help="print what every strategy finds at the budget (default: 60%% of the plain peak), and stop",
+        help="print the result of every strategy at the budget (default: 60%% of the plain step's peak), and stop",
     )
     group.add_argument(
         "--pareto",
@@ -49,18 +49,18 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         nargs="?",
         const=Path(),
         metavar="FILE.svg",
-        help="print the whole curve of memory against time, and stop; with FILE (.svg, .png, .pdf) draw it too",
+        help="print the curve of memory against time, and stop; with FILE (.svg, .png, .pdf), also draw it",
     )
-    group.add_argument("--save-problem", type=Path, metavar="FILE.json", help="write what planners are asked, and stop")
+    group.add_argument("--save-problem", type=Path, metavar="FILE.json", help="write the planning problem, and stop")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """What can be wrong before any work is done."""
+    """Checks the options before any work is done."""
     answers = [name for name in ("compare", "pareto", "save_problem") if getattr(args, name) not in (None, False)]
     if answers:
         for name in _DOINGS:
             if getattr(args, name) not in (None, False):
-                raise UsageError(f"--{answers[0].replace('_', '-')} runs and writes no step: leave out --{name}")
+                raise UsageError(f"--{answers[0].replace('_', '-')} does not run or write a step: leave out --{name}")
     shown = [name for name in ("compare", "pareto") if name in answers]
     if shown:
         ignored = ["strategy", "plan", "save_plan", *([] if args.compare else ["budget", "checkpoints"])]
@@ -73,7 +73,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         for name in ("strategy", "plan", "save_plan"):
             if getattr(args, name) is not None:
                 option = name.replace("_", "-")
-                raise UsageError(f"--checkpoints and --{option} both say what is recomputed: give one of them")
+                raise UsageError(f"--checkpoints and --{option} both define what is recomputed: give one of them")
     if args.pareto is not None and args.pareto != Path():
         from ..report.plot import check_plot
 
@@ -81,7 +81,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.model is not None and is_problem(args.model):
         for name in (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate", "max_batch"):
             if getattr(args, name) not in (None, False):
-                raise UsageError(f"{args.model} is a planning problem: --{name.replace('_', '-')} is for models")
+                option = name.replace("_", "-")
+                raise UsageError(f"{args.model} is a planning problem, and --{option} needs a model: leave it out")
         return
     if args.offload:
         _check_offload(args, answers)
@@ -92,7 +93,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
-    """What --effort and --seconds go with: a budget that is planned for."""
+    """UsageError if --effort or --seconds is given without planning for a budget."""
     given = [name for name in ("effort", "seconds") if getattr(args, name) is not None]
     if not given:
         return
@@ -100,21 +101,21 @@ def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
     wrong = [*answers, *(name for name in ("checkpoints", "plan") if getattr(args, name) is not None)]
     if wrong or args.budget is None:
         why = f"leave out --{wrong[0].replace('_', '-')}" if wrong else "give --memory-budget SIZE"
-        raise UsageError(f"--{given[0]} says how long planning for a budget goes on: {why}")
+        raise UsageError(f"--{given[0]} sets how long planning for a budget may take: {why}")
 
 
 def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
-    """What --offload goes with."""
+    """UsageError for options that --offload excludes, or if it lacks the one that it needs."""
     for name in (*answers, *(["max_batch"] if args.max_batch else [])):
-        raise UsageError(f"--{name.replace('_', '-')} is about recomputation alone: leave out --offload")
+        raise UsageError(f"--{name.replace('_', '-')} considers recomputation only: leave out --offload")
     if args.plan is not None:
-        raise UsageError("--plan says what waits in host memory: leave out --offload")
+        raise UsageError("a saved plan already defines which values are offloaded: leave out --offload")
     if args.checkpoints is None and args.budget is None:
-        raise UsageError("--offload needs --checkpoints, which wait in host memory then, or --memory-budget SIZE")
+        raise UsageError("--offload needs --checkpoints (the values to offload) or --memory-budget SIZE")
 
 
 def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
-    """The step as a planner makes it fit.  UsageError with advice where none does."""
+    """The step with a planner's plan.  BudgetError with advice if no plan fits."""
     args, wanted = job.args, request_of(job.args)
     assert wanted is not None
     job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
@@ -128,7 +129,8 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
         raise BudgetError(f"{e}{_advice(job, wanted.budget.within(plain.figures.peak_bytes))}") from None
     limit = None if args.budget is None else args.budget.within(plain.figures.peak_bytes)
     if limit is not None and step.figures.peak_bytes > limit:
-        raise UsageError(f"with {args.plan} the step takes {step.figures.peak_bytes:,} bytes, the budget is {limit:,}")
+        peak = step.figures.peak_bytes
+        raise UsageError(f"with {args.plan} the step takes {peak:,} bytes, but the budget is {limit:,}")
     job.report.planned = step.planned.to_dict()
     if step.planned.interrupted:
         job.report.notes.append(interruption(step.planned))
@@ -139,19 +141,19 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
 
 
 def _advice(job: Job, budget: int) -> str:
-    """The biggest batch that would fit as it is."""
+    """A line that names the biggest batch that fits without recomputation; "" if there is none."""
     from ..analysis.biggest_batch import largest_fitting
 
     with contextlib.suppress(UsageError):
         steps = steps_of(job)
         if steps.open_batch:
             found = largest_fitting(steps.peak, budget)
-            return f"\n  the biggest batch that fits without recomputing is {found}" if found else ""
+            return f"\n  the biggest batch that fits without recomputation is {found}" if found else ""
     return ""
 
 
 def report_plan(job: Job, step: Any) -> None:
-    """What the plan is, under the table; writes it where that was asked for."""
+    """Prints the plan's figures below the table, and writes the plan if requested."""
     planned = step.planned
     if planned is None:
         return
@@ -161,28 +163,26 @@ def report_plan(job: Job, step: Any) -> None:
     else:
         text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
         if planned.gap is not None:
-            text += (
-                ", the best there is" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} from the best there is"
-            )
+            text += ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"
         if planned.offloads:
             text += (
                 f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "
-                f"{human_seconds(planned.stall_seconds)} of waiting for them"
+                f"{human_seconds(planned.stall_seconds)} of waiting for transfers"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
         if planned.timed_out:
             job.say(interruption(planned))
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
-        more = "" if all_of_them else f", ... ({len(names)} in all; -v prints them, --json has them)"
-        job.say(f"kept for the backward pass, as for --checkpoints: {','.join(map(one_line, shown))}{more}")
+        more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"
+        job.say(f"kept for the backward pass, for use with --checkpoints: {','.join(map(one_line, shown))}{more}")
     if job.args.save_plan is not None and step.saved is not None:
         step.saved.save(job.args.save_plan)
         job.written.append(job.args.save_plan)
 
 
 def answers(job: Job, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
-    """--compare, --pareto and --save-problem; whether one of them was asked for."""
+    """Does --compare, --pareto and --save-problem; whether one of them was requested."""
     args = job.args
     if not (args.compare or args.pareto is not None or args.save_problem is not None):
         return False
@@ -206,7 +206,8 @@ def _compared(job: Job, program: Any, loss: str, fitting: Any, checkpoints: list
 
     plain = fitting.plain.peak
     budget = (job.args.budget or parse_budget(_COMPARED_AT)).within(plain)
-    if job.args.budget is None and (least := fitting.least) > budget:  # parameters take most of it: halfway then
+    # the default budget may be below the least possible peak (large parameters): take the middle then
+    if job.args.budget is None and (least := fitting.least) > budget:
         budget = (least + plain) // 2
     mine = None if checkpoints is None else job.compile(program, loss, checkpoints=checkpoints)
     rows = compare(fitting, budget, mine, progress)
@@ -232,12 +233,12 @@ def _curve(job: Job, fitting: Any, progress: Any) -> str:
 
 
 def is_problem(model: str) -> bool:
-    """Whether the command line names a planning problem rather than a model: a JSON or dot file."""
+    """Whether the argument is a planning problem (a JSON or dot file) rather than a model."""
     return os.path.splitext(model)[1].lower() in (".json", ".dot", ".gv") and Path(model).is_file()
 
 
 def plan_problem(job: Job) -> None:
-    """Plans a problem of a file: one strategy, or with --compare all of them."""
+    """Plans the problem in a file, with one strategy or, for --compare, with all of them."""
     from ..passes.planners import PLANNERS, plan, simulate
     from ..passes.planners.base import import_all
     from ..passes.planners.core.adapters import read_problem
@@ -272,7 +273,7 @@ def plan_problem(job: Job) -> None:
             )
             if not found.fits and not args.compare:
                 raise UsageError(
-                    f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: try another, or auto"
+                    f"strategy '{strategy}' found no plan that fits {budget:,} bytes: try another strategy, or auto"
                 )
 
 

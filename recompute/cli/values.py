@@ -1,4 +1,4 @@
-"""How values are written on the command line, and in its report."""
+"""Parsing of option values, and the target that the options describe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def finite(x: Any) -> Any:
-    """The same with None for numbers that JSON has no way to write: a loss that is no number any more."""
+    """The value with None in place of infinities and NaN, which JSON cannot represent."""
     if isinstance(x, float):
         return x if math.isfinite(x) else None
     if isinstance(x, dict):
@@ -23,7 +23,7 @@ def finite(x: Any) -> Any:
 
 
 def target_of(args: argparse.Namespace) -> Target:
-    """What the command line compiles for."""
+    """The target that the options describe."""
     from ..passes.target import Target
     from ..places import named_place
 
@@ -38,12 +38,12 @@ def target_of(args: argparse.Namespace) -> Target:
 
 
 def split(text: str) -> list[str]:
-    """Parts between commas."""
+    """The parts of a comma-separated list, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def input_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`x:[1,2]` (several in one, or the option repeated) as a dictionary."""
+    """Shapes by input name from `x:[1,2]`; one item may hold several.  UsageError if one cannot be parsed."""
     shapes: dict[str, tuple[int, ...]] = {}
     for item in items:
         for part in item.replace("],", "];").split(";"):
@@ -60,7 +60,7 @@ def input_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def zoo_option(text: str) -> tuple[str, Any]:
-    """`key=value`; numbers, lists of numbers and truth values as such.  UsageError without a sign."""
+    """(key, value) of `key=value`; numbers, lists of numbers and booleans are converted.  UsageError without `=`."""
     key, sign, value = text.partition("=")
     if not sign:
         raise UsageError(f"--option: cannot read '{text}' (expected key=value)")

@@ -1,1 +1,1 @@
-"""A training step made for a target: planned within a budget, compiled, at any batch."""
+"""Compilation of training steps for a target, within a budget, at any batch."""

@@ -1,4 +1,4 @@
-"""Compiling a training step: both variants, plain and recomputed, with their figures, before anything runs."""
+"""Compilation of a training step, plain or with recomputation, and its figures."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ..training.protocol import AnyOptimizer
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one training step takes.  Bytes, operations and seconds; `peak_bytes` is all the executor allocates.
+    """Memory and time of one training step, in bytes, FLOPs and seconds; `peak_bytes` is all the executor allocates.
 
-    `host_bytes`: what it allocates in host memory, for `offloaded_values`; `transfer_seconds`: of the copies there and
-    back; `stall_seconds`: in which the device waits for them, part of `estimated_step_seconds`.
+    `host_bytes`: the arena in host memory for `offloaded_values`; `transfer_seconds`: time of the copies between device
+    and host; `stall_seconds`: time for which the device waits for them, part of `estimated_step_seconds`.
     """
 
     operators: int
@@ -56,9 +56,9 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A training step ready to run: its program with planned memory, the plan behind it, and its figures.
+    """A training step ready to run: its program with planned memory, its plan, and its figures.
 
-    `cost`: the model that its times were estimated by.  `planned`: a planner's plan by names and what it does.
+    `cost`: the cost model of its estimated times.  `planned`: the figures of a planner's plan.
     """
 
     program: Program
@@ -83,17 +83,17 @@ def compile_step(
     plain: CompiledStep | None = None,
     **options: Any,
 ) -> CompiledStep:
-    """Makes a training step of a copy of `program`: backward pass, recomputation, updates, memory plan.
+    """Compiles a copy of `program` into a training step: backward pass, recomputation, updates, memory plan.
 
-    `optimizer`: any of `rc.optimizers`.  What is recomputed: nothing, what `checkpoints` leave, as much as it takes
-    for the step to fit a `budget` (`"8GiB"`, bytes, `"60%"` of the plain step's peak), or what a request says:
-    `recompute=request(budget, strategy, ...)` of `recompute.planning`.  Its arguments can be given directly, too:
-    `strategy`, `strategy_options`, `plan`, `offload` (the checkpoints wait in host memory; with a budget, as many
-    values as make the step faster than recomputing alone would, docs/offload.md), `effort`, `seconds`, `progress`
-    (`RecomputeOptimizer.set_budget`).  `target`: where it will run, whose kernels run it, what times are estimated by,
-    the precision (`rc.Target`; None: this machine's processor); its fields can be given directly as well.  `dump`: a
-    folder for the program's text after each pass.  `plain`: the step without recomputation, where it was compiled
-    already: planning for a budget begins with it.  UsageError for options that do not exist.
+    `optimizer`: any of `rc.optimizers`.  By default nothing is recomputed.  `checkpoints`: values to keep, all others
+    are recomputed; `budget`: recompute as much as necessary to fit (`"8GiB"`, bytes, `"60%"` of the plain step's peak);
+    `recompute`: a request, `request(budget, strategy, ...)` of `recompute.planning`, whose arguments can also be given
+    directly: `strategy`, `strategy_options`, `plan`, `offload` (copy the checkpoints to host memory; with a budget,
+    the values for which this is faster than recomputing, docs/offload.md), `effort`, `seconds`, `progress` (see
+    `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
+    this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
+    `plain`: the compiled step without recomputation, if it exists already, to save planning time.  UsageError for
+    unknown options.
     """
     target = target_from(target, options)
     wanted, offload = _request_from(budget, recompute, options)
@@ -118,7 +118,7 @@ def compile_step(
 
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
-    """The request, and whether checkpoints wait in host memory; what is left in `options` is unknown."""
+    """The request, and whether checkpoints are offloaded.  UsageError for unknown `options`."""
     names = ("strategy", "plan", "offload", "effort", "seconds", "progress")
     given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
     given["options"] = options.pop("strategy_options", None)
@@ -130,26 +130,29 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
     if wanted is None:
         return request(budget, **given), offload
     if budget is not None or any(v is not None and v is not False for v in given.values()):
-        raise UsageError("recompute is a whole request: leave out budget, strategy, plan and what belongs to them")
+        raise UsageError("recompute is a complete request: leave out budget, strategy, plan and their options")
     return wanted, wanted.offload
 
 
 def _asked(
     optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
 ) -> tuple[Any, Request | None]:
-    """The optimizer, which knows the checkpoints, and the request, which may be the optimizer's."""
+    """The optimizer, with the checkpoints, and the request, which may be the optimizer's."""
     if isinstance(optimizer, RecomputeOptimizer) and offload:
-        raise UsageError("set enable_offload of the RecomputeOptimizer: what it recomputes is its own")
+        raise UsageError("offload does not apply to a RecomputeOptimizer: set its enable_offload instead")
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
         if wanted is not None or checkpoints is not None:
-            raise UsageError("the optimizer and the arguments of compile_step both say what is recomputed")
+            raise UsageError(
+                "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of "
+                "them"
+            )
         wanted, optimizer = own, optimizer.inner
     if checkpoints is not None:
         if wanted is not None:
-            raise UsageError("checkpoints say what is kept, and so does a budget, strategy or plan: give one of them")
+            raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
         optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints)).set_offload(offload)
     elif offload and wanted is None:
-        raise UsageError("offload needs checkpoints, which wait in host memory then, or a budget")
+        raise UsageError("offload needs checkpoints (the values to offload) or a budget")
     return optimizer, wanted
 
 
@@ -163,7 +166,7 @@ def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[
     )
     step.aliases = dict(program.aliases)
     dump_block("forward", step.block)
-    with warnings.catch_warnings():  # what they say stands in the plan's notes
+    with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
         optimizer.minimize(step[loss])
     dump_block("step", step.block)
@@ -171,7 +174,7 @@ def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[
 
 
 def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: Target | None = None) -> Fitting:
-    """The plain step of a program, for planners."""
+    """The plain step of a program, as input of planners."""
     target = target_of(target)
     with without_gc():
         return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), ()).block, target)
@@ -183,9 +186,9 @@ def batch_of(program: Program) -> int | None:
 
 
 def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:
-    """The figures of a block with planned memory; times by `cost` (this CPU's roofline).
+    """The figures of a block with planned memory; times by `cost` (default: this CPU's roofline).
 
-    Operators are counted and priced in `logical`, the block before it was lowered (default: the block).
+    Operators are counted, and their cost estimated, in `logical`, the block before lowering (default: the block).
     """
     report = memory_report(block)
     logical = logical or block
@@ -217,7 +220,7 @@ def figures(block: Block, cost: CostModel | None = None, logical: Block | None =
 
 
 def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
-    """Names and globs as value names in order of production.  UsageError with the nearest names for a miss."""
+    """Value names that names and globs match, in order of production.  UsageError with the nearest names for a miss."""
     declared = {v.name for v in program.block.declared()}
     names = program.block.values()
     chosen: dict[str, None] = {}
@@ -233,9 +236,9 @@ def resolve_checkpoints(program: Program, patterns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that cuts the forward graph: all that crosses this point are it and values that cross nearly always.
+    """A value that cuts the forward graph: no other value crosses this point, except those that cross most of it.
 
-    `flops` is the forward work since the candidate before it.
+    `flops` is the forward work since the previous candidate.
     """
 
     value: Value
@@ -244,7 +247,7 @@ class Candidate:
 
 
 def checkpoint_candidates(block: Block) -> tuple[list[Candidate], list[Value]]:
-    """Candidates in order of production, and the values that cross most of the graph (a mask, say) beside them."""
+    """Candidates in order of production, and the values that cross most of the graph (such as a mask)."""
     body = [op for op in block.operators if op.role in (Role.FORWARD, Role.LOSS) and not op.op.updates]
     declared = {v.name for v in block.declared()}
     born: dict[str, int] = {}
@@ -283,8 +286,9 @@ def train(
     progress: Callable[[int, float], None],
     executor: Any = None,
 ) -> tuple[list[float], list[float], int]:
-    """Runs training steps (on an executor that has bound the step already, say); gives losses, seconds a step, and the
-    bytes that the executor held at the most."""
+    """Runs training steps; returns the losses, the seconds of each step, and the most bytes that the executor held.
+
+    `executor`: one that has bound the step already (None: a new one)."""
     import time
 
     from ..runtime import Executor

@@ -1,4 +1,4 @@
-"""Training steps of one model at any batch: compiled and priced, never run, and without the model's weights."""
+"""Training steps of one model at any batch: compiled without the model's weights, and not run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from ..training.optimizers import Adam, RecomputeOptimizer
 from ..training.protocol import AnyOptimizer
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
 
-#: the batch of a model that leaves it open, where nobody says another
+#: the default batch of a model with a dynamic batch dimension
 DEFAULT_BATCH = 32
-#: contents larger than this are left out
+#: initializers larger than this are replaced by fills
 _SMALL_BYTES = 1024
 
-#: what a step keeps: checkpoints, or what a plan leaves; None: everything
+#: what a step keeps: checkpoints, or the values that a plan does not recompute; None: everything
 Kept = Sequence[str] | RecomputePlan | None
 Loss = str | Variable | Callable[[Program], Variable] | None
 Model = str | os.PathLike[str] | onnx.ModelProto | Program
@@ -46,11 +46,11 @@ Model = str | os.PathLike[str] | onnx.ModelProto | Program
 class Steps:
     """The training steps of a model, by batch and checkpoints.
 
-    `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is a step as it is).  `loss`: the
-    name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None for the natural one.
-    `checkpoints`: names or globs of what "as asked" keeps.  `input_shapes` fixes dimensions besides the batch.
-    `target`: what the steps are for (None: this machine's processor); `offload`: checkpoints wait in host memory.
-    UsageError where a dimension other than the batch stays open.
+    `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is already a training step).
+    `loss`: the name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None to choose by
+    the model's output.  `checkpoints`: names or globs of values to keep.  `input_shapes` fixes dimensions besides the
+    batch.  `target`: what the steps are compiled for (None: this CPU); `offload`: checkpoints are offloaded.
+    UsageError if a dimension other than the batch is dynamic.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Steps:
         self.cost: CostModel = self.target.cost
         self._source = _source(model, input_shapes or {}, options or {}, trainable)
         if self.target.precision is not None and self.is_step:
-            raise UsageError("the program is a training step already: its precision was fixed by minimize()")
+            raise UsageError("the program is already a training step, and minimize() fixed its precision: leave it out")
         self._programs: dict[int, tuple[Program, str]] = {}
         self._figures: dict[tuple[int, tuple[str, ...] | RecomputePlan | None], tuple[StepFigures, float]] = {}
 
     @property
     def name(self) -> str:
-        """What messages call the model."""
+        """The name of the model in messages."""
         return self._source.name
 
     @property
@@ -94,11 +94,11 @@ class Steps:
 
     @property
     def default_batch(self) -> int:
-        """The batch where nobody says another."""
+        """The default batch."""
         return self._source.default
 
     def batch(self, wanted: int | None) -> int:
-        """The batch to compile for.  UsageError for less than 1, and where the model fixes another."""
+        """The batch to compile for.  UsageError for less than 1, or if the model fixes another."""
         if wanted is None:
             return self.default_batch
         if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or wanted < 1:
@@ -106,14 +106,14 @@ class Steps:
         if self._source.fixed not in (None, wanted):
             raise UsageError(
                 f"{self.name} fixes its batch at {self._source.fixed}: it cannot be compiled for {wanted}. "
-                "Give a model that leaves its first dimension open"
+                "Give a model whose first dimension is dynamic"
             )
         return int(wanted)
 
     def program(self, batch: int) -> tuple[Program, str]:
         """The forward pass with its loss at a batch, and the loss's name."""
         if batch not in self._programs:
-            self._programs.clear()  # one is enough: all that is kept of a batch are its figures
+            self._programs.clear()  # only the last program is kept: of other batches, figures suffice
             program = self._source.at(self.batch(batch), self._loss)
             self._programs[batch] = program, attach_loss(program, self._loss)[0]
         return self._programs[batch]
@@ -124,16 +124,16 @@ class Steps:
         return self._source.is_step
 
     def resolved(self, checkpoints: Sequence[str] | None, batch: int | None = None) -> tuple[str, ...] | None:
-        """Names and globs as names in order of production."""
+        """Value names that names and globs match, in order of production."""
         if checkpoints is None or self.is_step:
             return None
         return tuple(resolve_checkpoints(self.program(batch or self.default_batch)[0], checkpoints))
 
     def compile(self, batch: int, checkpoints: Sequence[str] | None = None) -> CompiledStep:
-        """The compiled step; nothing is allocated for it."""
+        """The compiled step; nothing is allocated."""
         if self.is_step:
             if checkpoints is not None:
-                raise UsageError("the program is a training step already: give checkpoints to its optimizer")
+                raise UsageError("the program is already a training step: give the checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
             if not whole.block.addresses:
                 lower(whole, self.target)
@@ -148,9 +148,9 @@ class Steps:
         return step
 
     def fitting(self, batch: int) -> Fitting:
-        """The step that repeats nothing, for planners.  UsageError where the model is a step already."""
+        """The step without recomputation, as input of planners.  UsageError if the model is already a training step."""
         if self.is_step:
-            raise UsageError("the program is a training step already: it is not planned again")
+            raise UsageError("the program is already a training step: it cannot be planned")
         program, loss = self.program(batch)
         return plain_fitting(program, loss, copy.copy(self._optimizer), self.target)
 
@@ -173,23 +173,23 @@ class Steps:
         return self._figures[batch, key]
 
     def figures(self, batch: int, kept: Kept = None) -> StepFigures:
-        """The figures of a step with checkpoints or a plan (of `fitting`), compiled once.
+        """The figures of a step with checkpoints or a plan (of `fitting`); it is compiled once.
 
-        It is verified at the first batch of what is kept.
+        The verifier runs only at the first batch for the same checkpoints or plan.
         """
         return self._known(batch, kept)[0]
 
     def repeat_seconds(self, batch: int, kept: Kept = None) -> float:
-        """Estimated seconds of the operators that a step runs again: what it takes longer than a plain one."""
+        """Estimated seconds of the recomputed operators of a step: its extra time over the plain step."""
         return self._known(batch, kept)[1]
 
     def peak(self, batch: int, kept: Kept = None) -> int:
-        """All bytes that the executor would allocate."""
+        """The predicted peak: all bytes that the executor would allocate."""
         return self.figures(batch, kept).peak_bytes
 
 
 def attach_loss(program: Program, wanted: Loss) -> tuple[str, str]:
-    """(the loss's name, why that one); it is appended to the program where the model has none."""
+    """(name of the loss, why it was chosen); the loss is appended to the program if the model has none."""
     if isinstance(wanted, Variable):
         wanted = wanted.name
     if callable(wanted):
@@ -208,7 +208,7 @@ def attach_loss(program: Program, wanted: Loss) -> tuple[str, str]:
 
 
 def _loss_names(program: Program) -> dict[str, str]:
-    """Names of the loss and the label: `loss` and `label`, numbered where the model has such values."""
+    """Names of the loss and the label: `loss` and `label`, numbered if the model has values of these names."""
 
     def free(wish: str) -> str:
         return next(n for n in itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1))) if n not in program)
@@ -220,7 +220,7 @@ def _loss_names(program: Program) -> dict[str, str]:
 
 
 class _Source:
-    """A model that gives its forward pass at a batch.  `fixed`: the only batch it has, None where it is open."""
+    """A model that gives its forward pass at a batch.  `fixed`: its only batch, None if the batch is dynamic."""
 
     name = "the model"
     fixed: int | None = None
@@ -228,7 +228,7 @@ class _Source:
     is_step = False
 
     def at(self, batch: int, loss: Any) -> Program:
-        """A fresh program."""
+        """A new program at a batch."""
         raise NotImplementedError
 
 
@@ -240,14 +240,14 @@ def _source(
     if isinstance(model, str) and not Path(model).is_file() and model in models.names():
         return _Zoo(model, options, trainable)
     if options:
-        raise UsageError("options are for networks of the zoo")
+        raise UsageError("options apply only to networks of the zoo")
     if isinstance(model, str) and not Path(model).exists():
         raise UsageError(f"'{model}' is neither a file nor a network of the zoo{nearest(model, models.names())}")
     return _File(model, shapes, trainable)
 
 
 class _Zoo(_Source):
-    """A network of the zoo, built without weights."""
+    """Source of a zoo network, built without weights."""
 
     def __init__(self, name: str, options: Mapping[str, Any], trainable: Sequence[str] | None) -> None:
         self.name, self._options, self._trainable = name, dict(options), trainable
@@ -262,8 +262,8 @@ class _Zoo(_Source):
 
 
 def weightless(name: str, batch: int, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """A network of the zoo whose large parameters are fills; small ones stay initializers, as importing tells a
-    small fill from a parameter by that."""
+    """A zoo network whose large parameters are fills.  Small ones stay initializers, because the importer treats a
+    small fill as a constant."""
     model = models.build(name, batch=batch, weights=False, **options)
     shapes = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     nodes = list(model.graph.node)
@@ -279,7 +279,7 @@ def weightless(name: str, batch: int, options: Mapping[str, Any]) -> onnx.ModelP
 
 
 class _File(_Source):
-    """A model by path or ModelProto.  It is read once; after that its trained contents are left out."""
+    """Source of a path or ModelProto.  It is read once; trained contents are not kept after that."""
 
     def __init__(
         self, model: Any, shapes: Mapping[str, Sequence[int]], trainable: Sequence[str] | None, **load: Any
@@ -306,7 +306,7 @@ class _File(_Source):
 
 
 def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> set[str]:
-    """Inputs whose first dimension is the open batch.  UsageError where other dimensions stay open."""
+    """Inputs whose first dimension is the dynamic batch.  UsageError if other dimensions are dynamic."""
     dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input}
     is_open = open_dimensions(graph)
     batch = {name for name, axis in is_open if axis == 0}
@@ -318,8 +318,8 @@ def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> 
             continue
         example = ",".join("1" if d.dim_param or not d.HasField("dim_value") else str(d.dim_value) for d in dims[name])
         raise UsageError(
-            f"input '{name}' leaves dimension {axis}{f' ({symbol})' * bool(symbol)} open besides the batch; memory is "
-            f"a function of the batch alone. Fix it: input_shapes={{'{name}': [{example}]}} "
+            f"input '{name}' has a dynamic dimension {axis}{f' ({symbol})' * bool(symbol)} besides the batch, but only "
+            f"the batch may be dynamic. Fix it: input_shapes={{'{name}': [{example}]}} "
             f"(--input-shapes {name}:[{example}]) with your own sizes; the batch in it may vary"
         )
     return batch
@@ -334,7 +334,7 @@ def _first_shape(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def without_contents(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
-    """The model (opset ≥ 9) with large initializers called `names` as fills: same program, no bytes."""
+    """The model (opset ≥ 9) with fills in place of the large initializers in `names`: same program, no weights."""
     light = onnx.ModelProto(ir_version=model.ir_version)
     light.opset_import.extend(model.opset_import)
     graph = light.graph
@@ -361,7 +361,7 @@ def without_contents(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto
 
 
 class _Given(_Source):
-    """A Program; at another batch than its own it is loaded again from the model that it came from."""
+    """Source of a Program; for another batch it is loaded again from its model."""
 
     def __init__(self, program: Program, shapes: Mapping[str, Sequence[int]]) -> None:
         self.name = f"program '{program.block.name}'"
@@ -389,8 +389,8 @@ class _Given(_Source):
         if appended and (loss is None or (isinstance(loss, str) and loss not in losses.NAMES and loss not in program)):
             name = next(appended[-1].writes()).name
             raise UsageError(
-                f"the loss '{name}' was appended to {self.name} at batch {self.default}; for other batches say how it "
-                f"is made: loss='{losses.NAMES[0]}' (or another of rc.losses, or a function of the program)"
+                f"the loss '{name}' was appended to {self.name} at batch {self.default}; other batches need a loss "
+                f"to append: loss='{losses.NAMES[0]}' (or another of rc.losses, or a function of the program)"
             )
         return program
 

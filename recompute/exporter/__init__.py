@@ -1,1 +1,1 @@
-"""ONNX out: training steps and trained models as files."""
+"""ONNX export of training steps and trained models."""

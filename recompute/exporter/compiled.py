@@ -1,4 +1,4 @@
-"""Compiled and trained models as files: writing them, and reading compiled ones back."""
+"""Model files: save compiled and trained models, and load compiled ones."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from ..support.room import need_room
 from ..training.state import contents
 from .function_builder import fill_tensor, value_info
 
-#: models above this size have their tensors in a file of their own: protobuf ends at 2 GiB
+#: models above this size have their tensors in a separate file, as protobuf is limited to 2 GiB
 EXTERNAL_ABOVE = 1_900_000_000
 #: tensors up to this size stay in the model file
 _SMALL_BYTES = 1024
-#: external tensors begin at multiples of this, so that they can be mapped
+#: alignment of external tensors, so that they can be mapped
 _ALIGNMENT = 4096
 
 
@@ -45,11 +45,11 @@ _ALIGNMENT = 4096
 
 
 def save_model(model: onnx.ModelProto, path: str | PathLike[str], *, external_above: int = EXTERNAL_ABOVE) -> None:
-    """Writes a model file; it is there whole or not at all.
+    """Writes a model file atomically.
 
-    Above `external_above` bytes the tensors go to `NAME.XXXXXXXX.data` beside it (a new name each time, so
-    that the old model stays whole until the new one is; the old model's file goes after that).  The model is
-    not changed.  ModelError where it cannot be written.
+    Above `external_above` bytes the tensors are written to `NAME.XXXXXXXX.data` in the same folder (a new name each
+    time, so that the old model stays intact until the new one is complete; then the old data file is removed).  The
+    model is not changed.  ModelError if it cannot be written.
     """
     _save(model, Path(path), external_above, keep=())
 
@@ -79,7 +79,7 @@ def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterabl
 
 
 def _remove_stale(path: Path, keep: set[str]) -> None:
-    """Removes the tensor files that earlier models under this name have left."""
+    """Removes the data files of earlier models of this name."""
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.data")
     for other in path.parent.iterdir():
         if pattern.fullmatch(other.name) and other.name not in keep:
@@ -123,7 +123,7 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
 
 
 def _without(message: Any, *fields: str) -> Any:
-    """A copy of a protobuf message without the named fields, which are never copied."""
+    """A copy of a protobuf message without the named fields."""
     copy = type(message)()
     for field, value in message.ListFields():
         if field.name in fields:
@@ -141,11 +141,11 @@ def _without(message: Any, *fields: str) -> Any:
 
 
 def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None) -> Program:
-    """The program that `export_step` wrote, with the contents that the file has.
+    """Loads a program that `export_step` wrote, with its contents.
 
-    The file is not trusted: its program is parsed and verified, its tensors are compared with it.  ModelError
-    where the file is broken, was not written by `export_step`, or was changed so that the two do not fit.
-    `max_bytes`: the most that one tensor may take (default: the machine's memory).
+    The file is not trusted: its program is parsed and verified, its tensors are compared with the program.  ModelError
+    if the file is broken, was not written by `export_step`, or was changed so that graph and program differ.
+    `max_bytes`: limit on one tensor (default: the machine's memory).
     """
     proto = read_model(model, max_bytes=max_bytes)
     where = "the model" if isinstance(model, onnx.ModelProto) else f"'{model}'"
@@ -163,9 +163,9 @@ def load_compiled(model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: in
     except (ValueError, RecursionError) as e:
         raise ModelError(f"{where} has damaged metadata: {e}") from None
     if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 and _texts(p) for p in pairs):
-        raise ModelError(f"{where} has damaged metadata: recompute.gradients is no list of pairs of names")
+        raise ModelError(f"{where} has damaged metadata: recompute.gradients is not a list of pairs of names")
     if not isinstance(aliases, dict) or not _texts(aliases.values()):
-        raise ModelError(f"{where} has damaged metadata: recompute.aliases is no object of names")
+        raise ModelError(f"{where} has damaged metadata: recompute.aliases is not an object of names")
     values = block.values()
     program.gradients = [(p, g) for p, g in pairs if p in values and g in values]
     program.aliases = {a: n for a, n in aliases.items() if n in values}
@@ -177,16 +177,16 @@ def _texts(found: Iterable[Any]) -> bool:
 
 
 def _metadata(proto: onnx.ModelProto, where: str) -> dict[str, str]:
-    """The file's own entries.  ModelError where one of ours is no text: protobuf gives the bytes then."""
+    """The metadata entries.  ModelError if one of this package is not UTF-8 text, for which protobuf returns bytes."""
     found = {p.key: p.value for p in proto.metadata_props if isinstance(p.key, str)}
     for key, value in found.items():
         if key.startswith("recompute.") and not isinstance(value, str):
-            raise ModelError(f"{where} has damaged metadata: {key} is no text in UTF-8")
+            raise ModelError(f"{where} has damaged metadata: {key} is not UTF-8 text")
     return found
 
 
 def _plan(found: Any) -> Any:
-    """A RecomputePlan where the metadata hold one; what a user has put there instead stays as JSON says it."""
+    """The RecomputePlan in the metadata; other contents, put there by a user, are returned as parsed JSON."""
     fields = {f.name for f in dataclasses.fields(RecomputePlan)}
     if not isinstance(found, dict) or {"offloads", *found} != fields:  # earlier versions have no offloads
         return found
@@ -196,12 +196,12 @@ def _plan(found: Any) -> Any:
         isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())
         for r in (reruns if isinstance(reruns, list) else [None])
     ):
-        raise ValueError("recompute.plan is no plan")
+        raise ValueError("recompute.plan is not a plan")
     return RecomputePlan(tuple(Rerun(**r) for r in reruns), *(tuple(t) for t in texts))
 
 
 def _block(text: str, where: str) -> Block:
-    """The verified block of a program's text; whatever is wrong with it is a ModelError."""
+    """The verified block of a program's text; ModelError for any fault."""
     try:
         with without_gc():
             block = verify(parse(text))
@@ -212,7 +212,7 @@ def _block(text: str, where: str) -> Block:
         return block
     except RecomputeError as e:
         raise ModelError(f"{where} holds a program that is not valid: {e}") from None
-    except Exception as e:  # attributes of any type reach the type rules of any operator
+    except Exception as e:  # type rules may get attributes of any type
         raise ModelError(f"{where} holds a program that is not valid: {type(e).__name__}: {e}") from None
 
 
@@ -238,7 +238,7 @@ def _data(block: Block, proto: onnx.ModelProto, where: str) -> dict[str, np.ndar
 def _copied(t: onnx.TensorProto, v: Value) -> np.ndarray:
     array = np.array(tensor_array(t))
     if TensorType.of(array) != v.type:
-        raise ModelError(f"initializer '{v.name}' holds {TensorType.of(array)}, the program says {v.type}")
+        raise ModelError(f"initializer '{v.name}' holds {TensorType.of(array)}, but the program declares {v.type}")
     return array
 
 
@@ -251,14 +251,13 @@ def _listed(title: str, problems: list[str], most: int = 20) -> str:
 
 
 def export_trained(program: Program, path: str | PathLike[str] | None = None) -> onnx.ModelProto:
-    """The model that the program was loaded from, with what has been trained: for inference, in any runtime.
+    """The model from which the program was loaded, with the trained values, for inference in any runtime.
 
-    Parameters, and buffers that the step updates (running statistics), take the place of the initializers,
-    Constant, ConstantOfShape or Identity nodes of the same name; nothing else changes.  The result holds all tensors
-    itself: external data of the original are read, never written.  `path`: also saved there.
+    Parameters, and buffers that the step updates (running statistics), replace the initializers, Constant,
+    ConstantOfShape or Identity nodes of the same name; nothing else changes.  The result contains all tensors: external
+    data of the original are read, never written.  `path`: the result is also saved there.
 
-    UsageError where the program was not loaded from a model, ModelError where the model lacks a trained
-    parameter.
+    UsageError if the program was not loaded from a model, ModelError if the model lacks a trained parameter.
     """
     if program.source is None:
         raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
@@ -278,7 +277,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
     if missing and source.functions:
         from onnx import inliner
 
-        source = inliner.inline_local_functions(_without(source))  # weights inside functions get their own names
+        source = inliner.inline_local_functions(_without(source))  # weights inside functions have their own names
         missing = sorted(set(trained) - _holders(source.graph))
     if missing:
         raise ModelError(_listed("the original model has no place for these trained values", missing))
@@ -311,7 +310,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
 
 
 def _holders(graph: onnx.GraphProto) -> set[str]:
-    """Names under which the graph keeps weights; copies of weights by Identity are weights of their own."""
+    """The weights of the graph by name; copies of weights by Identity are separate weights."""
     own = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
     return own.union(name for name, _, _ in _nested(graph))
 
@@ -319,7 +318,7 @@ def _holders(graph: onnx.GraphProto) -> set[str]:
 def _nested(
     graph: onnx.GraphProto, scope: str = ""
 ) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto, onnx.GraphProto]]:
-    """What subgraphs hold: the name under which it is imported, the initializer or constant node, its graph."""
+    """The weights of subgraphs: the imported name, the initializer or constant node, its graph."""
     for node in graph.node:
         for a in node.attribute:
             if a.type == onnx.AttributeProto.GRAPH:
@@ -330,7 +329,7 @@ def _nested(
 
 
 def _replace_nested(array: np.ndarray, held: onnx.TensorProto | onnx.NodeProto, graph: onnx.GraphProto) -> None:
-    """Puts new contents in the place of a subgraph's initializer or constant node."""
+    """Replaces the contents of a subgraph's initializer or constant node."""
     if isinstance(held, onnx.TensorProto):
         fresh = onnx.TensorProto()
         fill_tensor(fresh, held.name, _checked(array, held))

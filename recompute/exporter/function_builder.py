@@ -1,4 +1,4 @@
-"""Writes operators as plain ONNX nodes: the bodies of exported functions, and the main graph."""
+"""Conversion of operators to standard ONNX nodes, for bodies of exported functions and for the main graph."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..language.op import Op
 from ..language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from ..support.room import need_room
 
-#: the domain of our functions
+#: the domain of exported functions
 DOMAIN = "onnx_recompute"
-#: version of ONNX's operators in what is written
+#: opset of exported models
 OPSET = 21
-#: expansions nest at most this deep
+#: deepest nesting of expansions
 _MAX_DEPTH = 30
 
 
 class FunctionBuilder:
-    """Collects the nodes of a function's body.  Every name stands for one value.
+    """Collects the nodes of a function's body.  Every name denotes one value.
 
-    What operators' `export` methods write with: `node`, `call`, `ints`, `array`, `zero`, `scalar`,
+    For `export` methods of operators: `node`, `call`, `ints`, `array`, `zero`, `scalar`,
     `cast_like`, `fresh`, `shape`, `type`, `expand`.
     """
 
@@ -66,11 +66,11 @@ class FunctionBuilder:
         return out
 
     def fresh(self, hint: str) -> str:
-        """A name that is not taken yet."""
+        """An unused name."""
         return self.names.take(f"{self.prefix}.{hint}" if self.prefix else hint)
 
     def array(self, array: np.ndarray) -> str:
-        """The name of a constant; equal ones are shared."""
+        """The name of a constant; equal constants are shared."""
         array = np.asarray(array)
         t = TensorType.of(array)
         key = (t, array.tobytes())
@@ -103,14 +103,14 @@ class FunctionBuilder:
         return self.type(name).shape
 
     def type(self, name: str) -> TensorType:
-        """The type of a value; of one that `node` made, by ONNX's own inference."""
+        """The type of a value; for results of `node`, by ONNX's own inference."""
         if name not in self.types:
             if name not in self._made:
                 raise ModelError(f"export: there is no value '{name}'")
             self._infer(self._made[name])
         return self.types[name]
 
-    # -- where things go: the main graph differs -----------------------------------------------------------
+    # -- overridden for the main graph ---------------------------------------------------------------------
 
     def append(self, node: onnx.NodeProto) -> None:
         """Adds a finished node."""
@@ -121,13 +121,12 @@ class FunctionBuilder:
         node = helper.make_node("Constant", [], [name], name=name, value=tensor_of(name, array))
         self.append(node)
 
-    # -- operators of ours ---------------------------------------------------------------------------------
+    # -- operators of this package -------------------------------------------------------------------------
 
     def apply(self, op: Op, ins: Sequence[str], outs: Sequence[str]) -> None:
-        """Writes `op` as plain nodes: its `export`, its ONNX operator, or its expansion, whichever it has
-        first.
+        """Writes `op` as standard nodes: by its `export`, as its ONNX operator, or by its expansion, in this order.
 
-        ModelError where it has none.
+        ModelError if it has none.
         """
         types = op.infer(*(self.type(n) if n else None for n in ins))
         outs = [*outs, *[""] * (len(types) - len(outs))]
@@ -152,7 +151,7 @@ class FunctionBuilder:
         return fit and len(_trimmed(outs)) <= schema.max_output
 
     def expand(self, op: Op, ins: Sequence[str], outs: Sequence[str]) -> None:
-        """Writes what `op` expands into.  ModelError where that is nothing."""
+        """Writes the expansion of `op`.  ModelError if it has none."""
         from ..passes.cleanup.dead_code import prune
 
         b = Builder(self.names, prefix=self.prefix)
@@ -161,14 +160,14 @@ class FunctionBuilder:
             raise ModelError(f"operator {op.name} has no ONNX form: it needs `export` or `expand`")
         pairs = [(v, o) for v, o in zip(results, outs, strict=False) if o and v is not None]
         if len(pairs) < sum(map(bool, outs)):
-            raise ModelError(f"operator {op.name}: its `expand` does not give all outputs that are used")
+            raise ModelError(f"operator {op.name}: its `expand` does not return all used outputs")
         names = {c.value.name: self.array(c.numpy()) for c in b.constants}
         made = {v.name for o in b.operators for v in o.writes()}
         copies = []
         for v, o in pairs:
             if v.name in made and v.name not in names:
                 names[v.name] = o
-            else:  # an input, a constant, or given out twice
+            else:  # an input, a constant, or an output returned twice
                 copies.append((names.get(v.name, v.name), o))
         wanted = [v.name for v, _ in pairs]
         self._apply_all(op, [o.renamed(names) for o in prune(b.operators, wanted)])
@@ -198,12 +197,12 @@ class FunctionBuilder:
             t = found[name].tensor_type if name in found else None
             dtype = dtype_from_onnx(t.elem_type) if t is not None else None
             if t is None or dtype is None or any(not d.HasField("dim_value") for d in t.shape.dim):
-                raise ModelError(f"export: ONNX does not say what type '{name}' ({node.op_type}) has")
+                raise ModelError(f"export: ONNX cannot infer the type of '{name}' ({node.op_type})")
             self.types[name] = TensorType(dtype, tuple(d.dim_value for d in t.shape.dim))
 
 
 def _trimmed(names: Sequence[str]) -> list[str]:
-    """Without absent ones at the end."""
+    """The names without absent ones at the end."""
     found = [n or "" for n in names]
     while found and not found[-1]:
         found.pop()
@@ -218,7 +217,7 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
 
 
 def _attributes_of(op: Op) -> dict[str, Any]:
-    """The fields that ONNX knows by the same name; ModelError where one matters that it does not."""
+    """The fields that ONNX has by the same name; ModelError if it lacks one that differs from its default."""
     assert op.onnx_name is not None
     known = _schema(op.onnx_name).attributes
     found = {}
@@ -258,7 +257,7 @@ _CASTS: dict[int, Any] = {
 
 
 def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> AttributeProto:
-    """An attribute as the schema types it."""
+    """An attribute with the type in the schema."""
     if name not in schema.attributes:
         raise ModelError(f"export: ONNX's {schema.name} has no attribute '{name}'")
     kind = int(schema.attributes[name].type.value)  # type: ignore[attr-defined]
@@ -273,7 +272,7 @@ def tensor_of(name: str, array: np.ndarray) -> onnx.TensorProto:
 
 
 def fill_tensor(proto: onnx.TensorProto, name: str, array: np.ndarray) -> None:
-    """Writes an array into an empty tensor: where that has its place already, large bytes are copied less often."""
+    """Writes an array into an empty tensor, which saves a copy if the tensor is already part of a message."""
     t = TensorType.of(array)
     proto.name, proto.data_type = name, dtype_to_onnx(t.dtype)
     proto.dims.extend(t.shape)

@@ -1,8 +1,8 @@
-"""A compiled training step as an ONNX model: forward, backward, reruns and updates as ordinary nodes.
+"""Export of a training step as an ONNX model, with forward, recomputed, backward and update operators as nodes.
 
-Operators that ONNX has become nodes; the others become calls of model-local functions in the domain
-`onnx_recompute`, whose bodies are plain ONNX.  State that is updated in place becomes a further output: the
-step reads `w` and writes `w.next`.
+Operators that ONNX has become nodes; the others become calls of model-local functions in the domain `onnx_recompute`,
+whose bodies are standard ONNX.  State that is updated in place becomes an additional output: the step reads `w` and
+writes `w.next`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ __all__ = ["DOMAIN", "OPSET", "FunctionBuilder", "export_step"]
 
 #: the first IR version with node metadata; functions came with 8
 IR_VERSION = 10
-#: programs with more operators get no value_info
+#: models with more operators have no value_info
 _MAX_TYPED = 20_000
 
 
 def export_step(
     program: Program, *, fetch: Sequence[str | Variable] = (), plan_metadata: Any = None
 ) -> onnx.ModelProto:
-    """The program as an ONNX model that does one training step.
+    """The program as an ONNX model of one training step.
 
-    Inputs: those of the program, and its parameters, buffers and state, which have their present contents as
-    defaults.  Outputs: those of the program, `fetch`, and for each updated `w` its new contents `w.next`; a
-    training loop feeds these back (the metadata entry `recompute.updates` maps the names).  The metadata hold
-    the program's text too, from which `load_compiled` restores it; `plan_metadata` (JSON text,
-    anything that JSON can hold, or a dataclass; default: the program's plan) is stored as `recompute.plan`.
+    Inputs: those of the program, and its parameters, buffers and state, whose current contents are the defaults.
+    Outputs: those of the program, `fetch`, and for each updated `w` its new contents `w.next`; a training loop feeds
+    these back (the metadata entry `recompute.updates` maps the names).  The metadata also contain the program's text,
+    from which `load_compiled` restores it; `plan_metadata` (JSON text, a value that JSON can represent, or a dataclass;
+    default: the program's plan) is stored as `recompute.plan`.
 
-    UsageError for an unknown fetch or a parameter without contents, ModelError for an operator without ONNX
-    form.
+    UsageError for an unknown fetch or a parameter without contents, ModelError for an operator without an ONNX form.
     """
     step = _Step(program)
     for op in step.block.operators:
@@ -78,15 +77,15 @@ class _Graph(FunctionBuilder):
 
 
 class _Step:
-    """Turns a block's operators into nodes and functions, in order."""
+    """Converts a block's operators into nodes and functions, in order."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        lowered = any(op.kernel for op in program.block.operators)  # for kernels of this machine
+        lowered = any(op.kernel for op in program.block.operators)  # only for kernels
         self.block = program.logical if lowered else program.block
         self.values = self.block.values()
         self.graph = _Graph(Names(self.values))
-        #: what a name of the block is called now: updates move it on
+        #: name in the block → current ONNX name, which updates change
         self.current = {name: name for name in self.values}
         self.writes: dict[str, int] = {}
         for op in self.block.operators:
@@ -101,14 +100,14 @@ class _Step:
             self.graph.initializers.append(tensor_of(c.value.name, c.numpy()))
 
     def add(self, op: Operator) -> None:
-        """One operator of the block."""
+        """Adds one operator of the block."""
         if isinstance(op.op, Free):
             return
         ins = ["" if v is None else self.current[v.name] for v in op.inputs]
         outs = [self._written(op, v) for v in op.outputs]
         self.graph.prefix = next((o for o in outs if o), op.op.name)
         self.graph.role = op.role.value
-        # ours draw by a long cipher from the step counter: a function, written once for forward and backward
+        # random operators compute a cipher of the step counter: one function for forward and backward
         if onnx.defs.has(op.op.name, OPSET) and not op.op.random:
             self.graph.apply(op.op, ins, outs)
         else:
@@ -128,7 +127,7 @@ class _Step:
         return name
 
     def _call(self, op: Operator, ins: list[str], outs: list[str]) -> None:
-        """A call of the function that stands for the operator; what is absent is no part of it."""
+        """A call of the function of the operator, without absent values."""
         types = tuple(None if v is None else v.type for v in op.inputs)
         present = tuple(bool(o) for o in outs)
         key = (repr(op.op), types, present)
@@ -202,7 +201,7 @@ def _json(plan: Any) -> str:
             return dataclasses.asdict(value)
         if isinstance(value, np.generic):
             return value.item()
-        raise UsageError(f"plan_metadata holds a {type(value).__name__}, which JSON cannot say")
+        raise UsageError(f"plan_metadata contains a {type(value).__name__}, which JSON cannot represent")
 
     return json.dumps(plan, default=plain)
 
@@ -228,7 +227,7 @@ def function_of(op: Op, types: Sequence[TensorType | None], present: Sequence[bo
 
 
 def _formal_names(op: Op, count: int) -> list[str]:
-    """The names of the type rule's parameters, where it has them one by one; else x0, x1, ..."""
+    """The parameter names of the type rule if it has single parameters; else x0, x1, ..."""
     parameters = list(inspect.signature(op.infer).parameters.values())
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(names) < count or any(n.startswith("y") for n in names):

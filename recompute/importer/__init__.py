@@ -1,1 +1,1 @@
-"""ONNX in: a model file becomes a program."""
+"""ONNX import: from a model file to a program."""

@@ -1,4 +1,4 @@
-"""Plain ONNX nodes that stand for a node of another domain."""
+"""A builder of standard ONNX nodes that replace a node of another domain."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .graphs import first_output
 from .state import ImportState
 
 _COUNTER = itertools.count()
-#: positions that are written out
+#: most positions of a constant range
 _LONGEST = 1 << 24
 
 
 class Body:
-    """Collects nodes: `y = g.Add(g.ins[0], "k")` gives the name of the result; absent inputs are "".
+    """Collects nodes: `y = g.Add(g.ins[0], "k")` returns the name of the result; absent inputs are "".
 
     `ins`: the names of the node's inputs; those past the last one that is given are "" too.
     """
@@ -66,14 +66,14 @@ class Body:
         return self.constant(np.arange(n)[None], dtype)
 
     def shared(self, name: str, make: Callable[[], str]) -> str:
-        """A value that is made once for the whole model (by nodes), under a name that says what it is."""
+        """A value that nodes compute once for the whole model, under a fixed name."""
         if not self._importer.has(name) and name not in self._shared:
             self._shared.add(name)
             self.nodes.append(onnx.helper.make_node("Identity", [make()], [name]))
         return name
 
     def results(self, *names: str | None) -> list[onnx.NodeProto]:
-        """The nodes, with these results as the node's outputs.  ModelError where a wanted one is None."""
+        """The nodes, with these results as the node's outputs.  ModelError if a used one is None."""
         to: dict[str, str] = {}
         written = {o for n in self.nodes for o in n.output}
         found: Sequence[str | None] = [*names, *[None] * len(self._node.output)]
@@ -93,5 +93,5 @@ class Body:
 
 
 def without_none(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes that are given."""
+    """The attributes that are not None."""
     return {k: v for k, v in attributes.items() if v is not None}

@@ -1,4 +1,4 @@
-"""Control flow, sequences and optionals that are settled at compile time."""
+"""Control flow, sequences and optionals, which are evaluated at compile time."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _split_to_sequence(importer: ImportState, node: onnx.NodeProto) -> None:
 
 
 def _check_length(importer: ImportState, length: int, nodes: int) -> None:
-    """Charges a sequence: a list of its own, and `nodes` for each of its tensors.  ModelError where it is too long."""
+    """Charges a sequence: a list, and `nodes` for each of its tensors.  ModelError if it is too long."""
     if length > MAX_SEQUENCE:
-        raise ModelError(f"a sequence of {length:,} tensors is too long: {MAX_SEQUENCE:,} are possible")
+        raise ModelError(f"a sequence of {length:,} tensors is too long: the limit is {MAX_SEQUENCE:,}")
     importer.budget.take(8 * length)
     importer.budget.spend(length * (nodes * NODE + 10), f"a sequence of {length:,} tensors")
 
@@ -143,11 +143,11 @@ def _optional_has_element(importer: ImportState, node: onnx.NodeProto) -> None:
 
 def _optional_get_element(importer: ImportState, node: onnx.NodeProto) -> None:
     if node.input[0] in importer.nothing:
-        raise ModelError(f"it takes what '{node.input[0]}' holds, which is nothing")
+        raise ModelError(f"it reads the optional '{node.input[0]}', which is empty")
     importer.alias(node.output[0], node.input[0])
 
 
-#: nodes that the importer settles itself
+#: operators that the importer evaluates itself
 CONTROL: dict[str, Callable[[ImportState, onnx.NodeProto], None]] = {
     "If": take_branch,
     "Loop": unroll_loop,

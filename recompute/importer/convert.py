@@ -1,4 +1,4 @@
-"""Models brought up to date by onnx itself, once it is known to end: functions inlined, old opsets converted."""
+"""Preparation of models with onnx's own tools, after checks that they terminate: inlining, opset conversion."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .model import TARGET_OPSET, main_opset
 from .ranks import unbounded
 from .schema import check_node, describe, has_operator
 
-#: the oldest opset that is read
+#: the oldest supported opset
 MIN_OPSET = 1
-#: initializers larger than this do not travel through the version converter
+#: initializers larger than this are not passed to the version converter
 _SMALL_BYTES = 1024
-#: constants given by nodes that are larger than this do not, either
+#: neither are constants of nodes that are larger than this
 _LARGE_BYTES = 1 << 16
-#: where operators wait that the version converter does not know
+#: temporary domain of operators that the version converter does not know
 _PARKED = "onnx_recompute.parked"
 
 
 def prepare(model: onnx.ModelProto, budget: Budget | None = None) -> onnx.ModelProto:
-    """The model with its functions inlined and its opset brought up to date; weights are shared, not copied.
+    """The model with its functions inlined and its opset converted; weights are shared, not copied.
 
-    LimitError where its functions become more than `budget` allows.
+    LimitError if its inlined functions exceed `budget`.
     """
     opset = main_opset(model)
     if opset < MIN_OPSET:
-        raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are read")
+        raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are supported")
     if not model.functions and opset >= TARGET_OPSET:
         return model
     light, weights, constants = _without_weights(model)
@@ -69,7 +69,7 @@ def _last_line(e: Exception) -> str:
 
 
 def _drop_unread_statistics(graph: onnx.GraphProto) -> None:
-    """Before opset 14 a training BatchNormalization had five outputs; the converter takes three at the most."""
+    """Drops unused outputs of BatchNormalization: before opset 14 it had five, the converter accepts three."""
     read = {n for node in graph.node for n in node.input} | {o.name for o in graph.output}
     for node in graph.node:
         if node.op_type == "BatchNormalization":
@@ -103,14 +103,14 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         return converted
     except Exception as e:
         raise ModelError(
-            f"onnx's version converter cannot bring the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
+            f"onnx's version converter cannot convert the model from opset {opset} to {TARGET_OPSET}: {_last_line(e)}"
         ) from None
 
 
 def _check_nodes(graph: onnx.GraphProto, opset: int) -> None:
-    """ModelError for the first node that is not as its schema says: the converter would crash on some of them.
+    """ModelError for the first node that violates its schema: the converter would crash on some of them.
 
-    Negative dimensions are taken away for the same reason; they are open ones here.
+    Negative dimensions, which mean dynamic ones, are removed for the same reason.
     """
     for v in (*graph.input, *graph.output):
         for d in v.type.tensor_type.shape.dim:
@@ -129,7 +129,7 @@ def _check_nodes(graph: onnx.GraphProto, opset: int) -> None:
 def _park_unknown(graph: onnx.GraphProto, opset: int | None) -> bool:
     """Moves operators that ONNX does not have at `opset` to a domain of their own, whether there are any; None: back.
 
-    Optimizers write LayerNormalization and others into files of any opset, and the converter gives up on them.
+    Optimizers write LayerNormalization and others into files of any opset, and the converter fails on them.
     """
     found = False
     for node in graph.node:

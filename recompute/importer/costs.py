@@ -1,7 +1,7 @@
-"""What computing an ONNX node at load time would cost, from its inputs' shapes and contents alone.
+"""The cost of evaluating an ONNX node at load time, from the shapes and contents of its inputs.
 
-Only what is listed here is computed at load time: shape arithmetic, moves, element-wise mathematics, reductions, matrix
-products, and operators that nothing else here can run.  Everything else stays in the program.
+Only operators listed here are evaluated at load time: shape arithmetic, data movement, element-wise mathematics,
+reductions, matrix products, and operators without another implementation.  All others stay in the program.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import onnx
 from ..errors import ModelError
 from .limits import PYTHON
 
-#: shapes, axes and sizes have at most this many numbers
+#: most numbers of a shape, axes or sizes
 MAX_SIZES = 256
-#: sequences are written out, tensor by tensor
+#: most tensors of a sequence
 MAX_SEQUENCE = 10_000
 
 
 def _rates() -> dict[str, int]:
-    """Units of an element of the inputs and outputs, by operator."""
+    """Units of work per element of the inputs and outputs, by operator."""
     groups = {
         2: """Abs Neg Not Add Sub Mul And Or Xor Where Equal Less Greater LessOrEqual GreaterOrEqual Min Max Sum Mean
             Relu Clip Cast CastLike BitCast Concat Gather Slice Split Squeeze Unsqueeze Reshape Transpose Flatten
@@ -70,14 +70,14 @@ _SIZE_INPUTS: dict[str, tuple[int, ...]] = {
 
 
 def may_fold(node: onnx.NodeProto) -> bool:
-    """Whether a node is one that is computed at load time where its inputs are known."""
+    """Whether a node is evaluated at load time if its inputs are known."""
     if node.domain == "ai.onnx.ml":
         return True
     return node.op_type in _RATES or node.op_type in TEXT
 
 
 def check_sizes(node: onnx.NodeProto, known: Mapping[str, Any]) -> None:
-    """ModelError where an input that holds a shape, axes or sizes has more numbers than any tensor has dimensions.
+    """ModelError if an input with a shape, axes or sizes has more numbers than a tensor can have dimensions.
 
     Such an input is written out as a list by whoever reads it; `known`: what is known by name, with its `array`.
     """
@@ -89,7 +89,7 @@ def check_sizes(node: onnx.NodeProto, known: Mapping[str, Any]) -> None:
     for i in places:
         if i < len(node.input) and (found := known.get(node.input[i])) is not None and found.array.size > most:
             size = found.array.size
-            raise ModelError(f"its input {i} ('{node.input[i]}') has {size:,} numbers, at most {most:,} make sense")
+            raise ModelError(f"its input {i} ('{node.input[i]}') has {size:,} numbers, at most {most:,} are possible")
 
 
 def work_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) -> int:
@@ -103,7 +103,7 @@ def work_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) ->
 
 
 def bytes_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) -> int:
-    """Bytes that the node's results take, and what is needed while they are computed, at the most."""
+    """Upper bound of the bytes of the node's results and of temporaries of their computation."""
     elements = results + sum(a.size for a in arrays)
     if any(a.dtype.kind in "OUST" for a in arrays) or _longest_attribute(node):
         # arrays of text in NumPy are as wide as their longest string
@@ -120,7 +120,7 @@ def _longest_attribute(node: onnx.NodeProto) -> int:
 
 
 def ml_results(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> int:
-    """Elements that an operator of ai.onnx.ml gives at the most."""
+    """Upper bound of the elements of the results of an operator of ai.onnx.ml."""
     sizes = {a.name: a for a in node.attribute}
     targets = sizes["n_targets"].i if "n_targets" in sizes else 1
     if node.op_type == "FeatureVectorizer" and "inputdimensions" in sizes:
@@ -159,7 +159,7 @@ def _boxes(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) -> 
 
 
 def _pixels(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) -> int:
-    """Pixels that an image's header announces."""
+    """Number of pixels by an image's header."""
     import io
 
     try:
@@ -167,7 +167,7 @@ def _pixels(node: onnx.NodeProto, arrays: Sequence[np.ndarray], results: int) ->
 
         with PIL.Image.open(io.BytesIO(arrays[0].tobytes()[: 1 << 24])) as image:
             return 50 * image.size[0] * image.size[1]
-    except Exception:  # the evaluator says what is wrong with it
+    except Exception:  # the evaluator raises the error
         return 0
 
 

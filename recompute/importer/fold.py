@@ -1,4 +1,4 @@
-"""Compile-time evaluation of ONNX nodes: shape arithmetic, and constants made of constants."""
+"""Constant folding: compile-time evaluation of shape arithmetic and of constant expressions."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .text import evaluate_text
 
 #: results with more elements than this are not folded but computed in the step
 MAX_FOLDED = 1 << 24
-#: bytes that one node may need while it is computed
+#: most bytes that the evaluation of one node may need
 _MOST_BYTES = 1 << 29
-#: drawn or data-dependent in ways that folding must not fix
+#: random operators, whose results must not be fixed by folding
 _NEVER = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
           "Dropout", "If", "Loop", "Scan", "Optional", "SequenceConstruct"}  # fmt: skip
-#: element types whose conversions NumPy makes as ONNX does
+#: element types that NumPy converts like ONNX
 _PLAIN = {*FLOATS, "bool", *(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))}
 #: kinds of NumPy arrays of strings
 _TEXT = "OUST"
-#: a mask's "minus infinity": no weight is that large
+#: smallest magnitude of a mask's "minus infinity": weights are smaller
 _MASK_LIMIT = 1e8
 
 
 @dataclass
 class Known:
-    """A value known at compile time and where it comes from.
+    """A value known at compile time, and its origin.
 
     `origin`: "initializer", "constant" (a Constant node), "fill" (ConstantOfShape), or "folded".  `trains`: it is a
     parameter whatever its shape, so that nothing made of it is computed at compile time.
@@ -49,7 +49,7 @@ class Known:
 
     @property
     def type(self) -> TensorType:
-        """The type of the contents; strings, which no program computes with, have element type "string"."""
+        """The type of the contents; strings have element type "string"."""
         if self.array.dtype.kind in _TEXT:
             return TensorType("string", self.array.shape)
         return TensorType.of(self.array)
@@ -63,7 +63,7 @@ class Known:
         return Known(tensor_array(t), "initializer")
 
     def is_mask(self) -> bool:
-        """Whether the contents are those of an additive mask: infinite or hugely negative somewhere."""
+        """Whether the contents are an additive mask: an element is infinite or very large."""
         sample = self.array.reshape(-1)
         if sample.size > 1 << 22:  # blocks, so that a mapped file is not read as a whole
             starts = np.linspace(0, sample.size - 4096, 256).astype(np.int64)
@@ -91,10 +91,10 @@ def static_shape_value(
 
 
 def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: Budget) -> dict[str, Known] | None:
-    """Evaluates a node whose inputs are all known; None where it must stay in the program.
+    """Evaluates a node whose inputs are all known; None if it must stay in the program.
 
-    Float initializers with dimensions are weights: what is made of them is computed in the step, so that they train.
-    LimitError where the model asks for more than `budget` has left.
+    Float initializers with dimensions are weights: expressions of them are computed in the step, so that they are
+    trained.  LimitError if the evaluation exceeds `budget`.
     """
     if node.domain not in ("", "ai.onnx", "ai.onnx.ml") or node.op_type in _NEVER:
         return None
@@ -104,7 +104,7 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
         return None
     ins = {n: known[n] for n in node.input if n}
     if node.op_type == "Identity" and ins:
-        # PyTorch's exporter writes parameters that begin equal as one tensor and copies of it: they train apart
+        # PyTorch's exporter writes parameters with equal initial values as one tensor and copies: they train separately
         source = known[node.input[0]]
         return {node.output[0]: Known(source.array, source.origin, source.trains)}
     if any(_is_weight(k) for k in ins.values()):
@@ -123,7 +123,7 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
 
 
 def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budget: Budget) -> bool:
-    """Whether a node is small enough to be computed at load time; its work is charged then."""
+    """Whether a node is small enough to be evaluated at load time; if so, its work is charged."""
     arrays = [ins[n].array for n in node.input if n]
     by_hand = _by_hand(node, arrays)
     results = _results(node, ins, opset) if by_hand is None else by_hand[0]
@@ -137,7 +137,7 @@ def _affordable(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int, budg
 
 
 def remember(known: dict[str, Known], found: Mapping[str, Known], budget: Budget) -> None:
-    """Adds what was folded.  LimitError where there is no room for it."""
+    """Stores folded values.  LimitError if they exceed the budget."""
     for k in found.values():
         if k.origin == "folded" and 0 not in k.array.strides:
             budget.take(k.array.nbytes)
@@ -153,7 +153,7 @@ def _is_weight(k: Known) -> bool:
 
 
 def _results(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> int | None:
-    """Elements of the results at the most, None where ONNX's type rules cannot say."""
+    """Upper bound of the elements of the results; None if ONNX's type inference does not give one."""
     arrays = [ins[n].array for n in node.input if n]
     try:
         if node.op_type == "Range":
@@ -168,14 +168,14 @@ def _results(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> int 
             return ml_results(node, arrays)
         types, contents = {n: k.type for n, k in ins.items()}, {n: k.array for n, k in ins.items()}
         return max(map(_elements, infer_outputs(node, types, contents, opset).values()), default=0)
-    except Exception:  # the operator's own rule says what is wrong with it
+    except Exception:  # the operator's own type rule raises the error
         return None
 
 
 def infer_outputs(
     node: onnx.NodeProto, types: Mapping[str, TensorType], contents: Mapping[str, np.ndarray], opset: int
 ) -> dict[str, onnx.TypeProto]:
-    """The outputs' types by ONNX's own rules, from inputs' types and what is known of their contents."""
+    """The outputs' types by ONNX's type inference, from the inputs' types and known contents."""
     schema = onnx.defs.get_schema(node.op_type, opset, "" if node.domain == "ai.onnx" else node.domain)
     protos = {n: onnx.helper.make_tensor_type_proto(dtype_to_onnx(t.dtype), t.shape) for n, t in types.items()}
     data = {n: onnx.numpy_helper.from_array(a, n) for n, a in contents.items() if a.size <= MAX_SIZES}
@@ -184,7 +184,7 @@ def infer_outputs(
 
 
 def _elements(t: onnx.TypeProto) -> int:
-    """Elements of a type, unknown dimensions taken as 1: what depends on data is no larger than the data."""
+    """Elements of a type; unknown dimensions count as 1, as data-dependent results are not larger than the data."""
     return math.prod(d.dim_value for d in t.tensor_type.shape.dim if d.HasField("dim_value"))
 
 
@@ -224,7 +224,7 @@ def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dic
     try:
         by_hand = _by_hand(node, [ins[n].array for n in node.input if n])
         results = _reference(node, ins, opset) if by_hand is None else [by_hand[1]()]
-    except Exception as e:  # what the evaluator cannot do, the program may
+    except Exception as e:  # the program may be able to run nodes that the evaluator cannot
         if isinstance(e, MemoryError):
             raise
         return None
@@ -234,7 +234,7 @@ def _evaluate(node: onnx.NodeProto, ins: Mapping[str, Known], opset: int) -> dic
 
 
 def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | None:
-    """Results under the names of the node's outputs; None where one has an element type that is not supported."""
+    """Results by the names of the node's outputs; None if one has an unsupported element type."""
     found = {}
     for name, r in zip(node.output, results, strict=False):
         r = np.asarray(r)
@@ -248,9 +248,9 @@ def _named(node: onnx.NodeProto, results: Sequence[Any]) -> dict[str, Known] | N
 
 
 def _by_hand(node: onnx.NodeProto, arrays: Sequence[np.ndarray]) -> tuple[int, Callable[[], Any]] | None:
-    """The commonest shape arithmetic, without the evaluator's set-up: how many elements it gives, and what gives them.
+    """The most common shape arithmetic, without the evaluator: the number of result elements, and a function for them.
 
-    None where ONNX's evaluator is to do it, or to say what is wrong.
+    None if ONNX's evaluator must compute it, or raise the error.
     """
     op_type, options = node.op_type, {a.name: a.i for a in node.attribute}
     if node.domain not in ("", "ai.onnx") or options.keys() - {"axis", "to"} or "" in node.input:
@@ -290,7 +290,7 @@ def _product(array: np.ndarray) -> int:
     return math.prod(abs(int(d)) for d in array.reshape(-1)[:64])
 
 
-#: operators whose results are as large as their inputs' contents say: elements (at most) by the inputs
+#: operators whose result size depends on the contents of inputs: upper bound of the elements
 _BY_CONTENTS: dict[str, Callable[..., int]] = {
     "OneHot": lambda indices, depth, *_: indices.size * _product(depth),
     "HannWindow": _product,

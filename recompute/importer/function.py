@@ -1,4 +1,4 @@
-"""The bodies that ONNX itself gives for operators which are functions of simpler ones."""
+"""Function bodies that ONNX defines for operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..language.types import TensorType, dtype_to_onnx
 
 
 def expand_function(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto] | None:
-    """The nodes that stand for `node`, its outputs under the same names; None where ONNX gives no body.
+    """The nodes that replace `node`, with the same output names; None if ONNX defines no body.
 
     `types`: the types of the node's inputs, for bodies that depend on them; `opset`: the version of its domain.
     """
@@ -48,7 +48,7 @@ def _body(schema: Any, node: onnx.NodeProto, types: Mapping[str, TensorType], op
 
 
 def _proto(name: str, types: Mapping[str, TensorType]) -> onnx.TypeProto:
-    """An input's type; what is no tensor is a sequence (bodies do not ask of what)."""
+    """An input's type; a value that is not a tensor is a sequence, of any element type."""
     if not name:
         return onnx.TypeProto()
     if name not in types:
@@ -78,7 +78,7 @@ def _instantiate(function: onnx.FunctionProto, node: onnx.NodeProto, schema: Any
 def _copied(
     inner: onnx.NodeProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto], called: str
 ) -> onnx.NodeProto:
-    """A node of a body with its names replaced and attributes filled in, inside its subgraphs too."""
+    """A node of a body with its names replaced and attributes filled in, also inside its subgraphs."""
     copy = onnx.NodeProto()
     copy.CopyFrom(inner)
     copy.name = called

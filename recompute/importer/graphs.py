@@ -1,4 +1,4 @@
-"""Looking through ONNX graphs and the graphs inside them."""
+"""Traversal of ONNX graphs and their subgraphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 
 
 def names_read(nodes: Any) -> Iterator[str]:
-    """Every name that nodes read, inside their subgraphs too."""
+    """Every name that nodes read, also inside their subgraphs."""
     for node in nodes:
         yield from node.input
         for a in node.attribute:
@@ -19,12 +19,12 @@ def names_read(nodes: Any) -> Iterator[str]:
 
 
 def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
-    """The graphs that an attribute holds."""
+    """The graphs in an attribute."""
     if a.type == onnx.AttributeProto.GRAPH:
         return (a.g,)
     return a.graphs if a.type == onnx.AttributeProto.GRAPHS else ()
 
 
 def first_output(node: onnx.NodeProto) -> str:
-    """The name that stands for a node: that of its first output that is there."""
+    """The name of a node in this package: that of its first present output."""
     return next((o for o in node.output if o), node.name or node.op_type)

@@ -12,18 +12,18 @@ from ..language.program import Program
 
 
 def initialise(program: Program, scheme: str, seed: int = 0, *, max_bytes: int | None = None) -> None:
-    """Draws every parameter anew.
+    """Initializes every parameter randomly.
 
     Matrices and convolution kernels: `"he"` is normal with variance 2 / fan_in (He et al. 2015), `"glorot"` uniform
-    with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: 1 for what scales, else 0.
-    Each parameter's numbers depend on the seed and its name only.  UsageError for another scheme, ModelError where
-    the parameters take more than `max_bytes`.
+    with variance 2 / (fan_in + fan_out) (Glorot & Bengio 2010).  Vectors: scales are 1, others 0.
+    The numbers of a parameter depend only on the seed and its name.  UsageError for another scheme, ModelError if the
+    parameters take more than `max_bytes`.
     """
     if scheme not in ("he", "glorot"):
         raise UsageError(f"init must be 'he' or 'glorot', not '{scheme}'")
     total = sum(v.nbytes for v in program.block.parameters)
     if max_bytes is not None and total > max_bytes:
-        raise ModelError(f"the parameters take {total:,} bytes, the limit is {max_bytes:,}: none are drawn")
+        raise ModelError(f"the parameters take {total:,} bytes, the limit is {max_bytes:,} (max_bytes= or --max-bytes)")
     scales = _scales(program)
     for v in program.block.parameters:
         if v.ndim >= 2:
@@ -38,7 +38,7 @@ def initialise(program: Program, scheme: str, seed: int = 0, *, max_bytes: int |
 
 def _draw(shape: tuple[int, ...], scheme: str, g: np.random.Generator) -> np.ndarray:
     receptive = math.prod(shape[2:])
-    # convolution kernels are [out, in, ...]; for matrices the two orders give the same variance up to the fans
+    # convolution kernels are [out, in, ...]
     fan_in, fan_out = max(shape[1] * receptive, 1), max(shape[0] * receptive, 1)
     if scheme == "he":
         return g.normal(0.0, math.sqrt(2.0 / fan_in), shape)
@@ -47,7 +47,7 @@ def _draw(shape: tuple[int, ...], scheme: str, g: np.random.Generator) -> np.nda
 
 
 def _scales(program: Program) -> set[str]:
-    """Parameters that scale: of a normalisation, or a factor of a product (reshaped first, perhaps)."""
+    """Parameters that are scales: of a normalisation, or a factor of a product (perhaps reshaped)."""
     found: set[str] = set()
     source: dict[str, str] = {}
     for op in program.block.operators:
@@ -62,7 +62,7 @@ def _scales(program: Program) -> set[str]:
 
 
 def _variances(program: Program) -> set[str]:
-    """Buffers that hold a running or given variance: all equal to zero they would divide by it."""
+    """Buffers with a running or given variance, which must not be 0, as normalisations divide by it."""
     found = set()
     for op in program.block.operators:
         if op.op.name == "BatchNormalization" and len(op.inputs) > 4 and op.inputs[4] is not None:

@@ -1,4 +1,4 @@
-"""How much a model's functions become where they are called, counted before onnx's inliner copies them."""
+"""The size of a model after inlining of its functions, computed before onnx's inliner copies them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import ModelError
 from .graphs import graphs_of
 from .limits import NODE, Budget
 
-#: functions that call one another, one in another
+#: deepest nesting of function calls
 MAX_DEPTH = 200
 #: units of onnx's type inference for a node: the inliner runs it on the model for each call of another opset
 _INFERRED = 2_000
@@ -21,7 +21,7 @@ _Key = tuple[str, str, str]
 
 @dataclass
 class _Size:
-    """What a function (or the graph) becomes: see `_add`.  `references`: attributes that its caller gives."""
+    """The size of a function (or graph) after inlining: see `_add`.  `references`: attributes given by its caller."""
 
     nodes: int = 0
     bytes: int = 0
@@ -32,9 +32,9 @@ class _Size:
 
 
 def check_functions(model: onnx.ModelProto, budget: Budget) -> None:
-    """Charges what inlining a model's functions writes.
+    """Charges the nodes and bytes that inlining a model's functions produces.
 
-    ModelError where functions call themselves or are nested too deeply, LimitError where they become too much.
+    ModelError if functions call themselves or are nested too deeply, LimitError if they become too large.
     """
     functions = {_key(f.domain, f.name, f): f for f in model.functions}
     sizes: dict[_Key, _Size] = {}
@@ -57,7 +57,7 @@ def _key(domain: str, name: str, proto: onnx.FunctionProto | onnx.NodeProto) -> 
 def _measure(
     start: _Key, functions: dict[_Key, onnx.FunctionProto], sizes: dict[_Key, _Size], versions: dict[str, int]
 ) -> None:
-    """Fills in the sizes of a function and of those that it calls, callees first."""
+    """Computes the sizes of a function and of those that it calls, callees first."""
     todo = [start]
     waiting: dict[_Key, _Size] = {}
     while todo:
@@ -78,12 +78,12 @@ def _measure(
         size.converted = any(versions.get(o.domain or "ai.onnx", o.version) != o.version for o in f.opset_import)
         for callee, *_ in size.calls:
             if callee in waiting:
-                raise ModelError(f"function '{callee[1]}' calls itself, perhaps through others")
+                raise ModelError(f"function '{callee[1]}' calls itself, directly or through others")
             todo.append(callee)
 
 
 def _own(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto], nbytes: int) -> _Size:
-    """Nodes without calls, and the calls."""
+    """The nodes that are not calls, and the calls."""
     size = _Size(bytes=nbytes)
     todo = [nodes]
     while todo:
@@ -102,7 +102,7 @@ def _own(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionPro
 
 
 def _add(size: _Size, sizes: dict[_Key, _Size]) -> None:
-    """Adds what is called to what calls it."""
+    """Adds the size of a called function to that of its caller."""
     for callee, nbytes, refs in size.calls:
         inner = sizes[callee]
         size.nodes += inner.nodes

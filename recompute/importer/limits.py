@@ -1,8 +1,8 @@
-"""What loading a model may take: bytes and work, counted before they are spent, and a clock behind both.
+"""Limits on loading a model: bytes and work, counted before they are spent, and a clock as a fallback.
 
 Work is counted in units of about a nanosecond, so that the same file is loaded or refused on every machine, busy or
-not; the clock ends what was counted wrong.  What a file holds itself, its nodes once and its tensors, is its own need
-and is not charged: what it makes us compute, copy and write out is.
+not; the clock ends work that was estimated too low.  The nodes and tensors in the file itself are not charged;
+everything that the loader computes, copies or unrolls is.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Any, TypedDict
 
 from ..errors import ModelError, UsageError
 
-#: seconds of work that a file may ask for
+#: limit on the work of loading a file, in seconds
 MAX_SECONDS = 6.0
-#: units of work that stand for a second: about half of what a core does in one
+#: units of work per second: about half of what a core can do
 UNITS = 500_000_000
-#: units of a node that is written out by a loop or a function
+#: units of a node that results from unrolling or inlining
 NODE = 50_000
 #: units of one operation of Python's own
 PYTHON = 1_000
-#: units of a node that ONNX's evaluator computes, whatever its size
+#: units of any node that ONNX's evaluator computes, in addition to its elements
 EVALUATED = 500_000
-#: a single node of more units is not computed while loading, but in the step
+#: a node of more units is not evaluated while loading, but in the step
 MOST_OF_ONE = 1_000_000_000
-#: bytes that constants may take, besides `_GROWTH` times what the file holds
+#: bytes that computed constants may take, plus `_GROWTH` times the bytes of the file
 _ROOM = 1 << 29
 _GROWTH = 16
-#: seconds for which the clock waits for a node and a byte that the file holds itself
+#: additional seconds of the clock for each node and byte of the file
 _OWN_NODE, _OWN_BYTE = 2e-3, 2e-8
 
 
 class LimitError(ModelError):
-    """A limit on loading is reached: nothing more of the model is looked at."""
+    """A limit on loading is exceeded: loading ends."""
 
     placed = False
 
     def at(self, place: str) -> LimitError:
-        """This error with the node at which it happened, said once."""
+        """This error with the name of its node, added once."""
         if self.placed:
             return self
         found = LimitError(f"{place}: {self}")
@@ -65,10 +65,10 @@ class Limits(TypedDict, total=False):
 
 
 class Budget:
-    """What is left for one model.
+    """The remaining budget for loading one model.
 
-    `max_bytes`: the most that one tensor of the file may take (None: the machine's memory), and all constants that
-    are computed (None: half a GiB and 16 times what the file holds, a quarter of the memory at the most).
+    `max_bytes`: limit on one tensor of the file (None: the machine's memory), and on all computed constants (None: half
+    a GiB plus 16 times the bytes of the file, at most a quarter of the memory).
     `max_seconds`: see MAX_SECONDS; math.inf: no limit.  `most_of_one`: see MOST_OF_ONE.
     """
 
@@ -83,12 +83,12 @@ class Budget:
         self.work: float = self.max_seconds * UNITS
         self.room = max_bytes or min(_ROOM, memory_bytes() // 4)
         self.most_of_one = MOST_OF_ONE
-        self.repeating = 0  # loops that are being written out, one in another
+        self.repeating = 0  # nesting of the loops that are being unrolled
         self._allowed = self.room
         self._deadline = time.monotonic() + self.max_seconds
 
     def own(self, nodes: int, nbytes: int) -> None:
-        """What the file holds itself: the clock waits for it, and constants may grow with it."""
+        """Sets the nodes and bytes of the file, by which the limits of time and constants increase."""
         self._deadline += nodes * _OWN_NODE + nbytes * _OWN_BYTE
         if self.max_bytes is None:
             more = max(0, min(_ROOM + _GROWTH * nbytes, memory_bytes() // 4) - self._allowed)
@@ -96,7 +96,7 @@ class Budget:
             self._allowed += more
 
     def check_work(self, units: float, what: str) -> None:
-        """LimitError where `units` of work are more than is left, or the clock says so.  Nothing is charged."""
+        """LimitError if `units` of work exceed the budget, or time has run out.  Nothing is charged."""
         if units > self.work:
             raise LimitError(
                 f"{what}: loading this model takes more than {self.max_seconds:g} seconds of work "
@@ -109,17 +109,17 @@ class Budget:
             )
 
     def spend(self, units: float, what: str) -> None:
-        """Charges work before it is done.  LimitError where it is more than is left."""
+        """Charges work before it is done.  LimitError if it exceeds the budget."""
         self.check_work(units, what)
         self.work -= units
 
     def of_one(self, units: float) -> float:
-        """Units of a node's own set-up: charged where nodes are run again and again, not where a file holds each."""
+        """Units of a node's own overhead: charged inside unrolled loops, not for nodes of the file."""
         return units if self.repeating else 0
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """While the nodes of a loop are written out."""
+        """Inside, the nodes of a loop are unrolled."""
         self.repeating += 1
         try:
             yield
@@ -127,7 +127,7 @@ class Budget:
             self.repeating -= 1
 
     def take(self, nbytes: int) -> None:
-        """Charges bytes before they are allocated.  LimitError where they are more than is left."""
+        """Charges bytes before they are allocated.  LimitError if they exceed the budget."""
         if nbytes > self.room:
             raise LimitError(
                 f"constants computed at load time take more memory than is allowed: {nbytes:,} bytes more, after "

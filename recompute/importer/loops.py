@@ -1,7 +1,7 @@
-"""Loop and Scan, written out: a program has no control flow, so each iteration's nodes stand in it.
+"""Unrolling of Loop and Scan: a program has no control flow, so it contains the nodes of every iteration.
 
-What does not change from iteration to iteration is run once, before the first; carried values cost no copies, slices
-and results of a Scan along its first axis are views.
+Loop-invariant nodes are run once, before the first iteration; carried values are not copied; slices and results of a
+Scan along its first axis are views.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 def check_trips(
     importer: ImportState, body: Subgraph, trips: int, types: dict[str, tuple[int, ...]], what: str
 ) -> None:
-    """LimitError where a loop, with the loops in it, would become too many nodes: before any is written.
+    """LimitError if a loop, with nested loops, would become too many nodes, before any is written.
 
     `types`: shapes of the body's inputs, as far as they are known.
     """
@@ -47,7 +47,7 @@ def check_trips(
 
 
 def unroll_loop(importer: ImportState, node: onnx.NodeProto) -> None:
-    """Loop whose trip count, or whose condition in each iteration, is known."""
+    """Unrolls a Loop whose trip count, or whose condition in each iteration, is known."""
     if any(a.name == OLD_SCAN for a in node.attribute):
         scan_of_opset_8(importer, node)
         return
@@ -70,7 +70,7 @@ def unroll_loop(importer: ImportState, node: onnx.NodeProto) -> None:
     if goes_on and (limit is None or limit > 0):
         truth = f"{prefix}/goes_on"
         importer.known[truth] = importer.constant(np.array(True))
-        body.names[inputs[1]] = truth  # wherever the body runs, it is true
+        body.names[inputs[1]] = truth  # it is true whenever the body runs
         body.hoist([inputs[0], *inputs[2:]])
         with importer.budget.again():
             values = _iterate(importer, body, limit, prefix, values, collected)
@@ -85,7 +85,7 @@ def unroll_loop(importer: ImportState, node: onnx.NodeProto) -> None:
 def _iterate(
     importer: ImportState, body: Subgraph, limit: int | None, prefix: str, values: list[str], collected: list[list[str]]
 ) -> list[str]:
-    """Runs the body until the limit or its condition says stop; returns what is carried out."""
+    """Runs the body until the trip count is reached or its condition is false; returns the carried values."""
     inputs = [v.name for v in body.graph.input]
     outputs = [v.name for v in body.graph.output]
     problems = importer.problems()
@@ -115,7 +115,7 @@ def _iterate(
 
 
 def _trip_count(importer: ImportState, node: onnx.NodeProto) -> int | None:
-    """The most iterations, None where only the condition ends the loop."""
+    """The largest number of iterations; None if only the condition ends the loop."""
     if not node.input or not node.input[0]:
         return None
     known = importer.contents(node.input[0])
@@ -141,7 +141,7 @@ def _condition(importer: ImportState, name: str, what: str) -> bool:
 
 
 def unroll_scan(importer: ImportState, node: onnx.NodeProto) -> None:
-    """Scan: its steps are the length of its scan inputs, so it can always be written out."""
+    """Unrolls a Scan; its number of steps is the length of its scan inputs."""
     options = _attributes(node)
     m = int(options.get("num_scan_inputs", 0))
     n = len(node.input) - m
@@ -213,7 +213,7 @@ def _scan(
 
 
 def _listed(options: Mapping[str, Any], name: str, count: int) -> list[int]:
-    """A list attribute, zeros where it is absent."""
+    """A list attribute; zeros if it is absent."""
     given = [int(i) for i in options.get(name, ())]
     if given and len(given) != count:
         raise ModelError(f"its {name} has {len(given)} numbers, it needs {count}")
@@ -225,7 +225,7 @@ def _steps(importer: ImportState, names: Sequence[str], axes: Sequence[int]) -> 
     for name, axis in zip(names, axes, strict=True):
         t = importer.type_of(name)
         if not -t.ndim <= axis < t.ndim:
-            raise ModelError(f"scan axis {axis} is no axis of '{name}' ({t})")
+            raise ModelError(f"scan axis {axis} is not an axis of '{name}' ({t})")
         found.add(t.shape[axis])
     if len(found) != 1:
         raise ModelError(f"its scan inputs have different numbers of steps: {sorted(found)}")
@@ -233,7 +233,7 @@ def _steps(importer: ImportState, names: Sequence[str], axes: Sequence[int]) -> 
 
 
 def _rows(importer: ImportState, prefix: str, source: str, axis: int, steps: int) -> list[str]:
-    """The slices of a value along an axis, without that axis: views, once the axis is the first."""
+    """The slices of a value along an axis, without that axis: views, after the axis is moved to the front."""
     t = importer.type_of(source)
     axis %= t.ndim
     if steps == 0:
@@ -262,7 +262,7 @@ def _stack(importer: ImportState, outer: str, parts: Sequence[str], axis: int, d
         return
     ndim = importer.type_of(parts[0]).ndim + 1
     if not -ndim <= axis < ndim:
-        raise ModelError(f"scan output axis {axis} is no axis of '{outer}', which has {ndim}")
+        raise ModelError(f"scan output axis {axis} is not an axis of '{outer}', which has {ndim}")
     axis %= ndim
     axes = _constant(importer, f"{outer}/axes", [0])
     rows = [f"{outer}/{i}/row" for i in range(len(parts))]
@@ -276,7 +276,7 @@ def _stack(importer: ImportState, outer: str, parts: Sequence[str], axis: int, d
 
 
 def _empty(outer: str, axis: int, declared: onnx.ValueInfoProto) -> np.ndarray:
-    """What no iteration has written: no rows of the type that the body declares."""
+    """The scan output of a loop without iterations: no rows of the type that the body declares."""
     t = declared.type.tensor_type
     dtype = dtype_from_onnx(t.elem_type)
     dims = [d.dim_value if d.HasField("dim_value") else -1 for d in t.shape.dim]
@@ -302,7 +302,7 @@ def _run(importer: ImportState, op_type: str, ins: Sequence[str], outs: Sequence
 def hide_old_scans(graph: onnx.GraphProto) -> None:
     """Writes Scan nodes of opset 8 as marked Loops: onnx's version converter would drop their batch dimension.
 
-    A Loop passes the converter as it is, its body is brought up to date.
+    The converter keeps a Loop as it is, and converts its body.
     """
     for node in graph.node:
         if node.op_type == "Scan" and node.domain in ("", "ai.onnx"):

@@ -1,4 +1,4 @@
-"""Reading ONNX files: an untrusted file is checked before anything is allocated for it."""
+"""Reading of ONNX files, which are untrusted and checked before anything is allocated for them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_o
 from .graphs import first_output
 from .limits import Budget
 
-#: opsets below this one are brought up to it by onnx's version converter
+#: older opsets are converted to this one by onnx's version converter
 TARGET_OPSET = 18
-#: subgraphs, one in another
+#: deepest nesting of subgraphs
 MAX_DEPTH = 64
 #: files of external data that models read by path in this process point to: such a model may be loaded again
 _CHECKED: set[str] = set()
@@ -27,10 +27,10 @@ _CHECKED: set[str] = set()
 def read_model(
     model: str | PathLike[str] | onnx.ModelProto, *, max_bytes: int | None = None, budget: Budget | None = None
 ) -> onnx.ModelProto:
-    """Reads and checks a model; its external data is mapped, not read.  `budget` is told what the file holds.
+    """Reads and checks a model; its external data is mapped, not read.  `budget` gets the size of the file.
 
-    ModelError where the file is missing, truncated, no ONNX model, declares a tensor larger than `max_bytes` (or the
-    budget's), or points outside its own folder.
+    ModelError if the file is missing, truncated or not an ONNX model, declares a tensor larger than `max_bytes` (or the
+    budget's), or refers to a file outside its own folder.
     """
     budget = budget or Budget(max_bytes)
     if isinstance(model, onnx.ModelProto):
@@ -51,7 +51,7 @@ def read_model(
     nodes, tensors = _tensors((n for f in proto.functions for n in f.node), [proto.graph])
     try:
         for text in _all_names(proto):
-            if not isinstance(text, str):  # what protobuf gives, or raises, where the bytes are no UTF-8
+            if not isinstance(text, str):  # protobuf returns bytes, or raises this, if a name is not UTF-8
                 raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
     except UnicodeDecodeError as e:
         raise ModelError(f"the model has a name that is no UTF-8 text: {e.object!r:.60}") from None
@@ -84,7 +84,7 @@ def _names(graph: onnx.GraphProto, more: Iterable[onnx.NodeProto] = ()) -> Itera
 
 
 def _tensors(nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto]) -> tuple[int, list[onnx.TensorProto]]:
-    """How many nodes there are, inside subgraphs too, and all tensors.  ModelError where they are nested too deeply."""
+    """The number of nodes, also inside subgraphs, and all tensors.  ModelError if they are nested too deeply."""
     count, depth = 0, 0
     found: list[onnx.TensorProto] = []
     level, lists = list(graphs), [nodes]
@@ -108,7 +108,7 @@ def _tensors(nodes: Iterable[onnx.NodeProto], graphs: Iterable[onnx.GraphProto])
 
 
 def _check_tensors(tensors: Iterable[onnx.TensorProto], folder: Path | None, budget: Budget) -> int:
-    """Checks tensors against what the file has; their bytes together."""
+    """Checks tensors against the contents of the file; returns their total bytes."""
     total = 0
     for t in tensors:
         name = dtype_from_onnx(t.data_type)
@@ -140,7 +140,7 @@ def _file_bytes(dtype: str, size: int) -> int:
 
 
 def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None:
-    """Checks an external tensor and rewrites its location to the absolute path of a file inside `folder`."""
+    """Checks an external tensor, and replaces its location by the absolute path of a file inside `folder`."""
     info = {e.key: e.value for e in t.external_data}
     location = info.get("location", "")
     if folder is None and location not in _CHECKED:
@@ -153,7 +153,7 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
             raise ModelError(f"tensor '{t.name}': external data '{location}' is no file")
         offset, length = int(info.get("offset", 0)), int(info.get("length", nbytes))
         size = path.stat().st_size
-    except (ValueError, OSError, RuntimeError) as e:  # RuntimeError: a link that leads to itself
+    except (ValueError, OSError, RuntimeError) as e:  # RuntimeError: a link to itself
         raise ModelError(f"tensor '{t.name}': external data '{location}' cannot be read: {e}") from None
     if length != nbytes or offset < 0 or offset + nbytes > size:
         raise ModelError(
@@ -167,7 +167,7 @@ def _map_external(t: onnx.TensorProto, folder: Path | None, nbytes: int) -> None
 
 
 def with_own_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, with a copy (Identity) of each normalisation statistic whose tensor serves for something else too.
+    """The model, with a copy (Identity) of each normalisation statistic whose tensor has other uses too.
 
     Tools that merge equal tensors make one of fresh scales and variances, of fresh biases and means; a training step
     updates the statistics, and nothing else may change with them.
@@ -209,7 +209,7 @@ def fixed_inputs(
 ) -> dict[str, TensorType]:
     """The types of the graph's real inputs with every dimension known.
 
-    UsageError where a dimension stays open or a given shape contradicts the model.
+    UsageError if a dimension is not given, or if a given shape contradicts the model.
     """
     inputs = [i for i in graph.input if i.name not in initializers]
     _check_names([i.name for i in graph.input], "input")
@@ -241,7 +241,7 @@ def _check_names(names: Sequence[str], what: str) -> None:
 def _symbols(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], batch: int | None
 ) -> dict[str, int]:
-    """Values of symbolic dimensions that the given shapes and the batch settle."""
+    """Values of symbolic dimensions, from the given shapes and the batch."""
     found: dict[str, int] = {}
     for i in inputs:
         dims = i.type.tensor_type.shape.dim
@@ -295,7 +295,7 @@ def _show(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
 
 
 def open_dimensions(graph: onnx.GraphProto) -> list[tuple[str, int]]:
-    """(input, axis) of every dimension that the model leaves open."""
+    """(input, axis) of every dynamic dimension of the model."""
     weights = {t.name for t in graph.initializer}
     return [
         (i.name, axis)

@@ -1,4 +1,4 @@
-"""One ONNX node, as an operator class sees it that imports it (`Op.from_onnx`)."""
+"""The ONNX node that is passed to `Op.from_onnx`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class NodeContext:
         return None if known is None else known.origin
 
     def need_constant(self, i: int, what: str) -> np.ndarray:
-        """`constant(i)`, or a ModelError that says that `what` must be known."""
+        """`constant(i)`, or a ModelError that states that `what` must be known."""
         found = self.constant(i)
         if found is None:
             given = "is absent" if self.type(i) is None else "is computed from data"
@@ -128,7 +128,7 @@ class NodeContext:
         return first_output(self._node)
 
     def unrolled(self, steps: int) -> bool:
-        """Whether this recurrent node is to be written step by step."""
+        """Whether this recurrent node is unrolled over time."""
         return self._importer.unroll.chooses(self._importer.budget, self._node, steps)
 
     def fail(self, why: str) -> ModelError:

@@ -1,7 +1,7 @@
-"""Which nodes onnx's shape inference may see: it writes out as many dimensions as a shape's length says.
+"""Bounds of ranks, to keep nodes from onnx's shape inference, which allocates as many dimensions as a shape has.
 
-The lengths of shapes and the ranks of values are bounded from above here, without looking at what is computed; a node
-whose result could have more than MAX_RANK dimensions, as far as these bounds tell, is hidden from onnx.
+This module computes upper bounds of the lengths of shapes and the ranks of values, without evaluating nodes; a node
+whose result could have more than MAX_RANK dimensions by these bounds is hidden from onnx.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnx
 from ..errors import ModelError
 from .graphs import graphs_of
 
-#: dimensions that onnx may write out for a value
+#: most dimensions of a value that is passed to onnx
 MAX_RANK = 128
 #: (operator, input) that is a shape
 _SHAPES = {"Expand": 1, "Reshape": 1, "ConstantOfShape": 0, "Resize": 3, "MaxUnpool": 2, "CenterCropPad": 1,
@@ -34,7 +34,7 @@ _TOGETHER = {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Equal", "Less", "
 
 @dataclass
 class _Bounds:
-    """Upper bounds by name; what is absent is unknown, `ranks` also where onnx does not know them either.
+    """Upper bounds by name; absent ones are unknown.
 
     `lengths`: elements; `products`: of the contents' absolute values (of a shape: elements of what has it).
     """
@@ -44,14 +44,14 @@ class _Bounds:
     products: MutableMapping[str, int] = field(default_factory=dict)
 
     def inside(self) -> _Bounds:
-        """For a subgraph: it sees what is outside."""
+        """The bounds for a subgraph, which sees the outer names."""
         return _Bounds(ChainMap({}, self.ranks), ChainMap({}, self.lengths), ChainMap({}, self.products))
 
 
 def unbounded(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that onnx's shape inference must not see, inside subgraphs too.
+    """The nodes that must be hidden from onnx's shape inference, also inside subgraphs.
 
-    ModelError where the model itself declares a value of more than MAX_RANK dimensions.
+    ModelError if the model itself declares a value of more than MAX_RANK dimensions.
     """
     if not _grows(graph):
         return []
@@ -61,7 +61,7 @@ def unbounded(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _grows(graph: onnx.GraphProto) -> bool:
-    """Whether any dimension could come out of nowhere: most networks have no such node."""
+    """Whether a node could add dimensions: most networks have no such node."""
     for v in (*graph.input, *graph.output, *graph.value_info):
         if len(v.type.tensor_type.shape.dim) > 64:
             return True
@@ -99,12 +99,12 @@ def _visit(graph: onnx.GraphProto, bounds: _Bounds, found: list[onnx.NodeProto])
 def _checked(v: onnx.ValueInfoProto) -> int:
     rank = len(v.type.tensor_type.shape.dim)
     if rank > MAX_RANK:
-        raise ModelError(f"'{v.name}' is declared with {rank:,} dimensions; {MAX_RANK} are read at the most")
+        raise ModelError(f"'{v.name}' is declared with {rank:,} dimensions; the limit is {MAX_RANK}")
     return rank
 
 
 def _declared(v: onnx.ValueInfoProto, bounds: _Bounds) -> None:
-    """Merges what the model says of a value: onnx believes it."""
+    """Merges the declared type of a value, which onnx trusts."""
     rank = _checked(v)
     dims = [d.dim_value for d in v.type.tensor_type.shape.dim]
     bounds.ranks[v.name] = max(rank, bounds.ranks.get(v.name, 0))
@@ -114,7 +114,7 @@ def _declared(v: onnx.ValueInfoProto, bounds: _Bounds) -> None:
 
 def _tensor(name: str, t: onnx.TensorProto, bounds: _Bounds) -> None:
     if len(t.dims) > MAX_RANK:
-        raise ModelError(f"tensor '{name}' has {len(t.dims):,} dimensions; {MAX_RANK} are read at the most")
+        raise ModelError(f"tensor '{name}' has {len(t.dims):,} dimensions; the limit is {MAX_RANK}")
     bounds.ranks[name], bounds.lengths[name] = len(t.dims), math.prod(t.dims)
     if bounds.lengths[name] <= 64 and t.data_type == onnx.TensorProto.INT64 and not t.external_data:
         values = np.frombuffer(t.raw_data, np.int64).tolist() if t.raw_data else t.int64_data
@@ -122,7 +122,7 @@ def _tensor(name: str, t: onnx.TensorProto, bounds: _Bounds) -> None:
 
 
 def _node(node: onnx.NodeProto, bounds: _Bounds, found: list[onnx.NodeProto]) -> int | None:
-    """Bounds the results of a node; returns their rank, None where onnx does not know it."""
+    """Bounds the results of a node; returns their rank, None if onnx does not infer it."""
     ranks = [bounds.ranks.get(n, 0) for n in node.input]
     rank: int | None = max(ranks, default=0)
     inner = 0
@@ -192,7 +192,7 @@ def _grown(node: onnx.NodeProto, ranks: list[int], bounds: _Bounds) -> int | Non
 
 
 def _length(node: onnx.NodeProto, bounds: _Bounds, ranks: list[int]) -> int | None:
-    """A bound for the elements of a node's results, None where there is none."""
+    """A bound for the elements of a node's results; None if there is none."""
     op = node.op_type
     lengths = [bounds.lengths.get(n) for n in node.input if n]
     if op == "Shape":

@@ -1,4 +1,4 @@
-"""ONNX nodes that have no kernel, no body and no gradient: evaluated as they are (see ops/reference.py)."""
+"""Import of ONNX nodes that run through ONNX's reference evaluator (see ops/contrib/reference.py)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .state import ImportState
 def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tuple[Value | None, ...]:
     """The outputs of a node through ONNX's evaluator.
 
-    ModelError where that is not foreseen for the operator, or where an output's shape depends on data.  `name`: how
-    errors call the node.
+    ModelError if this is not supported for the operator, or if an output's shape depends on data.  `name`: the name of
+    the node in errors.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     if not admitted(domain, node.op_type):
@@ -31,8 +31,8 @@ def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tu
             if n:
                 importer.contents(n)
         raise ModelError(
-            f"{name}: the shape of its result depends on the contents of its inputs; a static program needs them "
-            "known, and few"
+            f"{name}: its output shape is data-dependent; a static program needs the contents of its inputs known at "
+            "compile time, and few results"
         )
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
@@ -46,7 +46,7 @@ def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tu
 
 
 def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tuple[str, ...] | None:
-    """Types of the outputs that are there, as text; None where one is no static tensor."""
+    """Types of the present outputs, as text; None if one is not a static tensor."""
     types = {n: importer.type_of(n) for n in node.input if n}
     if any(t.dtype == "string" for t in types.values()):
         return None

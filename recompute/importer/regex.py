@@ -1,7 +1,7 @@
-"""Regular expressions in time that grows with the text, not with what it might match: all states at once.
+"""Regular expressions in time linear in the text, by simulation of all states of a finite automaton.
 
-ONNX's RegexFullMatch has RE2's syntax, which has no references back and no looking around: such a pattern is a finite
-automaton.  Python's parser reads it; its own matcher may try exponentially many ways and is not used.
+ONNX's RegexFullMatch has RE2's syntax, without back-references and look-around: such a pattern is a finite automaton.
+Python's parser parses it; Python's matcher is not used, as it may take exponential time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import ModelError
 
 sre_parse: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
-#: states that a pattern may have: `(a{1000}){1000}` would have a million
+#: most states of a pattern: `(a{1000}){1000}` would have a million
 MAX_STATES = 20_000
 _IGNORE_CASE = int(sre_parse.SRE_FLAG_IGNORECASE)
 _DOT_ALL = int(sre_parse.SRE_FLAG_DOTALL)
@@ -36,7 +36,7 @@ class Automaton:
         except RecursionError:
             raise ModelError("its pattern is nested too deeply") from None
         except Exception as e:
-            raise ModelError(f"its pattern is no regular expression: {e}") from None
+            raise ModelError(f"its pattern is not a regular expression: {e}") from None
         self.flags = int(tree.state.flags)
         self.steps: list[tuple[_Test, int] | None] = []
         self.ways: list[list[tuple[_Assertion | None, int]]] = []
@@ -67,7 +67,7 @@ class Automaton:
         if test is not None:
             end = self._state()
             self.steps[at] = (test, end)
-            following = self._state()  # a state has either one step or ways
+            following = self._state()  # a state has either one step or several ways
             self._way(end, following)
             return following
         if op == "SUBPATTERN":
@@ -132,12 +132,12 @@ class Automaton:
 
 @functools.lru_cache(maxsize=16)
 def automaton(pattern: str) -> Automaton:
-    """The automaton of a pattern.  ModelError for what is no regular expression of RE2's syntax."""
+    """The automaton of a pattern.  ModelError if it is not a regular expression of RE2's syntax."""
     return Automaton(pattern)
 
 
 def _test(op: str, argument: Any, flags: int) -> _Test | None:
-    """Whether a character fits an item of a pattern; None for items that take no single character."""
+    """A test whether a character matches an item of a pattern; None for items that match no single character."""
     if op == "ANY":
         return (lambda c: True) if flags & _DOT_ALL else (lambda c: c != "\n")
     if op == "LITERAL":
@@ -179,7 +179,7 @@ def _is_word(c: str) -> bool:
 
 
 def _assertion(where: str, flags: int) -> _Assertion:
-    """Whether a place in a text is where an anchor says."""
+    """A test whether an anchor matches at a position of a text."""
     if where in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
         lines = flags & _MULTILINE and where == "AT_BEGINNING"
         return lambda text, at: at == 0 or bool(lines and text[at - 1] == "\n")

@@ -1,4 +1,4 @@
-"""Nodes against ONNX's schemas: what an importer may rely on."""
+"""Checks of nodes against ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import onnx
 
 from ..errors import ModelError, UsageError
 
-#: axes beyond this are nonsense, on which onnx's own type inference crashes
+#: larger axes are invalid, and crash onnx's own type inference
 _MOST = 1 << 10
 _AXES = {"axis", "axes", "batch_dims", "batch_axis", "time_axis", "perm"}
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a schema asks of a node.  `needed`: positions of the inputs that must be there, and their names."""
+    """The rules of a schema for a node.  `needed`: positions and names of required inputs."""
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]
@@ -28,13 +28,13 @@ class _Rules:
 
 
 def _number(kind: Any) -> int:
-    """An attribute's type as AttributeProto numbers it (onnx's binding gives an enumeration)."""
+    """The AttributeProto number of an attribute's type (onnx's binding returns an enumeration)."""
     return int(getattr(kind, "value", kind))
 
 
 @functools.lru_cache(maxsize=1024)
 def _rules(op_type: str, opset: int) -> _Rules | None:
-    """The rules of an operator, None where ONNX has no such operator."""
+    """The rules of an operator; None if ONNX has no such operator."""
     try:
         schema = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))
     except Exception:
@@ -55,10 +55,10 @@ def has_operator(op_type: str, opset: int) -> bool:
 
 
 def check_node(node: onnx.NodeProto, opset: int) -> None:
-    """Numbers of inputs and outputs, inputs and attributes that must be there, types of attributes.
+    """Checks numbers of inputs and outputs, required inputs and attributes, and types of attributes.
 
-    Attributes that the schema does not know are passed over: old files have some left.
-    ModelError where something does not fit; operators of other domains are not checked.
+    Unknown attributes are ignored, as old files have some.  ModelError for the first violation; operators of other
+    domains are not checked.
     """
     rules = _rules(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
     if rules is None:
@@ -73,7 +73,7 @@ def check_node(node: onnx.NodeProto, opset: int) -> None:
         if given != rules.attributes.get(name, given):
             kinds = onnx.AttributeProto.AttributeType
             kind = kinds.Name(given) if given in kinds.values() else str(given)
-            raise ModelError(f"its attribute '{name}' is {kind}, ONNX wants {kinds.Name(rules.attributes[name])}")
+            raise ModelError(f"its attribute '{name}' is {kind}, ONNX requires {kinds.Name(rules.attributes[name])}")
     for a in node.attribute:
         if a.name in _AXES and any(abs(i) > _MOST for i in (a.i, *a.ints)):
             raise ModelError(f"its attribute '{a.name}' is {a.i or list(a.ints)}: no tensor has so many dimensions")
@@ -87,7 +87,7 @@ def check_node(node: onnx.NodeProto, opset: int) -> None:
 def _check_count(n: int, least: int, most: int, what: str) -> None:
     if not least <= n <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}" if most < 1 << 30 else f"{least} or more"
-        raise ModelError(f"it has {n} {what}{'s' * (n != 1)}, ONNX wants {wanted}")
+        raise ModelError(f"it has {n} {what}{'s' * (n != 1)}, ONNX requires {wanted}")
 
 
 def attribute_value(a: onnx.AttributeProto, *, decimal: bool = False) -> Any:
@@ -123,16 +123,16 @@ def _decimal(value: float) -> float:
 
 
 def describe(node: onnx.NodeProto) -> str:
-    """`node 'conv1' (Conv)`: how errors name a node."""
+    """The name of a node in errors: `node 'conv1' (Conv)`."""
     name = node.name or next((o for o in node.output if o), "")
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     return f"node '{name}' ({domain}{node.op_type})"
 
 
 def quantized_pairs(option: str | None) -> dict[str, tuple[Any, ...]] | None:
-    """Where an importer remembers what outputs of QuantizeLinear are rounded from; None: nobody asks.
+    """The importer's map from outputs of QuantizeLinear to their unrounded inputs; None: not needed.
 
-    UsageError where `option` is neither None nor "ste".
+    UsageError if `option` is neither None nor "ste".
     """
     if option not in (None, "ste"):
         raise UsageError(f"quantization must be None or 'ste', not {option!r}")

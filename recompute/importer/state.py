@@ -1,6 +1,6 @@
-"""What is known and made while a model is imported: declarations, constants, values, limits.
+"""The state of an import: declarations, constants, values and limits.
 
-The importer's parts work on this; running further nodes is left to the importer itself (`onnx_import.Importer`).
+The parts of the importer use it; the importer itself (`load.Importer`) runs nodes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .model import main_opset
 from .trained import TrainRule
 from .unrolled import Unrolled
 
-#: constants of at most this many elements are written into the program's text, larger ones become buffers
+#: constants of at most this many elements are part of the program's text, larger ones become buffers
 _INLINE = 64
 
 
 class ImportState(ABC):
-    """What has been imported so far, and how to run more nodes.
+    """The imported values so far, and methods to run more nodes.
 
-    `known`: contents that are settled at compile time; `env`: values of the program; `sequences`: names of a
+    `known`: contents known at compile time; `env`: values of the program; `sequences`: names of a
     sequence's tensors; `used`: names that something reads.
     """
 
@@ -56,7 +56,7 @@ class ImportState(ABC):
         for name, known in self.known.items():
             known.trains = known.type.is_float and rule.is_parameter(name)
         self.sequences: dict[str, list[str]] = {}
-        self.nothing: set[str] = set()  # optionals that hold nothing
+        self.nothing: set[str] = set()  # empty optionals
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
         self.held: set[str] = set()
@@ -76,11 +76,11 @@ class ImportState(ABC):
         self._seed, self._random = seed, 0
         self._problems: list[str] = []
 
-    # -- what the importer does -----------------------------------------------------------------------------------
+    # -- implemented by the importer ------------------------------------------------------------------------------
 
     @abstractmethod
     def run_node(self, node: onnx.NodeProto) -> None:
-        """Imports a node; one that cannot be is noted (see `problems`)."""
+        """Imports a node; a failure is recorded (see `problems`)."""
 
     @abstractmethod
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
@@ -88,7 +88,7 @@ class ImportState(ABC):
 
     @abstractmethod
     def expand_node(self, node: onnx.NodeProto) -> None:
-        """Runs the body that ONNX gives for a node; where there is none, ONNX's evaluator may do it."""
+        """Runs the body that ONNX defines for a node; without one, ONNX's evaluator may run the node."""
 
     # -- declarations ---------------------------------------------------------------------------------------------
 
@@ -117,20 +117,20 @@ class ImportState(ABC):
     # -- values ---------------------------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """Whether a name is a value, a known constant or a sequence by now."""
+        """Whether a name is a value, a known constant or a sequence so far."""
         return name in self.env or name in self.known or name in self.sequences or name in self.nothing
 
     def constant(self, array: np.ndarray) -> Known:
-        """A constant that the importer makes itself."""
+        """A constant made by the importer."""
         self.budget.take(array.nbytes)
         return Known(array, "folded")
 
     def declare_initializer(self, name: str, t: onnx.TensorProto) -> None:
-        """An initializer of a subgraph, under a name of its own."""
+        """Declares an initializer of a subgraph under a unique name."""
         self.known[name] = Known.of_initializer(t)
 
     def alias(self, name: str, other: str) -> None:
-        """A further name for a value, a known constant or a sequence; for what a failed node lacks, nothing."""
+        """Adds a name for a value, a known constant or a sequence; does nothing for outputs of a failed node."""
         if name == other:
             return
         if other in self.env:
@@ -145,16 +145,16 @@ class ImportState(ABC):
             self.nothing.add(name)
 
     def problems(self) -> int:
-        """How many nodes could not be imported so far."""
+        """The number of nodes that could not be imported so far."""
         return len(self._problems)
 
     def opset_of(self, domain: str) -> int:
-        """The version of a domain's operators that this onnx has and the model asks for."""
+        """The opset version of a domain: that of the model, limited to what the installed onnx supports."""
         ours = domain in ("", "ai.onnx")
         return min(self.opset, onnx.defs.onnx_opset_version()) if ours else self._opsets.get(domain, 1)
 
     def contents(self, name: str) -> Known | None:
-        """What is known of a value's contents: an operator asks for what must be settled at compile time."""
+        """The known contents of a value, for operators that need them at compile time."""
         return self.known.get(name)
 
     def type_of(self, name: str) -> TensorType:
@@ -162,7 +162,7 @@ class ImportState(ABC):
         return self.env[name].type if name in self.env else self.known[name].type
 
     def value(self, name: str, op_type: str, position: int) -> Value:
-        """The value called `name`; a known constant is declared in the way that its use asks for."""
+        """The value called `name`; a known constant is declared as its use requires."""
         name = self.canonical.get(name, name)
         if name in self.env:
             return self.env[name]
@@ -171,12 +171,12 @@ class ImportState(ABC):
             raise ModelError(f"'{name}' is read but never written")
         t = known.type
         if t.dtype == "string":
-            raise ModelError(f"'{name}' holds strings: what is made of them must be known at compile time")
+            raise ModelError(f"'{name}' contains strings: results computed from them must be known at compile time")
         if self.rule.trains(name, known, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
             self.data[name] = _read_only(known.array)
         elif t.size <= _INLINE and known.origin != "initializer":
-            return self.builder.constant(known.array, t)  # not remembered: a later use may be as a weight
+            return self.builder.constant(known.array, t)  # not stored: a later use may be as a weight
         elif t.size <= 1 and t.ndim == 0:
             self.env[name] = self.builder.constant(known.array, t)
         else:
@@ -194,7 +194,7 @@ class ImportState(ABC):
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view that cannot be written: copies of one tensor share it until a program that trains them is run."""
+    """A read-only view: copies of one tensor share it until a program that trains them is run."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,7 +1,7 @@
-"""Subgraphs put in the place of the node that holds them: names made unique, weights held once.
+"""Inlining of subgraphs in place of their node, with unique names and shared weights.
 
-A weight of a subgraph (an initializer or a Constant node) is called after where it stands, `OUTPUT/ATTRIBUTE/NAME`
-with the holding node's first output: `y/then_branch/w`.  However often the subgraph is run, the weight is one.
+A weight of a subgraph (an initializer or a Constant node) is called `OUTPUT/ATTRIBUTE/NAME`, with the first output of
+the node that has the subgraph: `y/then_branch/w`.  All runs of the subgraph share the weight.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .graphs import first_output, graphs_of, names_read
 from .state import ImportState
 
 _OURS = ("", "ai.onnx")
-#: bytes of attributes that are copied in the time of one node
+#: bytes of attributes whose copy is charged like one node
 _BYTES = 1 << 15
 
 
 class Subgraph:
-    """A graph attribute of a node, ready to be put in the node's place any number of times.
+    """A graph attribute of a node, which can be inlined any number of times.
 
-    `scope`: where its weights stand (see the module).  `names`: what its initializers and constants are called
-    outside; `nodes`: the rest of its nodes.
+    `scope`: prefix of its weights (see the module).  `names`: outer names of its initializers and constants; `nodes`:
+    its other nodes.
     """
 
     def __init__(self, importer: ImportState, node: onnx.NodeProto, attribute: str) -> None:
@@ -36,7 +36,7 @@ class Subgraph:
         self.scope = scope_of(importer.scopes.get(first_output(node), first_output(node)), attribute)
         self.names: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []
-        self.targets: dict[str, str] = {}  # outer names that results are to be given
+        self.targets: dict[str, str] = {}  # outer names of results
         self._units: int | None = None
         for t in self.graph.initializer:
             self._hold(t.name, t)
@@ -50,9 +50,9 @@ class Subgraph:
         """Declares an initializer or constant."""
         self.names[inner] = name = f"{self.scope}/{inner}"
         if name in self.importer.held:
-            return  # a loop comes here again for the subgraphs of its body
+            return  # for the subgraphs of a loop's body this is called in each iteration
         if self.importer.has(name):
-            raise ModelError(f"its {self.attribute} holds '{inner}', but the name '{name}' is taken")
+            raise ModelError(f"its {self.attribute} contains '{inner}', but the name '{name}' is already used")
         self.importer.held.add(name)
         if isinstance(held, onnx.TensorProto):
             self.importer.declare_initializer(name, held)
@@ -61,13 +61,13 @@ class Subgraph:
 
     @property
     def units(self) -> int:
-        """Nodes that are charged for running it once: what it holds is copied each time, too."""
+        """Nodes that are charged for one run, including the copies of its contents."""
         if self._units is None:
             self._units = len(self.nodes) + sum(n.ByteSize() for n in self.nodes if n.attribute) // _BYTES
         return max(1, self._units)
 
     def hoist(self, inputs: Sequence[str]) -> None:
-        """Runs the nodes that depend on none of `inputs` and draw no numbers: once, not in each iteration."""
+        """Runs the loop-invariant nodes once: those that do not depend on `inputs` and are not random."""
         varying = set(inputs)
         kept: list[onnx.NodeProto] = []
         for n in self.nodes:
@@ -79,18 +79,18 @@ class Subgraph:
         self.nodes, self._units = kept, None
 
     def run(self, nodes: Sequence[onnx.NodeProto], names: dict[str, str], prefix: str) -> None:
-        """Runs nodes under names of their own; `names` (inner name → outer name) gets what they write."""
+        """Runs nodes with unique names; adds their outputs to `names` (inner name → outer name)."""
         body = []
         for n in nodes:
             if n.op_type == "Identity" and n.domain in _OURS and len(n.input) == len(n.output) == 1 and n.input[0]:
-                names[n.output[0]] = names.get(n.input[0], n.input[0])  # no second copy of a weight
+                names[n.output[0]] = names.get(n.input[0], n.input[0])  # weights are not copied
             else:
                 body.append(self.renamed(n, names, prefix))
         self.importer.used.update(names_read(body))
         self.importer.run_nodes(body)
 
     def inline(self, prefix: str, wanted: dict[str, str]) -> dict[str, str]:
-        """Runs the subgraph once; `wanted`: outer names of its inputs.  Returns the outer names of all it holds."""
+        """Runs the subgraph once; `wanted`: outer names of its inputs.  Returns the outer names of all its values."""
         names = {**self.names, **wanted}
         self.run(self.nodes, names, prefix)
         return names
@@ -121,12 +121,12 @@ def _constant(node: onnx.NodeProto, name: str) -> onnx.NodeProto:
 
 
 def scope_of(node: str, attribute: str) -> str:
-    """Where the weights of a subgraph stand; `node`: the scope of the node that holds it."""
+    """The prefix of a subgraph's weights; `node`: the scope of its node."""
     return f"{node}/{attribute}"
 
 
 def _rename_reads(node: onnx.NodeProto, names: dict[str, str], hidden: frozenset[str] = frozenset()) -> None:
-    """Replaces the names that a node reads; what its subgraphs define themselves (`hidden`) hides what is outside."""
+    """Replaces the names that a node reads; names defined inside its subgraphs (`hidden`) are not replaced."""
     for i, n in enumerate(node.input):
         if n in names and n not in hidden:
             node.input[i] = names[n]
@@ -143,14 +143,14 @@ def _rename_reads(node: onnx.NodeProto, names: dict[str, str], hidden: frozenset
 
 
 def depends(node: onnx.NodeProto, varying: set[str]) -> bool:
-    """Whether a node of a loop's body is run in each iteration; `varying`: what changes from one to the next."""
+    """Whether a node of a loop's body depends on the iteration; `varying`: the names that do."""
     if node.op_type.startswith(("Sequence", "Optional")) or _draws([node]):
         return True
     return not varying.isdisjoint(names_read([node]))
 
 
 def _draws(nodes: Any) -> bool:
-    """Whether nodes draw random numbers or update statistics: each run of them is another one."""
+    """Whether nodes draw random numbers or update statistics, so that each iteration must run them."""
     return any(
         n.op_type in _EACH_TIME or n.op_type.startswith("Random") or any(
             _draws(g.node) for a in n.attribute for g in graphs_of(a)
@@ -163,7 +163,7 @@ _EACH_TIME = {"Bernoulli", "Multinomial", "Dropout", "BiasDropout", "BitmaskDrop
 
 
 def take_branch(importer: ImportState, node: onnx.NodeProto) -> None:
-    """If with a condition that is known: the chosen branch's nodes take its place."""
+    """Inlines the chosen branch of an If with a known condition."""
     condition = importer.contents(node.input[0])
     if condition is None:
         raise ModelError("its condition is computed from data; a static program needs it known at compile time")
@@ -181,7 +181,7 @@ def take_branch(importer: ImportState, node: onnx.NodeProto) -> None:
 
 
 def final_names(body: Subgraph, outputs: Sequence[str], skip: int = 0) -> dict[str, str]:
-    """Inner name → outer name for the results that a node of the subgraph writes, each once."""
+    """Inner name → outer name of the results that nodes of the subgraph write, each once."""
     written: dict[str, int] = {}
     for n in body.nodes:
         for o in n.output:

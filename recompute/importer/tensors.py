@@ -12,10 +12,10 @@ from ..language.types import DTYPES, PACKED, dtype_from_onnx
 
 
 def tensor_array(t: onnx.TensorProto) -> np.ndarray:
-    """A tensor's contents without copying where the file has them as raw bytes (read-only then)."""
+    """A tensor's contents; raw bytes are not copied, so that the array is then read-only."""
     if t.data_type == onnx.TensorProto.STRING:
         if min(t.dims, default=0) < 0 or len(t.string_data) != math.prod(t.dims):
-            raise ModelError(f"tensor '{t.name}' {list(t.dims)} holds {len(t.string_data)} strings")
+            raise ModelError(f"tensor '{t.name}' {list(t.dims)} contains {len(t.string_data)} strings")
         return np.array([s.decode("utf-8", "replace") for s in t.string_data], object).reshape(tuple(t.dims))
     name = dtype_from_onnx(t.data_type)
     assert name is not None

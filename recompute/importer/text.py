@@ -1,4 +1,4 @@
-"""Operators on strings, evaluated here: their results are counted in bytes before they are made.
+"""Evaluation of operators on strings, with a check of the result size in advance.
 
 ONNX's evaluator pads every string of an array to the longest one and leaves regular expressions to Python.
 """
@@ -14,14 +14,14 @@ from ..errors import ModelError
 from .limits import PYTHON, Budget
 from .regex import automaton
 
-#: bytes of a Python string beside its characters, and of the place in an array
+#: bytes of a Python string in addition to its characters, and of its reference in an array
 _HEAD = 64
 
 
 def evaluate_text(node: onnx.NodeProto, arrays: list[np.ndarray], budget: Budget) -> list[np.ndarray] | None:
     """The results of StringConcat, StringSplit and RegexFullMatch; None for other nodes.
 
-    ModelError where the inputs do not fit, LimitError where the results would be too large.
+    ModelError for invalid inputs, LimitError if the results would be too large.
     """
     known = {"StringConcat": _concat, "StringSplit": _split, "RegexFullMatch": _match}.get(node.op_type)
     if known is None or node.domain not in ("", "ai.onnx"):
@@ -34,7 +34,7 @@ def evaluate_text(node: onnx.NodeProto, arrays: list[np.ndarray], budget: Budget
 
 
 def text_bytes(array: np.ndarray) -> int:
-    """Bytes that the strings of an array take at the most."""
+    """Upper bound of the bytes of the strings of an array."""
     return sum(map(_size, array.reshape(-1).tolist()))
 
 

@@ -1,7 +1,6 @@
-"""How many nodes a loop becomes with the loops in it, from the trip counts that are known before anything is written.
+"""The number of nodes of an unrolled loop with its nested loops, from known trip counts, before it is unrolled.
 
-A lower bound: a trip count that is computed counts once, and what does not change from iteration to iteration is
-written once (`Subgraph.hoist`).
+This is a lower bound: an unknown trip count counts as one, and loop-invariant nodes count once (`Subgraph.hoist`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .subgraph import Subgraph, depends
 
 @dataclass
 class Scope:
-    """What is known inside a subgraph: whole numbers and truths by name, shapes by name; None: hidden by its own."""
+    """Known integers, booleans and shapes inside a subgraph, by name; None: hidden by the subgraph's own name."""
 
     numbers: MutableMapping[str, int | None]
     shapes: MutableMapping[str, tuple[int, ...] | None]
@@ -28,7 +27,7 @@ class Scope:
 
     @staticmethod
     def of(importer: ImportState, body: Subgraph, shapes: dict[str, tuple[int, ...]]) -> Scope:
-        """For the nodes of a loop's body that are run."""
+        """The scope of a loop's body."""
         scope = Scope({}, dict(shapes), importer)
         scope.hide(body.graph)
         scope.shapes.update(shapes)
@@ -38,13 +37,13 @@ class Scope:
         return scope
 
     def inside(self, graph: onnx.GraphProto) -> Scope:
-        """For a graph inside."""
+        """The scope of a nested graph."""
         scope = Scope(ChainMap({}, self.numbers), ChainMap({}, self.shapes), self.importer)
         scope.hide(graph)
         return scope
 
     def hide(self, graph: onnx.GraphProto) -> None:
-        """What a graph defines itself: constants are known, the rest is not."""
+        """Adds the definitions of a graph: constants are known, others are not."""
         for v in graph.input:
             self.numbers[v.name] = self.shapes[v.name] = None
         for t in graph.initializer:
@@ -63,18 +62,18 @@ class Scope:
         if all(d == 1 for d in t.dims) and t.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.BOOL):
             try:
                 self.numbers[name] = int(onnx.numpy_helper.to_array(t).reshape(()))
-            except Exception:  # what is wrong with it is said where it is read
+            except Exception:  # an error is raised where it is read
                 return
 
     def number(self, name: str) -> int | None:
-        """The value of a single whole number or truth, None where it is not known."""
+        """The value of a single integer or boolean; None if it is not known."""
         if name in self.numbers:
             return self.numbers[name]
         known = self.importer.known.get(name)
         return int(known.array.reshape(())) if known is not None and known.array.size == 1 and _whole(known) else None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a value, None where it is not known."""
+        """The shape of a value; None if it is not known."""
         if name in self.shapes:
             return self.shapes[name]
         known = self.importer.env.get(name) or self.importer.known.get(name)
@@ -86,7 +85,7 @@ def _whole(known: Any) -> bool:
 
 
 def written_nodes(node: onnx.NodeProto, scope: Scope) -> int:
-    """Nodes that a node becomes at least."""
+    """Lower bound of the nodes that a node becomes."""
     graphs = {a.name: g for a in node.attribute for g in graphs_of(a)}
     if node.domain not in ("", "ai.onnx"):
         return 1
@@ -97,7 +96,7 @@ def written_nodes(node: onnx.NodeProto, scope: Scope) -> int:
     body = graphs["body"]
     inside = scope.inside(body)
     if node.op_type == "Loop" and len(body.input) > 1:
-        inside.numbers[body.input[1].name] = 1  # wherever the body runs, its condition is true
+        inside.numbers[body.input[1].name] = 1  # its condition is true whenever the body runs
     count = _trips_of_loop if node.op_type == "Loop" else _steps_of_scan
     trips = count(node, body, scope, inside)
     varying = {v.name for i, v in enumerate(body.input) if node.op_type == "Scan" or i != 1}
@@ -114,7 +113,7 @@ def written_nodes(node: onnx.NodeProto, scope: Scope) -> int:
 
 
 def _trips_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, scope: Scope, inside: Scope) -> int:
-    """The trips of a Loop where nothing can end it early, else one, or none."""
+    """The trip count of a Loop that nothing can end early, else one, or none."""
     if len(node.input) > 1 and node.input[1]:
         goes_on = scope.number(node.input[1])
         if not goes_on:
@@ -133,7 +132,7 @@ def _trips_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, scope: Scope, in
 
 
 def _steps_of_scan(node: onnx.NodeProto, body: onnx.GraphProto, scope: Scope, inside: Scope) -> int:
-    """The steps of a Scan, one where they are not known; its body's inputs get their shapes."""
+    """The steps of a Scan, one if not known; also sets the shapes of its body's inputs."""
     options = {a.name: a for a in node.attribute}
     m = options["num_scan_inputs"].i if "num_scan_inputs" in options else 0
     n = len(node.input) - m

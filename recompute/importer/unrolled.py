@@ -1,4 +1,4 @@
-"""Which recurrent operators are written step by step, and what nodes that are written out cost."""
+"""Selection of recurrent operators to unroll, and the charge for unrolled nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .limits import NODE, Budget
 
 
 def charge(budget: Budget, nodes: int, what: str) -> None:
-    """Counts unrolled nodes.  LimitError where a model's loops become too many."""
+    """Charges unrolled nodes.  LimitError if the loops of a model become too many nodes."""
     budget.spend(max(nodes, 1) * NODE, f"{what}: written out, its loops become too many nodes")
 
 
 class Unrolled:
-    """Which recurrent operators are written step by step: all, or those that a name or glob fits."""
+    """The recurrent operators to unroll: all, or those that a name or glob matches."""
 
     def __init__(self, wanted: bool | Sequence[str]) -> None:
         self._all = wanted is True
@@ -26,7 +26,7 @@ class Unrolled:
         self._found = dict.fromkeys(patterns, False)
 
     def chooses(self, budget: Budget, node: onnx.NodeProto, steps: int) -> bool:
-        """Whether a recurrent node is to be unrolled; its nodes count in `budget` then."""
+        """Whether a recurrent node is unrolled; if so, its nodes are charged to `budget`."""
         names = [n for n in (node.name, *node.output) if n]
         fits = [p for p in self._found if any(n == p or fnmatch.fnmatchcase(n, p) for n in names)]
         self._found.update(dict.fromkeys(fits, True))
@@ -35,7 +35,7 @@ class Unrolled:
         return self._all or bool(fits)
 
     def check(self, graph: onnx.GraphProto) -> None:
-        """UsageError where a pattern fits no recurrent node."""
+        """UsageError if a pattern matches no recurrent node."""
         for pattern, found in self._found.items():
             if not found:
                 names = [n.name or first_output(n) for n in graph.node if n.op_type in ("RNN", "GRU", "LSTM")]

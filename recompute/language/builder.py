@@ -1,4 +1,4 @@
-"""Emits operators with fresh names and inferred types: what gradients, expansions, losses and importers write with."""
+"""The builder, with which gradients, expansions, losses and importers emit operators (fresh names, inferred types)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .types import DTYPES, TensorType
 
 
 class Names:
-    """Hands out names that are not taken yet."""
+    """Generates unused names."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
         self._next: dict[str, int] = {}
 
     def take(self, wish: str) -> str:
-        """`wish` if it is free, else `wish_1`, `wish_2`, ..."""
+        """`wish` if it is unused, else `wish_1`, `wish_2`, ..."""
         if wish not in self._taken:
             self._taken.add(wish)
             return wish
@@ -38,10 +38,10 @@ class Names:
 
 
 class Builder:
-    """Collects operators.  `b.Relu(x)`, `b.Gemm(x, w, transB=1)`: any registered operator is a method.
+    """Collects emitted operators.  `b.Relu(x)`, `b.Gemm(x, w, transB=1)`: any registered operator is a method.
 
-    A call gives the output value, or a tuple where the operator has several required outputs.  `want` asks for that
-    many outputs instead.  `prefix` begins every name that is not asked for by name.
+    A call returns the output value, or a tuple if the operator has several required outputs.  `want`: the number of
+    outputs instead.  `prefix` is the prefix of all generated names.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Builder:
         for i, t in enumerate(types[:count]):
             if why := "lacks a type: a required input is absent" if t is None else t.impossible():
                 raise op.fail(f"its output {why}", *(None if v is None else v.type for v in inputs))
-            if op.updates:  # writes into an input's storage: the same name
+            if op.updates:  # an update: its output has the name of the input
                 target = inputs[op.updates[i]]
                 assert target is not None
                 outputs.append(target)
@@ -94,7 +94,7 @@ class Builder:
         return apply
 
     def constant(self, value: Any, like: Value | TensorType | str) -> Value:
-        """A declared constant of `like`'s element type, shared with equal ones."""
+        """A declared constant of `like`'s element type; equal constants are shared."""
         dtype = like if isinstance(like, str) else like.dtype
         array = np.asarray(value, dtype=DTYPES[dtype])
         t = TensorType.of(array)
@@ -151,7 +151,7 @@ def _constant_name(data: tuple, t: TensorType) -> str:
 def gradient_through_expansion(
     op: Op, b: Builder, ins: Sequence[Value | None], grads: Sequence[Value | None]
 ) -> list[Value | None]:
-    """The gradient of an operator by differentiating its `expand` (whose forward part is run again)."""
+    """The gradient of an operator by differentiating its `expand` (whose forward part is recomputed)."""
     start = len(b.operators)
     outs = op.expand(b, *ins)
     if outs is None:
@@ -177,9 +177,8 @@ def reverse(
     """Reverse-mode differentiation over a list of operators; the gradient's operators go to `b`.
 
     `seeds` gives the gradients that flow in from outside, `stop` names values through which none flows.
-    Contributions are added as soon as the second is there, so that at most one partial sum is alive per value.
-    Returns the gradients found, by value name, and the operators with those optional outputs made that a gradient
-    reads.
+    Contributions are added as soon as there are two, so that at most one partial sum is alive per value.
+    Returns the gradients, by value name, and the operators with those optional outputs present that a gradient reads.
     """
     needs = {v.name for v in wanted}.difference(stop)
     stop = set(stop)
@@ -217,7 +216,7 @@ def _reverse_one(b: Builder, o: Operator, grads: dict[str, Value], needs: set[st
 
 
 def _all_outputs(b: Builder, o: Operator) -> list[Value]:
-    """Every output of an operator; absent optional ones under names that would be theirs."""
+    """Every output of an operator; absent optional ones with the names that they would get."""
     outs = list(o.outputs)
     types = o.op.infer(*(None if v is None else v.type for v in o.inputs))
     if len(outs) == len(types) and None not in outs:

@@ -1,4 +1,4 @@
-"""What operators see of those that call them: protocols, so that the language does not import its own users.
+"""Protocols of the objects that are passed to operators, so that the language does not import its users.
 
 `Op` is written against these; the classes that fulfil them stand above it: `builder.Builder`, `onnx_node.NodeContext`,
 `onnx_function_builder.FunctionBuilder`, `ir.Operator`.
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class OperatorBuilder(Protocol):
-    """What `Op.gradient` and `Op.expand` emit operators with (see `builder.Builder`).
+    """The builder with which `Op.gradient` and `Op.expand` emit operators (see `builder.Builder`).
 
     `b.Relu(x)`, `b.Gemm(x, w, transB=1)`: any registered operator is a method.
     """
 
-    #: begins every name that is not asked for by name
+    #: prefix of all generated names
     prefix: str
 
     def emit(self, op: Any, *inputs: Value | None, name: str | None = None, want: int | None = None) -> Any:
@@ -45,13 +45,13 @@ class OperatorBuilder(Protocol):
     def gradient_of_expansion(
         self, op: Any, ins: Sequence[Value | None], grads: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        """Gradients of the inputs of `op` by differentiating its expansion.  TypeRuleError where it has none."""
+        """Gradients of the inputs of `op` by differentiating its expansion.  TypeRuleError if it has none."""
 
 
 class ImportedNode(Protocol):
     """One ONNX node, as `Op.from_onnx` sees it (see `onnx_node.NodeContext`).
 
-    `outputs`: names of its outputs; `quantized`: operators that pass gradients on as if they did not round.
+    `outputs`: names of its outputs; `quantized`: operators whose gradients ignore their rounding.
     """
 
     attributes: dict[str, Any]
@@ -100,7 +100,7 @@ class ImportedNode(Protocol):
         """Where the contents of input `i` come from, None where they are not known."""
 
     def need_constant(self, i: int, what: str) -> np.ndarray:
-        """`constant(i)`, or a ModelError that says that `what` must be known."""
+        """`constant(i)`, or a ModelError that states that `what` must be known."""
 
     def wants(self, i: int) -> bool:
         """Whether output `i` is used."""
@@ -128,9 +128,9 @@ class ImportedNode(Protocol):
 
 
 class FunctionWriter(Protocol):
-    """What `Op.export` writes plain ONNX nodes with (see `onnx_function_builder.FunctionBuilder`).
+    """The builder with which `Op.export` writes standard ONNX nodes (see `exporter.function_builder.FunctionBuilder`).
 
-    Values go by their names; "" is an absent one.
+    Values are given by name; "" is an absent value.
     """
 
     def node(self, op_type: str, ins: Sequence[str], outs: Sequence[str], **attributes: Any) -> None:
@@ -140,7 +140,7 @@ class FunctionWriter(Protocol):
         """A node with one output; returns its name."""
 
     def fresh(self, hint: str) -> str:
-        """A name that is not taken yet."""
+        """An unused name."""
 
     def array(self, array: np.ndarray) -> str:
         """The name of a constant."""
@@ -164,11 +164,11 @@ class FunctionWriter(Protocol):
         """The type of a value."""
 
     def expand(self, op: Any, ins: Sequence[str], outs: Sequence[str]) -> None:
-        """Writes what an operator expands into."""
+        """Writes the expansion of an operator."""
 
 
 class AppliedOperator(Protocol):
-    """An operator with its inputs and outputs, as whoever chooses kernels sees it (see `ir.Operator`)."""
+    """An operator with its inputs and outputs, as kernel providers see it (see `ir.Operator`)."""
 
     @property
     def op(self) -> Any:
@@ -188,4 +188,4 @@ class AppliedOperator(Protocol):
 
     @property
     def kernel(self) -> str:
-        """The provider that runs it; "": its own numerics."""
+        """Its kernel provider; "": its own numerics."""

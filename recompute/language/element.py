@@ -1,11 +1,11 @@
-"""What an element-wise operator does to one element, said once: as an expression over the elements of its inputs.
+"""Expressions: the formula of an element-wise operator for one element of its inputs.
 
     def element(self, x, y):
         return maximum(x + y, 0)
 
-An expression is a tree (shared parts are one node) that knows nothing of a machine: loops for the processor and for a
-GPU are generated from it, and `evaluate` runs it on arrays.  Every node is rounded to its element type on its own:
-nothing is contracted or reordered, so that an element has the same bits alone and in any group of operators.
+An expression is a tree (shared parts are one node) that is independent of the machine: loops for the CPU and for a GPU
+are generated from it, and `evaluate` runs it on arrays.  Every node is rounded to its element type: nothing is
+contracted or reordered, so that an element is bit-identical alone and in any group of operators.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from .types import DTYPES, FLOATS, TensorType
 
-#: element types that are computed with
+#: element types of computations
 TYPES = ("f32", "f64", "bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
-#: those that an operator computes in f32, rounding its results
+#: element types that operators compute in f32, rounding the results
 HALVES = ("f16", "bf16")
 
 
@@ -129,12 +129,12 @@ def _compare(fn: str, a: Any, b: Any) -> Expr:
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    """The larger; NaN where one is."""
+    """The maximum; NaN if one is NaN."""
     return _same("max", a, b)
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    """The smaller; NaN where one is."""
+    """The minimum; NaN if one is NaN."""
     return _same("min", a, b)
 
 
@@ -144,13 +144,13 @@ def equal(a: Any, b: Any) -> Expr:
 
 
 def where(condition: Expr, x: Any, y: Any) -> Expr:
-    """x where the condition holds, else y."""
+    """x if the condition is true, else y."""
     chosen = _same("where", x, y)
     return Expr("where", (condition, *chosen.args), chosen.dtype)
 
 
 def cast(x: Expr, dtype: str) -> Expr:
-    """Another element type: floats are truncated towards zero, anything but 0 is true."""
+    """Conversion to another element type: floats are truncated towards zero, all numbers except 0 are true."""
     return x if x.dtype == dtype else Expr("cast", (x,), dtype)
 
 
@@ -194,7 +194,7 @@ FLOAT_UFUNCS: dict[str, Callable[..., Expr]] = {
 
 
 def nodes(roots: Sequence[Expr]) -> Iterator[Expr]:
-    """Every node once, arguments before what they are arguments of."""
+    """Every node once, arguments before the nodes that use them."""
     done: set[int] = set()
     stack = [(r, False) for r in reversed(roots)]
     while stack:
@@ -232,7 +232,7 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(roots: Sequence[Expr], inputs: Sequence[Any]) -> list[np.ndarray]:
-    """The expressions on NumPy arrays that broadcast against each other: the reference of what is generated."""
+    """Evaluates the expressions on NumPy arrays with broadcasting: the reference of generated code."""
     values: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for x in nodes(roots):

@@ -1,4 +1,4 @@
-"""Expressions of operators: what `Op.element` says, for given element types, or what an expansion comes to."""
+"""Expressions of operators, from `Op.element` for given element types, or from an expansion."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .op import Op, op_class
 
 
 class NotElementwise(Exception):
-    """An operator was asked for its element that has none."""
+    """The operator has no element expression."""
 
 
 class Elements:
-    """Stands where a builder does: `expand` over expressions gives an expression."""
+    """A builder for expressions: `expand` called with it returns an expression."""
 
     def __getattr__(self, name: str) -> Any:
         if not name[:1].isupper():
@@ -38,7 +38,7 @@ class Elements:
         return constant(value, like if isinstance(like, str) else like.dtype)
 
     def fill(self, value: float, like: Any) -> Expr:
-        """The same."""
+        """A number of `like`'s element type."""
         return constant(value, like.dtype)
 
     def sum_to(self, x: Expr, shape: Any) -> Expr:
@@ -47,7 +47,7 @@ class Elements:
 
 
 def through_expansion(op: Op, inputs: Sequence[Expr | None]) -> Any:
-    """What an operator's expansion does to one element; None where it has none or one of its operators has none."""
+    """The expression of an operator's expansion; None if it has none, or if one of its operators has no expression."""
     try:
         return op.expand(Elements(), *inputs)  # type: ignore[arg-type]
     except NotElementwise:
@@ -58,8 +58,8 @@ def through_expansion(op: Op, inputs: Sequence[Expr | None]) -> Any:
 def formula(op: Op, dtypes: tuple[str | None, ...]) -> tuple[Expr | None, ...] | None:
     """The expressions of all outputs for inputs of these element types (None: an absent one).
 
-    Halves are widened to f32 where they are read, and made where results are: an operator rounds once.  None where the
-    operator is not element-wise, or has no expression for these types.
+    16-bit inputs are converted to f32, and results rounded back: an operator rounds once.  None if the operator is not
+    element-wise, or has no expression for these types.
     """
     if any(t is not None and t not in (*TYPES, *HALVES) for t in dtypes):
         return None

@@ -1,7 +1,7 @@
-"""The language: a block is a straight list of operators over named, typed values.
+"""Blocks: straight lists of operators over named, typed values.
 
-The order of the list is the semantics.  Inputs, parameters, buffers, state and constants are declared; every other
-value is written once.  Blocks are immutable: a pass is a function from block to block.
+The order of the list is the order of execution.  Inputs, parameters, buffers, state and constants are declared; every
+other value is written once.  Blocks are immutable: a pass is a function from block to block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .types import TensorType, Value
 
 
 class Role(str, enum.Enum):
-    """What an operator is there for."""
+    """The purpose of an operator."""
 
     FORWARD = "forward"
     LOSS = "loss"
@@ -39,9 +39,9 @@ def _type(v: Value | None) -> TensorType | None:
 class Operator:
     """An operator applied: inputs and outputs by position, None where an optional one is absent.
 
-    `scratch` holds the temporary buffers its numerics need, once `liveness` has named them.  `kernel`: the provider
-    that runs it (see kernels.py); "" is the operator's own numerics.  `typed`: the verifier has found its types right,
-    and where it puts its results, which depends on nothing else.
+    `scratch` holds the temporary buffers that its code needs, once `liveness` has named them.  `kernel`: its kernel
+    provider (see kernels.py); "": the operator's own numerics.  `typed`: the verifier has checked its types and the
+    buffers of its results.
     """
 
     op: Op
@@ -61,7 +61,7 @@ class Operator:
         return (v for v in self.outputs if v is not None)
 
     def workspace(self) -> tuple[TensorType, ...]:
-        """Types of the temporary buffers of whatever runs it."""
+        """Types of the temporary buffers of its kernel or numerics."""
         if self.kernel:
             return provider(self.kernel).scratch(self)
         if type(self.op).scratch is Op.scratch:
@@ -81,7 +81,7 @@ class Operator:
         return self.op.joins([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def checks(self) -> tuple[tuple[int, Any], ...]:
-        """Inputs whose contents may be refused when it runs, and what is asked of them (see `Op.checks`)."""
+        """Inputs whose contents are checked when it runs, and the conditions (see `Op.checks`)."""
         return self.op.checks([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
     def renamed(self, names: Mapping[str, str]) -> Operator:
@@ -99,7 +99,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Free(Op):
-    """The buffers of its inputs are no longer needed."""
+    """Ends the lifetimes of its inputs."""
 
     required_outputs = 0
 
@@ -108,7 +108,7 @@ class Free(Op):
         return ()
 
     def compute(self, xp, ins, outs, scratch):
-        """Nothing: the arena's plan has already given the bytes away."""
+        """Does nothing: the memory plan reuses the bytes."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Block:
-    """A program's body.
+    """The code of a program.
 
-    `outputs` names the values that must survive to the end of a run.  `addresses` (bytes from the start of the
-    arena, by value name) is there once memory is planned.  `products`: "tf32" where a device may round the factors of
-    float32 products to TF32's 10 bits of fraction (sums stay float32); "" where it may not.  `facts`: what has
-    been worked out about the block already, by whoever asks for it again.
+    `outputs` names the values that live to the end of a run.  `addresses` (bytes from the start of the arena, by value
+    name) is set once memory is planned.  `products`: "tf32" if a device may round the factors of float32 products to
+    TF32's 10 bits of fraction (sums stay float32), else "".  `facts`: a cache of properties derived from the block.
     """
 
     name: str = "main"
@@ -152,14 +151,14 @@ class Block:
     facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def persistent(self) -> Iterator[Value]:
-        """Values that live across steps: parameters, buffers, state, constants."""
+        """Values that persist across steps: parameters, buffers, state, constants."""
         yield from self.parameters
         yield from self.buffers
         yield from self.state
         yield from (c.value for c in self.constants)
 
     def declared(self) -> Iterator[Value]:
-        """Every value that no operator has to write first."""
+        """All declared values, which no operator has to write first."""
         yield from self.inputs
         yield from self.persistent()
 
@@ -195,7 +194,7 @@ class Block:
         return found
 
     def with_operators(self, operators: Iterable[Operator], **changes: object) -> Block:
-        """The same block with other operators (and other changes); itself where nothing is another."""
+        """The block with other operators (and other changes); itself if nothing changes."""
         found = tuple(operators)
         if len(found) == len(self.operators) and all(map(operator.is_, found, self.operators)):
             found = self.operators
@@ -203,5 +202,5 @@ class Block:
                 return self
         other = dataclasses.replace(self, operators=found, **changes)  # type: ignore[arg-type]
         if found is self.operators and changes.keys() == {"addresses"} and "verified" in self.facts:
-            other.facts["verified"] = True  # addresses are always looked at
+            other.facts["verified"] = True  # addresses are always compared
         return other

@@ -1,8 +1,7 @@
-"""Kernels: what else than an operator's own numerics can run it.
+"""Kernel providers: alternatives to an operator's own numerics (`Op.compute`).
 
-An operator application names in `Operator.kernel` the provider that runs it; "" is the operator's own `compute`.  The
-choice is made by a lowering (see runtime/cpu), stands in the text form, and is the same for a recomputed clone, so that
-its bits are.
+`Operator.kernel` names the kernel provider of an operator; "" is the operator's own `compute`.  The lowering chooses it
+(see runtime/cpu), the text form shows it, and it is the same for a recomputed clone, so that results are bit-identical.
 """
 
 from __future__ import annotations

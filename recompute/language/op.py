@@ -1,7 +1,7 @@
-"""The base of all operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
+"""The base class of operators: schema, type rule, gradient, cost, numerics and ONNX form in one class.
 
 A subclass is a frozen dataclass whose fields are the operator's attributes, so equality, printing and parsing come
-free.  Defining it registers it under its class name; nothing else has to be told.
+free.  Defining it registers it under its class name; no other registration is needed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 #: operator name → class; filled by `Op.__init_subclass__`
 REGISTRY: dict[str, type[Op]] = {}
-#: what fills the registry when a name is asked for that is not there; the package root says so
+#: function that fills the registry when a name is looked up that is not in it; set by the package root
 _SOURCES: list[Callable[[], object]] = []
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one application costs: floating-point operations, and bytes read and written."""
+    """The cost of one application: floating-point operations, and bytes read and written."""
 
     flops: int
     bytes: int
@@ -40,17 +40,17 @@ class Cost:
 class Op:
     """An operator with its attributes, not yet applied to values.
 
-    The parts a subclass gives:
+    A subclass defines:
 
     * `infer` — types of ALL its outputs from the types of its inputs (None: an absent optional input).
     * `compute` — numerics into preallocated buffers; any temporary of more than a few KiB is declared by `scratch`.
-    * `gradient` — emits operators that give the gradients of the inputs; whatever it reads stays alive for it.
-    * `expand` — the same mathematics as operators that are simpler.  With it, the gradient, the ONNX function body
-      and the reference numerics come free; an operator that fuses others should have it.
-    * `samples` — small applications; the registry-wide suite checks types, gradients and numerics on each.
+    * `gradient` — emits operators that compute the gradients of the inputs; values that they read are kept alive.
+    * `expand` — a composition of simpler operators.  The gradient, the ONNX function body and the reference numerics
+      follow from it; an operator that fuses others should have it.
+    * `samples` — small applications; the tests check types, gradients and numerics on each.
     """
 
-    #: how many outputs always exist; those after them are made only when something uses them
+    #: how many outputs always exist; the others are computed only if something reads them
     required_outputs: ClassVar[int] = 1
     #: output i is written into the storage of input `updates[i]`, a parameter, buffer or state
     updates: ClassVar[tuple[int, ...]] = ()
@@ -64,20 +64,20 @@ class Op:
     small_outputs: ClassVar[tuple[int, ...]] = ()
     #: the numerics copy or reorder elements only (priced by bytes)
     moves_data: ClassVar[bool] = False
-    #: moves a value between the device's memory and the host's (see ops/offload.py): no other operator may read or
-    #: write values of the host
+    #: moves a value between device and host memory (see ops/memory/offload.py): no other operator may read or
+    #: write host values
     copies: ClassVar[bool] = False
-    #: no class of this name is registered (a base for others)
+    #: the class is not registered (a base class)
     abstract: ClassVar[bool] = True
-    #: what mixed precision does with its float32 inputs (see passes/gradient/precision.py): "low": they become the low
-    #: type; "full": they stay, or become again, float32; "follow": low where all activations among them are
+    #: treatment of float32 inputs in mixed precision (see passes/gradient/precision.py): "low": cast to the low type;
+    #: "full": float32; "follow": the low type if all activations among them have it
     autocast: ClassVar[str] = "full"
-    #: the inputs that this is about; None: all.  The others stay, or become again, what they were
+    #: the inputs that `autocast` applies to; None: all.  The others keep their original types
     autocast_inputs: ClassVar[tuple[int, ...] | None] = None
-    #: inputs that are weights: a float constant there is trained even where a node gives it, not an initializer
+    #: inputs that are weights: a float constant there is trained even if it is a node and not an initializer
     weights: ClassVar[tuple[int, ...]] = ()
-    #: why the numerics of some or all types run on the host beside a device, "" where none do: they look at values,
-    #: or call what no kernel does
+    #: why the numerics (of some types) must run on the host and not on a device: they depend on values, or call code
+    #: without a kernel; "": they need not
     on_host: ClassVar[str] = ""
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None
@@ -104,10 +104,10 @@ class Op:
             if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
         }
 
-    # -- what a subclass gives ------------------------------------------------------------------------------------
+    # -- defined by subclasses ------------------------------------------------------------------------------------
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
-        """Types of all outputs, optional ones included.  TypeRuleError where the inputs do not fit."""
+        """Types of all outputs, optional ones included.  TypeRuleError for inputs that do not fit."""
         raise NotImplementedError(f"{self.name} has no type rule")
 
     def compute(
@@ -117,29 +117,29 @@ class Op:
         outs: Sequence[np.ndarray],
         scratch: Sequence[np.ndarray],
     ) -> None:
-        """Writes every output fully; `outs[i]` is None where output i is absent, `ins[i]` where input i is."""
+        """Writes every output completely; `outs[i]` is None if output i is absent, `ins[i]` if input i is."""
         raise NotImplementedError(f"{self.name} has no numerics")
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
-        """Types of the temporary buffers that `compute` is handed."""
+        """Types of the temporary buffers that `compute` gets."""
         return ()
 
     def overwrites(self, output: int) -> tuple[int, ...]:
-        """Inputs whose buffer this output may take, in order of preference; each is taken by one output at most."""
+        """Inputs over which this output may be written, in order of preference; each by one output at most."""
         return self.inplace if output == self.inplace_output else ()
 
     def channels_last(self, ins: Sequence[Value | None], outs: Sequence[Value | None], rank: int) -> Turned | None:
-        """This operator with its activations channels-last, applied to values of up to `rank` dimensions (3 or more).
+        """The channels-last form of this operator for values of up to `rank` dimensions (3 or more).
 
-        None: there is no such form.  See `layouts`, and `ops/channels_last.py` for operators whose form is another.
+        None: there is none.  See `layouts`, and `ops/channels_last.py` for operators with a separate class for it.
         """
         return None
 
     def views(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[int | None, ...]:
-        """For each output, the byte offset in input 0's buffer at which its elements already lie, in order.
+        """For each output, the byte offset in input 0's buffer at which its elements are, in order.
 
-        None (or a shorter tuple): it needs a buffer of its own.  Such an output may be bound to its input's buffer,
-        and `compute` is not called where all outputs are.
+        None (or a shorter tuple): it needs its own buffer.  Other outputs may be bound to the input's buffer, and
+        `compute` is not called if all are.
         """
         return ()
 
@@ -153,20 +153,20 @@ class Op:
     def checks(
         self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
     ) -> tuple[tuple[int, Any], ...]:
-        """Inputs whose contents the operator refuses when they are not what it needs: an index outside its axis, say.
+        """Inputs whose contents the operator checks, such as an index that must be within its axis.
 
-        Each entry is (position of the input, what is asked of it, in any hashable form): an operator that asks the same
-        of the same value later cannot fail any more.  No state is updated before all of a step's questions are
-        answered (see passes/cleanup/commit_updates.py), so that a failed step changes nothing.
+        Each entry is (position of the input, the condition, in any hashable form): a later operator with the same
+        condition on the same value cannot fail.  No state is updated before all checks of a step are done (see
+        passes/cleanup/commit_updates.py), so that a failed step changes nothing.
         """
         return ()
 
     def again(
         self, ins: Sequence[Value | None], outs: Sequence[Value | None]
     ) -> tuple[Op, tuple[Value | None, ...]] | None:
-        """A cheaper operator that gives output 0 once more, to the bit, from this one's inputs and `small_outputs`.
+        """A cheaper operator that recomputes output 0, bit-identically, from this one's inputs and `small_outputs`.
 
-        Returns it with its inputs.  None: there is none, or those outputs are not among `outs`.
+        Returns it with its inputs.  None if there is none, or if those outputs are absent in `outs`.
         """
         return None
 
@@ -179,35 +179,35 @@ class Op:
     ) -> Sequence[Value | None]:
         """Gradients of the inputs, in order (None: zero or not differentiable).
 
-        `outs` has every output, optional ones too: one that gets used is made.  `grads[i]` is None where nothing
-        flows into output i.  Without a rule of its own an operator has the gradient of what it expands into.
+        `outs` has every output, also optional ones: one that is used will be computed.  `grads[i]` is None if no
+        gradient flows into output i.  By default, the gradient is that of the expansion.
         """
         return b.gradient_of_expansion(self, ins, grads)
 
     def expand(self, b: OperatorBuilder, *inputs: Value | None) -> tuple[Value | None, ...] | None:
-        """All outputs from simpler operators, or None where this is a primitive."""
+        """All outputs as a composition of simpler operators; None for a primitive operator."""
         return None
 
     def element(self, *inputs: Expr | None) -> Any:
-        """What it does to one element of its inputs, which broadcast to the shape of its outputs (see element.py).
+        """Its formula for one element of its inputs, which broadcast to the shape of its outputs (see element.py).
 
-        An expression, or a tuple of them, one for each output; None where it is not element-wise.  The generated loops
-        and the numerics must agree to within a few units in the last place.
+        An expression, or a tuple with one for each output; None if the operator is not element-wise.  The generated
+        loops and the numerics must agree to within a few units in the last place.
         """
         return None
 
     def channel_element(self, *inputs: Expr | None) -> Any:
-        """The same for its channels-last form: inputs with one element a channel broadcast along the last axis."""
+        """`element` for the channels-last form: inputs with one element per channel broadcast along the last axis."""
         return None
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
-        """The price of one application."""
+        """The cost of one application."""
         moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
         flops = 0 if self.moves_data else sum(t.size for t in outs if t is not None)
         return Cost(flops, moved)
 
     def export(self, g: FunctionWriter, ins: Sequence[str], outs: Sequence[str]) -> bool:
-        """Writes nodes of plain ONNX into `g`; False: `onnx_name` or `expand` is used instead."""
+        """Writes standard ONNX nodes into `g`; False: `onnx_name` or `expand` is used instead."""
         return False
 
     @classmethod
@@ -219,11 +219,11 @@ class Op:
 
     @classmethod
     def samples(cls, draw: Any) -> Iterator[Any]:
-        """Small applications for the registry-wide suite: `yield draw.case(op, *inputs)`."""
+        """Small applications for the tests: `yield draw.case(op, *inputs)`."""
         return iter(())
 
     def need(self, *inputs: TensorType | None, count: int) -> None:
-        """TypeRuleError unless there are `count` inputs and none of them is absent."""
+        """TypeRuleError unless there are `count` inputs, none of them absent."""
         if len(inputs) != count or None in inputs:
             raise self.fail(f"takes {count} inputs, all of them present", *inputs)
 
@@ -244,12 +244,12 @@ def _fields(cls: type[Op]) -> tuple[dataclasses.Field, ...]:
 
 
 def operators_from(source: Callable[[], object]) -> None:
-    """`source` defines operators; it is called when a name is asked for that is not there."""
+    """Sets the function that defines operators when an unknown name is looked up."""
     _SOURCES.append(source)
 
 
 def op_class(name: str) -> type[Op]:
-    """The class registered under `name`.  UsageError with the nearest names where there is none."""
+    """The class registered under `name`.  UsageError with the nearest names if there is none."""
     if name not in REGISTRY:
         for source in _SOURCES:
             source()

@@ -1,4 +1,4 @@
-"""Program and Variable: the user's handles, in the manner of Paddle.  What a program holds is an immutable block."""
+"""Program and Variable, the user's handles, as in Paddle.  A program holds an immutable block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variable:
-    """A value of a program, for the user."""
+    """A value of a program, as the user's handle."""
 
     program: Program
     value: Value
@@ -52,30 +52,30 @@ class Variable:
 
 
 class Holder(Protocol):
-    """Who has the newest contents of a program's arrays."""
+    """The owner of the newest contents of a program's arrays, such as a session on a device."""
 
     def claim(self, name: str) -> None:
         """Brings the host's array up to date; it may be written until the next step begins."""
 
 
 class Arrays(dict[str, np.ndarray]):
-    """Contents by name, on the host.
+    """Arrays by name, in host memory.
 
-    While a device trains, its memory has the newest ones: an array is brought up to date when it is asked for, and
-    what is written into it is given back before the next step.  Ask again after a step.
+    While a device trains, its memory has the newest contents: accessing an array copies them from the device, and
+    changes of an accessed array are copied back before the next step.  Access an array again after a step.
     """
 
     _holder: Holder | None = None
 
     def held_by(self, holder: Holder | None) -> None:
-        """From now on `holder` has the newest contents."""
+        """Makes `holder` the owner of the newest contents."""
         if self._holder is not None and holder is not self._holder:
             for name in dict.keys(self):
                 self._holder.claim(name)
         self._holder = holder
 
     def let_go(self, holder: Holder) -> None:
-        """Nobody holds them any more, if `holder` did."""
+        """Ends the ownership of `holder`, if it is the owner."""
         if self._holder is holder:
             self._holder = None
 
@@ -102,7 +102,7 @@ class Arrays(dict[str, np.ndarray]):
         return [(name, self[name]) for name in self]
 
     def copy(self) -> Arrays:
-        """The same arrays; nobody holds them."""
+        """A mapping with the same arrays, without an owner."""
         return Arrays(self.items())
 
 
@@ -110,7 +110,7 @@ class Arrays(dict[str, np.ndarray]):
 class Compiled:
     """A step compiled for a target (`passes.Target`): `block` with kernels, frees and addresses, `logical` before.
 
-    `budget`: the bytes that it must not exceed; `refit`: plans it for another target within what was asked for.
+    `budget`: the limit of its peak in bytes; `refit`: plans it for another target by the same request.
     """
 
     block: Block
@@ -121,7 +121,7 @@ class Compiled:
 
 
 class Program:
-    """A static program: its block, and the contents of what lives across steps.
+    """A static program: its block, and the contents of its persistent values.
 
     `data` maps the names of parameters, buffers and state to arrays; the executor updates them in place.
     """
@@ -140,20 +140,20 @@ class Program:
         self.source_path = source_path
         #: (parameter, gradient) pairs of the last backward pass, by name
         self.gradients: list[tuple[str, str]] = []
-        #: names that stand for other values (outputs of Identity and of operators that do nothing)
+        #: further names of values (outputs of Identity and of operators without effect)
         self.aliases: dict[str, str] = {}
         #: floating-point tensors of the model, whether each is trained, and why (`recompute.importer.trained.Trained`)
         self.tensors: list[Any] = []
-        #: what recomputation did: the plan that was applied last
+        #: the recomputation plan that was applied last
         self.plan: Any = None
-        #: figures of that plan, where a planner made it (`recompute.planning.PlanFigures`)
+        #: figures of that plan, if a planner made it (`recompute.planning.PlanFigures`)
         self.planned: Any = None
-        #: why parameters and state are neither those before nor those after a step; "" while they are whole.  Executors
-        #: refuse to go on until a state is loaded
+        #: why parameters and state are only partly updated, after a failed step; "" if they are consistent.  Executors
+        #: refuse to continue until a state is loaded
         self.broken = ""
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
-        #: the block, or `block` itself, compiled; of use while one of its two blocks is the program's
+        #: the compiled block; valid while one of its two blocks is the program's
         self.compiled: Compiled | None = None
         self._names: tuple[Block, dict[str, Value]] | None = None
         self._updates: tuple[Block, bool] | None = None
@@ -161,7 +161,7 @@ class Program:
 
     @property
     def logical(self) -> Block:
-        """The block before it was lowered and its memory planned; `block` itself where it was not."""
+        """The block before lowering and memory planning; `block` itself if it was not lowered."""
         made = self.compiled
         return made.logical if made is not None and made.block is self.block else self.block
 
@@ -200,18 +200,18 @@ class Program:
 
     @property
     def inputs(self) -> list[Variable]:
-        """What must be fed."""
+        """The inputs, which must be fed."""
         return self._variables(self.block.inputs)
 
     @property
     def outputs(self) -> list[Variable]:
-        """What survives to the end of a run."""
+        """The outputs, which live to the end of a run."""
         values = self.block.values()
         return self._variables([values[n] for n in self.block.outputs])
 
     @property
     def parameters(self) -> list[Variable]:
-        """What is trained."""
+        """The parameters, which are trained."""
         return self._variables(self.block.parameters)
 
     @property
@@ -228,11 +228,11 @@ class Program:
         return other
 
     def builder(self, role: Role = Role.FORWARD, prefix: str = "") -> Builder:
-        """A builder for operators to be given to `append`."""
+        """A builder; `append` adds its operators to the program."""
         return Builder.on(self.block, role=role, prefix=prefix)
 
     def append(self, b: Builder, *, outputs: Sequence[str] = (), inputs: Sequence[Value] = ()) -> None:
-        """Adds what a builder collected, and declares further inputs and outputs."""
+        """Adds the operators of a builder, and declares further inputs and outputs."""
         old = self.block
         self.block = old.with_operators(
             (*old.operators, *b.operators),
@@ -244,12 +244,12 @@ class Program:
     def declare(self, kind: str, name: str, array: np.ndarray) -> Value:
         """Declares a parameter, buffer or state (`kind`: the block's field) with its contents.
 
-        One that is there already, with the same type, is taken over as it is.
+        An existing one of the same type is used unchanged.
         """
         return self.declare_all(kind, [(name, array)])[0]
 
     def declare_all(self, kind: str, arrays: Iterable[tuple[str, np.ndarray]]) -> list[Value]:
-        """`declare` for many: the block is made anew once."""
+        """`declare` for many values: the block is replaced only once."""
         names = self._declared()
         values: list[Value] = []
         added: dict[str, tuple[Value, np.ndarray]] = {}
@@ -270,13 +270,13 @@ class Program:
         return values
 
     def _declared(self) -> dict[str, Value]:
-        """Declared values by name; kept from one declaration to the next, since an optimizer makes hundreds."""
+        """Declared values by name; cached between declarations, since an optimizer makes hundreds."""
         if self._names is None or self._names[0] is not self.block:
             self._names = (self.block, {v.name: v for v in self.block.declared()})
         return self._names[1]
 
     def state_name(self, wish: str, t: TensorType) -> str:
-        """`wish`, or `wish_1`, `wish_2`, ... where the model has another value of that name already."""
+        """`wish`, or `wish_1`, `wish_2`, ... if the model already has a value of that name."""
         values = self.block.values()
         state = set(self.block.state)
         name, i = wish, 0

@@ -31,16 +31,16 @@ from .ir import Block, Constant, Free, Operator, Role, Value
 from .op import Op, op_class
 from .types import TensorType
 
-#: lists in lists that an attribute may have
+#: deepest nesting of lists in an attribute
 _DEEPEST = 8
-#: characters of a line that an error shows
+#: most characters of a line that an error shows
 _SHOWN = 400
 _PLAIN = re.compile(r"[A-Za-z0-9_./\-$@#]+\Z")
 _DECLARATIONS = (("input", "inputs"), ("param", "parameters"), ("buffer", "buffers"), ("state", "state"))
 
 
 def show_name(name: str) -> str:
-    """`%name`, quoted where it has unusual characters."""
+    """`%name`, quoted if it has unusual characters."""
     return f"%{name}" if _PLAIN.match(name) else f"%{json.dumps(name)}"
 
 
@@ -77,7 +77,7 @@ def show_operator(op: Operator, addresses: dict[str, int] | Any = None) -> str:
 
 
 def show_applied(op: Op, inputs: Sequence[str]) -> str:
-    """`Name(inputs) {attributes}`: the part of a line that says what is applied to what."""
+    """`Name(inputs) {attributes}`: the part of a line without outputs and addresses."""
     text = f"{op.name}({', '.join(inputs)})"
     attributes = op.attributes()
     if attributes:
@@ -136,7 +136,7 @@ _ROLES = frozenset(r.value for r in Role)
 
 @functools.lru_cache(maxsize=4096)
 def _type_of(text: str) -> TensorType:
-    """Programs have few types, written often."""
+    """Parses a type; cached, as programs have few types, written often."""
     return TensorType.parse(text)
 
 
@@ -242,7 +242,7 @@ class _Line:
 
 
 def parse(text: str) -> Block:
-    """Reads a program's text.  UsageError with the line where it cannot be read."""
+    """Parses a program's text.  UsageError with the line that cannot be parsed."""
     lines = [(i, raw) for i, raw in enumerate(text.splitlines(), 1) if raw.strip() and raw.strip()[0] != ";"]
     if not lines:
         raise UsageError("the program text is empty")
@@ -389,8 +389,8 @@ def _plain(cls: type[Op]) -> Op | None:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether an attribute's value has the type that its class declares; a boolean may stand for 0 or 1, not in lists
-    (of axes, say)."""
+    """Whether an attribute's value has the declared type; a boolean is accepted for 0 or 1, but not in lists (such as
+    axes)."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         one = parts[0] if parts[1:] == (...,) else None
@@ -427,5 +427,5 @@ def _as_elements(line: _Line, t: TensorType) -> tuple:
         raise line.error(f"no constant of type {t}: {e}") from None
 
 
-#: `str(block)`: a block knows nothing of its text form, which stands above it
+#: installed from here, as `ir` is a lower layer
 Block.__str__ = show  # type: ignore[assignment, method-assign]

@@ -24,7 +24,7 @@ DTYPES: dict[str, np.dtype] = {
     "u32": np.dtype(np.uint32),
     "u64": np.dtype(np.uint64),
     "bool": np.dtype(np.bool_),
-    # stored and converted, not computed with: no gradient flows through them; one byte an element in memory
+    # only stored and converted: no gradient flows through them; one byte per element in memory
     "f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "f8e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
@@ -36,7 +36,7 @@ DTYPES: dict[str, np.dtype] = {
     "i2": np.dtype(ml_dtypes.int2),
     "u2": np.dtype(ml_dtypes.uint2),
 }
-#: bits of an element in ONNX's files, for those that are packed there
+#: bits per element of the types that are packed in ONNX files
 PACKED = {"f4e2m1": 4, "i4": 4, "u4": 4, "i2": 2, "u2": 2}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -48,12 +48,12 @@ _ONNX = {
     "f8e5m2fnuz": 20, "u4": 21, "i4": 22, "f4e2m1": 23, "f8e8m0": 24, "u2": 25, "i2": 26,
 }  # fmt: skip
 _FROM_ONNX = {number: name for name, number in _ONNX.items()}
-_ONNX["string"] = 8  # known at compile time only: no program computes with strings
+_ONNX["string"] = 8  # known at compile time only: programs do not compute with strings
 _TYPE = re.compile(r"^(host )?(\w+)\[([\d,\s]*)\]$")
 
 
 def dtype_name(dtype: np.dtype | type | str) -> str:
-    """The short name of a NumPy dtype (or of a short name).  ValueError where the language has none."""
+    """The short name of a NumPy dtype (or of a short name).  ValueError for unsupported types."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     name = _NAMES.get(np.dtype(dtype))
@@ -63,7 +63,7 @@ def dtype_name(dtype: np.dtype | type | str) -> str:
 
 
 def dtype_from_onnx(number: int) -> str | None:
-    """The short name of an ONNX TensorProto.DataType number, None where the language has none."""
+    """The short name of an ONNX TensorProto.DataType number; None for unsupported types."""
     return _FROM_ONNX.get(number)
 
 
@@ -80,9 +80,9 @@ def dtype_to_onnx(name: str) -> int:
     return _ONNX[name]
 
 
-#: dimensions that a NumPy array can have
+#: most dimensions of a NumPy array
 MAX_DIMENSIONS = 64
-#: what a value must take fewer bytes than
+#: a value must take fewer bytes than this
 MAX_BYTES = 1 << 56
 
 
@@ -90,7 +90,7 @@ MAX_BYTES = 1 << 56
 class TensorType:
     """A static type: element type (short name) and shape (dimensions ≥ 0, at most MAX_DIMENSIONS in a program).
 
-    `host`: the value lies in host memory, beside the device's; only copies read and write it (ops/offload.py).
+    `host`: the value is in host memory; only copies read and write it (ops/memory/offload.py).
     """
 
     dtype: str
@@ -134,11 +134,11 @@ class TensorType:
         return f"{'host ' * self.host}{self.dtype}[{','.join(map(str, self.shape))}]"
 
     def placed(self, *, host: bool) -> TensorType:
-        """The same elements in host memory, or on the device."""
+        """The same type in host memory, or on the device."""
         return TensorType(self.dtype, self.shape, host)
 
     def impossible(self) -> str:
-        """Why no program can have a value of this type; "" where one can.
+        """Why no program can have a value of this type; "" if it can.
 
         An empty one must not be too large in its other dimensions: NumPy multiplies them.
         """
@@ -153,10 +153,10 @@ class TensorType:
 
     @staticmethod
     def parse(text: str) -> TensorType:
-        """Reads `f32[2,3]` or `host f32[2,3]`.  ValueError where the text is no type."""
+        """Parses `f32[2,3]` or `host f32[2,3]`.  ValueError for other texts."""
         found = _TYPE.match(text)
         if not found or found[2] not in DTYPES:
-            raise ValueError(f"'{text}' is no tensor type (expected e.g. f32[2,3])")
+            raise ValueError(f"'{text}' is not a tensor type (expected e.g. f32[2,3])")
         return TensorType(found[2], tuple(int(d) for d in found[3].split(",") if d.strip()), bool(found[1]))
 
     @staticmethod
@@ -167,7 +167,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A name with a type.  Within one block a name stands for one value."""
+    """A name with a type.  Within a block a name denotes one value."""
 
     name: str
     type: TensorType

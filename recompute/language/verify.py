@@ -1,4 +1,4 @@
-"""The verifier: a block that passes can be executed; the error of one that does not shows the lines around it."""
+"""The verifier: checks that a block can be executed; its errors show the lines around the faulty operator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .text import show_name, show_operator
 from .verify_addresses import check_addresses
 from .verify_copies import Copies
 
-#: what `Block.products` may be
+#: permitted values of `Block.products`
 PRODUCTS = ("", "tf32")
 _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
 
 
 @contextlib.contextmanager
 def trusted() -> Iterator[None]:
-    """Inside, `verify` takes blocks as they are: for a program that was verified at another batch and is not run."""
+    """Inside, `verify` checks nothing: for a program that was verified at another batch and is not run."""
     token = _TRUSTED.set(True)
     try:
         yield
@@ -31,11 +31,11 @@ def verify(block: Block) -> Block:
     """Checks a block and returns it.
 
     Rules: names are declared once and written once (state only by operators that update it); every read comes after
-    the write and before the free; types are what the operators' type rules say, of at most 64 dimensions and of sizes
-    that a machine can have; a constant has as many elements as its type; a recomputed operator reads no parameter or
-    state after its update; outputs exist and are not freed; only copies touch values in host memory, and what a copy
-    writes is read by nobody but the wait that follows it (see ops/offload.py); a planned block gives every value of a
-    step an address, and every read sees the bytes that were last written to its value.
+    the write and before the free; types agree with the operators' type rules, and have at most 64 dimensions and a
+    possible size; a constant has as many elements as its type; a recomputed operator reads no parameter or state after
+    its update; outputs exist and are not freed; only copies access values in host memory, and only the wait of a copy
+    reads what the copy writes (see ops/memory/offload.py); in a planned block every value of a step has an address, and
+    every read sees the bytes that were last written to its value.
 
     Raises VerifyError with the operator and its neighbours.
     """
@@ -43,7 +43,7 @@ def verify(block: Block) -> Block:
         checker = _Checker(block)
         if "verified" not in block.facts:
             checker.run()
-            block.facts["verified"] = True  # all but the addresses, which stand in a dictionary
+            block.facts["verified"] = True  # all fields except the addresses, a dictionary
         checker.check_addresses()
     return block
 
@@ -67,7 +67,7 @@ class _Checker:
                 raise self.fail(f"{show_name(v.name)} is declared twice")
             self.check_size(v)
             if v.type.host:
-                raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload puts values there")
+                raise self.fail(f"{show_name(v.name)} is declared in host memory: only an Offload writes values there")
             self.live[v.name] = v
         for c in self.block.constants:
             if len(c.data) != c.value.size:
@@ -82,7 +82,7 @@ class _Checker:
         if why:
             raise self.fail(why)
         if self.block.products not in PRODUCTS:
-            raise self.fail(f"products '{self.block.products}': known are {', '.join(filter(None, PRODUCTS))}")
+            raise self.fail(f"unknown products '{self.block.products}'; known: {', '.join(filter(None, PRODUCTS))}")
         for name in self.block.outputs:
             if name not in self.live:
                 raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")
@@ -127,7 +127,7 @@ class _Checker:
         if why:
             raise self.fail(why)
         if not op.typed:
-            object.__setattr__(op, "typed", True)  # operators never change: the passes after this one need not ask
+            object.__setattr__(op, "typed", True)  # operators are immutable: later passes need not check again
         for i, v in enumerate(op.outputs):
             if v is None:
                 continue
@@ -156,9 +156,9 @@ class _Checker:
             types = op.op.infer(*(None if v is None else v.type for v in op.inputs))
         except RecomputeError as e:
             raise self.fail(str(e)) from None
-        except Exception:  # a type rule met inputs that it does not expect
+        except Exception:  # the type rule does not expect inputs of this number or kind
             given = ", ".join("_" if v is None else str(v.type) for v in op.inputs)
-            raise self.fail(f"{op.op.name} does not take these inputs, by number or kind: ({given})") from None
+            raise self.fail(f"{op.op.name} does not accept inputs of this number or kind: ({given})") from None
         if len(op.outputs) > len(types) or any(v is None for v in op.outputs[: op.op.required_outputs]):
             raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")
         for v, t in zip(op.outputs, types, strict=False):
@@ -170,8 +170,8 @@ class _Checker:
                 self.check_size(v)
 
     def check_scratch(self, op: Operator) -> None:
-        """In a planned block the workspace of an operator's own numerics is what they need; that of a kernel is
-        compared where it is bound, since it depends on the machine (`kernels.fits`)."""
+        """Checks the scratch buffers of operators without kernels in a planned block; the workspace of a kernel is
+        checked when the kernel is bound, since it depends on the machine (`kernels.fits`)."""
         if self.block.addresses and not op.kernel:
             wanted = tuple(op.workspace())
             if tuple(v.type for v in op.scratch) != wanted:

@@ -1,4 +1,4 @@
-"""Checks a memory plan: every read must see the bytes that were last written to its value."""
+"""Verification of memory plans: every read must see the bytes that were last written to its value."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .ir import Block, Free, Operator, Value
 from .text import show_name
 from .types import MAX_BYTES
 
-#: bytes to which every value of the arena is aligned: a cache line, and the widest vector register
+#: alignment of values in the arena in bytes: a cache line, and the widest vector register
 ALIGNMENT = 64
 
 
 def check_addresses(block: Block) -> tuple[int, str] | None:
-    """(operator's index, what is wrong) for the first fault of a planned block, None where there is none.
+    """(operator's index, description) of the first fault of a planned block; None if there is none.
 
-    Every value of a step has an address, a multiple of ALIGNMENT from 0 on; persistent values, whose arrays are the
-    program's own, have none.
+    Every value of a step has an address, a non-negative multiple of ALIGNMENT; persistent values, which are arrays of
+    the program, have none.
 
-    The arena is a map from stretches of bytes to the value that wrote them last.  A view (`Op.views`) at its place in
-    its input's buffer writes nothing, nor does a Concat whose parts are in place (`Op.joins`); another operator may
-    overlap an input only as `Op.inplace` allows.  Values in host memory have addresses in an arena of their own.
+    The arena is a map from ranges of bytes to the value that wrote them last.  A view (`Op.views`) at its offset in its
+    input's buffer writes nothing, nor does a Concat whose inputs are in place (`Op.joins`); other operators may overlap
+    an input only as `Op.inplace` permits.  Values in host memory have addresses in a separate arena.
     """
     spaces = (False, True) if any(op.op.copies for op in block.operators) else (False,)
     try:
@@ -42,7 +42,7 @@ class _Fault(VerifyError):
 
 
 def _check_places(block: Block) -> None:
-    """_Fault where a value lacks its address, or has one that it must not have."""
+    """_Fault if a value lacks an address, or has one that it must not have."""
     places, persistent = block.addresses, {v.name for v in block.persistent()}
     for v in block.inputs:
         _check_place(v, places, -1)
@@ -52,7 +52,7 @@ def _check_places(block: Block) -> None:
                 _check_place(made, places, at)
     for name in places:
         if name in persistent:
-            raise _Fault(-1, f"{show_name(name)} is persistent: it lies in the program's own array, at no address")
+            raise _Fault(-1, f"{show_name(name)} is persistent: it is an array of the program, without an address")
     if len(places) > len(block.values()) - len(persistent):
         unknown = sorted(set(places) - set(block.values()))
         raise _Fault(-1, f"there is an address for {show_name(unknown[0])}, but no such value")
@@ -70,15 +70,15 @@ class _Walk:
     def __init__(self, block: Block, host: bool) -> None:
         self.block, self.host = block, host
         self.at = -1
-        self.starts: list[int] = []  # disjoint stretches, sorted
+        self.starts: list[int] = []  # disjoint ranges, sorted
         self.ends: list[int] = []
         self.writers: list[str] = []
         self.ranges: dict[str, tuple[int, int] | None] = {}
-        #: value → the stretches that hold it, with the name that wrote them
+        #: value → its ranges, with the name that wrote each
         self.holds: dict[str, list[tuple[int, int, str]]] = {}
 
     def range_of(self, v: Value | None) -> tuple[int, int] | None:
-        """Where a value lies in the arena; None for persistent, absent and empty ones, and those of another arena."""
+        """The range of a value in the arena; None for persistent, absent and empty ones, and those of another arena."""
         if v is None:
             return None
         if v.name not in self.ranges:
@@ -116,7 +116,7 @@ class _Walk:
             self.write(made)
 
     def is_view(self, op: Operator, v: Value, offset: int | None) -> bool:
-        """Whether an output lies where its elements already are."""
+        """Whether an output is at the address where its elements already are."""
         base, here = self.range_of(op.inputs[0] if op.inputs else None), self.range_of(v)
         if offset is None or base is None or here is None or here[0] != base[0] + offset:
             return False
@@ -126,7 +126,7 @@ class _Walk:
         return True
 
     def is_joined(self, op: Operator) -> bool:
-        """Whether all inputs already lie in place of the first output."""
+        """Whether all inputs are already in place in the first output."""
         offsets = op.joins()
         whole = self.range_of(op.outputs[0] if op.outputs else None)
         if not offsets or whole is None:
@@ -144,7 +144,7 @@ class _Walk:
         return True
 
     def check_overlap(self, op: Operator, i: int, v: Value) -> None:
-        """An output over an input: only the one that the operator allows, and exactly on it."""
+        """Checks that an output overlaps only an input that the operator permits, and exactly."""
         here = self.range_of(v)
         if here is None:
             return
@@ -158,7 +158,7 @@ class _Walk:
                 raise _Fault(self.at, names)
 
     def check_apart(self, written: list[Value], op: Operator) -> None:
-        """Outputs and scratch of one operator do not overlap each other, nor scratch an input."""
+        """Checks that outputs and scratch do not overlap each other, and scratch no input."""
         if len(written) < 2 and not op.scratch:
             return
         placed = sorted((r, v.name) for v in written if (r := self.range_of(v)) is not None)
@@ -180,7 +180,7 @@ class _Walk:
             i += 1
 
     def write(self, v: Value) -> None:
-        """The bytes of `v` are its own from now on."""
+        """Records that `v` has written its bytes."""
         here = self.range_of(v)
         if here is None:
             return
@@ -201,7 +201,7 @@ class _Walk:
         self.holds[v.name] = [(start, end, v.name)]
 
     def read(self, name: str) -> None:
-        """Every stretch of a value must still hold what was written for it."""
+        """Checks that every range of a value still holds what was written for it."""
         for start, end, writer in self.holds.get(name, ()):
             for i in self.overlapping(start, end):
                 if self.writers[i] != writer:

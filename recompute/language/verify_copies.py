@@ -1,4 +1,4 @@
-"""Checks copies between device and host: who touches host memory, and that each copy is awaited before it is used."""
+"""Verification of copies between device and host: each is awaited before its target is used."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from .text import show_name
 
 
 class Copies:
-    """Follows the operators of a block in order; `step` and `left` say what is wrong, "" where nothing is.
+    """Follows the operators of a block in order; `step` and `left` return a description of a fault, or "".
 
-    What a copy writes is its target: nobody but one wait, which comes later and names the copy's source too, reads it.
+    A copy writes its target, which only one later wait may read; the wait also names the copy's source.
     """
 
     def __init__(self, persistent: set[str]) -> None:
         self.persistent = persistent
-        #: target of a copy that nobody has waited for yet → (its source, the copy's position)
+        #: target of a copy without a wait so far → (its source, the copy's position)
         self.flying: dict[str, tuple[str, int]] = {}
         self.targets: set[str] = set()
 
     def unfit(self, v: Value) -> bool:
-        """Whether a value is in host memory, or what a copy writes: only copies and waits may read it."""
+        """Whether a value is in host memory, or the target of a copy: only copies and waits may read it."""
         return v.type.host or v.name in self.targets
 
     def step(self, at: int, op: Operator) -> str:
-        """What an operator does wrong (its types are right already)."""
+        """The fault of an operator whose types are correct; "" if there is none."""
         if not op.op.copies:
-            if op.typed and not self.targets:  # seen before, and nothing that it could read is in host memory
+            if op.typed and not self.targets:  # checked before, and no value is in host memory
                 return ""
             touched = (*op.outputs, *op.scratch)
             if self.targets:
@@ -58,7 +58,7 @@ class Copies:
         return ""
 
     def left(self) -> tuple[int, str]:
-        """(position, what is wrong) for a copy that nobody waits for; (-1, "") where there is none."""
+        """(position, description) of a copy without a wait; (-1, "") if there is none."""
         for target, (_, at) in self.flying.items():
             return at, f"no CopyWait follows the copy to {show_name(target)}: the step would end before it does"
         return -1, ""

@@ -1,4 +1,4 @@
-"""Planners asked: what a request means for a step, its figures, and plans in files."""
+"""Planning of a step: requests to planners, figures of plans, and saved plans."""
 
 from .figures import PlanFigures, cost_of, figures_of, interruption, kept_for_backward
 from .request import Request, check_limits, request

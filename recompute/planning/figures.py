@@ -1,4 +1,4 @@
-"""What a plan does to a step, in figures."""
+"""Figures of a plan: peak memory, time, and gap to the proven bound."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from ..passes.planners.fit.problem import Fitted, Fitting
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """What a plan does to a step: peaks are all that the executor allocates, seconds by `costs`.
+    """Figures of a plan.  Peaks are all bytes that the executor allocates; seconds are estimated by `costs`.
 
     `bound`: seconds below which no plan within the budget exists, in any order of execution (None: not known);
-    `gap`: how far the plan can be from the best there is, as a share of that; `kept`: forward values that wait for
-    the backward pass, as names for `--checkpoints`; `planning_seconds`: what finding it took.  `offloads`: those of
-    them that wait in host memory, where `host_bytes` are allocated; `transfer_seconds`: of all copies there and back;
-    `stall_seconds`: in which the device waits for them, part of `seconds`.  `interrupted`, `timed_out`: whether
-    planning was ended by an interrupt or by its seconds, before it had done all that it would have.
+    `gap`: how far the plan's time is above the bound, as a share of the bound; `kept`: names of forward values that
+    are kept for the backward pass, as `--checkpoints` takes them; `planning_seconds`: time of the search.
+    `offloads`: those of the kept values that are offloaded to host memory, where `host_bytes` are allocated;
+    `transfer_seconds`: time of all copies between device and host; `stall_seconds`: time for which the device waits
+    for them, part of `seconds`.  `interrupted`, `timed_out`: whether an interrupt or the time limit ended planning
+    early.
     """
 
     strategy: str
@@ -57,13 +58,13 @@ class PlanFigures:
 
     @property
     def gap(self) -> float | None:
-        """See the class; 0 is as good as it gets."""
+        """See the class; 0 means that the plan is optimal."""
         if self.bound is None or not self.fits:
             return None
         return max(0.0, self.seconds / self.bound - 1) if self.bound else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists."""
+        """The figures as numbers, strings and lists, for JSON."""
         lists = {"kept": list(self.kept), "offloads": list(self.offloads)}
         return {**asdict(self), **lists, "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
 
@@ -106,24 +107,24 @@ def figures_of(
 
 
 def interruption(f: PlanFigures) -> str:
-    """What is said of a plan whose planning was interrupted, or ran out of time."""
-    why = "planning was interrupted" if f.interrupted else "planning ran out of its seconds"
-    gap = "" if f.gap is None else f", at most {f.gap:.2%} from the best there is"
-    return f"{why}: the best plan so far is taken, {f.overhead:+.2%} time{gap}"
+    """The note on a plan whose planning was interrupted or ran out of time."""
+    why = "planning was interrupted" if f.interrupted else "planning reached its time limit"
+    gap = "" if f.gap is None else f", at most {f.gap:.2%} above the optimum"
+    return f"{why}: using the best plan so far, {f.overhead:+.2%} time{gap}"
 
 
 def seconds_bound(fitting: Fitting, budget: int) -> float:
-    """Seconds below which no plan within the budget exists."""
+    """A lower bound of the time of any plan within the budget."""
     once = step_seconds(fitting.once, cost_of(fitting))
-    views = once - fitting.derived.problem.cost  # they run at least once, and are no nodes
+    views = once - fitting.derived.problem.cost  # views run at least once, and are not nodes
     return fitting.bound(budget) + views
 
 
 def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
-    """Forward values that wait for the backward pass, in order of production, and the bytes of all of them.
+    """Names of forward values that are kept for the backward pass, in order of production, and their total bytes.
 
-    Names of small outputs (statistics) are left out: user checkpoints keep those anyway.  What waits in host memory
-    has a name among them, but no bytes.
+    Small outputs (statistics) are not listed: user checkpoints keep those anyway.  Offloaded values are listed, but
+    their bytes are not counted.
     """
     small = {
         v.name for op in block.operators for i, v in enumerate(op.outputs) if v is not None and i in op.op.small_outputs
@@ -133,6 +134,6 @@ def kept_for_backward(block: Block) -> tuple[tuple[str, ...], int]:
 
 
 def cost_of(fitting: Fitting) -> CostModel:
-    """What a step's operators are priced by."""
+    """The cost model of a step."""
     assert fitting.target.cost is not None
     return fitting.target.cost

@@ -1,4 +1,4 @@
-"""What planners are asked for: a budget, a strategy, or a plan made before."""
+"""Requests to planners: a budget, a strategy, or an existing plan."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..passes.planners.core.watch import Progress
 from ..passes.planners.methods.auto import Auto
 from .saved import SavedPlan, load_plan
 
-#: the strategy where nobody says another
+#: the default strategy
 DEFAULT = "auto"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: a budget, a strategy with its options, or a plan; `offload`: host memory may serve too.
+    """A request: a budget, a strategy with its options, or a plan; `offload`: values may also be offloaded.
 
-    `effort`, `seconds`: how long planning goes on (see `Watch`); `progress`: what hears of it (None: a line on a
-    terminal).
+    `effort`, `seconds`: limits of planning (see `Watch`); `progress`: the function that is called with its progress
+    (None: a status line on a terminal).
     """
 
     budget: Budget | None = None
@@ -49,48 +49,46 @@ def request(
     seconds: float | None = None,
     progress: Callable[[Progress], Any] | None = None,
 ) -> Request | None:
-    """The request, None where nothing was asked for.  UsageError for what contradicts itself or does not exist.
+    """The request; None if nothing is requested.  UsageError for arguments that are invalid or contradict each other.
 
-    `budget`: see `parse_budget`; `plan`: a plan, or the path of one that was saved; `offload`: whether values may
-    wait in host memory (with a budget; a plan says it itself); `effort`, `seconds`, `progress`: see `Request`.
+    `budget`: see `parse_budget`; `plan`: a plan, or the path of a saved one; `offload`: whether values may be
+    offloaded (with a budget; a plan defines its own offloads); `effort`, `seconds`, `progress`: see `Request`.
     """
     check_limits(effort, seconds, progress)
     if (effort is not None or seconds is not None) and budget is None:
         given = "effort" if effort is not None else "seconds"
-        raise UsageError(f"{given} says how long planning for a budget may take: give a budget, such as '60%'")
+        raise UsageError(f"{given} limits planning for a budget: give a budget, such as '60%'")
     if offload and plan is not None:
-        raise UsageError("a plan says what waits in host memory: leave out offload, or the plan")
+        raise UsageError("a plan already defines which values are offloaded: leave out offload, or the plan")
     if offload and budget is None and strategy is not None:
-        raise UsageError(
-            f"offload beside strategy '{strategy}' needs a budget: without one nobody can say what is to be moved"
-        )
+        raise UsageError(f"offload with strategy '{strategy}' needs a budget, which determines the values to offload")
     if plan is not None:
         if budget is not None or strategy is not None or options:
-            raise UsageError("a plan says what runs again: leave out budget and strategy, or the plan")
+            raise UsageError("a plan already defines what is recomputed: leave out budget and strategy, or the plan")
         if isinstance(plan, (str, os.PathLike)):
             plan = load_plan(plan)
         if not isinstance(plan, (RecomputePlan, SavedPlan)):
-            raise UsageError(f"a plan is a RecomputePlan, or the path of a file with one, not {plan!r}")
+            raise UsageError(f"plan must be a RecomputePlan, or the path of a saved plan, not {plan!r}")
         return Request(plan=plan)
     if budget is None and strategy is None:
         if options:
-            raise UsageError("options are a strategy's: name the strategy")
+            raise UsageError("options belong to a strategy: name the strategy")
         return None
     if strategy is not None and not isinstance(strategy, str):
-        raise UsageError(f"a strategy is named by a text such as '{DEFAULT}', not {strategy!r}")
+        raise UsageError(f"strategy must be a name such as '{DEFAULT}', not {strategy!r}")
     chosen = planner(strategy or DEFAULT, **(options or {}))
     if budget is None and chosen.strategy == DEFAULT:
         raise needs_budget(DEFAULT)
     if effort is not None and not isinstance(chosen, Auto):
-        raise UsageError(f"strategy '{chosen.strategy}' has no effort: it is for 'auto' and 'optimal', which search")
+        raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
     amount = None if budget is None else parse_budget(budget)
     return Request(amount, strategy, dict(options or {}), None, offload, effort or 1.0, seconds, progress)
 
 
 def check_limits(effort: object, seconds: object, progress: object = None) -> None:
-    """UsageError for an effort, seconds or a listener that cannot be."""
+    """UsageError for invalid values of effort, seconds or progress."""
     if effort is not None and seconds is not None:
-        raise UsageError("effort (counted) and seconds (by the clock) both say when planning ends: give one of them")
+        raise UsageError("effort (counted work) and seconds (time) both limit planning: give one of them")
     for name, value in (("effort", effort), ("seconds", seconds)):
         if value is None:
             continue

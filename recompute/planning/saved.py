@@ -1,4 +1,4 @@
-"""Plans by names, in files."""
+"""Saved plans: JSON files that name operators by their outputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ..passes.planners.fit.problem import Fitted
 from ..support.files import replacing
 from .figures import PlanFigures
 
-#: the first field of a plan's file
+#: the value of the first field of a plan's file
 FORMAT = "recompute-plan-1"
 _FORWARD = (Role.FORWARD, Role.LOSS)
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan by names, so that it serves other batches of the model too: see docs/cli.md for its file.
+    """A plan that names operators, so that it also applies to other batches of the model.
 
-    `reruns`: pairs of names, the first output of the operator that runs again and the first output of the one before
-    which it does; `scheduled`: whether that was planned in the order of operators that needs less memory; `offloads`:
-    values that wait in host memory.
+    `reruns`: pairs of names, the first output of the recomputed operator and the first output of the operator before
+    which it is recomputed; `scheduled`: whether the plan is for the order of operators made by the pass `schedule`;
+    `offloads`: names of values that are offloaded to host memory.
     """
 
     model: str
@@ -41,27 +41,28 @@ class SavedPlan:
     offloads: tuple[str, ...] = ()
 
     def for_block(self, base: Block) -> RecomputePlan:
-        """The plan with operators by number.  UsageError with the name that the step does not have."""
+        """The plan with operators by number.  UsageError that states the first name missing from the step."""
         number = {name: i for i, name in enumerate(_names(base))}
         reruns = []
         for pair in self.reruns:
             for name in pair:
                 if name not in number:
                     raise UsageError(
-                        f"the plan is of another step: it names '{name}', which no operator here writes (it was made "
+                        f"the plan is for another step: it names '{name}', which no operator here writes (it was made "
                         f"for {self.model}; options such as --option, --loss, --optimizer and --no-rebuild must be "
-                        "the same, the batch need not)"
+                        "the same, the batch may differ)"
                     )
             reruns.append(Rerun(number[pair[0]], number[pair[1]]))
         for r, pair in zip(reruns, self.reruns, strict=True):
             op = base.operators[r.operator]
             if r.operator >= r.before or op.op.updates or (op.role not in _FORWARD and not op.views()):
-                raise UsageError(f"the plan is of another step: here '{pair[0]}' cannot run again before '{pair[1]}'")
+                what = f"here '{pair[0]}' cannot be recomputed before '{pair[1]}'"
+                raise UsageError(f"the plan is for another step: {what}")
         reruns.sort(key=lambda r: r.before)  # operators that run before the same one keep their order
         return RecomputePlan(tuple(reruns), self.checkpoints, offloads=self.offloads)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the file."""
+        """The plan as the contents of its file."""
         found = {"format": FORMAT, **asdict(self)}
         found["reruns"] = [list(pair) for pair in self.reruns]
         found["checkpoints"], found["offloads"] = list(self.checkpoints), list(self.offloads)
@@ -89,7 +90,7 @@ def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | No
 
 
 def _names(block: Block) -> list[str]:
-    """A name for each operator: its first output's, with a number behind where another one has it already."""
+    """A name for each operator: that of its first output, with a number appended if another operator has the name."""
     count: dict[str, int] = {}
     names = []
     for op in block.operators:
@@ -100,10 +101,10 @@ def _names(block: Block) -> list[str]:
 
 
 def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
-    """Reads what `SavedPlan.save` wrote.  UsageError for anything else, with the field that is wrong."""
+    """Reads a file written by `SavedPlan.save`.  UsageError that names the wrong field for any other file."""
     data = read_json(path)
     if data.get("format") != FORMAT:
-        raise UsageError(f"{path} is no plan of format '{FORMAT}' (its 'format' is {data.get('format')!r})")
+        raise UsageError(f"{path} is not a plan of format '{FORMAT}' (its 'format' is {data.get('format')!r})")
     for name, kind in _FIELDS.items():
         if name not in data:
             raise UsageError(f"{path} lacks the field '{name}'")
@@ -111,10 +112,10 @@ def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
             raise UsageError(f"{path}: the field '{name}' is of the wrong kind: {data[name]!r}"[:300])
     for i, pair in enumerate(data["reruns"]):
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
-            raise UsageError(f"{path}: reruns[{i}] is no pair of names")
+            raise UsageError(f"{path}: reruns[{i}] is not a pair of names")
     moved = data.get("offloads", [])  # plans of earlier versions have none
     if not isinstance(moved, list) or not all(isinstance(n, str) for n in (*data["checkpoints"], *moved)):
-        raise UsageError(f"{path}: checkpoints and offloads are names")
+        raise UsageError(f"{path}: checkpoints and offloads must be names")
     known: dict[str, Any] = {name: data[name] for name in _FIELDS}
     known["reruns"] = tuple((a, b) for a, b in data["reruns"])
     known["checkpoints"], known["offloads"] = tuple(data["checkpoints"]), tuple(moved)

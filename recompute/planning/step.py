@@ -1,4 +1,4 @@
-"""A training step made to need less memory: within a budget, by a strategy, or by a plan made before."""
+"""Planning of a training step: for a budget, by a strategy, or with an existing plan."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ flat.compile_with(_compiled_moves)
 
 
 def target_of(target: Target | None) -> Target:
-    """The target with its providers and cost model (None: this machine's processor, with all kernels that it has)."""
+    """The target with its kernel providers and cost model (None: this CPU, with all installed providers)."""
     return priced(resolved(target or Target()))
 
 
 def lower(program: Program, target: Target) -> None:
-    """Compiles a step for a target and plans its memory; `program.logical` is what it was before."""
+    """Compiles a step for a target and plans its memory; `program.logical` is the step before lowering."""
     logical = cleaned(program.block, target, planned=program.planned is not None)
     program.lower_to(Compiled(planned(logical, target), logical, target))
 
 
 def fitting_of(block: Block, target: Target, plain: Compiled | None = None) -> Fitting:
-    """A step that recomputes nothing, as planners take it: without dead code.
+    """The fitting of a step that recomputes nothing, with dead code removed, as input of planners.
 
-    `plain`: such a step that was compiled before; where it is this one, that is not done again.
+    `plain`: the same step if it was compiled before, so that it is not compiled twice.
     """
     known = (plain.logical, plain.block) if plain is not None and plain.target == target else None
     found = Fitting(cleaned(block, target, planned=True), target, known)
-    step_seconds(found.once, cost_of(found))  # a model that measures does all of it first
+    step_seconds(found.once, cost_of(found))  # a cost model that measures does so first
     return found
 
 
 def plan_step(
     program: Program, wanted: Request, target: Target, *, apart: bool = False, plain: Compiled | None = None
 ) -> Fitted:
-    """Carries out what a planner is asked for, on a training step that recomputes nothing.
+    """Plans a training step that recomputes nothing, and applies the plan to the program.
 
-    The program is the step with the plan afterwards, compiled for `target`; `apart`: compiled beside, while its block
-    stays logical (see `Program.compiled`).  An executor on another place plans again by `Compiled.refit`.  `plain`: see
-    `fitting_of`.
+    Afterwards the program is the step with the plan, compiled for `target`; with `apart` its block stays logical, and
+    the compiled block is stored separately (see `Program.compiled`).  An executor on another place makes a new plan by
+    `Compiled.refit`.  `plain`: see `fitting_of`.
     """
     block = program.block
     fitting = fitting_of(block, target, plain)
@@ -80,7 +80,7 @@ def plan_step(
 
 
 def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
-    """The step planned for another target as it was asked for; a budget that is a share is one of its plain step."""
+    """The step planned for another target by the same request; a budget as a share refers to its plain step there."""
     target = target_of(target)
     fitted, found = carry(fitting_of(block, target), wanted, bounded=False)
     return _compiled(fitted, found, target, block, wanted)
@@ -92,9 +92,9 @@ def _compiled(fitted: Fitted, found: PlanFigures, target: Target, block: Block, 
 
 
 def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[Fitted, PlanFigures]:
-    """The step as it was asked for.  UsageError where no plan is found that fits, and why.
+    """The step with a plan as requested, and the plan's figures.  UsageError with the reason if no plan fits.
 
-    An interrupt (KeyboardInterrupt) ends planning with the best plan so far, where one fits; a second one is raised.
+    KeyboardInterrupt ends planning with the best plan so far, if one fits; a second interrupt is raised.
     """
     with listening(wanted.progress) as tell:
         chosen = planner(wanted.strategy or DEFAULT, **wanted.options)
@@ -119,7 +119,7 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
 
 
 def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float, float | None]:
-    """Overhead and gap of a compiled plan, as its figures will have them."""
+    """Overhead and gap of a compiled plan, as in its figures."""
     cost = cost_of(fitting)
     seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
     bound = None if budget is None or found.plan.offloads else seconds_bound(fitting, budget)
@@ -129,7 +129,7 @@ def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float,
 
 @contextlib.contextmanager
 def listening(progress: Callable[[Progress], Any] | None) -> Iterator[Callable[[Progress], Any] | None]:
-    """What hears of progress: the function given, else a line on standard error where that is a terminal."""
+    """The function that is called with progress: the given one, else a status line if standard error is a terminal."""
     if progress is not None or not sys.stderr.isatty():
         yield progress
         return
@@ -140,7 +140,7 @@ def listening(progress: Callable[[Progress], Any] | None) -> Iterator[Callable[[
 
 
 def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
-    """The step with a plan made before.  UsageError where it is of another model."""
+    """The step with an existing plan.  UsageError if the plan is for another model."""
     if isinstance(plan, RecomputePlan):
         return fitting.carry_out(plan, False)
     try:
@@ -148,4 +148,4 @@ def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
     except UsageError:
         if not plan.scheduled:
             raise
-    return fitting.carry_out(plan.for_block(fitting.block), False)  # at another batch, another order is the best
+    return fitting.carry_out(plan.for_block(fitting.block), False)  # at another batch another order may be better

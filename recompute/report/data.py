@@ -1,7 +1,7 @@
-"""The data of the HTML report: what `report_page` draws, as a dictionary that JSON can hold.
+"""The data of the HTML report, as a dictionary for JSON.
 
-Sizes and addresses of allocations are in units of the arena's alignment, times in nanoseconds; everything that is
-drawn follows exactly from the allocations, nothing is sampled.  Only very large programs are cut: see `_MOST`.
+Sizes and addresses of allocations are in units of the arena's alignment, times in nanoseconds.  The pictures are exact:
+nothing is sampled, and only for very large programs the smallest allocations are summed (see `_MOST`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..passes import ALIGNMENT
 from ..passes.recomputation.recompute import forward_producers
 from .timeline import COLOURS, ROLES, Timeline, timeline
 
-#: the most allocations that are listed for a program; the smallest ones beyond that are added up by role
+#: most allocations that are listed for a program; the smallest ones beyond that are summed by role
 _MOST = 12_000
 #: numbers of equally spaced checkpoints on the memory/time curve
 _SPACED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
@@ -37,10 +37,10 @@ def report_data(
     measured: Sequence[float] | None = None,
     run: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All that the page shows, for JSON.
+    """The data of the page, for JSON.
 
-    `program`: the forward pass with its loss, as it was compiled; `step`: the recomputed step, None where there is
-    none; `curve`: from `curve_points`; `measured`: seconds of each operator of the last of the two steps.
+    `program`: the forward pass with its loss; `step`: the recomputed step, or None; `curve`: from `curve_points`;
+    `measured`: seconds of each operator of the last of the two steps.
     """
     table = _Tables()
     steps = {"plain": plain} if step is None else {"plain": plain, "recompute": step}
@@ -66,7 +66,7 @@ def report_data(
 
 
 class _Tables:
-    """Strings that many operators share, each once."""
+    """Tables of strings that many operators share."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _attributes(op: Operator) -> str:
 
 
 def _largest(line: Timeline) -> tuple[list[Any], list[list[int]]]:
-    """The allocations to list, and what the others add up to: [role, from operator, to operator, units] stretches."""
+    """The allocations to list, and the sums of the others as [role, from operator, to operator, units] ranges."""
     allocations = [a for a in line.allocations if a.size]
     if len(allocations) <= _MOST:
         return allocations, []
@@ -173,16 +173,16 @@ def same_operators(
     return [times.get(key(op)) for op in wanted]
 
 
-# -- what checkpoints are worth ----------------------------------------------------------------------------------
+# -- savings of checkpoints --------------------------------------------------------------------------------------
 
 
 def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) -> list[dict[str, Any]]:
-    """For each checkpoint, in order of production: what keeping it costs and what it lets the compiler drop.
+    """For each checkpoint, in order of production: the bytes that it keeps, and those that it permits to drop.
 
-    `bytes`: of the value itself; `beside`: other values of its segment that stay (they cross its border, or are
-    asked for by name); `dropped`: values of the segment before it that the plain step keeps and this one does not;
-    `net`: bytes that the segment keeps less than in the plain step; `operators`, `flops`, `seconds` (estimated):
-    the work of that segment that is run again.
+    `bytes`: of the value itself; `beside`: other values of its segment that are kept (they cross its border, or are
+    checkpoints); `dropped`: values of the segment before it that the plain step keeps and this step does not; `net`:
+    how many bytes less the segment keeps than in the plain step; `operators`, `flops`, `seconds` (estimated): the
+    recomputed work of that segment.
     """
     producers = forward_producers(forward)
     names = [n for n in (step.plan.checkpoints if step.plan is not None else ()) if n in producers]
@@ -210,7 +210,7 @@ def checkpoint_worth(forward: Block, plain: CompiledStep, step: CompiledStep) ->
 
 
 def _add_optional(producers: dict[str, int], *blocks: Block) -> None:
-    """Optional outputs that came into being for a gradient: they belong to their operator, known by another output."""
+    """Adds optional outputs that exist only for a gradient to the segment of their operator's other outputs."""
     for block in blocks:
         for op in block.operators:
             at = next((producers[v.name] for v in op.writes() if v.name in producers), None)
@@ -245,7 +245,7 @@ def curve_points(
 ) -> list[dict[str, Any]]:
     """Peak and estimated time of the plain step, of this plan, and of equally spaced checkpoint candidates.
 
-    `compile_with` compiles the program with the checkpoints named; nothing is run.
+    `compile_with` compiles the program with given checkpoints; nothing is run.
     """
     points = [_point("plain", "plain", plain)]
     if step is not None:

@@ -1,4 +1,4 @@
-"""Estimates and biggest batches as text for people."""
+"""Estimates and biggest batches as printed text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _table(*columns: str, left: int = 1) -> Any:
 
 
 def estimate_text(e: Any) -> str:
-    """The whole `Estimate`: peak, what is alive then, checkpoints, memory by batch."""
+    """An `Estimate` as text: peak, values alive at the peak, checkpoints, memory by batch."""
     at = e.peak_at
     lines = [
         f"{e.model}, batch {e.batch}: peak {human_bytes(e.peak_bytes)} ({e.peak_bytes:,} bytes), "
@@ -37,7 +37,7 @@ def estimate_text(e: Any) -> str:
         table.add_row(layer, f"{n:,}", f"{n / e.peak_bytes:.1%}")
     lines.append(render(table))
     if e.checkpoints:
-        table = _table("checkpoint", "keeps", "saves", "rebuilt by", "in")
+        table = _table("checkpoint", "keeps", "saves", "recomputed FLOPs", "time")
         for c in e.checkpoints:
             table.add_row(
                 c.name, human_bytes(c.kept_bytes), human_bytes(c.saved_bytes), human_flops(c.rebuild_flops),
@@ -50,18 +50,18 @@ def estimate_text(e: Any) -> str:
 
 
 def _batch_text(f: Any) -> str:
-    table = _table("batch", "peak in bytes", "off where compiled")
+    table = _table("batch", "peak in bytes", "largest error in bytes")
     for p in f.pieces:
         span = f"{p.first}" if p.first == p.last else f"{p.first} to {p.last}"
         formula = f"{round(p.fixed):,} + {p.per_sample:,.10g} · batch" if p.first < p.last else f"{p.at(p.first):,}"
         table.add_row(span, formula, f"{p.deviation:,}" if p.checked else "not checked")
     why = "alignment, tiles of scratch and packing make small steps"
-    said = f"memory by batch (compiled at {len(f.compiled)} batches; {why})"
+    said = f"memory by batch (from {len(f.compiled)} compiled batches; {why})"
     return f"{said}\n{render(table)}"
 
 
 def max_batch_text(m: Any) -> str:
-    """The table of strategies of a `MaxBatch`, and a curve."""
+    """A `MaxBatch` as text: the table of strategies, and a curve."""
     table = _table(f"{m.model} in {human_bytes(m.budget)}", "batch", "peak", "step", "a sample", "time")
     for s in m.strategies:
         name = s.strategy if s.checkpoints is None else f"{s.strategy} ({len(s.checkpoints)})"
@@ -83,7 +83,7 @@ def max_batch_text(m: Any) -> str:
 
 
 def _curve_lines(m: Any, width: int = 64, height: int = 12) -> list[str]:
-    """Peak over batch: a sign for each strategy, a line where the budget is."""
+    """Peak over batch as text: a letter for each strategy, a line at the budget."""
     last = max(s.curve[-1][0] for s in m.strategies)
     top = max(m.budget, *(p for s in m.strategies for _, p in s.curve if p <= 1.3 * m.budget))
     grid = [[" "] * width for _ in range(height)]
@@ -105,7 +105,7 @@ def _curve_lines(m: Any, width: int = 64, height: int = 12) -> list[str]:
 
 
 def _between(curve: Sequence[tuple[int, int]], batch: float) -> float | None:
-    """The curve's peak at a batch, straight between its points; None beyond them."""
+    """The curve's peak at a batch, linearly interpolated; None outside its range."""
     for (a, p), (b, q) in pairwise(curve):
         if a <= batch <= b:
             return p + (q - p) * (batch - a) / (b - a)

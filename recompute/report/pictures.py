@@ -19,23 +19,23 @@ _FLAGS = ("report", "plot", "trace", "snapshot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The group of flags."""
+    """Adds the options."""
     group = parser.add_argument_group("pictures")
     group.add_argument(
-        "--report", type=Path, metavar="FILE.html", help="memory, arena, checkpoints and times: one page"
+        "--report", type=Path, metavar="FILE.html", help="one page about memory, arena, checkpoints and times"
     )
     group.add_argument("--plot", type=Path, metavar="FILE.svg", help="memory over the step as .svg, .png or .pdf")
     group.add_argument("--trace", type=Path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
-    group.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's memory_viz page")
+    group.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="a snapshot for PyTorch's memory_viz page")
 
 
 def paths(args: argparse.Namespace) -> list[Path]:
-    """The files that were asked for."""
+    """The requested files."""
     return [p for p in (getattr(args, flag) for flag in _FLAGS) if p is not None]
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """What can be wrong before any work is done: UsageError for an ending, MissingExtraError without matplotlib."""
+    """Checks the options before any work: UsageError for a wrong suffix, MissingExtraError without matplotlib."""
     if args.plot is not None:
         from .plot import check_plot
 
@@ -44,9 +44,9 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """What the pictures are drawn from.
+    """The data of the pictures.
 
-    `facts`: the command's report; `forward`: the program before the step was made; `step`: the recomputed step, or
+    `facts`: the command's report; `forward`: the forward program; `step`: the recomputed step, or
     `plain` again; `recompile`: the program with other checkpoints; `measured`: seconds of `step`'s operators.
     """
 
@@ -58,7 +58,7 @@ class Pictures:
     measured: list[float] | None = None
 
     def write(self, args: argparse.Namespace) -> Iterator[Path]:
-        """Writes what was asked for, each file whole or not at all; gives their paths."""
+        """Writes the requested files, each atomically; returns their paths."""
         for flag in _FLAGS:
             path = getattr(args, flag)
             if path is not None:
@@ -67,7 +67,7 @@ class Pictures:
                 yield path
 
     def steps(self) -> dict[str, CompiledStep]:
-        """The steps by name: plain, and recomputed where there is recomputation."""
+        """The steps by name: plain, and recomputed if there is recomputation."""
         return {"plain": self.plain} if self.step is self.plain else {"plain": self.plain, "recompute": self.step}
 
     def title(self) -> str:

@@ -14,7 +14,7 @@ FORMATS = ("svg", "png", "pdf")
 
 
 def check_plot(path: Path) -> None:
-    """Raises what can be wrong before any work is done: no matplotlib, an ending that it does not write."""
+    """Checks the path before any work: UsageError for a wrong suffix, MissingExtraError without matplotlib."""
     if path.suffix.lower().lstrip(".") not in FORMATS:
         raise UsageError(f"--plot: '{path}' must end in .{', .'.join(FORMATS)}")
     try:
@@ -29,7 +29,7 @@ def write_plot(lines: Mapping[str, Timeline], path: Path, title: str, kind: str)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "recompute", "font.size": 9, "axes.axisbelow": True}):  # the same bytes each time
+    with rc_context({"svg.hashsalt": "recompute", "font.size": 9, "axes.axisbelow": True}):  # deterministic output
         figure = Figure(figsize=(10, 1.0 + 2.6 * len(lines)), layout="constrained")
         FigureCanvasAgg(figure)
         rows = figure.subplots(len(lines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -70,14 +70,14 @@ def _draw(axes: Any, name: str, line: Timeline) -> None:
 
 
 def _corners(under: list[float], over: list[float]) -> tuple[list[int], list[float], list[float]]:
-    """Where a band between two step functions changes, and its end: files stay small."""
+    """The positions at which a band between two step functions changes, and its end, to keep files small."""
     n = len(under)
     at = [i for i in range(n) if i == 0 or (under[i], over[i]) != (under[i - 1], over[i - 1])]
     return [*at, n], [under[i] for i in [*at, n - 1]], [over[i] for i in [*at, n - 1]]
 
 
 def _runs(indices: list[int]) -> list[tuple[int, int]]:
-    """First and last of each stretch of consecutive numbers."""
+    """First and last of each run of consecutive numbers."""
     found: list[tuple[int, int]] = []
     for i in indices:
         if found and found[-1][1] == i - 1:

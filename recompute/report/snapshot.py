@@ -1,8 +1,9 @@
 """`--snapshot`: the step as a memory snapshot in the form of torch.cuda.memory._snapshot(), which PyTorch's
 memory_viz page opens.
 
-Plain dictionaries, lists, integers and strings.  Two segments: what lives across steps, and the arena.  A frame names
-the operator by its line in the program's text (`--dump-ir`), so that the page's stack shows what made the bytes.
+It consists of dictionaries, lists, integers and strings, and has two segments: persistent values, and the arena.  A
+frame is the line of an operator in the program's text (`--dump-ir`), so that the page's stack shows which operator
+allocated the bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from ..language.text import show_operator
 from ..passes import ALIGNMENT
 from .timeline import ROLES, Timeline, aligned_size, persistent_roles, running_sum
 
-#: where the first segment begins; addresses are made up, their differences are the plan's
+#: start of the first segment; addresses are artificial, their differences are those of the memory plan
 BASE = 1 << 40
-#: segments start at multiples of this
+#: alignment of segments
 _PAGE = 2 << 20
 
 
@@ -27,7 +28,7 @@ def snapshot(line: Timeline, seconds: Sequence[float] | None = None, file: str =
 
 
 class _Snapshot:
-    """Builds the events in order of time, and the blocks that are left at the end."""
+    """Builds the events in order of time, and the blocks alive at the end."""
 
     def __init__(self, line: Timeline, seconds: Sequence[float], file: str) -> None:
         self.line = line
@@ -42,7 +43,7 @@ class _Snapshot:
         persistent, at = self.persistent_blocks()
         arena = -(-at // _PAGE) * _PAGE
         size = max((a.address + a.size for a in self.line.allocations), default=0)
-        # the page wants a category 'unknown' wherever there are categories
+        # the page requires a category 'unknown' if there are categories
         self.event("segment_alloc", BASE, at - BASE, [], 0, "unknown")
         for x in persistent:
             self.event("alloc", x["address"], x["size"], x["frames"], 0, x["category"])
@@ -90,7 +91,7 @@ class _Snapshot:
         return ends.get(n - 1, [])
 
     def frames(self, values: tuple[Value, ...], index: int) -> list[dict[str, Any]]:
-        """What the page shows as a stack: the values, the operator that makes the first, its role."""
+        """The stack that the page shows: the values, the operator that writes the first one, its role."""
         op: Operator = self.line.operators[index]
         names = ", ".join(f"%{v.name}: {v.type}" for v in values)
         line = self.first_line + self.line.positions[index]

@@ -1,7 +1,7 @@
-"""What a planned step holds in memory, operator by operator: the data behind every picture.
+"""The memory of a planned step, operator by operator: the data of all pictures.
 
-An allocation is a stretch of the arena for a while.  It belongs to one role, so that the roles' bytes add up to the
-live bytes (aligned, as `live_profile(block, ALIGNMENT)` counts them) while any operator runs.
+An allocation is a range of the arena over a range of operators.  It has one role, so that the bytes of all roles add up
+to the live bytes (aligned, as in `live_profile(block, ALIGNMENT)`) at every operator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..language.ir import Block, Free, Operator, Role, Value
 from ..passes import ALIGNMENT
 from ..passes.memory.memory_plan import Lifetime, collect_lifetimes
 
-#: role → what people call it, in the order in which pictures stack them (from the bottom)
+#: role → label, in the order in which pictures stack them (from the bottom)
 ROLES: dict[str, str] = {
     "parameters": "parameters",
     "optimizer": "optimizer state",
@@ -29,7 +29,7 @@ ROLES: dict[str, str] = {
     "scratch": "scratch",
 }
 _PERSISTENT = ("parameters", "optimizer", "statistics")
-#: colours that people with any colour vision tell apart, on light and dark
+#: colours that are distinguishable with any colour vision, on light and dark backgrounds
 COLOURS: dict[str, str] = {
     "parameters": "#6b7683",
     "optimizer": "#97a1ad",
@@ -48,7 +48,7 @@ _FORWARD = (Role.FORWARD, Role.LOSS)
 class Allocation:
     """`size` bytes at `address` of the arena while operators `start` to `end` run (inclusive, frees not counted).
 
-    `values` are the values that it holds, the first one first (several where views or in-place results share it).
+    `values` are the values that it holds, the first one first (several if views or in-place results share it).
     """
 
     values: tuple[Value, ...]
@@ -61,10 +61,10 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A planned block as pictures need it.
+    """The operators and allocations of a planned block.
 
-    `operators`: without frees; `positions`: index of each in `block.operators`; `persistent`: bytes by role of what
-    lives across steps; `seconds`: estimated time of each operator.
+    `operators`: without frees; `positions`: index of each in `block.operators`; `persistent`: bytes of persistent
+    values by role; `seconds`: estimated time of each operator.
     """
 
     block: Block
@@ -90,7 +90,7 @@ class Timeline:
         return found
 
     def live(self, index: int) -> list[Allocation]:
-        """What is alive while operator `index` runs, the largest first."""
+        """The allocations alive while operator `index` runs, the largest first."""
         return sorted((a for a in self.allocations if a.start <= index <= a.end), key=lambda a: (-a.size, a.address))
 
     def starts(self) -> list[float]:
@@ -99,7 +99,7 @@ class Timeline:
 
 
 def running_sum(seconds: Iterable[float]) -> list[float]:
-    """The sum of all before each."""
+    """For each number, the sum of all before it."""
     total, found = 0.0, []
     for s in seconds:
         found.append(total)
@@ -108,7 +108,7 @@ def running_sum(seconds: Iterable[float]) -> list[float]:
 
 
 def timeline(block: Block, cost: CostModel | None = None) -> Timeline:
-    """The account of a block with planned memory; times by `cost` (this CPU's roofline)."""
+    """The timeline of a block with planned memory; times by `cost` (default: this CPU's roofline)."""
     cost = cost or this_cpu()
     positions = tuple(i for i, op in enumerate(block.operators) if not isinstance(op.op, Free))
     operators = tuple(block.operators[i] for i in positions)
@@ -120,7 +120,7 @@ def timeline(block: Block, cost: CostModel | None = None) -> Timeline:
 
 
 def _allocations(block: Block) -> list[Allocation]:
-    """Lifetimes with the values they hold, in order of their start; those that no operator sees are left out."""
+    """Lifetimes with their values, in order of their start, without those during which no operator runs."""
     before = [0]  # real operators before each position
     for op in block.operators:
         before.append(before[-1] + (not isinstance(op.op, Free)))
@@ -143,8 +143,8 @@ def _allocations(block: Block) -> list[Allocation]:
 def _held(block: Block, lifetimes: list[Lifetime]) -> dict[str, list[Value]]:
     """Allocation → its values, in order of birth.
 
-    A value without a lifetime of its own (a view, a result in place) lies inside the one that is alive when it is
-    made; lifetimes that are alive together do not overlap, so that there is one at most.
+    A value without its own lifetime (a view, an in-place result) lies inside the lifetime that is alive when it is
+    written; lifetimes that are alive together do not overlap, so that there is at most one.
     """
     values, producers = block.values(), block.producers()
     persistent = {v.name for v in block.persistent()}
@@ -175,7 +175,7 @@ def _held(block: Block, lifetimes: list[Lifetime]) -> dict[str, list[Value]]:
 def _stages(
     block: Block, values: list[Value], x: Lifetime, producers: dict[str, int], makers: dict[str, str]
 ) -> list[tuple[int, str, list[Value]]]:
-    """(since when, role, values) of an allocation whose bytes change hands: a result of another role in their place."""
+    """(start, role, values) of the stages of an allocation: an in-place result may change its role."""
     found = [(x.start, makers.get(values[0].name, "scratch"), [values[0]])]
     for v in values[1:]:
         born = producers.get(v.name, -1)
@@ -188,7 +188,7 @@ def _stages(
 
 
 def _makers(block: Block) -> dict[str, str]:
-    """Value → role of its bytes by who writes it: scratch is what nobody writes."""
+    """Value → role of its bytes by the operator that writes it; values that no operator writes are scratch."""
     found = {v.name: "inputs" for v in block.inputs}
     for op in block.operators:
         for v in op.writes():

@@ -18,9 +18,9 @@ from .timeline import ROLES, Timeline, running_sum
 def trace(
     lines: Mapping[str, Timeline], measured: Mapping[str, Sequence[float]] | None = None, title: str = ""
 ) -> dict[str, Any]:
-    """The trace of some steps, a process each: rows by the operators' roles, and counters of live bytes by role.
+    """The trace of one or more steps, a process each: a row for each role of operators, counters of live bytes by role.
 
-    `measured`: seconds of each operator, by the step's name; steps without are timed by their estimates.
+    `measured`: seconds of each operator, by the step's name; other steps have estimated times.
     """
     events: list[dict[str, Any]] = []
     for pid, (name, line) in enumerate(lines.items(), 1):

@@ -1,1 +1,1 @@
-"""What any part may use: files that are written whole, caches, locks, tables for people."""
+"""Helpers for all parts: atomic file writes, caches, locks, printed tables."""

@@ -1,8 +1,8 @@
-"""What is kept in the user's cache folder, and read again only where nobody else can have written it.
+"""A cache of files that is read only if no other user can have written it.
 
-A folder counts if it is no link, belongs to the user of this process, and others may not write to it; it is looked at
-through a descriptor, so that nobody can exchange it in between.  Its files begin with a digest under a secret that lies
-in it, readable by that user alone: what was damaged, renamed, or brought from elsewhere is not read.
+A folder is trusted if it is not a link, belongs to the user of this process, and is not writable by others; it is
+checked through a descriptor, so that it cannot be exchanged meanwhile.  Its files begin with a digest under a secret in
+the same folder, readable by that user alone: files that were damaged, renamed or copied from elsewhere are not read.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-#: systems without owners of files, or without what opens a file in an open folder, keep nothing
+#: systems without file owners, or without opening relative to a descriptor, cache nothing
 _POSSIBLE = hasattr(os, "geteuid") and {os.open, os.link, os.rename, os.unlink} <= os.supports_dir_fd
 _SECRET, _DIGEST = "secret", 32
-#: no kernel has more bytes of object code
+#: largest object code of a kernel in bytes
 _MOST = 1 << 28
-#: folders about which a note was given
+#: folders for which a warning was given
 _noted: set[Path] = set()
 
 
 class KeptFiles:
-    """Files of this user in a folder: whole and unchanged, or not there.  A failure to keep one is no error."""
+    """Files of this user in a folder, each complete and unchanged, or absent.  A failed write is not an error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self, name: str) -> bytes | None:
-        """What was kept under the name; None where there is nothing that can be trusted."""
+        """The contents stored under the name; None if there are none, or none that can be trusted."""
         with contextlib.suppress(OSError), self._opened() as folder:
             secret = _contents(folder, _SECRET, _DIGEST)
             held = _contents(folder, name, _MOST)
@@ -41,7 +41,7 @@ class KeptFiles:
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Keeps it, if it can: without, the next process makes it again, no more."""
+        """Stores the contents; a failure is ignored, as the next process then makes them again."""
         with contextlib.suppress(OSError):
             make_private(self.path)
             with self._opened() as folder:
@@ -49,7 +49,7 @@ class KeptFiles:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The folder's descriptor.  OSError where it is not there, or not to be trusted, which is noted."""
+        """The folder's descriptor.  OSError if it does not exist, or cannot be trusted (with a warning)."""
         if not _POSSIBLE:
             raise OSError("no owners of files")
         try:
@@ -68,7 +68,7 @@ class KeptFiles:
 
 
 def make_private(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, which only this user may look into or write to."""
+    """Creates a folder (and missing parents) that only this user may read or write."""
     if not path.exists():
         make_private(path.parent)
         with contextlib.suppress(FileExistsError):
@@ -76,8 +76,8 @@ def make_private(path: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether only this user can have written what lies at `path`: a file of the cache, or a folder that files are
-    loaded from.  Where somebody else can, a note says so once."""
+    """Whether only this user can have written to `path`, a file of the cache, or a folder from which files are
+    loaded.  If others can, one warning is given."""
     if not _POSSIBLE:
         return True
     for one in (path.parent, path):
@@ -91,7 +91,7 @@ def is_own(path: Path) -> bool:
 
 
 def _why_not(found: os.stat_result) -> str:
-    """Why a folder or a file may be somebody else's work; "" where it is not."""
+    """Why others may have written a folder or a file; "" if they cannot have."""
     if found.st_uid != os.geteuid():
         return "it belongs to another user"
     return "others may write to it ('chmod go-w' mends that)" if found.st_mode & 0o022 else ""
@@ -108,7 +108,7 @@ def _digest(secret: bytes, name: str, data: bytes) -> bytes:
 
 
 def _contents(folder: int, name: str, most: int) -> bytes | None:
-    """The bytes of a file in a folder; None where it is no plain file of this user, or too long."""
+    """The bytes of a file in a folder; None if it is not a plain file of this user, or too long."""
     try:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
@@ -123,7 +123,7 @@ def _contents(folder: int, name: str, most: int) -> bytes | None:
 
 
 def _put(folder: int, name: str, data: bytes, *, only_new: bool = False) -> None:
-    """Writes a file of the folder, whole; `only_new`: OSError where there is one."""
+    """Writes a file of the folder atomically; `only_new`: OSError if it exists."""
     temporary = f".{name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
@@ -139,7 +139,7 @@ def _put(folder: int, name: str, data: bytes, *, only_new: bool = False) -> None
 
 
 def _secret(folder: int) -> bytes:
-    """The folder's secret, made where there is none.  Of processes that make it together, one's is taken by all."""
+    """The folder's secret, created if missing.  If several processes create it, all use that of one."""
     if (known := _contents(folder, _SECRET, _DIGEST)) is not None:
         return known
     try:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, alone or several together."""
+"""Atomic file writes, of one file or of several together."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import numpy as np
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: what a killed process has left there stays
+except ImportError:  # Windows has no such locks: temporary files of killed processes stay there
     fcntl = None  # type: ignore[assignment]
 
-#: most bytes of a file's name
+#: longest file name in bytes
 _LONGEST_NAME = 255
 
 
 def cache_folder() -> Path | None:
-    """Where this package keeps what it measured: below XDG_CACHE_HOME or ~/.cache.  None where there is no home."""
+    """The folder for measurements and compiled kernels, below XDG_CACHE_HOME or ~/.cache.  None without a home."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(given):
         return Path(given) / "onnx-recompute"
@@ -40,7 +40,7 @@ def cache_folder() -> Path | None:
 
 @functools.cache
 def machine() -> tuple[str, str]:
-    """What measured times depend on (processor, its cores, threads asked for, NumPy), and a short key of it."""
+    """Properties on which measured times depend (processor, cores, thread settings, NumPy), and a short key of them."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -54,13 +54,13 @@ def machine() -> tuple[str, str]:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a device or a pipe is at `path` (/dev/null, /dev/stdout): it is written to, and never replaced."""
+    """Whether `path` is a device or a pipe (/dev/null, /dev/stdout), which is written to and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 class _Unfinished:
-    """A file under a temporary name.  It is locked while its writer lives, which tells it from what a killed process
-    has left."""
+    """A file under a temporary name.  It is locked while its writer runs, which distinguishes it from files left by
+    killed processes."""
 
     def __init__(self, path: Path) -> None:
         self.given, self.special = path, is_special(path)
@@ -70,7 +70,7 @@ class _Unfinished:
         if not self.special:
             self.temporary = self.path.with_name(f"{_hidden(self.path.name)}.{tag}.tmp")
         self.lock = -1
-        _unfinished.add(self)  # before the file is there: an interruption may come at any time
+        _unfinished.add(self)  # before the file exists, as an interrupt may come at any time
         try:
             with self._said():
                 self.mode = self._create()
@@ -80,7 +80,7 @@ class _Unfinished:
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[None]:
-        """Errors of the system name the file that was asked for, not its temporary name."""
+        """Makes system errors name the requested file, not its temporary name."""
         try:
             yield
         except OSError as e:
@@ -89,7 +89,7 @@ class _Unfinished:
             raise OSError(e.errno, e.strerror, str(self.given)) from None
 
     def _create(self) -> int:
-        """Makes the file, empty and readable by nobody else; gives the mode that a new file has here."""
+        """Creates the file, empty and readable by this user only; returns the mode of new files."""
         self.lock = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         mode = os.fstat(self.lock).st_mode & 0o777
         if fcntl is None:
@@ -107,7 +107,7 @@ class _Unfinished:
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
-        """The body writes the contents; they go to the disk, and the file gets the mode of the one it replaces."""
+        """The body writes the contents; then they are synced, and the file gets the mode of the one it replaces."""
         with self._said():
             yield
             self._finish()
@@ -120,7 +120,7 @@ class _Unfinished:
         os.chmod(self.temporary, self.mode)
 
     def take_place(self) -> None:
-        """The file gets its name; a device or a pipe gets the contents."""
+        """Renames the file to its final name; copies the contents if that is a device or a pipe."""
         with self._said():
             if self.special:
                 with open(self.temporary, "rb") as source, open(self.path, "wb") as target:
@@ -133,7 +133,7 @@ class _Unfinished:
         _remove_abandoned(self.path)
 
     def discard(self) -> None:
-        """Leaves nothing behind."""
+        """Removes the temporary file."""
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
         self._unlock()
@@ -141,45 +141,45 @@ class _Unfinished:
 
 
 class _Action:
-    """Something that is done when the files before it are in their places."""
+    """An action to do after the files before it have their final names."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.take_place = action
 
     def discard(self) -> None:
-        """It is not done."""
+        """Does nothing."""
 
 
 class _NewFolders:
-    """Folders that were made for files, and go again with them."""
+    """Folders that were created for files, and are removed with them."""
 
     def __init__(self, made: list[Path]) -> None:
         self.made = made
 
     def take_place(self) -> None:
-        """They are there already."""
+        """Does nothing: the folders exist already."""
 
     def discard(self) -> None:
-        """Removes them, the innermost first, if nothing else was put there."""
+        """Removes the folders, the innermost first, if they are empty."""
         with contextlib.suppress(OSError):
             while self.made:
                 self.made.pop().rmdir()
 
 
 _unfinished: set[_Unfinished] = set()
-#: what waits for the end of `together`
+#: files and actions that wait for the end of `together`
 _waiting: ContextVar[list[_Unfinished | _NewFolders | _Action] | None] = ContextVar("waiting", default=None)
 
 
 def _hidden(name: str) -> str:
-    """How the temporary names of a file begin."""
+    """The prefix of the temporary names of a file."""
     while len(os.fsencode(name)) > _LONGEST_NAME - len("..00000000.tmp"):
         name = name[:-1]
     return f".{name}"
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes temporary files of this name that killed processes have left; those of living ones are locked."""
+    """Removes temporary files of this name left by killed processes; those of running ones are locked."""
     pattern = re.compile(re.escape(_hidden(path.name)) + r"(\.[0-9a-f]{8}\.data)?\.[0-9a-f]{8}\.tmp")
     if fcntl is None:
         return
@@ -193,18 +193,17 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def discard_unfinished() -> None:
-    """Removes the temporary files of this process: it ends before they are finished."""
+    """Removes the temporary files of this process, when it ends before they are finished."""
     for one in list(_unfinished):
         one.discard()
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name in the same folder to write to, which takes `path`'s place at the end.
+    """A temporary name in the same folder to write to, which is renamed to `path` at the end.
 
-    Where the body fails, nothing is left behind and what was at `path` stays as it was.  A device or a pipe gets
-    the whole contents written to it.  Inside of `together` the file takes its place when all do.
-    OSError as the system raises it, about `path`.
+    If the body fails, the temporary file is removed and `path` is unchanged.  If `path` is a device or a pipe, the
+    contents are copied to it.  Inside `together`, all files are renamed together.  OSError of the system, about `path`.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -224,7 +223,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Files that are written inside by `replacing` take their places at the end, all of them; none where it fails."""
+    """Files written inside by `replacing` get their final names together at the end; none if the body fails."""
     if _waiting.get() is not None:
         yield
         return
@@ -245,8 +244,8 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Files that are written inside take their places at once, inside of `together` too: what is read again, or kept
-    for later processes."""
+    """Files written inside get their final names at once, even inside `together`: files that are read by this process,
+    or kept for later ones."""
     token = _waiting.set(None)
     try:
         yield
@@ -255,7 +254,7 @@ def apart() -> Iterator[None]:
 
 
 def afterwards(action: Callable[[], None]) -> None:
-    """Does something when the files that wait in `together` are in their places: now, if none wait."""
+    """Does an action when the files of `together` have their final names; now, if there are none."""
     waiting = _waiting.get()
     if waiting is None:
         action()
@@ -264,7 +263,7 @@ def afterwards(action: Callable[[], None]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it; inside of `together` they go again where it fails."""
+    """Creates a folder and missing parents; inside `together` they are removed if it fails."""
     made: list[Path] = []
     waiting = _waiting.get()
     if waiting is not None:
@@ -281,7 +280,7 @@ def make_folder(path: Path) -> None:
 
 
 def why_not_writable(path: Path) -> str:
-    """Why no file can be written at `path`, found out by making a temporary one; "" where it can."""
+    """Why no file can be written at `path`, checked by creating a temporary one; "" if it can."""
     try:
         if path.is_dir():
             return "it is a folder"
@@ -298,20 +297,20 @@ def why_not_writable(path: Path) -> str:
 
 
 def why_no_folder(path: Path) -> str:
-    """Why no files can be written into the folder `path`, which may not be there yet; "" where they can."""
+    """Why no files can be written to the folder `path`, which may not exist yet; "" if they can."""
     try:
         there = next(p for p in (path, *path.parents, Path("/")) if os.path.lexists(p))
         if there == path and not path.is_dir():
-            return "it is no folder"
+            return "it is not a folder"
         return _why_no_new_file(there / f"{uuid.uuid4().hex}.tmp", there)
     except (OSError, ValueError) as e:
         return getattr(e, "strerror", None) or str(e)
 
 
 def _why_no_new_file(path: Path, folder: Path) -> str:
-    """Why no file can be made at `path`; its folder is called `folder`."""
+    """Why no file can be created at `path`; messages call its folder `folder`."""
     if not path.parent.is_dir():
-        return f"'{folder}' is no folder" if path.parent.exists() else f"the folder '{folder}' does not exist"
+        return f"'{folder}' is not a folder" if path.parent.exists() else f"the folder '{folder}' does not exist"
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return f"you may not write to the folder '{folder}'"
     _Unfinished(path).discard()

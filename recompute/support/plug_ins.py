@@ -1,4 +1,4 @@
-"""Folders of plug-ins: every file in them is imported, so that what it defines registers itself."""
+"""Plug-in folders: all files are imported, so that the classes in them register themselves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Collection
 def import_all(package: str, *, skip: Collection[str] = ()) -> None:
     """Imports all modules of a package and of the packages inside it, in the order of their names.
 
-    `skip`: modules directly inside the package that are left out, with all that is in them.  So are those whose names
-    begin with an underscore.
+    `skip`: modules directly inside the package that are not imported, with their contents.  Modules whose names begin
+    with an underscore are not imported either.
     """
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if module.name in skip or module.name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Room in this process's memory, asked for before a library that ends the process where there is none."""
+"""A check that memory is available, before calls of libraries that end the process if it is not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import numpy as np
 
 
 def need_room(size: int) -> None:
-    """MemoryError where this process can get no more `size` bytes: protobuf would end it where an array is copied into
-    a tensor.  Memory that is asked for and not written to costs nothing."""
+    """MemoryError if this process cannot allocate `size` bytes: protobuf would end the process when an array is copied
+    into a tensor.  Memory that is allocated but not written costs nothing."""
     np.empty(size + (1 << 20), np.uint8)

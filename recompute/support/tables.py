@@ -1,4 +1,4 @@
-"""Tables and progress for people, through rich."""
+"""Tables and progress bars for the terminal, made with rich."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import one_line
 
 
 def human_bytes(n: int) -> str:
-    """`1.50 GiB`, and the like."""
+    """Formats bytes as `1.50 GiB`."""
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
@@ -22,12 +22,12 @@ def human_bytes(n: int) -> str:
 
 
 def human_seconds(s: float) -> str:
-    """`12.3 ms`, and the like."""
+    """Formats a time as `12.3 ms`."""
     return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
 
 
 def human_flops(n: int) -> str:
-    """`12.3 GFLOP`, and the like."""
+    """Formats an operation count as `12.3 GFLOP`."""
     size = float(n)
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
         if size < 1000:
@@ -37,7 +37,7 @@ def human_flops(n: int) -> str:
 
 
 def plain_table() -> Any:
-    """A rich table whose cells are text: printable, on one line, never markup."""
+    """A rich table whose cells are plain text: printable, on one line, without markup."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -61,7 +61,7 @@ def render(table: Any, width: int = 110) -> str:
 
 
 def before_after(report: Any) -> str:
-    """The table of a compiled step: plain, recomputed, and the difference."""
+    """The table of a compiled step: plain, recomputed, and the change."""
     table = plain_table()
     table.add_column(f"{report.model}, batch {report.batch}, {report.optimizer}")
     table.add_column("plain", justify="right")
@@ -91,14 +91,14 @@ _ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("  parameters and state", "persistent_bytes", human_bytes),
     ("  arena of the step", "arena_bytes", human_bytes),
     ("kept for the backward pass", "kept_bytes", human_bytes),
-    ("operations of the step", "flops", human_flops),
-    ("forward work repeated", "repeated_forward_share", lambda x: f"{x:.1%}"),
+    ("FLOPs per step", "flops", human_flops),
+    ("recomputed forward FLOPs", "repeated_forward_share", lambda x: f"{x:.1%}"),
     ("estimated step time", "estimated_step_seconds", human_seconds),
 )
-#: where values wait in host memory
+#: additional rows of a step that offloads values
 _OFFLOAD_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("  waits for transfers", "stall_seconds", human_seconds),
-    ("transfers, beside the work", "transfer_seconds", human_seconds),
+    ("  waiting for transfers", "stall_seconds", human_seconds),
+    ("transfers (asynchronous)", "transfer_seconds", human_seconds),
     ("values in host memory", "offloaded_values", lambda n: f"{n:,}"),
     ("host memory, pinned", "host_bytes", human_bytes),
     ("  in bytes", "host_bytes", lambda n: f"{n:,}"),
@@ -111,24 +111,22 @@ def _change(before: float, after: float) -> str:
 
 
 def candidates_table(candidates: Sequence[Any], always: Sequence[Any]) -> str:
-    """Checkpoint candidates with sizes, and what crosses most of the graph beside them."""
+    """The table of checkpoint candidates with their sizes, and the values that cross most of the graph."""
     if not candidates:
-        return "no value cuts the graph: every point of it is crossed by several values"
+        return "no value cuts the graph: several values cross every point of it"
     table = plain_table()
     for name, justify in (
         ("candidate", "left"),
         ("type", "left"),
         ("bytes", "right"),
-        ("work since the last", "right"),
+        ("work since the previous", "right"),
     ):
         table.add_column(name, justify=justify, overflow="fold")
     for c in candidates:
         table.add_row(c.value.name, str(c.value.type), f"{c.value.nbytes:,}", human_flops(c.flops))
     text = render(table)
     if always:
-        text += "\nkept beside any of them (they cross most of the graph): " + ", ".join(
-            one_line(v.name) for v in always
-        )
+        text += "\nalways kept as well (they cross most of the graph): " + ", ".join(one_line(v.name) for v in always)
     return text
 
 
@@ -146,7 +144,7 @@ def tensors_table(tensors: Sequence[Any]) -> str:
 
 
 def passes_table(passes: Sequence[Any]) -> str:
-    """Passes in order, with the first sentence of what each does; those that run others, with these."""
+    """The table of passes in order, each with the first paragraph of its docstring; nested passes are indented."""
     table = plain_table()
     for name in ("", "pass", "what it does"):
         table.add_column(name, overflow="fold")
@@ -168,7 +166,7 @@ def _to_terminal() -> bool:
 
 @contextlib.contextmanager
 def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], None]]:
-    """A progress bar on standard error with the loss; nothing where it is no terminal or `quiet`."""
+    """A progress bar with the loss on standard error; nothing if that is not a terminal or `quiet`."""
     if quiet or not _to_terminal():
         yield lambda step, loss: None
         return
@@ -184,7 +182,7 @@ def progress_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[int, float], 
 
 @contextlib.contextmanager
 def progress_binding(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error for the kernels of a step; nothing where it is no terminal or `quiet`."""
+    """A progress bar for compiling a step's kernels, on standard error; nothing if not a terminal or `quiet`."""
     if quiet or not _to_terminal():
         yield lambda done, count: None
         return
@@ -199,7 +197,7 @@ def progress_binding(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def progress_status(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is being done; nothing where it is no terminal or `quiet`."""
+    """A status line on standard error; nothing if that is not a terminal or `quiet`."""
     if quiet or not _to_terminal():
         yield lambda text: None
         return

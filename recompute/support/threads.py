@@ -1,6 +1,6 @@
 """Threads and signals: one-time set-up, exclusive use, and interrupts that wait for the end of a step.
 
-What several threads may do at the same time is said in docs/threads.md.
+docs/threads.md describes what threads may do at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _set_up = threading.RLock()
 
 
 def set_up_lock() -> Any:
-    """The lock that is held while anything is set up or compiled once for all threads; it may be taken repeatedly.
+    """The reentrant lock that is held while anything is set up or compiled once for all threads.
 
     Code that runs while a module is imported must not take it: another thread may hold it and import that module.
     """
@@ -29,7 +29,7 @@ def set_up_lock() -> Any:
 
 def _after_fork() -> None:
     global _set_up
-    _set_up = threading.RLock()  # the thread that held the old one is not in this process
+    _set_up = threading.RLock()  # after a fork: the thread that held the old lock does not exist here
 
 
 if hasattr(os, "register_at_fork"):
@@ -45,7 +45,7 @@ class Once(Generic[T]):
         self._results: list[T] = []
 
     def __call__(self) -> T:
-        """The result; nothing is kept where the function raises."""
+        """The result; it is not stored if the function raises."""
         if self._results:
             return self._results[0]
         with set_up_lock():
@@ -54,18 +54,18 @@ class Once(Generic[T]):
             return self._results[0]
 
     def cache_clear(self) -> None:
-        """The next call makes the result again."""
+        """Forgets the result, so that the next call computes it."""
         self._results.clear()
 
 
 def once(function: Callable[[], T]) -> Once[T]:
-    """Decorates one-time set-up; `functools.cache` would let each of several first threads make a result of its own."""
+    """Decorator for one-time set-up; `functools.cache` would let several first threads each compute a result."""
     return Once(function)
 
 
 @contextlib.contextmanager
 def exclusively(lock: Any, message: str) -> Iterator[None]:
-    """Holds a lock; UsageError with the message where another thread does."""
+    """Holds a lock; UsageError with the message if another thread holds it."""
     if not lock.acquire(blocking=False):
         raise UsageError(message)
     try:
@@ -76,9 +76,9 @@ def exclusively(lock: Any, message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Inside, the first Ctrl-C takes effect at the end; the second one takes effect at once.
+    """Inside, the first Ctrl-C takes effect at the end, a second one at once.
 
-    Only the main thread gets interrupts, so that nothing changes in others.
+    Only the main thread receives interrupts; other threads are not affected.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -1,1 +1,1 @@
-"""Losses, optimizers, schedules of learning rates, mixed precision, Fleet's strategies, state and data."""
+"""Training: losses, optimizers, learning-rate schedules, mixed precision, Fleet, state and data."""

@@ -2,8 +2,8 @@
 
 The forward pass gets casts before it is differentiated (see passes/gradient/precision.py), parameters and the
 optimizer's state stay float32.  With float16 the loss is scaled so that small gradients do not vanish (Micikevicius et
-al. 2018, arXiv 1710.03740): the scale is state of the program and follows what the gradients do, as in PyTorch's
-GradScaler, without the host's help.
+al. 2018, arXiv 1710.03740): the scale is state of the program, and operators of the program adapt it to the gradients
+as PyTorch's GradScaler does.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LossScaling:
-    """How the scale of the loss begins and changes; the defaults are PyTorch's.
+    """Options of loss scaling; the defaults are PyTorch's.
 
-    `initial`: the first scale.  After a step with a gradient that is not finite, which is skipped, it is multiplied by
-    `backoff`; after `interval` other steps in a row by `growth`.  `dynamic=False`: it stays; such steps are skipped
-    all the same.
+    `initial`: the first scale.  A step with a gradient that is not finite is skipped, and the scale multiplied by
+    `backoff`; after `interval` consecutive other steps it is multiplied by `growth`.  `dynamic=False`: the scale is
+    constant; steps are skipped all the same.
     """
 
     initial: float = 2.0**16
@@ -59,7 +59,7 @@ class LossScaling:
 
 
 class MixedPrecision(WrappedOptimizer):
-    """Any optimizer, with the forward pass in another precision.
+    """Wraps an optimizer: the forward pass computes in another precision.
 
     `precision`: "bf16", "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on a device
     that has it) or "fp32".  `full`: names or globs of values whose operators stay in float32.  `loss_scaling`: None for
@@ -89,9 +89,9 @@ class MixedPrecision(WrappedOptimizer):
         self._state: list[str] = []
 
     def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
-        """Casts, then the inner optimizer's backward pass, of the scaled loss where it is scaled.
+        """Inserts casts, then the inner optimizer's backward pass, of the scaled loss if there is loss scaling.
 
-        Gradients are those of the scaled loss then; `apply_gradients` unscales them.
+        The gradients are then those of the scaled loss; `apply_gradients` unscales them.
         """
         program = self._program = program_of(loss)
         full = tuple(dict.fromkeys([*self._full, loss.name])) if _writes(program, loss.name) else self._full
@@ -101,14 +101,14 @@ class MixedPrecision(WrappedOptimizer):
             return self.inner.backward(program[loss.name], *options)
         scaled = self._scaled(program, program[loss.name].value)
         self.inner.backward(program[scaled.name], *options)
-        block = program.block  # the scaled loss itself is read by nobody
+        block = program.block  # nothing reads the scaled loss itself
         outputs = dict.fromkeys(loss.name if n == scaled.name else n for n in block.outputs)
         operators = [o for o in block.operators if scaled not in o.outputs]
         program.block = verify(block.with_operators(operators, outputs=tuple(outputs)))
         return [(program[p], program[g]) for p, g in program.gradients]
 
     def _scaled(self, program: Program, loss: Value) -> Value:
-        """The loss times the scale, which is declared."""
+        """The loss times the scale; declares the scale."""
         assert self.loss_scaling is not None
         first: dict[str, np.ndarray] = {
             "loss_scale": np.array(self.loss_scaling.initial, np.float32),
@@ -125,9 +125,9 @@ class MixedPrecision(WrappedOptimizer):
         return found
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """The inner optimizer's updates; with a scaled loss they are skipped where a gradient is not finite.
+        """The inner optimizer's updates; with loss scaling they are skipped if a gradient is not finite.
 
-        Where a gradient is a cast from the low type, its update reads what was cast: it works in float32 anyway.
+        If a gradient is a cast from the low type, its update reads the operand of the cast, as it computes in float32.
         """
         pairs = list(params_grads)
         if not pairs:
@@ -155,7 +155,7 @@ class MixedPrecision(WrappedOptimizer):
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
     def get_loss_scaling(self) -> float:
-        """The scale of the next step's loss; 1 where it is not scaled."""
+        """The scale of the next step's loss; 1 without loss scaling."""
         if self.loss_scaling is None:
             return 1.0
         if self._program is None or not self._state:
@@ -168,7 +168,7 @@ class MixedPrecision(WrappedOptimizer):
         return {**self.inner.state_dict(), **own}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` gave."""
+        """Sets the state to what `state_dict` returned."""
         missing = [n for n in self._state if n not in state]
         if missing:
             raise UsageError(f"this is not the state of this MixedPrecision: it lacks '{missing[0]}'")
@@ -204,9 +204,9 @@ def decorate(
 
 
 def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
-    """The optimizer in a precision (None: as it is), under recomputation where it recomputes.
+    """The optimizer wrapped for a precision (None: as it is); a RecomputeOptimizer stays the outermost.
 
-    UsageError where it says a precision itself, or is no optimizer.
+    UsageError if it has a precision already, or is not an optimizer.
     """
     if not hasattr(optimizer, "minimize"):
         raise UsageError(f"an optimizer is needed, such as rc.Adam(), not {optimizer!r}")
@@ -215,7 +215,7 @@ def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
     check_precision(precision)
     inner = optimizer.inner if isinstance(optimizer, RecomputeOptimizer) else optimizer
     if isinstance(inner, MixedPrecision):
-        raise UsageError("the optimizer and the arguments both say the precision: give one of them")
+        raise UsageError("the optimizer and the arguments both set the precision: give one of them")
     if precision == "fp32":
         return optimizer
     if isinstance(optimizer, RecomputeOptimizer):
@@ -228,7 +228,7 @@ def _writes(program: Program, name: str) -> bool:
 
 
 def _before_cast(program: Program, made: Operator | None, g: Variable) -> Variable:
-    """What a gradient was cast from; itself where it is no cast to float32."""
+    """The operand of the cast that made a gradient; the gradient itself if it is not a cast to float32."""
     if made is None or not isinstance(made.op, Cast) or g.dtype != "f32":
         return g
     (source,) = made.inputs

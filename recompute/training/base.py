@@ -1,4 +1,4 @@
-"""What every optimizer does: the backward pass, state beside the parameters, updates as operators."""
+"""Base class of optimizers: backward pass, optimizer state, updates as operators."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .protocol import ParamsGrads
 
 
 class Optimizer:
-    """Base of the optimizers.
+    """Base class of the optimizers.
 
     `learning_rate`: a number, or a schedule of `recompute.lr` that the program itself evaluates at every step.
-    `parameters`: names, globs or Variables of what is trained (default: every parameter of the program).
+    `parameters`: names, globs or Variables of the parameters to train (default: all parameters of the program).
     `weight_decay`: L2 regularisation, added to the gradient as weight_decay·w (AdamW, Lamb and Lars: see there).
     `apply_decay_param_fun`: name → whether that parameter decays (default: all do).
     `grad_clip`: a `recompute.clip` object.
 
-    A subclass gives `update` (the operator) and `slots` (names of its state, one array of zeros a parameter each).
+    A subclass defines `update` (the operator) and `slots` (names of its state, one array of zeros per parameter each).
     """
 
     #: names of the state arrays of a parameter: NAME.slot; kept in f32 for f16 and bf16 parameters
@@ -58,7 +58,7 @@ class Optimizer:
         self._state: list[str] = []
         self._named: dict[str, str] = {}
 
-    # -- what a subclass gives ------------------------------------------------------------------------------------
+    # -- defined by subclasses ------------------------------------------------------------------------------------
 
     def update(self, weight_decay: float) -> Update:
         """The update operator for a parameter with this weight decay."""
@@ -69,7 +69,7 @@ class Optimizer:
         return dict.fromkeys(self.slots, True)
 
     def initial(self, slot: str) -> float:
-        """What every element of a slot begins with."""
+        """The initial value of all elements of a slot."""
         return 0.0
 
     # -- the training step ----------------------------------------------------------------------------------------
@@ -84,9 +84,9 @@ class Optimizer:
     ) -> ParamsGrads:
         """Adds the backward pass of `loss` to its program; returns (parameter, gradient) pairs.
 
-        `loss`: one floating-point number.  `startup_program` is taken for Paddle's sake and not needed.  Each of
+        `loss`: one floating-point number.  `startup_program` is accepted for compatibility with Paddle.  Each of
         `callbacks` is called as `callback(block, {"operator": op})` for every backward operator, in order.
-        A gradient lives only as long as something needs it; it can be fetched by its name.
+        A gradient is freed after its last use; it can be fetched by its name.
         """
         program = program_of(loss)
         must_be_untrained(program)
@@ -96,7 +96,7 @@ class Optimizer:
         before = len(program.operators)
         block, pairs = differentiate(program.block, loss.name, names, no_grad)
         if not pairs:
-            raise UsageError(f"the loss '{loss.name}' depends on no parameter that is to be trained")
+            raise UsageError(f"the loss '{loss.name}' depends on no parameter that is trained")
         outputs = tuple(dict.fromkeys([*block.outputs, loss.name]))
         program.block = verify(block.with_operators(block.operators, outputs=outputs))
         program.gradients = [(p.name, g.name) for p, g in pairs]
@@ -113,7 +113,7 @@ class Optimizer:
     ) -> list[Operator]:
         """Adds clipping and updates to the program, and the step counter's increment; returns these operators.
 
-        `unscale` emits what all gradients are multiplied by first (f32[]); where that is 0 the whole step is skipped.
+        `unscale` emits the factor (f32[]) by which all gradients are multiplied first; if it is 0, the step is skipped.
         """
         pairs = list(params_grads)
         if not pairs:
@@ -130,7 +130,7 @@ class Optimizer:
         rate = self._learning_rate(b, step)
         values = [(p.value, g.value) for p, g in pairs]
         factor = None if unscale is None else unscale(b, [g for _, g in values])
-        if factor is not None and self._clip is not None:  # it is the plain gradients that are clipped
+        if factor is not None and self._clip is not None:  # clipping sees the gradients without weight decay
             values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
         slots = self._declare_slots([p for p, _ in values])
@@ -162,7 +162,8 @@ class Optimizer:
     ) -> tuple[list[Operator], ParamsGrads]:
         """`backward` and `apply_gradients`: makes the program a training step.
 
-        Returns (optimizer operators, (parameter, gradient) pairs).  UsageError where the program is trained already.
+        Returns (optimizer operators, (parameter, gradient) pairs).  UsageError if the program is already a training
+        step.
         """
         params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, params_grads), params_grads
@@ -173,7 +174,7 @@ class Optimizer:
         return self._declare_own("learning_rate", np.array(self._rate, np.float32))
 
     def _declare_own(self, wish: str, array: np.ndarray) -> Value:
-        """State under this name, or under a similar one where the model has a value that is called so."""
+        """Declares state under this name, or under a similar one if the model has a value of that name."""
         assert self._program is not None
         self._named[wish] = self._program.state_name(wish, TensorType.of(array))
         return self._declare(self._named[wish], array)
@@ -184,7 +185,7 @@ class Optimizer:
         return self._program.declare("state", name, array)
 
     def _declare_slots(self, parameters: Sequence[Value]) -> Iterator[Value | None]:
-        """The state of each parameter in turn, one array of each slot; None for slots that are not used."""
+        """Declares the state of each parameter in turn, one array for each slot; None for unused slots."""
         assert self._program is not None
         used = self.slots_used()
         arrays = [
@@ -209,20 +210,20 @@ class Optimizer:
         return float(self._rate)
 
     def set_lr(self, value: float) -> None:
-        """Sets the learning rate from the next step on.  UsageError where a schedule governs it."""
+        """Sets the learning rate from the next step on.  UsageError if the learning rate is a schedule."""
         if hasattr(self._rate, "build"):
-            raise UsageError(f"the learning rate follows {self._rate!r}: it cannot be set")
+            raise UsageError(f"the learning rate cannot be set: it follows the schedule {self._rate!r}")
         self._rate = number("learning_rate", value)
         if self._program is not None:
             self._program.data[self._named["learning_rate"]][...] = self._rate
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """A copy of everything the optimizer remembers: step counter, learning rate, moments, by name."""
+        """A copy of the optimizer's state by name: step counter, learning rate, moments."""
         program = self._minimized()
         return {name: np.array(program.data[name]) for name in self._state}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` gave.  UsageError for names or shapes that are not this optimizer's."""
+        """Sets the state to what `state_dict` returned.  UsageError for names or shapes that do not fit."""
         program = self._minimized()
         own = set(self._state)
         missing = [n for n in self._state if n not in state]
@@ -235,7 +236,7 @@ class Optimizer:
             if array.shape != program.data[name].shape:
                 raise UsageError(f"'{name}' has shape {list(program.data[name].shape)}, not {list(array.shape)}")
         for name, array in arrays.items():
-            if not program.data[name].flags.writeable:  # the first contents, which no step has changed yet
+            if not program.data[name].flags.writeable:  # the initial contents, which no step has changed yet
                 program.data[name] = np.array(program.data[name])
             program.data[name][...] = array
 
@@ -250,7 +251,7 @@ class Optimizer:
 
 
 def _filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
-    """An array of one number that takes no memory until the executor makes it one to write to."""
+    """An array filled with one number; it takes no memory until the executor makes it writable."""
     return np.broadcast_to(np.array(value, dtype), shape)
 
 
@@ -263,7 +264,7 @@ def _emit_update(
     step: Value,
     unscale: Value | None,
 ) -> None:
-    """Puts inputs at the positions that the operator's `updates`, `rate_at`, `step_at` and `unscale_at` say."""
+    """Emits an update with its inputs at the operator's `updates`, `rate_at`, `step_at` and `unscale_at`."""
     inputs: dict[int, Value | None] = dict(enumerate(tensors))
     inputs.update(zip(op.updates[1:], slots, strict=True))
     inputs[op.rate_at] = rate
@@ -282,7 +283,7 @@ def _times(b: Builder, g: Value, factor: Value) -> Value:
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number that is not negative."""
+    """The value if it is finite and not negative, else UsageError."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise UsageError(f"{name} must be a number, not {value!r}")
     if not 0 <= value < float("inf"):
@@ -308,18 +309,18 @@ def must_be_untrained(program: Program) -> None:
     """UsageError where the program has updates already."""
     if any(o.role is Role.OPTIMIZE for o in program.operators):
         raise UsageError(
-            f"program '{program.block.name}' is a training step already: its parameters are updated once a step; "
+            f"program '{program.block.name}' is already a training step: its parameters are updated once per step; "
             "call minimize on a program without updates (clone() it before)"
         )
 
 
 def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -> None:
-    """Each parameter once, with a gradient of its shape."""
+    """UsageError unless each parameter is given once, with a gradient of its shape."""
     parameters = set(program.block.parameters)
     seen: set[str] = set()
     for p, g in pairs:
         if p.value not in parameters:
-            raise UsageError(f"'{p.name}' is no parameter of the program: only parameters are updated")
+            raise UsageError(f"'{p.name}' is not a parameter of the program: only parameters are updated")
         if p.name in seen:
             raise UsageError(f"apply_gradients: '{p.name}' is given twice")
         if p.shape != g.shape or not g.value.type.is_float:
@@ -328,14 +329,14 @@ def _check_pairs(program: Program, pairs: Sequence[tuple[Variable, Variable]]) -
 
 
 def names_of(program: Program, wanted: Any, what: str) -> list[str]:
-    """Names, aliases resolved, of names, globs and Variables.  UsageError for Variables of another program."""
+    """Value names of names, aliases, globs and Variables.  UsageError for Variables of another program."""
     if isinstance(wanted, (str, Variable)):
         wanted = [wanted]
     names = []
     for w in wanted:
         if isinstance(w, Variable):
             if w.program is not program:
-                raise UsageError(f"{what}: '{w.name}' is a Variable of another program")
+                raise UsageError(f"{what}: '{w.name}' belongs to another program")
             names.append(w.name)
         elif isinstance(w, str):
             names.append(program.aliases.get(w, w))

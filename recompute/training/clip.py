@@ -1,6 +1,6 @@
 """Gradient clipping, as operators of the program: `Adam(1e-3, grad_clip=ClipGradByGlobalNorm(1.0))`.
 
-The limits are Paddle's: a norm at or below the limit leaves the gradient as it is, to the bit.
+As in Paddle, a gradient whose norm is at most the limit is unchanged, to the bit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def _positive(what: str, value: Any) -> float:
 
 
 class GradientClip:
-    """Base: `begin` sees all gradients, `scaled` gives one of them clipped, right before its update."""
+    """Base class: `begin` gets all gradients, `scaled` returns one of them clipped, right before its update."""
 
     def begin(self, b: Builder, gradients: Sequence[Value]) -> Value | None:
-        """What `scaled` needs of all gradients together."""
+        """Emits the value that `scaled` needs from all gradients together."""
         return None
 
     def scaled(self, b: Builder, g: Value, common: Value | None) -> Value:
@@ -39,7 +39,7 @@ class GradientClip:
 
 
 class ClipGradByValue(GradientClip):
-    """Every element is kept within [min, max]; `min` is -max by default."""
+    """Clips every element to [min, max]; `min` is -max by default."""
 
     def __init__(self, max: float, min: float | None = None) -> None:
         if min is None:
@@ -54,7 +54,7 @@ class ClipGradByValue(GradientClip):
 
 
 class ClipGradByNorm(GradientClip):
-    """Each gradient whose own norm is above `clip_norm` is scaled to it."""
+    """Scales each gradient whose own norm is above `clip_norm` to that norm."""
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive("clip_norm", clip_norm)
@@ -65,9 +65,9 @@ class ClipGradByNorm(GradientClip):
 
 
 class ClipGradByGlobalNorm(GradientClip):
-    """All gradients are scaled by one factor where their common norm is above `clip_norm` (Pascanu et al. 2013).
+    """Scales all gradients by one factor if their common norm is above `clip_norm` (Pascanu et al. 2013).
 
-    Updates wait for all gradients, which are all in memory at once then.
+    Updates wait for all gradients, so that all of them are in memory at once.
     """
 
     def __init__(self, clip_norm: float) -> None:

@@ -1,4 +1,4 @@
-"""Batches for `--run`: synthetic ones that fit the program, or those of an .npz file."""
+"""Batches for `--run`: synthetic ones, or those of an .npz file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """One batch of random inputs: floats are standard normal, integers within what their readers accept.
+    """One batch of random inputs: floats are standard normal, integers in the range that their readers accept.
 
     `specs` (name → object with `sample(generator, batch=...)`) draws the inputs that it names.
     """
@@ -45,7 +45,7 @@ def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | 
 
 
 def _limit(block: Block, v: Value) -> int:
-    """The exclusive upper bound of an integer input: the size of what it indexes, else 2."""
+    """The exclusive upper bound of an integer input: the size of the axis that it indexes, else 2."""
     names = {v.name}
     for op in block.operators:
         if not any(r.name in names for r in op.reads()):
@@ -61,7 +61,7 @@ def _limit(block: Block, v: Value) -> int:
 
 
 def _is_probability(block: Block, v: Value) -> bool:
-    """Whether a float input is a probability or a 0/1 label: the loss alone reads it, and not just its distance.
+    """Whether a float input is a probability or a 0/1 label: only the loss reads it, and not only by a difference.
 
     The label of a regression is subtracted from the model's output (or the output from it), and nothing else.
     """
@@ -80,10 +80,10 @@ def _is_probability(block: Block, v: Value) -> bool:
 
 
 def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.ndarray]]:
-    """Batches from an .npz file that has one array an input; longer arrays are cut along the first axis, in turn.
+    """Batches from an .npz file with one array per input; longer arrays are cut along the first axis into batches.
 
-    ModelError where the file cannot be read, UsageError where an array is missing or does not fit.  What is in the
-    file is compared with the program before any array is read; further arrays are left alone.
+    ModelError if the file cannot be read, UsageError if an array is missing or does not fit.  The headers of the
+    arrays are compared with the program before any array is read; other arrays of the file are ignored.
     """
     inputs = program.block.inputs
     try:
@@ -97,20 +97,20 @@ def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.nda
                 _check_header(archive, member, v, path)
             arrays = {v.name: _array(archive, members[f"{v.name}.npy"]) for v in inputs}
     except MemoryError:
-        raise OutOfMemoryError(f"this machine has no memory for the arrays of '{path}'") from None
+        raise OutOfMemoryError(f"not enough memory on this machine for the arrays of '{path}'") from None
     except OSError as e:
         raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
     except RecomputeError:
         raise
-    except Exception as e:  # what archives, decompressors and headers raise where they are damaged is their own
-        raise ModelError(f"cannot read the data file '{path}': it is no .npz file, or it is damaged ({e})") from None
+    except Exception as e:  # damaged archives, compressed data and headers raise exceptions of many kinds
+        raise ModelError(f"cannot read the data file '{path}': not an .npz file, or damaged ({e})") from None
     count = min((arrays[v.name].shape[0] // v.shape[0] for v in inputs if v.shape and v.shape[0]), default=1)
     for i in itertools.cycle(range(max(count, 1))):
         yield {v.name: _part(arrays[v.name], v, i) for v in inputs}
 
 
 def _part(array: np.ndarray, v: Value, i: int) -> np.ndarray:
-    """Batch number i of an array along its first axis; a scalar is the same every time."""
+    """Batch number i of an array along its first axis; a scalar is the same in every batch."""
     return array[i * v.shape[0] : (i + 1) * v.shape[0]] if v.shape else array
 
 
@@ -120,18 +120,18 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, v: Value, path: str | Path) -> None:
-    """UsageError where an array's header, of which alone is read, does not fit an input or the file."""
+    """UsageError if the header of an array, the only part that is read here, does not fit the input or the file."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
         if read is None:
-            raise ValueError(f"the array '{v.name}' is of the unknown version {version}")
+            raise ValueError(f"the array '{v.name}' has the unknown version {version}")
         shape, _, dtype = read(file)
         rest = member.file_size - file.tell()
     fits = len(shape) == len(v.shape) and shape[1:] == v.shape[1:] and (not v.shape or shape[0] >= v.shape[0])
     if not fits or dtype != v.type.numpy:
         raise UsageError(
-            f"'{path}': '{v.name}' is {dtype}{list(shape)}, the program wants {v.type} (the first axis may be longer)"
+            f"'{path}': '{v.name}' is {dtype}{list(shape)}, but must be {v.type} (the first axis may be longer)"
         )
     if math.prod(shape) * dtype.itemsize != rest:
-        raise ValueError(f"the array '{v.name}' has {rest:,} bytes, {dtype}{list(shape)} has others")
+        raise ValueError(f"the array '{v.name}' has {rest:,} bytes, which is not the size of {dtype}{list(shape)}")

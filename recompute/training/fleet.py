@@ -1,4 +1,4 @@
-"""Paddle's fleet interface: a strategy, and an optimizer made to follow it.  One process."""
+"""Paddle's fleet interface for one process: a strategy, and an optimizer configured by it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CONFIGS = {
 
 
 class DistributedStrategy:
-    """What a distributed optimizer does beside updating.
+    """Options of a distributed optimizer.
 
-    `recompute`: whether forward values are dropped and computed again.  `recompute_configs`: {"checkpoints": [...]}
-    (Paddle's), or {"budget": "8GiB"} and, if not the best, {"strategy": "chen"}; assigning it replaces what was there.
-    "enable_offload": whether checkpoints wait in host memory (with a budget: as many values as make the step faster).
-    "checkpoint_shape" may be given and is not needed, as every shape here is static and any will do.
+    `recompute`: whether forward values are dropped and recomputed.  `recompute_configs`: {"checkpoints": [...]}
+    (Paddle's), or {"budget": "8GiB"} and optionally {"strategy": "chen"}; an assignment replaces all previous keys.
+    "enable_offload": whether checkpoints are offloaded to host memory (with a budget: the values for which this is
+    faster than recomputing).  "checkpoint_shape" is accepted and ignored, as every shape is static.
     `forward_recompute` and `recompute_checkpoints` are their older names.
 
     `amp`: whether the forward pass is in mixed precision.  `amp_configs`: what `recompute.amp.decorate` takes, such as
@@ -131,9 +131,9 @@ def _checked(name: str, configs: Any) -> dict[str, Any]:
 
 
 def distributed_optimizer(optimizer: AnyOptimizer, strategy: DistributedStrategy | None = None) -> AnyOptimizer:
-    """The optimizer that follows `strategy`: in mixed precision, in a RecomputeOptimizer, or both.
+    """The optimizer configured by `strategy`: with mixed precision, in a RecomputeOptimizer, or both.
 
-    UsageError where it recomputes without checkpoints, budget or strategy.
+    UsageError if it recomputes without checkpoints, budget or strategy.
     """
     if strategy is not None and strategy.amp:
         optimizer = decorate(optimizer, **_checked("amp_configs", strategy.amp_configs))
@@ -153,5 +153,5 @@ def distributed_optimizer(optimizer: AnyOptimizer, strategy: DistributedStrategy
     if configs.get("strategy"):
         found.set_strategy(configs["strategy"])
     found.enable_offload = configs.get("enable_offload", False)
-    found.request  # noqa: B018 - says here what contradicts itself, not in minimize
+    found.request  # noqa: B018 - raises for contradictions here, not in minimize
     return found

@@ -1,9 +1,9 @@
 """Losses: each appends its operators to the program of `output`, declares the label as a new input, and returns the
 loss as a Variable, which becomes an output of the program.
 
-What all of them take: `output`, a Variable (or a Program: its first floating-point output); `label`, a Variable of
-the same program or the name of one (default: a new input called `label_name`); `name`, that of the loss;
-`reduction`, "mean", "sum" or "none".  Formulas are PyTorch's.  f16 and bf16 outputs are taken to f32 first.
+Common arguments: `output`, a Variable (or a Program: its first floating-point output); `label`, a Variable of
+the same program or the name of one (default: a new input called `label_name`); `name`, the name of the loss;
+`reduction`, "mean", "sum" or "none".  Formulas are PyTorch's.  f16 and bf16 outputs are cast to f32 first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..ops.shape.reshape import reshape
 
-#: what `--loss` offers
+#: losses that `--loss` accepts
 NAMES = (
     "cross_entropy", "nll", "mse", "l1", "smooth_l1", "huber", "bce", "bce_with_logits", "kl_div", "hinge",
 )  # fmt: skip
@@ -46,7 +46,7 @@ def cross_entropy(
     """-log softmax(output)[label], in one stable operator (ONNX SoftmaxCrossEntropyLoss).
 
     `output`: scores of any shape with classes along `axis` (default: 1 for 2, 4 and 5 dimensions, else the last).
-    Where it is made by Softmax or LogSoftmax, that operator's input and axis are taken: softmax is not applied twice.
+    If it is the output of Softmax or LogSoftmax, that operator's input and axis are used: softmax is not applied twice.
     `label`: class indices, i64, of the shape without the class axis; with `soft_label`, probabilities in the shape
     of the scores.  Labels equal to `ignore_index` do not count.  `weight`: one number a class, as in PyTorch.
     """
@@ -114,8 +114,8 @@ def huber(
 def bce(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
     """-label·log p - (1 - label)·log(1 - p) for probabilities p = output.  `options`: name, label_name, reduction.
 
-    Where `output` is made by Sigmoid, that operator's input is taken and it is `bce_with_logits`.  Else p and 1 - p
-    are kept above e⁻¹⁰⁰ (or the type's smallest normal number, 1.2e-38 for f32), so that the loss stays finite.
+    If `output` is the output of Sigmoid, `bce_with_logits` of that operator's input is used.  Otherwise p and 1 - p are
+    at least e⁻¹⁰⁰ (or the type's smallest normal number, 1.2e-38 for f32), so that the loss stays finite.
     """
     loss = _Loss(output, options.get("name", "loss"), options.get("reduction", "mean"))
     made = loss.producer()
@@ -175,10 +175,10 @@ def hinge(output: Variable | Program, label: Variable | str | None = None, **opt
 
 
 def natural_loss(program: Program) -> tuple[str, str]:
-    """The loss that a program asks for by its form: (an output's name or one of `NAMES`, why in one line).
+    """The loss that fits the form of a program: (the name of an output or one of `NAMES`, the reason in one line).
 
-    A scalar output is the loss itself; probabilities and scores of classes, also of every pixel, get cross_entropy,
-    sigmoids bce, all else mse.  UsageError where there is no floating-point output.
+    A scalar output is the loss itself; probabilities and scores of classes, also per pixel, get cross_entropy,
+    sigmoids bce, others mse.  UsageError if there is no floating-point output.
     """
     floats = [v for v in program.outputs if v.value.type.is_float]
     for v in floats:
@@ -201,7 +201,7 @@ def natural_loss(program: Program) -> tuple[str, str]:
 
 
 def _labels_pixels(program: Program, out: Variable) -> bool:
-    """Whether an output [N, C, H, W] has other channels than an image that comes in, and more than half its size."""
+    """Whether an output [N, C, H, W] has other channels than an input image, and more than half of its size."""
     if out.value.ndim != 4 or out.shape[1] < 2:
         return False
     images = [v.shape for v in program.inputs if v.value.ndim == 4 and v.value.type.is_float]
@@ -210,13 +210,13 @@ def _labels_pixels(program: Program, out: Variable) -> bool:
 
 
 class _Loss:
-    """A loss while it is being written: the builder, the output x, and what is declared."""
+    """A loss under construction: the builder, the output x, and the declarations."""
 
     def __init__(self, output: Variable | Program, name: str, reduction: str, extra: Sequence[str] = ()) -> None:
         if isinstance(output, Program):
             output = _first_float_output(output)
         if not isinstance(output, Variable):
-            raise UsageError(f"a loss is put on a Variable (program['name']) or a Program, not {output!r}")
+            raise UsageError(f"the output of a loss must be a Variable (program['name']) or a Program, not {output!r}")
         known = (*_REDUCTIONS, *extra)
         if reduction not in known:
             raise UsageError(f"reduction must be one of {', '.join(known)}, not {reduction!r}")
@@ -224,32 +224,32 @@ class _Loss:
             raise UsageError(f"a loss needs a floating-point output, but '{output.name}' is {output.value.type}")
         self.program, self.name, self.reduction = output.program, name, reduction
         if name in self.program:
-            raise UsageError(f"the program has a value '{name}' already: give the loss another name (name=...)")
+            raise UsageError(f"the program already has a value '{name}': give the loss another name (name=...)")
         self.b = self.program.builder(Role.LOSS, name)
         self.output = self.x = output.value
         self.inputs: list[Value] = []
 
     def producer(self) -> Operator | None:
-        """The operator that makes the output."""
+        """The operator that writes the output."""
         return _producer(self.program, self.output)
 
     def take(self, x: Value | None) -> None:
-        """Puts the loss on another value."""
+        """Replaces the output of which the loss is taken."""
         assert x is not None
         self.x = x
 
     def wide(self) -> Value:
-        """x, in f32 where it is f16 or bf16."""
+        """x, cast to f32 if it is f16 or bf16."""
         if self.x.dtype in ("f16", "bf16"):
             self.x = self.b.Cast(self.x, to="f32")
         return self.x
 
     def label(self, given: Variable | str | None, name: str, t: TensorType) -> Value:
-        """The label: the one given, checked and brought to the type, or a new input."""
+        """The label: the given one, checked and cast to the type, or a new input."""
         if given is None:
             if name in self.program:
                 raise UsageError(
-                    f"the program has a value '{name}' already: pass it (label={name!r}) or name the new label's "
+                    f"the program already has a value '{name}': pass it (label={name!r}) or name the new label's "
                     "input (label_name=...)"
                 )
             self.b.names.take(name)
@@ -268,7 +268,7 @@ class _Loss:
         return self.program.declare("buffers", name, np.array(array, like.type.numpy))
 
     def finish(self, value: Value) -> Variable:
-        """Names the last value and appends everything to the program."""
+        """Names the last value and appends the operators to the program."""
         self.b.operators[:] = [o.renamed({value.name: self.name}) for o in self.b.operators]
         self.program.append(self.b, inputs=self.inputs, outputs=[self.name])
         return self.program[self.name]
@@ -290,7 +290,7 @@ def _first_float_output(program: Program) -> Variable:
     floats = [v for v in program.outputs if v.value.type.is_float]
     if not floats:
         have = ", ".join(f"{v.name}: {v.value.type}" for v in program.outputs) or "none"
-        raise UsageError(f"the program has no floating-point output to put a loss on (outputs: {have})")
+        raise UsageError(f"the program has no floating-point output for a loss (outputs: {have})")
     return floats[0]
 
 
@@ -317,7 +317,7 @@ def _elementwise(
 
 
 def _huber(b: Builder, x: Value, y: Value, limit: float, factor: float) -> Value:
-    """factor·m·(d - m/2) with d = |x - y|, m = min(d, limit): both branches without a choice."""
+    """factor·m·(d - m/2) with d = |x - y|, m = min(d, limit): both cases without a branch."""
     d = b.Abs(b.Sub(x, y))
     m = b.Min(d, b.constant(limit, x))
     value = b.Mul(m, b.Sub(d, b.Mul(m, b.constant(0.5, x))))
@@ -327,7 +327,7 @@ def _huber(b: Builder, x: Value, y: Value, limit: float, factor: float) -> Value
 def _class_axis(loss: _Loss, axis: int | None) -> int:
     x = loss.x
     if not x.ndim:
-        raise UsageError(f"'{x.name}' is one number: there are no classes to choose from")
+        raise UsageError(f"'{x.name}' is a scalar: it has no class axis")
     if axis is None:
         axis = 1 if x.ndim in (2, 4, 5) else -1
     if not -x.ndim <= axis < x.ndim:
@@ -341,7 +341,7 @@ def _class_axis(loss: _Loss, axis: int | None) -> int:
 def _indexed(
     loss: _Loss, op: str, label: Any, label_name: str, axis: int | None, ignore_index: int | None, weight: Any
 ) -> Variable:
-    """A loss that looks a class up: classes are brought to axis 1, where ONNX has them."""
+    """A loss with class indices: the class axis is moved to axis 1, where ONNX expects it."""
     axis = _class_axis(loss, axis)
     b, x = loss.b, loss.wide()
     classes = x.shape[axis]

@@ -1,4 +1,4 @@
-"""Learning rates that change from step to step, worked out inside the program from its step counter.
+"""Learning-rate schedules, computed inside the program from its step counter.
 
 Names and meanings are Paddle's (where PyTorch has the same schedule, so are the values), counted in steps: the first
 step is number 0.  The arithmetic is done in f64, the result is f32[].  A schedule takes the place of a number:
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class LRScheduler:
-    """Base: a subclass gives `rate`, in terms of the step as a `Scalar`."""
+    """Base class: a subclass defines `rate` as a function of the step, a `Scalar`."""
 
     def rate(self, step: Scalar) -> Scalar:
         """The learning rate at `step`."""
         raise NotImplementedError
 
     def build(self, b: Builder, step: Value, *, name: str = "learning_rate") -> Value:
-        """Operators from the step counter (i64[]) to the learning rate (f32[], called `name`)."""
+        """Emits operators from the step counter (i64[]) to the learning rate (f32[], called `name`)."""
         found = self.rate(Scalar(b, b.Cast(step, to="f64")))
         return b.emit(Cast("f32"), found.value, name=name)
 
@@ -69,7 +69,7 @@ def _program(schedule: LRScheduler, counter: Value) -> Any:
 
 @dataclass(frozen=True)
 class Scalar:
-    """An f64 scalar of a program, with Python's signs."""
+    """An f64 scalar of a program, with Python's arithmetic operators."""
 
     b: Builder
     value: Value
@@ -107,11 +107,11 @@ class Scalar:
     __radd__, __rmul__ = __add__, __mul__
 
     def floor(self) -> Scalar:
-        """Largest whole number that is not above."""
+        """The largest integer that is not greater."""
         return self._apply("Floor", self)
 
     def ceil(self) -> Scalar:
-        """Smallest whole number that is not below."""
+        """The smallest integer that is not less."""
         return self._apply("Ceil", self)
 
     def cos(self) -> Scalar:
@@ -119,19 +119,19 @@ class Scalar:
         return self._apply("Cos", self)
 
     def exp(self) -> Scalar:
-        """e to it."""
+        """The exponential."""
         return self._apply("Exp", self)
 
     def at_most(self, limit: Any) -> Scalar:
-        """The smaller of the two."""
+        """The minimum of the two."""
         return self._apply("Min", self, limit)
 
     def at_least(self, limit: Any) -> Scalar:
-        """The larger of the two."""
+        """The maximum of the two."""
         return self._apply("Max", self, limit)
 
     def below(self, limit: Any, then: Any, otherwise: Any) -> Scalar:
-        """`then` where it is below `limit`, else `otherwise`."""
+        """`then` if it is below `limit`, else `otherwise`."""
         b = self.b
         return Scalar(b, b.Where(b.Less(self.value, self._of(limit)), self._of(then), self._of(otherwise)))
 
@@ -177,7 +177,7 @@ class PiecewiseDecay(LRScheduler):
         )
 
     def rate(self, step):
-        """A chain of choices, from the last piece to the first."""
+        """A chain of selections, from the last piece to the first."""
         found = step.constant(self.values[-1])
         for limit, value in zip(reversed(self.boundaries), reversed(self.values[:-1]), strict=True):
             found = step.below(limit, value, found)
@@ -289,7 +289,7 @@ class PolynomialDecay(LRScheduler):
 
 @dataclass(frozen=True)
 class LinearWarmup(LRScheduler):
-    """From start_lr to end_lr in a straight line over warmup_steps steps, then `learning_rate`.
+    """Linear from start_lr to end_lr over warmup_steps steps, then `learning_rate`.
 
     `learning_rate`: a number, or a schedule, whose step 0 is the first after the warm-up.
     """

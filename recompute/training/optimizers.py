@@ -1,8 +1,8 @@
-"""Optimizers.
+"""Optimizers: SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, LAMB and LARS.
 
-Names and calls are Paddle's.  An optimizer writes its work into the program: state is declared beside the parameters,
-updates are operators, and each runs as soon as its gradient is final.  Where the defaults of Paddle and PyTorch
-differ, PyTorch's are taken, as the values are checked against it; the class says so.
+Names and calls are Paddle's.  An optimizer adds operators to the program: it declares state for each parameter, and
+emits updates, each of which runs as soon as its gradient is final.  If the defaults of Paddle and PyTorch differ,
+PyTorch's are used, because results are checked against it; the docstring of the class states the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .base import Optimizer, fraction, number
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 
-#: what `--optimizer` and other tables by name offer
+#: optimizers that `--optimizer` accepts
 NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")
 
 __all__ = ["NAMES", "AnyOptimizer", "Optimizer", "RecomputeOptimizer", "RecomputeWarning", *NAMES]
@@ -117,7 +117,7 @@ class RMSProp(Optimizer):
         self.centered = centered
 
     def slots_used(self):
-        """mean_grad where it is centered, momentum where there is one."""
+        """mean_grad if centered, momentum if not 0."""
         return {"mean_square": True, "mean_grad": self.centered, "momentum": self.momentum > 0}
 
     def update(self, weight_decay):

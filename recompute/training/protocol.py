@@ -1,4 +1,4 @@
-"""What an optimizer is, plain or around another one."""
+"""The interface of optimizers, and the base class of optimizers that wrap another one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ParamsGrads = list[tuple[Variable, Variable]]
 
 
 class AnyOptimizer(Protocol):
-    """What `compile_step`, `estimate` and the wrappers take: the interface of every optimizer.
+    """The interface of every optimizer, as used by `compile_step`, `estimate` and wrappers.
 
     Names and arguments are Paddle's; see `recompute.optimizers.Optimizer` for what each method does.
     """
@@ -75,7 +75,7 @@ class AnyOptimizer(Protocol):
 
 
 class WrappedOptimizer:
-    """An optimizer around another one, `inner`: does what that does, but for what a subclass changes.
+    """An optimizer that wraps another one, `inner`, and forwards every method that a subclass does not override.
 
     A subclass overrides `_backward`, which `backward` and `minimize` call, and `apply_gradients` or `apply_optimize`.
     """

@@ -1,4 +1,4 @@
-"""Recomputation around any optimizer: `RecomputeOptimizer(Adam(1e-3)).set_checkpoints([...]).minimize(loss)`."""
+"""Recomputation for any optimizer: `RecomputeOptimizer(Adam(1e-3)).set_checkpoints([...]).minimize(loss)`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .protocol import ParamsGrads, WrappedOptimizer
 
 
 class RecomputeWarning(UserWarning):
-    """A checkpoint that does not do what its user may expect."""
+    """A checkpoint may not have the expected effect."""
 
 
 class RecomputeOptimizer(WrappedOptimizer):
-    """Any optimizer, with recomputation: some forward values are dropped and computed again for the backward pass.
+    """Wraps an optimizer: some forward values are dropped, and recomputed for the backward pass.
 
-    Three ways to say which: `set_checkpoints` names what is kept, `set_budget` and `set_strategy` let a planner find
-    it, `set_plan` takes what a planner has found before.  Checkpoints cut the forward pass into segments (Chen et al.
-    2016, arXiv 1604.06174; Paddle's RecomputeOptimizer): kept are the checkpoints, what crosses a border, and
-    everything after the last one.  Losses and gradients are the same bits with and without.
+    There are three ways to choose them: `set_checkpoints` names the values to keep, `set_budget` and `set_strategy`
+    call a planner, `set_plan` uses an existing plan.  Checkpoints cut the forward pass into segments (Chen et al. 2016,
+    arXiv 1604.06174; Paddle's RecomputeOptimizer): the checkpoints, other values that cross a border, and all values
+    after the last checkpoint are kept.  Losses and gradients are bit-identical with and without recomputation.
 
-    `enable_offload`: checkpoints wait for the backward pass in host memory; with a budget, as many values as make the
-    step faster than recomputing alone would.  They may be of any shapes.
+    `enable_offload`: checkpoints are copied to host memory until the backward pass; with a budget, the values for which
+    this is faster than recomputing.  They may have any shapes.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -55,15 +55,15 @@ class RecomputeOptimizer(WrappedOptimizer):
         self._limits: dict[str, Any] = {}
 
     def around(self, optimizer: Any) -> RecomputeOptimizer:
-        """The same recomputation around another optimizer."""
+        """The same recomputation for another optimizer."""
         other = copy.copy(self)
         other.inner = optimizer
         return other
 
     def set_checkpoints(self, checkpoints: Sequence[str | Variable] | str | Variable) -> RecomputeOptimizer:
-        """Sets what is kept: names, globs or Variables, in any order.  Returns self.
+        """Sets the values to keep: names, globs or Variables, in any order.  Returns self.
 
-        A single string is one name (Paddle takes it for a list of letters).
+        A single string is one name (Paddle treats it as a list of letters).
         """
         if isinstance(checkpoints, (str, Variable)):
             checkpoints = [checkpoints]
@@ -88,15 +88,15 @@ class RecomputeOptimizer(WrappedOptimizer):
         seconds: float | None = None,
         progress: Callable[[Any], Any] | None = None,
     ) -> RecomputeOptimizer:
-        """Recomputes as much as it takes for the step to fit, at the least cost; returns self.
+        """Recomputes as much as necessary to fit a budget, at the least cost; returns self.
 
-        `budget`: all that the executor allocates, `"8GiB"`, bytes, or `"60%"` of what the plain step takes.  `cost`:
-        what operators are priced by (this CPU's roofline; see `rc.cost.device`).  `target`: where the step will run,
-        and whose kernels will run it (None: this machine's processor); an Executor elsewhere plans again within the
-        same budget.  `effort`: how long planning searches
-        beside its default, 1, counted so that the same call gives the same plan; or `seconds`: it ends when they have
-        passed and a plan fits.  `progress`: a function that hears of it (`passes.planners.watch.Progress`); without
-        one a terminal shows a line.  Ctrl-C takes the best plan so far, where one fits.
+        `budget`: the limit on all memory that the executor allocates: `"8GiB"`, bytes, or `"60%"` of the plain
+        step's peak.  `cost`: the cost model (default: this CPU's roofline; see `rc.cost.device`).  `target`: the place
+        where the step will run, and its kernel providers (None: this CPU); an Executor with another target makes a
+        new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so that the same
+        call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function that is called
+        with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C ends the search
+        with the best plan so far, if one fits.
         """
         check_limits(effort, seconds, progress)
         self._budget, self._cost, self._target = parse_budget(budget), cost or self._cost, target or self._target
@@ -104,25 +104,26 @@ class RecomputeOptimizer(WrappedOptimizer):
         return self
 
     def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
-        """The planner that finds what runs again, with its options (default: "auto", the best); returns self.
+        """Sets the planner, with its options (default: "auto", the best); returns self.
 
-        Those that know no budget ("chen") need none.  UsageError for names and options that do not exist.
+        Planners that ignore budgets ("chen") need none.  UsageError for unknown names and options.
         """
         planner(strategy, **options)
         self._strategy, self._options = strategy, options
         return self
 
     def set_plan(self, plan: Any) -> RecomputeOptimizer:
-        """The path of a plan that was saved, or a RecomputePlan that numbers the plain step's operators; returns self.
+        """Sets the plan: the path of a saved one, or a RecomputePlan by operator numbers of the plain step.
 
-        Such a step's operators: those of `minimize` without dead code, with normalised values made again.
+        The plain step consists of the operators of `minimize` without dead code, with normalised values recomputed.
+        Returns self.
         """
         self._plan = request(plan=plan).plan  # type: ignore[union-attr]
         return self
 
     @property
     def enable_offload(self) -> bool:
-        """Whether values may wait in host memory."""
+        """Whether values may be offloaded to host memory."""
         return self._offload
 
     @enable_offload.setter
@@ -138,28 +139,28 @@ class RecomputeOptimizer(WrappedOptimizer):
 
     @property
     def request(self) -> Request | None:
-        """What a planner is asked for; None where checkpoints say it.  UsageError where several say it."""
+        """The request to a planner; None with checkpoints.  UsageError if both are set."""
         found = request(self._budget, self._strategy, self._options, self._plan, offload=self._offload, **self._limits)
         if found is not None and self._checkpoints:
             raise UsageError(
-                "checkpoints say what is kept, and a budget, strategy or plan says it too: give one of them (with "
-                "set_checkpoints alone, `--memory-budget` on the command line or rc.estimate says whether it fits)"
+                "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
+                "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
             )
         return found
 
     def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
-        """The inner optimizer's backward pass, then the recomputation of what is dropped.
+        """The inner optimizer's backward pass, then the recomputation of dropped values.
 
-        `program.plan` is the plan that was applied; what a user should know about the checkpoints is warned about
-        (RecomputeWarning).  UsageError without checkpoints, or for names that are not in the program.  A planner works
-        on the whole step: with a budget, strategy or plan the recomputation comes with `apply_gradients`.
+        `program.plan` is the applied plan; a RecomputeWarning is given for checkpoints without effect and the like.
+        UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
+        with a budget, strategy or plan, `apply_gradients` adds the recomputation.
         """
         if self.request is not None:
             return self.inner.backward(loss, *options)
         if not self._checkpoints:
             raise UsageError(
                 "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize, or "
-                "set_budget('8GiB') to have them found; "
+                "set_budget('8GiB') to use a planner; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
         program = program_of(loss)
@@ -175,9 +176,9 @@ class RecomputeOptimizer(WrappedOptimizer):
         return params_grads
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
-        """The inner optimizer's; then, with a budget, strategy or plan, the recomputation of what is dropped.
+        """The inner optimizer's updates; then, with a budget, strategy or plan, the recomputation of dropped values.
 
-        `program.plan` is the plan that was applied, `program.planned` has its figures (`PlanFigures`).
+        `program.plan` is the applied plan, `program.planned` has its figures (`PlanFigures`).
         """
         pairs = list(params_grads)
         found = self.inner.apply_gradients(pairs)
@@ -191,7 +192,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         return self._planned(loss.program) or found
 
     def _planned(self, program: Program) -> list[Operator]:
-        """Carries out what a planner is asked for; gives the optimizer's operators then."""
+        """Plans the step, applies the plan, and returns the optimizer's operators."""
         wanted = self.request
         if wanted is None:
             return []
@@ -206,7 +207,7 @@ class RecomputeOptimizer(WrappedOptimizer):
 
 
 def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, RecomputePlan]:
-    """Has the checkpoints of a plan wait in host memory; those that nothing needs later stay, and the notes say so."""
+    """Offloads the checkpoints of a plan; those that nothing needs later stay, and a note states this."""
     block = Offload(plan.checkpoints, tight=True).run(block)
     moved = offloaded(block)
     notes = [
@@ -220,7 +221,7 @@ def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, Reco
 
 
 def _checkpoint_names(program: Program, checkpoints: Sequence[str | Variable]) -> list[str]:
-    """The values that names, globs (among forward values and aliases) and Variables stand for."""
+    """The names of values given as names, globs (among forward values and aliases) or Variables."""
     values = program.block.values()
     forward = [v.name for o in program.operators if o.role in (Role.FORWARD, Role.LOSS) for v in o.writes()]
     found: list[str] = []

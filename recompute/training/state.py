@@ -1,4 +1,4 @@
-"""What a program has learnt, as safetensors files: parameters, buffers and optimizer state."""
+"""Save and load parameters, buffers and optimizer state (safetensors files)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "state_dict",
 ]
 
-#: differences that an error lists
+#: most differences that an error lists
 _MOST = 20
-#: safetensors' names of element types that we call otherwise
+#: element types that have other names in safetensors
 _EIGHT_BITS = {
     "F8_E4M3": "f8e4m3fn",
     "F8_E4M3FNUZ": "f8e4m3fnuz",
@@ -38,27 +38,27 @@ _EIGHT_BITS = {
 
 
 def contents(program: Program, v: Value) -> np.ndarray:
-    """The array of a parameter, buffer or state, in host memory.  UsageError where there is none."""
+    """The array of a parameter, buffer or state, in host memory.  UsageError if it has none."""
     array = program.data.get(v.name)
     if array is None:
         raise UsageError(f"'{v.name}' ({v.type}) has no contents: load or initialise it first")
     host = array.get() if hasattr(array, "get") else np.asarray(array)
     if tuple(host.shape) != v.shape or host.dtype != v.type.numpy:
-        raise UsageError(f"'{v.name}' holds {host.dtype}{list(host.shape)}, the program says {v.type}")
+        raise UsageError(f"'{v.name}' is {host.dtype}{list(host.shape)}, but the program declares {v.type}")
     return host
 
 
 def state_dict(program: Program) -> dict[str, np.ndarray]:
-    """Copies of parameters, buffers and state, by name.  UsageError where one has no contents yet."""
+    """Copies of parameters, buffers and state, by name.  UsageError if one has no contents yet."""
     return {v.name: np.array(contents(program, v)) for v in _stored(program)}
 
 
 def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Puts arrays into the program, all of them or none.
 
-    An array that is there and can be written keeps its identity (executors are bound to it); else a copy
-    takes its place.  `strict=False` lets names be missing or unknown; shapes and element types must fit
-    always. UsageError that lists everything that does not fit.
+    An existing writable array is overwritten, as executors are bound to it; otherwise it is replaced by a copy.
+    `strict=False` permits missing and unknown names; shapes and element types must always fit.  UsageError that lists
+    all differences.
     """
     arrays = {name: a.get() if hasattr(a, "get") else np.asarray(a) for name, a in state.items()}
     _check(program, {n: _describe(a) for n, a in arrays.items()}, strict, "the state")
@@ -69,9 +69,9 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
 
 
 def save_state(program: Program, path: str | PathLike[str]) -> None:
-    """Writes parameters, buffers and optimizer state as safetensors; the file is there whole or not at all.
+    """Writes parameters, buffers and optimizer state as safetensors, atomically.
 
-    UsageError where something has no contents yet, ModelError where the file cannot be written.
+    UsageError if a value has no contents yet, ModelError if the file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -85,11 +85,10 @@ def save_state(program: Program, path: str | PathLike[str]) -> None:
 
 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
-    """Reads what `save_state` wrote (or any safetensors file with these names) into the program, all or
-    nothing.
+    """Loads a file of `save_state` (or any safetensors file with these names) into the program: all values or none.
 
-    `strict` and what is put where: as `set_state_dict`.  ModelError where the file is missing, truncated or
-    no safetensors file; UsageError that lists everything that does not fit the program.
+    For `strict` and the arrays see `set_state_dict`.  ModelError if the file is missing, truncated or not a safetensors
+    file; UsageError that lists all differences from the program.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -109,10 +108,10 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
         raise ModelError(f"cannot read '{path}': there is no such file") from None
     except (OSError, SafetensorError) as e:
         raise ModelError(
-            f"cannot read '{path}': it is no safetensors file, or it is truncated ({_reason(e)})"
+            f"cannot read '{path}': it is not a safetensors file, or it is truncated ({_reason(e)})"
         ) from None
     except MemoryError:
-        raise OutOfMemoryError(f"this machine has no memory for the contents of '{path}'") from None
+        raise OutOfMemoryError(f"not enough memory on this machine for the contents of '{path}'") from None
     for v in _stored(program):
         if v.name in arrays:
             _put(program, v, arrays.pop(v.name))
@@ -120,7 +119,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
 
 
 def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[str, np.ndarray]:
-    """The contents of values that safetensors writes, but does not read into NumPy, from a file that it has checked."""
+    """The contents of values whose types safetensors can write, but not load as NumPy arrays, from a checked file."""
     if not wanted:
         return {}
     with open(path, "rb") as file:
@@ -134,7 +133,7 @@ def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[st
 
 
 def _mended(program: Program, loaded: Iterable[str]) -> None:
-    """A whole state makes a program usable that a failed step has left half updated."""
+    """Clears the mark of a program that a failed step has left partly updated: a complete state was loaded."""
     if {v.name for v in _stored(program)} <= set(loaded):
         program.broken = ""
 
@@ -152,12 +151,12 @@ def _describe(a: np.ndarray) -> str:
 
 
 def _type_text(dtype: str, shape: list[int]) -> str:
-    """A type in our own spelling: safetensors' F32, I64, ... are our names in capitals, but for types of 8 bits."""
+    """A safetensors type in this package's notation: the name in lower case, except for some 8-bit types."""
     return f"{_EIGHT_BITS.get(dtype, dtype.lower())}[{','.join(map(str, shape))}]"
 
 
 def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
-    """UsageError with every name that is missing, unknown or of another type."""
+    """UsageError that lists all names that are missing, unknown or of another type."""
     wanted = {v.name: str(v.type) for v in _stored(program)}
     problems = [
         f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t
@@ -173,7 +172,7 @@ def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) 
 
 
 def _put(program: Program, v: Value, array: np.ndarray) -> None:
-    """Writes into the array that is there where that can be done, else a copy takes its place."""
+    """Writes into the existing array if it is writable, else replaces it by a copy."""
     old = program.data.get(v.name)
     fits = old is not None and tuple(old.shape) == v.shape and old.dtype == v.type.numpy
     if fits and old.flags.writeable:

@@ -1,4 +1,4 @@
-"""Kernels for the processor: providers, each optional.
+"""The CPU runtime: kernel providers, each optional.
 
 | provider | runs | needs |
 |---|---|---|

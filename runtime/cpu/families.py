@@ -1,4 +1,4 @@
-"""Families of kernels for the processor, by operator: the provider "numba" runs them.
+"""Kernel families of the CPU, by operator, which the provider "numba" runs.
 
 A family is a class in a module of `runtime/cpu/kernels`; see runtime/shared/families.py.
 """

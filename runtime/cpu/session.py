@@ -1,4 +1,4 @@
-"""A planned block on the processor: one arena at the plan's addresses, operators bound to kernels or NumPy."""
+"""The CPU session: a planned block with its arena, and operators bound to kernels or NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for CUDA devices: providers, and the devices that run them.
+"""The CUDA runtime: kernel providers, and devices.
 
 | provider | runs | needs |
 |---|---|---|

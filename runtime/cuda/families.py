@@ -1,4 +1,4 @@
-"""Families of kernels of our own for CUDA devices, by operator: the provider "cuda" runs them.
+"""Kernel families for CUDA devices, by operator, which the provider "cuda" runs.
 
 A family is a class in a module of `runtime/cuda/kernels`; see runtime/shared/families.py.  No kernel uses atomic
 additions.  What no family takes, `traced` does (the operator's own numerics, recorded), and what that cannot, the host.

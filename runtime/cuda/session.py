@@ -1,4 +1,4 @@
-"""A planned block on a CUDA device: one arena at the plan's addresses, the step as one graph.
+"""The CUDA session: a planned block with its arena on a device, and the step as one CUDA graph.
 
 The first run launches everything one by one; the second one captures the launches, and from then on they are replayed.
 Whatever changes from step to step (learning rate, step counter, random keys, loss scale) lies in the device's memory.

@@ -1,1 +1,1 @@
-"""What the processor's and the device's runtimes share."""
+"""Shared parts of the CPU and CUDA runtimes."""

@@ -1,4 +1,4 @@
-"""What every runtime asks when it binds a planned block to memory."""
+"""Checks when a planned block is bound to memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that only move elements, as copies of boxes: from strided places to strided places."""
+"""Data-movement operators as strided copies of boxes."""
 
 from __future__ import annotations
 

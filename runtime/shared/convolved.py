@@ -1,4 +1,4 @@
-"""What the convolution operators compute, whichever operator and layout it is: the form that kernels are made for."""
+"""A common form of all convolution operators and layouts, for kernels."""
 
 from __future__ import annotations
 

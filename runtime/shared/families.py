@@ -1,4 +1,4 @@
-"""Kernel families: hand-written kernels for operators that are alike, found by being in a place's folder `kernels`.
+"""Kernel families: hand-written kernels for similar operators; all files of a place's folder `kernels` are imported.
 
     @family("Softmax", "LogSoftmax")
     class SoftmaxRows(Family): ...

@@ -1,4 +1,4 @@
-"""What a generated loop is made of, on any machine: expressions, column sums, and dimensions that are merged."""
+"""The plan of a generated loop: expressions, column sums, and merged dimensions, for any machine."""
 
 from __future__ import annotations
 

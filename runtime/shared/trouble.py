@@ -1,4 +1,4 @@
-"""What kernels report of an operand that they cannot use: a code, the number in question, and what it does not fit.
+"""Status reports of kernels about invalid operands: a code, the invalid number, and the limit that it violates.
 
 A kernel skips such a number, writes [code, number, size] to the status of its session, and goes on.
 """

@@ -33,9 +33,9 @@ def test_fits_saves_and_does_it_again(tmp_path: Path, capsys: pytest.CaptureFixt
     quick = ["--strategy", "kusumoto-memory"]
     assert main([*BERT, *BUDGET, *quick, "--save-plan", str(plan), "--run", "1", "--check"]) == 0
     out = capsys.readouterr().out
-    assert "plan by kusumoto-memory: +" in out and "from the best there is" in out
+    assert "plan by kusumoto-memory: +" in out and "above the optimum" in out
     assert "the same bits" in out and "(as predicted)" in out
-    assert "kept for the backward pass, as for --checkpoints: " in out
+    assert "kept for the backward pass, for use with --checkpoints: " in out
     first = report_of([*BERT, *BUDGET, *quick], tmp_path)
     again = report_of([*BERT, "--plan", str(plan)], tmp_path)
     assert again["recompute"] == first["recompute"]
@@ -75,7 +75,7 @@ def test_problems_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     found = report_of([str(tmp_path / "p.json"), "--memory-budget", "50%"], tmp_path)["compare"]
     assert [r["strategy"] for r in found] == ["auto"] and found[0]["fits"]
     assert main([str(tmp_path / "p.json"), "--run", "1"]) == 2
-    assert "--run is for models" in capsys.readouterr().err
+    assert "--run needs a model" in capsys.readouterr().err
     assert main([*BERT, "--save-problem", str(tmp_path / "bert.json")]) == 0
     assert main([str(tmp_path / "bert.json"), *BUDGET, "--strategy", "kusumoto-memory"]) == 0
     assert "kusumoto-memory" in capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_problems_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--strategy", "kusumot", *BUDGET], "did you mean kusumoto"),
         (["--strategy", "auto"], "needs a budget"),
         (["--save-plan", "plan.json"], "--save-plan needs a plan"),
-        (["--checkpoints", "logits", "--strategy", "chen"], "both say what is recomputed"),
+        (["--checkpoints", "logits", "--strategy", "chen"], "both define what is recomputed"),
         (["--compare", "--run", "1"], "leave out --run"),
         (["--compare", "--strategy", "chen"], "leave out --strategy"),
         (["--pareto", "--memory-budget", "50%"], "leave out --memory-budget"),

@@ -174,14 +174,14 @@ def test_no_plan_that_fits_is_an_error_of_its_own(capsys: pytest.CaptureFixture[
     monkeypatch.setattr("recompute.planning.step.fit_within", refuse)
     assert main(["unet", "--option", "image=32", "--option", "width=2", "--batch", "4", "--memory-budget", "80%"]) == 2
     err = capsys.readouterr().err
-    assert "said in other words" in err and "the biggest batch that fits without recomputing is" in err
+    assert "said in other words" in err and "the biggest batch that fits without recomputation is" in err
 
 
 # -- names and options ------------------------------------------------------------------------------------------------
 
 
 def test_kept_values_are_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed "as for --checkpoints", and what a saved plan says, is what --checkpoints takes."""
+    """The printed names of kept values, and those in a saved plan, are accepted by --checkpoints."""
     command = ["unet", "--option", "image=32", "--option", "width=2", "--batch", "4", "--optimizer", "momentum"]
     plan, report = tmp_path / "plan.json", tmp_path / "report.json"
     budget = ["--memory-budget", "85%", "--strategy", "kusumoto-memory"]
@@ -220,7 +220,7 @@ def test_targets_say_what_they_are_for() -> None:
         rc.estimate("lenet", pace=rc.CPUPlace())
     with pytest.raises(UsageError, match=r"an optimizer is needed, such as rc.Adam\(\), not 'adam'"):
         rc.estimate("lenet", optimizer="adam")
-    with pytest.raises(UsageError, match="recompute is a whole request: leave out"):
+    with pytest.raises(UsageError, match="recompute is a complete request: leave out"):
         compile_step(program, loss, rc.SGD(), recompute=request("60%"), budget="60%")
     assert rc.estimate("lenet", batch=2, target=rc.Target(place=EMULATED)).peak_bytes > 0
     step = program.clone()

@@ -348,12 +348,12 @@ def test_plan_metadata() -> None:
     assert rc.load_compiled(rc.export_step(program)).plan == program.plan
     for damage in ('"reruns": 3', '"reruns": [{"operator": "a", "before": 1}]', '"reruns": [], "notes": [1]'):
         text = '{"checkpoints": [], "notes": [], ' + damage + "}"
-        with pytest.raises(rc.ModelError, match="is no plan"):
+        with pytest.raises(rc.ModelError, match="is not a plan"):
             rc.load_compiled(rc.export_step(program, plan_metadata=text))
     model = rc.export_step(program, plan_metadata={"peak": np.int64(3)})
     assert json.loads(metadata(model)["recompute.plan"]) == {"peak": 3}
     assert rc.load_compiled(model).plan == {"peak": 3}
-    with pytest.raises(UsageError, match="holds a set, which JSON cannot say"):
+    with pytest.raises(UsageError, match="contains a set, which JSON cannot represent"):
         rc.export_step(program, plan_metadata={"a": {1}})
 
 

@@ -50,7 +50,7 @@ def test_the_planned_program_is_good() -> None:
         ("%x: f32[64,64] @0", "%x: f32[64,64]", "%x has no address"),
         ("@0,32768", "@0,_", "%s#0 has no address"),
         ("@0,32768", "@_,32768", "%s has no address"),
-        ("%w: f32[64,64]", "%w: f32[64,64] @81920", "%w is persistent: it lies in the program's own array"),
+        ("%w: f32[64,64]", "%w: f32[64,64] @81920", "%w is persistent: it is an array of the program"),
         ("%step: i64[]", "%step: i64[] @81920", "%step is persistent"),
         ("%x: f32[64,64] @0", "%x: f32[64,64] @-64", "%x lies at -64: addresses are multiples of 64 from 0 on"),
         ("@0,32768", "@0,-32768", "%s#0 lies at -32768"),

@@ -388,7 +388,7 @@ def test_saved_plans(tmp_path: Any) -> None:
     step.saved.save(tmp_path / "plan.json")
     again = compile_step(program, loss, rc.SGD(), plan=tmp_path / "plan.json", **options)
     assert again.program.block == step.program.block
-    with pytest.raises(UsageError, match="a plan says what waits in host memory"):
+    with pytest.raises(UsageError, match="a plan already defines which values are offloaded"):
         compile_step(program, loss, rc.SGD(), plan=tmp_path / "plan.json", offload=True, **options)
 
 
@@ -422,7 +422,7 @@ def test_wrong_requests() -> None:
         compile_step(program, loss, rc.SGD(), offload=True)
     with pytest.raises(UsageError, match="needs a budget"):
         compile_step(program, loss, rc.SGD(), strategy="chen", offload=True)
-    with pytest.raises(UsageError, match="set enable_offload of the RecomputeOptimizer"):
+    with pytest.raises(UsageError, match="offload does not apply to a RecomputeOptimizer: set its enable_offload"):
         compile_step(program, loss, rc.RecomputeOptimizer(rc.SGD()).set_checkpoints(checkpoints), offload=True)
     with pytest.raises(UsageError, match="enable_offload must be True or False"):
         rc.RecomputeOptimizer(rc.SGD()).enable_offload = 1  # type: ignore[assignment]
@@ -436,8 +436,8 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "host memory, pinned" in out and "(as predicted)" in out
     for wrong, message in (
         (["--offload"], "--offload needs --checkpoints"),
-        (["--offload", "--memory-budget", "1GiB", "--max-batch"], "--max-batch is about recomputation alone"),
-        (["--offload", "--memory-budget", "60%", "--compare"], "--compare is about recomputation alone"),
+        (["--offload", "--memory-budget", "1GiB", "--max-batch"], "--max-batch considers recomputation only"),
+        (["--offload", "--memory-budget", "60%", "--compare"], "--compare considers recomputation only"),
     ):
         assert main(["mlp4", *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_saved_plan_gives_the_same_program(tmp_path: Path) -> None:
     other = compile_step(larger, attach_loss(larger, None)[0], rc.Adam(), plan=tmp_path / "plan.json")
     assert other.figures.recomputed_operators == step.figures.recomputed_operators
     lenet, lenet_loss = network("lenet")
-    with pytest.raises(UsageError, match="the plan is of another step: it names"):
+    with pytest.raises(UsageError, match="the plan is for another step: it names"):
         compile_step(lenet, lenet_loss, rc.Adam(), plan=tmp_path / "plan.json")
 
 
@@ -115,7 +115,7 @@ def test_saved_plan_gives_the_same_program(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[1]", "not a JSON object"),
-        ('{"format": "x"}', "is no plan of format"),
+        ('{"format": "x"}', "is not a plan of format"),
         ('{"format": "recompute-plan-1", "model": "m"}', "lacks the field 'batch'"),
     ],
 )

@@ -81,7 +81,7 @@ def test_an_interrupt_takes_the_best_plan_so_far() -> None:
     heard, hear = interrupting(lambda p: p.overhead is not None)
     optimizer = rc.RecomputeOptimizer(rc.Adam()).set_budget(budget, cost=COST, progress=hear)
     step = program.clone()
-    with pytest.warns(rc.RecomputeWarning, match=r"planning was interrupted: the best plan so far is taken, \+"):
+    with pytest.warns(rc.RecomputeWarning, match=r"planning was interrupted: using the best plan so far, \+"):
         optimizer.minimize(step[loss])
     assert step.planned.interrupted and step.planned.fits and step.planned.gap is not None
     assert step.planned.overhead == pytest.approx(heard[-1].overhead)
@@ -123,7 +123,7 @@ def test_limits_are_for_budgets_and_efforts_for_those_that_search() -> None:
     program, loss, budget = network()
     with pytest.raises(UsageError, match="give a budget"):
         compile_step(program, loss, rc.Adam(), strategy="chen", effort=2)
-    with pytest.raises(UsageError, match="strategy 'chen-sweep' has no effort"):
+    with pytest.raises(UsageError, match="strategy 'chen-sweep' takes no effort"):
         compile_step(program, loss, rc.Adam(), budget=budget, strategy="chen-sweep", effort=2)
 
 
@@ -174,7 +174,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main([*wanted, "--seconds", "0.001"]) == 0
     found = json.loads(report.read_text())["planned"]
     assert found["timed_out"] and not found["interrupted"] and found["fits"]
-    assert "ran out of its seconds" in capsys.readouterr().out
+    assert "reached its time limit" in capsys.readouterr().out
     usual = Watch.best
 
     def interrupted(self: Watch, best: Any) -> None:

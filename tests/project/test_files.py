@@ -150,13 +150,13 @@ def test_why_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     before = names(tmp_path)
     for name, why in {
         "new": "", "file": "", "fine": "", ".": "it is a folder", "no/x": f"the folder '{tmp_path}/no' does not exist",
-        "file/x": f"'{tmp_path}/file' is no folder", "loop": "it is a link that leads to itself",
+        "file/x": f"'{tmp_path}/file' is not a folder", "loop": "it is a link that leads to itself",
         "dangling": f"the folder '{tmp_path}/no' does not exist", "zero\0": "embedded null byte",
     }.items():  # fmt: skip
         assert why_not_writable(tmp_path / name) == why, name
     for name, why in {
-        "new": "", "new/er": "", ".": "", "file": "it is no folder", "file/x": f"'{tmp_path}/file' is no folder",
-        "loop": "it is no folder",
+        "new": "", "new/er": "", ".": "", "file": "it is not a folder", "file/x": f"'{tmp_path}/file' is not a folder",
+        "loop": "it is not a folder",
     }.items():  # fmt: skip
         assert why_no_folder(tmp_path / name) == why, name
     assert why_not_writable(Path("/proc/x")), "the system does not make files there"

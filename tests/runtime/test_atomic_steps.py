@@ -119,12 +119,12 @@ def test_a_step_that_fails_while_it_updates_must_be_loaded_again(monkeypatch: py
         m.setattr(update, "compute", lambda *_: 1 / 0)
         with pytest.raises(JobError, match="ZeroDivisionError"):
             executor.run(program, feed(), [loss])
-    with pytest.raises(JobError, match=r"half updated.*ZeroDivisionError.*rc\.load_state"):
+    with pytest.raises(JobError, match=r"partly updated.*ZeroDivisionError.*rc\.load_state"):
         executor.run(program, feed(), [loss])
-    with pytest.raises(JobError, match="half updated"):
+    with pytest.raises(JobError, match="partly updated"):
         rc.Executor().run(program, feed(), [loss])
     set_state_dict(program, {"table": whole["table"]}, strict=False)
-    with pytest.raises(JobError, match="half updated"):
+    with pytest.raises(JobError, match="partly updated"):
         executor.run(program, feed(), [loss])
     set_state_dict(program, whole)
     executor.run(program, feed(), [loss])

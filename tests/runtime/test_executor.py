@@ -30,7 +30,7 @@ def step() -> tuple[rc.Program, Any]:
         ({}, "inputs not fed: x: f32"),
         ([1, 2], "feed must be a dictionary"),
         ({**FEED, "X": 1}, "no input 'X'"),
-        ({**FEED, "x": [[1.0, 2.0], [3.0]]}, "input 'x' is no array"),
+        ({**FEED, "x": [[1.0, 2.0], [3.0]]}, "input 'x' is not an array"),
         ({**FEED, "x": 1.0}, r"has shape \[\]"),
         ({**FEED, "x": None}, r"has shape \[\]"),
         ({**FEED, "x": FEED["x"].astype(np.float64)}, r"feed x.astype\('float32'\)"),

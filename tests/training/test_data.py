@@ -46,14 +46,14 @@ def test_batches_in_turn(tmp_path: Path, save: object) -> None:
 
 
 @pytest.mark.parametrize("x, error, message", [
-    (b"no array", ModelError, "is damaged"),
+    (b"no array", ModelError, "not an .npz file, or damaged"),
     (npy(GOOD["x"])[:-1], ModelError, "has 47 bytes"),
     (npy(GOOD["x"]).replace(b"(4, 3)", b"(9, 3)"), ModelError, "has 48 bytes"),
-    (npy(GOOD["x"]).replace(b"(4, 3), ", b"(4, 3" + b"(" * 3), ModelError, "is damaged"),
-    (b"\x93NUMPY\x09\x09" + npy(GOOD["x"])[8:], ModelError, "is damaged"),
+    (npy(GOOD["x"]).replace(b"(4, 3), ", b"(4, 3" + b"(" * 3), ModelError, "not an .npz file, or damaged"),
+    (b"\x93NUMPY\x09\x09" + npy(GOOD["x"])[8:], ModelError, "not an .npz file, or damaged"),
     (np.array([{}] * 2), UsageError, "'x' is object"),
     (GOOD["x"].astype(np.float64), UsageError, "'x' is float64"),
-    (GOOD["x"][:1], UsageError, "the program wants f32"),
+    (GOOD["x"][:1], UsageError, "but must be f32"),
 ])  # fmt: skip
 def test_arrays_that_do_not_fit(tmp_path: Path, x: bytes | np.ndarray, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -62,7 +62,8 @@ def test_arrays_that_do_not_fit(tmp_path: Path, x: bytes | np.ndarray, error: ty
 
 def test_files_that_are_no_archive(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(npy(GOOD["x"]))
-    for path, message in ((tmp_path / "x.npy", "no .npz file"), (tmp_path, "directory"), (tmp_path / "no", "No such")):
+    cases = ((tmp_path / "x.npy", "not an .npz file"), (tmp_path, "directory"), (tmp_path / "no", "No such"))
+    for path, message in cases:
         with pytest.raises(ModelError, match=message):
             next(npz_batches(path, program()))
 

@@ -240,7 +240,7 @@ def test_wrong_names_and_pairs_leave_no_updates_behind() -> None:
         rc.SGD(LR).backward(program["loss"], no_grad_set=["loss"])
     ((w, grad),) = rc.SGD(LR).backward(program["loss"], parameter_list=["w"])
     for pairs, why in (
-        ([(program["x"], grad)], "'x' is no parameter of the program"),
+        ([(program["x"], grad)], "'x' is not a parameter of the program"),
         ([(w, grad), (w, grad)], "'w' is given twice"),
         ([(w, program["loss"])], "its gradient 'loss' is"),
     ):
@@ -343,7 +343,7 @@ def test_schedule_in_the_program() -> None:
         seen.append(float(executor.run(program, {"x": g}, ["learning_rate"])[0]))
         assert seen[-1] == announced
     assert seen == [1.0, 0.5, 0.5, 0.25, 0.25]
-    with pytest.raises(UsageError, match="follows PiecewiseDecay"):
+    with pytest.raises(UsageError, match="follows the schedule PiecewiseDecay"):
         optimizer.set_lr(1.0)
 
 
@@ -358,7 +358,7 @@ def test_errors() -> None:
         rc.SGD(LR).minimize("loss")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no parameter is called 'weight'"):
         rc.SGD(LR, parameters=["weight"]).minimize(program["loss"])
-    with pytest.raises(UsageError, match="Variable of another program"):
+    with pytest.raises(UsageError, match="belongs to another program"):
         rc.SGD(LR).minimize(program["loss"], parameter_list=[linear_program(DATA["w"])["w"]])
     with pytest.raises(UsageError, match="depends on no parameter"):
         rc.SGD(LR).minimize(program["loss"], no_grad_set=["w"])
@@ -371,5 +371,5 @@ def test_errors() -> None:
         with pytest.raises(UsageError):
             make()
     rc.SGD(LR).minimize(program["loss"])
-    with pytest.raises(UsageError, match="is a training step already"):
+    with pytest.raises(UsageError, match="is already a training step"):
         rc.SGD(LR).minimize(program["loss"])

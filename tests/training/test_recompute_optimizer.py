@@ -273,7 +273,7 @@ def test_unknown_checkpoint_names_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"no value 'act11' to checkpoint \(did you mean act1"):
         minimized(program, ["act11"])
     assert program.block is before
-    with pytest.raises(UsageError, match="Variable of another program"):
+    with pytest.raises(UsageError, match="belongs to another program"):
         minimized(program, [mlp("Relu")["act1"]])
 
 
@@ -327,7 +327,7 @@ def test_the_inner_optimizer_does_the_rest() -> None:
     state = optimizer.state_dict()
     optimizer.load({**state, "step": np.array(3, np.int64)})
     assert program.data["step"] == 3
-    with pytest.raises(UsageError, match="training step already"):
+    with pytest.raises(UsageError, match="already a training step"):
         optimizer.minimize(program["loss"])
 
 

@@ -1,1 +1,1 @@
-"""What planners share: the problem, its judge, bounds, and parts of methods."""
+"""Parts shared by planners: the problem, its simulation, bounds, and common algorithms."""

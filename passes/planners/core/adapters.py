@@ -1,4 +1,4 @@
-"""Graphs of other people as problems: node/link JSON (networkx; Checkmate's and Moccasin's files) and Graphviz dot."""
+"""Import of planning problems: node/link JSON (networkx; Checkmate's and Moccasin's files) and Graphviz dot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A certificate: no plan within a budget costs less, in any order of execution and with any number of repeats.
+"""A proven lower bound of the cost of plans within a budget, for any order and any number of recomputations.
 
 At the first execution of a node b its ancestors A have all run once.  Of a value v of A that a descendant of b reads,
 either its bytes are there now (a_v = 1, r = 0), or the node that writes it runs again later (r = 1), and then what that

@@ -1,4 +1,4 @@
-"""A step as a chain of stages: where the forward pass can be cut, and orders of execution made of whole stages."""
+"""A step as a chain of stages: cuts of the forward pass, and schedules of whole stages."""
 
 from __future__ import annotations
 

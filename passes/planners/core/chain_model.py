@@ -1,4 +1,4 @@
-"""A chain of stages, and what its stages cost and hold in memory: what schedules of whole stages are chosen by."""
+"""A model of a chain of stages: their costs and memory, for methods that schedule whole stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program's step as a problem, and a problem's plan as a plan for the program."""
+"""Derivation of a planning problem from a step, and translation of plans to the program."""
 
 from __future__ import annotations
 

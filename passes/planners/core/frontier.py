@@ -1,4 +1,4 @@
-"""The plans of one problem that nothing beats: by peak and cost, whoever found them."""
+"""The Pareto frontier of one problem's plans, by peak and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lower sets of a problem's forward graph: which there are, their boundaries, and what steps between them cost.
+"""Lower sets of a problem's forward graph: enumeration, boundaries, and costs of steps between them.
 
 The terms are those of Kusumoto et al. 2019 (arXiv 1905.11722).  A lower set has with each node all that the node
 depends on; its boundary are the nodes that something outside reads.  Sets of nodes are Python integers, bit k for

@@ -1,4 +1,4 @@
-"""What a planner is asked: a step's operators with their costs, what each holds, and what may run again."""
+"""The planning problem: nodes with costs, values with sizes, and which nodes may be recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a decision to an order of execution: what planners share that choose values rather than sequences."""
+"""Schedules from sets of kept values, for planners that choose values rather than sequences."""
 
 from __future__ import annotations
 

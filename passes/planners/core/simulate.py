@@ -1,4 +1,4 @@
-"""The one judge of every plan: what a sequence of nodes costs, and what is alive while it runs."""
+"""Simulation of a sequence of nodes: its cost, and the bytes alive while it runs.  All plans are evaluated with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Problems made up from a pattern: for tests, benchmarks and the pictures of the documentation."""
+"""Synthetic problems, for tests, benchmarks and the pictures of the documentation."""
 
 from __future__ import annotations
 

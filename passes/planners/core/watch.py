@@ -1,4 +1,4 @@
-"""How long planning may go on, and where it stands: counted work, a deadline, interrupts, progress.
+"""Limits and progress of planning: counted work, a time limit, interrupts, progress reports.
 
 Planners ask `current()` whether to go on and tell it what they do.  Work is counted in steps of the search, in units
 of about a second of one core, so that the same call ends at the same place on any machine; a deadline is by the clock.
@@ -26,10 +26,10 @@ _TICK = 0.2
 
 @dataclass(frozen=True)
 class Progress:
-    """Where planning stands: `seconds` since it began, what it is `doing`, how many `plans` were compiled.
+    """Progress of planning: `seconds` since it began, what it is `doing`, how many `plans` were compiled.
 
-    Of the best plan that fits so far (None: none does yet): `overhead`, its extra time as a share of the plain step's,
-    and `gap`, how far it can be from the best there is, as a share of that.
+    Of the best plan that fits so far (None: none yet): `overhead`, its extra time as a share of the plain step's, and
+    `gap`, how far it can be above the optimum at most, as a share of the bound.
     """
 
     seconds: float
@@ -40,12 +40,12 @@ class Progress:
 
     def __str__(self) -> str:
         best = "no plan that fits yet" if self.overhead is None else f"best {self.overhead:+.2%} time"
-        gap = "" if self.gap is None else f", at most {self.gap:.2%} from the best there is"
+        gap = "" if self.gap is None else f", at most {self.gap:.2%} above the optimum"
         return f"planning, {self.seconds:.0f} s: {best}{gap} ({self.doing})"
 
 
 class Watch:
-    """What one call of a planner may take.
+    """The limits and the progress of one call of a planner.
 
     `effort`: 1 is what planning takes by default, `work` at most; 2 goes on for as much again.  `seconds`: it goes on
     until then instead.  Neither ends it before there is a plan that fits.  `tell` hears of progress; what it raises
@@ -80,7 +80,7 @@ class Watch:
 
     @property
     def searches_on(self) -> bool:
-        """Whether more is wanted than planning does by default."""
+        """Whether the limits exceed the default effort."""
         return self.seconds is not None or self.effort > 1
 
     def spend(self, units: float) -> None:
@@ -101,13 +101,13 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether planning ends with what it has."""
+        """Whether planning ends with the best plan so far."""
         if self.left <= 0:
             self.timed_out = True
         return self.found and (self.timed_out or self.work >= self._limit)
 
     def tick(self) -> bool:
-        """Whether the deadline has passed; tells where planning stands, now and then.  For the insides of searches."""
+        """Whether the deadline has passed; reports progress from time to time.  For inner loops of searches."""
         now = time.monotonic()
         if self.tell is not None and now - self._told >= _TICK:
             self._say(now)

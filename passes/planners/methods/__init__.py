@@ -1,1 +1,1 @@
-"""The planners, one file a method.  Every module here is imported."""
+"""The planners, one file per method.  Every module here is imported."""

@@ -1,9 +1,9 @@
-"""Ours: every idea that works, on one frontier, with a certificate beside it.
+"""The default planner: combines several methods on one frontier, and proves a bound.
 
 Where about half of the memory is left, what a minimum cut keeps is near the optimum (`sweep.py`).  Below that, blocks
 are joined by dynamic programming (`blocks.py`).  Local search on true liveness (`local_search.py`) then works on what
 both have found, around the budget that is asked for; small problems go on to constraint programming
-(`moccasin.py`).  `bound.py` says how far the result can be from the best there is.
+(`moccasin.py`).  `bound.py` bounds how far the result can be above the optimum.
 
 Nothing here depends on the clock: efforts are counted in cuts, slots and moves, so that the same problem, budget and
 seed give the same plan.  Plans of one problem share a frontier: what was found for a smaller budget serves a larger.
@@ -237,8 +237,8 @@ def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float
     least = least_budget(problem)
     if budget < least:
         raise BudgetError(
-            f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again: at least {least:,} are "
-            "needed at one moment. Give a larger budget, or a smaller batch"
+            f"{problem.name}: no schedule fits into {budget:,} bytes: at least {least:,} are needed even with full "
+            "recomputation. Give a larger budget, or a smaller batch"
         )
     if math.isinf(lower_bound(problem, budget) if bound is None else bound):
-        raise BudgetError(f"{problem.name}: no schedule fits into {budget:,} bytes, whatever is run again")
+        raise BudgetError(f"{problem.name}: no schedule fits into {budget:,} bytes, even with full recomputation")

@@ -1,4 +1,4 @@
-"""Blocks joined by dynamic programming: optimal persistent schedules of a chain whose stages have several options each.
+"""Dynamic programming over blocks: optimal persistent schedules of a chain whose stages have several options each.
 
 Rotor (Beaumont et al. 2019) chooses, for each stage, between keeping nothing and everything of its inside; here each
 stage brings its own curve of options (`stage_options.py`; the idea of Rockmate, Zhao et al. 2023, with cuts in place

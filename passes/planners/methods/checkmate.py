@@ -1,4 +1,4 @@
-"""Checkmate: an integer programme over what runs and what stays before each node, and its relaxation, rounded."""
+"""Checkmate: an integer programme over the nodes that run and the values kept in each stage; rounded relaxation."""
 
 from __future__ import annotations
 

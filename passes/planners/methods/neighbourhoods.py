@@ -1,4 +1,4 @@
-"""Large neighbourhoods: a few nodes at a time may run at other times, CP-SAT finds the best of all ways to."""
+"""Large-neighbourhood search: the runs of a few nodes at a time are optimised by CP-SAT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways through one stage of a chain: what of its inside is kept for the backward pass, and what the rest costs."""
+"""Alternative schedules of one stage of a chain: which inner values are kept, and the cost of recomputing others."""
 
 from __future__ import annotations
 

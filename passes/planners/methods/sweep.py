@@ -1,4 +1,4 @@
-"""The cut sweep: what one minimum cut keeps at each price of a byte, rebuilt lazily by the backward pass."""
+"""The cut sweep: sets of kept values from minimum cuts at a range of prices per byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLVM IR as text, loop by loop: what kernels are written with.
+"""A builder of LLVM IR text with loops, for kernels.
 
 Variables live in allocas, which LLVM turns into registers.
 """

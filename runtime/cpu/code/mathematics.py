@@ -1,4 +1,4 @@
-"""Functions for kernels: float32 by polynomials that LLVM turns into vector code, float64 by the C library's.
+"""Mathematical functions for kernels: float32 by vectorisable polynomials, float64 by the C library.
 
 float32 errors are below 2 units in the last place (tests/cpu/test_cpu_rows.py measures them).  The coefficients were
 fitted for this project by reweighted least squares (Lawson's iteration) for the smallest relative error.  Everything is

@@ -1,4 +1,4 @@
-"""Products of rows with one matrix, which is packed once, in whatever parts the rows come: each is on its own.
+"""Products of rows with one packed matrix; the result of a row does not depend on how rows are grouped.
 
 What is done to some rows in all steps of a sequence needs no other rows.  So each thread takes its rows through the
 whole sequence, and waits for nobody: the calls of all steps become one (`native.together`).  A row's sums run in

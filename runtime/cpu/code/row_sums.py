@@ -1,4 +1,4 @@
-"""Sums over vectors, for kernels: in blocks of the element type, which are added up in float64.
+"""Sums over vectors, for kernels: blocks in the element type, which are added in float64.
 
 These loops only read: one that also wrote would be compiled differently where its operands overlap, and its sum would
 have other bits.

@@ -1,4 +1,4 @@
-"""A register tile of sums of products, the inner part of convolutions, and what size of it suits.
+"""The register tile of sums of products, the inner loop of convolutions, and the choice of its size.
 
 C[m, j] (+)= Σ_r Σ_k A[offA[r] + m · am + k · ak] · B[offB[r] + k · bk + j]  for m < rows, j < columns
 

@@ -1,4 +1,4 @@
-"""How a convolution sweeps over its source: axes, phases, taps, rows, and the padded blocks it reads from.
+"""The loop structure of a convolution: axes, phases, taps, rows, and the padded blocks that it reads.
 
 The result's positions along an axis fall into phases, start + step · q; tap k of position q reads the source at
 `stride` · q + its offset.  A convolution has one phase; its input's gradient has one for each residue of the stride.

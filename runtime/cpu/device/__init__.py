@@ -1,1 +1,1 @@
-"""How the processor is reached: machine code in memory, its cache, oneDNN's C functions."""
+"""CPU access: machine code in memory, its cache, oneDNN's C functions."""

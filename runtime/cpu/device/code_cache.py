@@ -1,4 +1,4 @@
-"""Object code between processes: kept in the user's cache folder, and looked through before LLVM gets it.
+"""The cache of object code in the user's cache folder, and checks of object files before LLVM loads them.
 
 LLVM believes an object file: one that is cut or empty ends the process.  So its structure is read here first, and the
 functions that it calls must be there.

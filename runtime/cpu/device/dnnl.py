@@ -1,4 +1,4 @@
-"""oneDNN's C API (version 3) by ctypes: as much of it as the provider needs, and nothing of this project.
+"""ctypes bindings of oneDNN's C API (version 3), as far as the provider needs it.
 
 Handles are integers.  `ok` turns a status into an error; enumeration values are those of the header, the same in all
 of version 3.

@@ -1,4 +1,4 @@
-"""Native code: LLVM IR becomes functions in memory, and a table of calls that one native function walks.
+"""Native code: compilation of LLVM IR to functions in memory, and tables of calls that one native function walks.
 
 Every kernel has one C signature, `void kernel(const int64_t *args, int64_t begin, int64_t end)`: `args` holds pointers,
 integers and the bits of doubles, [begin, end) is the part of the work that this thread does.  Threads are libgomp's,

@@ -1,4 +1,4 @@
-"""Copies of boxes of elements: joining, cutting, padding, repeating.
+"""Copies of boxes of elements: concatenation, slicing, padding, tiling.
 
 Every one of them is: for each place of a grid, element (or run of elements) at an offset of the input to an offset of
 the output, with strides of any sign, or 0.  The grid is reduced to as few axes as possible first.

@@ -1,4 +1,4 @@
-"""Rows and elements taken by number, and their gradients: additions in the order of the indices, as on NumPy."""
+"""Gather and scatter operators and their gradients; sums in the order of the indices, as in NumPy."""
 
 from __future__ import annotations
 

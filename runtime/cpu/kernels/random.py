@@ -1,4 +1,4 @@
-"""Operators that draw: the stream of ops/philox.py to the bit, eight numbers at a time, from any place on."""
+"""Random operators: the Philox stream of ops/random, bit-identical, eight numbers at a time, from any position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the calls of a recurrent operator are put together: products over all steps, and the steps themselves."""
+"""The calls of a recurrent operator: products over all steps, and the single steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transpose: rows that stay whole are copied, all else goes through small tiles that fit the first-level cache."""
+"""Transpose: contiguous rows are copied, others are transposed in small tiles that fit the first-level cache."""
 
 from __future__ import annotations
 

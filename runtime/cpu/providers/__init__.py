@@ -1,1 +1,1 @@
-"""Kernel providers of the processor, one file each, by the provider's name."""
+"""Kernel providers of the CPU, one file each, by the provider's name."""

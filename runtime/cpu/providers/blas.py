@@ -1,4 +1,4 @@
-"""Matrix products by the BLAS that NumPy brought: one-threaded calls over tiles, which the step's threads share.
+"""Matrix products by NumPy's BLAS: single-threaded calls over tiles that are distributed over the step's threads.
 
 The tiles follow from the shapes and the number of threads alone, so that the bits do.
 """

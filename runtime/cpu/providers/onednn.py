@@ -1,4 +1,4 @@
-"""Convolutions and matrix products by oneDNN, where its library is installed.
+"""Convolutions and matrix products by oneDNN, if its library is installed.
 
 A convolution's activations stay as they are, its weights get what layout the library likes.  A matrix product is cut
 into tiles as BLAS's are (runtime/cpu/providers/blas.py), each of them one call in one thread.

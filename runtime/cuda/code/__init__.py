@@ -1,1 +1,1 @@
-"""Parts that kernels are generated from."""
+"""Code generation for CUDA kernels."""

@@ -1,4 +1,4 @@
-"""What kernels over broadcast operands are made of: vectors, divisions by arguments, coordinates, names."""
+"""Code fragments of kernels over broadcast operands: vectors, divisions by arguments, coordinates, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of the pooling kernels: windows are constants, sizes are arguments.
+"""Source of the pooling kernels: windows are constants, sizes are arguments.
 
 A thread has one place of the side that it writes ("near": windows, or the input's elements for gradients) and reads
 the other ("far"), for `lanes` planes there (channels first: neighbouring threads are neighbouring places) or for

@@ -1,4 +1,4 @@
-"""What a step of a recurrent operator does to each row and hidden unit, between its products, and back.
+"""Element-wise code of a step of a recurrent operator, between its products, and of its gradient.
 
 A thread has one of the `size` = rows · n elements of a state.  Addresses may be null: no bias, lengths, state, ...
 Rows whose sequence has ended before step t are not `active`: they keep their state, and no gradient flows into their

@@ -1,4 +1,4 @@
-"""Kernels that take a row at a time: a warp for each short row, a block for each long one."""
+"""Kernels over rows: a warp for each short row, a block for each long one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows added up by number, without atomic additions: the numbers are sorted, then every run of equal ones is summed.
+"""Sums of rows by index without atomic additions: indices are sorted, then each run of equal indices is summed.
 
 A counting sort of eight bits at a time, each pass stable, so that a run has its elements in their old order.  Sums go
 over chunks of the sorted elements; runs that cross from one chunk to the next leave partial sums there, and a second

@@ -1,4 +1,4 @@
-"""Copies between strided places: what every operator is made of that only moves elements.
+"""Strided copies, of which all operators that only move elements consist.
 
 Elements are moved as words of 1 to 16 bytes, the largest that sizes, strides and addresses allow.  `gathering` writes a
 whole output in order, wherever its elements come from; `pieces` copies many blocks of rows in one launch.

@@ -1,4 +1,4 @@
-"""Convolutions of halves (and TF32) as products that cuBLAS multiplies: what lies under each tap is written out.
+"""Convolutions of 16-bit types (and TF32) by im2col and cuBLAS.
 
 Some images at a time, so that the columns stay in the device's cache: [terms, images · positions] with channels second,
 [images · positions, terms] with channels last.  Terms are in the order (tap, channel), which the packed weights share.

@@ -1,4 +1,4 @@
-"""Depthwise convolutions: one input channel a group.  A thread computes a few neighbours along one axis.
+"""Depthwise convolutions: one input channel per group.  A thread computes a few neighbours along one axis.
 
 What lies under their taps is read once a line of taps.  With channels second the neighbours are above each other, so
 that threads beside each other read and write what is beside each other: the axes are `turned`, the last one stands

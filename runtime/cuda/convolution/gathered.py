@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices whose factors are gathered on the way: what is launched, from shapes only.
+"""Convolutions as implicit matrix products: launch parameters, from shapes only.
 
 Three axes always: those that are missing come first, with one element.  A convolution's output, and its input's
 gradient, are `Gather`s: result [rows, positions] = packed weights [rows, (tap, channel)] · what lies under each tap.

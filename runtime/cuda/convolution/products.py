@@ -1,4 +1,4 @@
-"""Convolutions with windows of one element at every position: products of matrices, which cuBLAS multiplies.
+"""1x1 convolutions as matrix products by cuBLAS.
 
 With channels second, images are a batch: y = w · x for each; a weight's gradient, the sum over images, is kept in
 parts, each of which takes images one after the other, so that there are enough products at a time.

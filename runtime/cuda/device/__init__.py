@@ -1,1 +1,1 @@
-"""How a CUDA device is reached: memory, launches, NVRTC, cuBLAS; and the device that is emulated."""
+"""CUDA device access: memory, launches, NVRTC, cuBLAS; and the emulated device."""

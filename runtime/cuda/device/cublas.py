@@ -1,4 +1,4 @@
-"""cuBLAS by its C functions: a handle on one stream, with a workspace of its own.
+"""cuBLAS through its C functions: a handle on one stream, with a separate workspace.
 
 CuPy's binding sets the stream before every call: that gives cuBLAS its own workspace back (`cublasSetStream`), and
 CuPy refuses it while a graph is captured.  So CuPy only loads the library.
@@ -48,7 +48,7 @@ def library() -> dict[str, Any]:
         loaded = ctypes.CDLL(str(cublas.__file__))
     except Exception as e:  # whatever a missing library does
         raise MissingExtraError(
-            f"cuBLAS cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') brings it"
+            f"cuBLAS cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') installs it"
         ) from None
     found = {}
     for name, types in _SIGNATURES.items():

@@ -64,9 +64,7 @@ class CupyDevice:
 
     def __init__(self, number: int = 0) -> None:
         if why := unavailable(number):
-            raise MissingExtraError(
-                f"CUDAPlace({number}): {why}; rc.CPUPlace() runs the same programs on the processor"
-            )
+            raise MissingExtraError(f"CUDAPlace({number}): {why}; rc.CPUPlace() runs the same programs on the CPU")
         import cupy
         from cupy_backends.cuda.api import driver, runtime
 
@@ -169,11 +167,11 @@ class CupyDevice:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """What a kernel did wrong is known when it is waited for."""
+        """Raises kernel errors, which surface at synchronisation, as JobError."""
         try:
             yield
         except self.runtime.CUDARuntimeError as e:
-            raise JobError(f"{self.name}: {e}; the process cannot use the device any more") from None
+            raise JobError(f"{self.name}: {e}; this process can no longer use the device") from None
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A device that is none: kernels for the GPU run on this processor, thread by thread, over ordinary memory.
+"""The emulated device: CUDA kernels run on the CPU, thread by thread, in ordinary memory.
 
 For tests, and for authors of kernels without a GPU: the same text that NVRTC compiles is compiled by a C++ compiler
 (`$CXX`, g++ or clang++) with emulator.h in place of CUDA.  Right, and slow.  `backwards`: the last thread and the last

@@ -1,4 +1,4 @@
-"""Kernels of our own: CUDA C by text, and what launches them.
+"""Kernels as CUDA C source, and their launches.
 
 The same text is compiled by NVRTC for a GPU and, in tests, by a C++ compiler for the processor (see emulator.py): it
 uses what prelude.h has, static shared memory, and no header of the toolkit.  Products are `fmaf`'s business: nothing

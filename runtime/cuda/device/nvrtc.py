@@ -1,4 +1,4 @@
-"""NVRTC: a kernel's text to what a device loads, kept on disk.
+"""NVRTC: compilation of kernel source to device code, cached on disk.
 
 CuPy loads the library and has its functions; its own way to compile is not taken, since that adds options of its own
 (`-ftz=true`, with which small numbers become zero) and the headers that come with it.
@@ -28,7 +28,7 @@ def library() -> Any:
         nvrtc.getVersion()
     except Exception as e:  # whatever a missing library does
         raise MissingExtraError(
-            f"NVRTC cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') brings it"
+            f"NVRTC cannot be loaded ({e}): pip install 'onnx-recompute[cuda13]' (CUDA 12: '[cuda12]') installs it"
         ) from None
     return nvrtc
 

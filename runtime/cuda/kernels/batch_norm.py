@@ -1,4 +1,4 @@
-"""Batch normalisation in both layouts: statistics in chunks, then one pass with a factor a channel."""
+"""Batch normalisation in both layouts: statistics in chunks, then one pass with a factor per channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, transposed convolutions and their gradients, in both layouts, by kernels of our own and cuBLAS.
+"""Convolutions, transposed convolutions and their gradients, in both layouts, by kernels of this package and cuBLAS.
 
 Each way to compute one is a plan made from shapes and types: what it needs as workspace and what it launches.
 """

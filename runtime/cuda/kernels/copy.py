@@ -1,4 +1,4 @@
-"""Copies of boxes of elements: joining, cutting, padding, repeating."""
+"""Copies of boxes of elements: concatenation, slicing, padding, tiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and elements taken and put by number, and the gradients: sums in the order of the indices.
+"""Gather and scatter operators and their gradients; sums in the order of the indices.
 
 Indices of several numbers each are made into row numbers first.  One that is out of range is reported (see
 `kernel.STATUS`) and skipped: nothing is taken, added or put.

@@ -1,4 +1,4 @@
-"""The gradient of padding that repeats elements: each element adds up its own place and those that show it too."""
+"""The gradient of edge, reflect and wrap padding: each element sums the gradients of all of its copies."""
 
 from __future__ import annotations
 

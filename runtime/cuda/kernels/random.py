@@ -1,4 +1,4 @@
-"""Operators that draw: the stream of ops/philox.py to the bit; a thread takes one block of eight numbers."""
+"""Random operators: the Philox stream of ops/random, bit-identical; a thread computes one block of eight numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions over any axes: sums, means, norms, products, extremes and where they are.
+"""Reductions over any axes: sums, means, norms, products, extremes and their positions.
 
 Dimensions next to each other that are all kept, or all reduced, are merged.  Where the innermost is reduced, threads go
 along it, more of them for longer ones; else neighbouring threads have neighbouring outputs.  Long reductions to few

@@ -1,4 +1,4 @@
-"""Resize and its gradient: one launch for each resized axis, weights worked out where they are needed.
+"""Resize and its gradient: one launch for each resized axis; weights are computed in the kernel.
 
 The arithmetic of coordinates is that of `ops/resize_maps`: float32 for `nearest`, whose ties depend on it, float64
 else.  Gradients are gathered: coordinates grow with the position, so that those who read an element are neighbours.

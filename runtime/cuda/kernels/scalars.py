@@ -1,4 +1,4 @@
-"""Scalars of the state that change with each step (its counter, the loss scale): one thread, by their expansions."""
+"""Scalar state that changes in each step (step counter, loss scale): one thread, generated from the expansions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrences along an axis: a thread for each lane, whose neighbours read neighbouring elements."""
+"""Recurrences along an axis: a thread for each lane, with coalesced reads."""
 
 from __future__ import annotations
 

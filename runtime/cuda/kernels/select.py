@@ -1,4 +1,4 @@
-"""Triangles, diagonals, one-hot rows, sequences turned round, windows as columns: each element finds its own source."""
+"""Selections: triangles, diagonals, one-hot, reversed sequences, im2col; each element computes its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transpose: rows that stay whole are copied in vectors, all else goes through tiles in shared memory."""
+"""Transpose: contiguous rows are copied as vectors, others are transposed in tiles in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of whole tensors, and the updates that need it: norms, whether all is finite, LAMB, LARS.
+"""Whole-tensor reductions (norms, finiteness), and the updates that need them (LAMB, LARS).
 
 A block looks at a span of elements; one block puts the spans' answers together, in order.  Sums of squares are f64.
 """

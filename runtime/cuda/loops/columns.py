@@ -1,4 +1,4 @@
-"""CUDA C of sums over rows, column by column, beside element-wise outputs.
+"""CUDA C of column sums (over rows), together with element-wise outputs.
 
 A block has `across` neighbouring vectors of columns and `lines` rows at a time; its rows are a chunk.  A thread adds
 four rows in the element type, then in double; a block's lines meet in a tree, and a last kernel adds the chunks in the

@@ -1,4 +1,4 @@
-"""Updates of a step wait for others of their kind, and run together in one launch.
+"""Grouping of a step's updates of one kind into a single launch.
 
 An update waits until an operator comes that writes what it reads, or reads what it writes: which one that is follows
 from the planned addresses, so that waiting takes no memory.

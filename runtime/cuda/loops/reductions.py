@@ -1,4 +1,4 @@
-"""CUDA C of reductions: along the innermost dimensions, along outer ones, and of what chunks of them left.
+"""CUDA C of reductions: along the innermost dimensions, along outer ones, and of partial results of chunks.
 
 An element is read as `v`, its place among those that are reduced is `r`, `m` is what a first pass found for its output.
 Several elements are reduced in the type `part`, then in `total`.  Which thread has which elements follows from shapes

@@ -1,4 +1,4 @@
-"""The provider "cuda": kernels of our own, and recorded numerics where there is none (see ../families.py)."""
+"""The provider "cuda": kernel families, and traced numerics for operators without one (see ../families.py)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Operators without kernels of their own: their NumPy numerics, recorded as launches."""
+"""Traced operators: NumPy numerics of operators without a kernel, recorded as launches."""

@@ -1,4 +1,4 @@
-"""Arrays that record: NumPy's functions over them become steps (see traced_steps.py).
+"""Symbolic arrays: NumPy functions of them are recorded as steps (see steps.py).
 
 A `Traced` array has a layout: a NumPy array of its shape and strides over memory that is never touched, so that
 slices, transposes and broadcasting are NumPy's own.  Nothing has values: numerics that ask for them cannot be recorded.

@@ -1,4 +1,4 @@
-"""The family of every operator that has no other: its own numerics, recorded as steps and replayed by launches.
+"""The default kernel family: an operator's own numerics, traced as steps and replayed by launches.
 
 `compute` runs once on arrays that have types only (traced_arrays.py); what it does to them is a list of steps
 (traced_steps.py), each a launch of a kernel that is the same for all shapes (traced_kernels.py).  Temporaries that it

@@ -1,4 +1,4 @@
-"""NumPy's functions over arrays that record, and the module that stands where NumPy does."""
+"""NumPy functions of symbolic arrays, and the module that replaces NumPy while tracing."""
 
 from __future__ import annotations
 

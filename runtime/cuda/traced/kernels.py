@@ -1,4 +1,4 @@
-"""Kernels of recorded numerics: one text for each function and element types; shapes and strides are arguments.
+"""Kernels of traced numerics: one source for each function and element types; shapes and strides are arguments.
 
 A `Walk` says where the operands' elements are: dimensions from the innermost on, and each operand's steps in elements.
 """

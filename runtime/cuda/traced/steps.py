@@ -1,4 +1,4 @@
-"""What recorded numerics consist of: steps over views of buffers, each a launch or a few."""
+"""Steps of traced numerics: operations on views of buffers, each one or a few launches."""
 
 from __future__ import annotations
 

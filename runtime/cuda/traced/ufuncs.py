@@ -1,4 +1,4 @@
-"""NumPy's ufuncs as expressions over elements, for recorded numerics."""
+"""NumPy's ufuncs as element expressions, for traced numerics."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ LENGTHS = np.array([3, 5, 1], np.int32)
 
 def recurrent(op: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *states: Tensor | None, relu: bool = False,
               reverse: bool = False) -> tuple[Tensor, ...]:  # fmt: skip
-    """ONNX's outputs by PyTorch's recurrent layers, weights and results laid out as ONNX wants them."""
+    """ONNX's outputs by PyTorch's recurrent layers, weights and results laid out as ONNX requires them."""
     gates, directions, order = len(ORDER[op]), w.shape[0], ORDER[op]
 
     def swap(m: Tensor) -> Tensor:
