@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import printable
 from ..report import pictures
@@ -116,6 +116,11 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="where the step runs: cpu (default), cuda, cuda:N, or emulated (CUDA kernels on the CPU)",
     )
+    _add_loading(what)
+
+
+def _add_loading(what: Any) -> None:
+    """Options of loading a model."""
     what.add_argument(
         "--max-seconds", type=float, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"
     )
