@@ -145,21 +145,17 @@ class _Job:
         from .job import request_of
 
         if self.args.print_passes:
-            self.print_passes()
-            return
+            return self.print_passes()
         if cli_plan.is_problem(self.args.model):
-            cli_plan.plan_problem(self)
-            return
+            return cli_plan.plan_problem(self)
         if cli_memory.before_loading(self, self.wants_more()):
             return
         program = self.load()
         if self.args.list_parameters:
-            self.print_parameters(program)
-            return
+            return self.print_parameters(program)
         loss = self.attach_loss(program)
         if self.args.list_checkpoints:
-            self.print_candidates(*checkpoint_candidates(program.block))
-            return
+            return self.print_candidates(*checkpoint_candidates(program.block))
         wanted = self.checkpoint_patterns()
         names = resolve_checkpoints(program, wanted) if wanted is not None else None
         if cli_plan.answers(self, program, loss, names):

@@ -18,7 +18,7 @@ import onnx
 from ..errors import ModelError, ModelWarning, UsageError
 from ..language.program import Program
 from .load import load
-from .origin import UNBIASED, source_operator
+from .origin import FROM_TORCH, source_operator
 
 __all__ = ["from_torch", "write_back"]
 
@@ -256,8 +256,8 @@ def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
 
 
 def _mark_training(proto: onnx.ModelProto) -> None:
-    """Says at each batch normalisation whether it trains, and that running variances are PyTorch's (unbiased)."""
-    proto.metadata_props.add(key=UNBIASED, value="1")
+    """Says at each batch normalisation whether it trains, and that the model is PyTorch's (see FROM_TORCH)."""
+    proto.metadata_props.add(key=FROM_TORCH, value="1")
     for k, node in enumerate(proto.graph.node):
         if node.op_type == "BatchNormalization" and source_operator(node).startswith(_TRAINING_NORMS):
             kept = [a for a in node.attribute if a.name != "training_mode"]

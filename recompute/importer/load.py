@@ -7,7 +7,6 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from .. import ops  # noqa: F401  registers all
-from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
+from ..errors import ModelError, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Program
@@ -29,7 +28,7 @@ from .initialize import initialise
 from .limits import LimitError, Limits, budget_of, memory_bytes
 from .model import fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
-from .origin import REMEDY, origin_of, source_operator
+from .origin import origin_of, source_operator
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
@@ -81,8 +80,7 @@ def load(
     budget = budget_of(limits)
     source = with_own_statistics(read_model(model, budget=budget))
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
-    origin = origin_of(source)
-    rule = TrainRule(current.graph, origin, trainable)
+    rule = TrainRule(current.graph, origin_of(source), trainable)
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
@@ -90,10 +88,8 @@ def load(
     importer.run()
     importer.unroll.check(importer.graph)
     program = importer.program(source)
-    if origin.lost and trainable is None:
-        warnings.warn(
-            f"the exporter's optimisation lost parameters: {'; '.join(origin.lost)}; {REMEDY}", ModelWarning, 2
-        )
+    if trainable is None:
+        rule.origin.warn(stacklevel=3)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
@@ -178,7 +174,8 @@ class Importer(ImportState):
         return True
 
     def _emit(self, node: onnx.NodeProto) -> None:
-        attributes = {a.name: attribute_value(a) for a in node.attribute}
+        decimal = self.rule.origin.from_torch
+        attributes = {a.name: attribute_value(a, decimal=decimal) for a in node.attribute}
         context = NodeContext(self, node, attributes)
         cls = REGISTRY.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         handler = cls.from_onnx if cls is not None else IMPORTERS.get((node.domain, node.op_type))

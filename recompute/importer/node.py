@@ -43,7 +43,7 @@ class NodeContext:
     @property
     def unbiased(self) -> bool:
         """Whether running variances divide by n - 1, as PyTorch's do."""
-        return self._importer.rule.origin.unbiased
+        return self._importer.rule.origin.from_torch
 
     @property
     def source(self) -> str:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx
 
+from ..errors import ModelWarning
+
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
-#: metadata of models whose running variances are estimates of a population's, as PyTorch's are: n - 1, not n
-UNBIASED = "recompute.running_variance.unbiased"
+#: metadata of models that `from_torch` exported: running variances divide by n - 1 as PyTorch's do (ONNX's by n), and
+#: attributes are decimal numbers
+FROM_TORCH = "recompute.from_torch"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 _LINE = re.compile(r"^\w+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^'\n]+)'", re.MULTILINE)
@@ -32,14 +36,20 @@ class Origin:
     """What a file says about where it comes from.
 
     `kinds`: "PARAMETER", "BUFFER" or "CONSTANT_TENSOR" by initializer's name.  `missing`: parameters of the module that
-    no initializer is called after.  `lost`: sentences about what optimisation did to parameters.  `unbiased`: see
-    UNBIASED.
+    no initializer is called after.  `lost`: sentences about what optimisation did to parameters.  `from_torch`: see
+    FROM_TORCH.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    unbiased: bool = False
+    from_torch: bool = False
+
+    def warn(self, stacklevel: int) -> None:
+        """Tells once what was lost (ModelWarning), with the remedy."""
+        if self.lost:
+            text = f"the exporter's optimisation lost parameters: {'; '.join(self.lost)}; {REMEDY}"
+            warnings.warn(text, ModelWarning, stacklevel=stacklevel)
 
 
 def origin_of(model: onnx.ModelProto) -> Origin:
@@ -54,7 +64,7 @@ def origin_of(model: onnx.ModelProto) -> Origin:
     kinds = {n: k for n, k in targets.items() if n in initializers}
     missing = tuple(n for n, k in targets.items() if k == "PARAMETER" and n not in initializers)
     return Origin(
-        kinds, missing, tuple(_lost(model, targets, missing)), _metadata(model.metadata_props).get(UNBIASED) == "1"
+        kinds, missing, tuple(_lost(model, targets, missing)), _metadata(model.metadata_props).get(FROM_TORCH) == "1"
     )
 
 

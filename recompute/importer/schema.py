@@ -90,14 +90,15 @@ def _check_count(n: int, least: int, most: int, what: str) -> None:
         raise ModelError(f"it has {n} {what}{'s' * (n != 1)}, ONNX requires {wanted}")
 
 
-def attribute_value(a: onnx.AttributeProto) -> Any:
+def attribute_value(a: onnx.AttributeProto, *, decimal: bool = False) -> Any:
     """An attribute as Python: numbers, str, tuples, arrays; graphs stay protos.
 
-    Files hold floats in 32 bits: 1e-5 is meant where one is 9.99999974e-06, which matters to networks in float64.
+    `decimal`: floats, which files hold in 32 bits, as the shortest decimal number that is the same in float32: 1e-5 in
+    place of 9.99999974e-06.
     """
     value = onnx.helper.get_attribute_value(a)
-    if isinstance(value, float):
-        return _meant(value)
+    if decimal and isinstance(value, float):
+        return _decimal(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, onnx.TensorProto):
@@ -106,13 +107,17 @@ def attribute_value(a: onnx.AttributeProto) -> Any:
         hasattr(value, "__len__") and not isinstance(value, (str, onnx.GraphProto))
     ):
         return tuple(
-            v.decode("utf-8", "replace") if isinstance(v, bytes) else _meant(v) if isinstance(v, float) else v
+            v.decode("utf-8", "replace")
+            if isinstance(v, bytes)
+            else _decimal(v)
+            if decimal and isinstance(v, float)
+            else v
             for v in value
         )
     return value
 
 
-def _meant(value: float) -> float:
+def _decimal(value: float) -> float:
     """The shortest decimal number that is this one in float32."""
     return float(str(np.float32(value)))
 

@@ -139,10 +139,8 @@ def tensors_table(tensors: Sequence[Any]) -> str:
         table.add_row(one_line(t.name), str(t.type), "yes" if t.trains else "no", t.why)
     numbers = sum(t.type.size for t in tensors if t.trains)
     count = sum(t.trains for t in tensors)
-    return (
-        render(table, 150)
-        + f"\n{count} of {len(tensors)} tensors are trained: {numbers:,} numbers (--trainable sets it)"
-    )
+    said = f"{count} of {len(tensors)} tensors are trained: {numbers:,} numbers (--trainable sets it)"
+    return f"{render(table, 150)}\n{said}"
 
 
 def passes_table(passes: Sequence[Any]) -> str:

@@ -156,7 +156,7 @@ def test_from_torch_and_back() -> None:
 def test_the_command_line_lists_what_trains(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([str(FOLDER / "mixed.onnx"), "--list-parameters", "--json", str(tmp_path / "r.json")]) == 0
     shown = capsys.readouterr().out
-    assert "14 of 15 tensors are trained: 794 numbers" in shown
+    assert "14 of 15 tensors are trained: 1,045 numbers" in shown
     rows = {r["name"]: r for r in json.loads((tmp_path / "r.json").read_text())["tensors"]}
     assert rows["freq"] == {"name": "freq", "type": "f32[6]", "trains": False, "why": "the file says: buffer"}
     assert rows["scale"]["trains"] and rows["scale"]["type"] == "f32[]"

@@ -47,46 +47,12 @@ class Identity(Move, onnx=True):
     @classmethod
     def from_onnx(cls, node):
         """No operator at all: another name for its input; but PyTorch's exporter writes `detach` as Identity."""
-        return node.emit(Detach(), node.input(0)) if node.source == "aten.detach.default" else node.inputs[0]
+        return node.builder.Detach(node.input(0)) if node.source == "aten.detach.default" else node.inputs[0]
 
     @classmethod
     def samples(cls, draw):
         """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"))
-
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
-        """Everything is turned."""
-        return turned_whole(self, ins, outs, rank)
-
-
-@dataclass(frozen=True)
-class Detach(Move):
-    """x, through which no gradient flows (PyTorch's `detach`)."""
-
-    def infer(self, x):
-        """The same type."""
-        return (x,)
-
-    def compute(self, xp, ins, outs, scratch):
-        """One copy."""
-        outs[0][...] = ins[0]
-
-    def views(self, ins, outs):
-        """The same bytes."""
-        return (0,)
-
-    def gradient(self, b, ins, outs, grads):
-        """None."""
-        return [None]
-
-    def export(self, g, ins, outs):
-        """Identity: an exported step has its gradients already."""
-        g.node("Identity", ins, outs)
-
-    @classmethod
-    def samples(cls, draw):
-        """One matrix."""
-        yield draw.case(cls(), draw("f64[2,3]"), gradient=False)
 
     def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
         """Everything is turned."""
