@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..errors import printable
 from ..report import pictures
@@ -105,6 +105,12 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
     )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
+    _add_target(what)
+    _add_loading(what)
+
+
+def _add_target(what: argparse._ArgumentGroup) -> None:
+    """Options of the compilation: order, recomputation by default, kernel providers, place."""
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to lower the peak")
     what.add_argument("--no-rebuild", action="store_true", help="do not recompute normalised values by default")
     what.add_argument(
@@ -116,11 +122,10 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="where the step runs: cpu (default), cuda, cuda:N, or emulated (CUDA kernels on the CPU)",
     )
-    _add_loading(what)
 
 
-def _add_loading(what: Any) -> None:
-    """Options of loading a model."""
+def _add_loading(what: argparse._ArgumentGroup) -> None:
+    """Options of loading a model: limits, initialization, seed, unrolling."""
     what.add_argument(
         "--max-seconds", type=float, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"
     )

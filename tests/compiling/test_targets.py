@@ -212,7 +212,7 @@ def test_a_device_changes_times_not_the_step(tmp_path: Path) -> None:
 def test_targets_say_what_they_are_for() -> None:
     assert rc.compile_step is compile_step
     program, loss = network()
-    with pytest.raises(UsageError, match=r"target and precision both say .* give target=rc.Target\(precision="):
+    with pytest.raises(UsageError, match=r"target and precision both define .* give target=rc.Target\(precision="):
         compile_step(program, loss, rc.SGD(), target=rc.Target(), precision="bf16")
     with pytest.raises(UsageError, match=r"has no option 'chekpoints'"):
         compile_step(program, loss, rc.SGD(), chekpoints=["x"])

@@ -185,8 +185,8 @@ def test_labels_are_brought_to_the_type() -> None:
 def test_errors() -> None:
     program = program_of(np.ones((3, 4)))
     cases = [
-        (lambda: losses.mse(program["scores"], label_name="x"), "has a value 'x' already: pass it"),
-        (lambda: losses.mse(program["scores"], name="scores"), "has a value 'scores' already: give the loss another"),
+        (lambda: losses.mse(program["scores"], label_name="x"), "already has a value 'x': pass it"),
+        (lambda: losses.mse(program["scores"], name="scores"), "already has a value 'scores': give the loss another"),
         (lambda: losses.mse(program["scores"], "labels"), "no value 'labels'"),
         (
             lambda: losses.cross_entropy(program["scores"], "x"),
