@@ -73,7 +73,8 @@ def compare(
 def _tried(fitting: Fitting, budget: int, strategy: str, options: dict[str, Any]) -> Row:
     start = time.perf_counter()
     try:
-        found = fitting.best_of(list(candidates(fitting, budget, strategy, options, _TRIES, reorder=False)), budget)
+        tried = list(candidates(fitting, budget, strategy, options, _TRIES, reorder=False))
+        found = fitting.best_of(tried or [fitting.plain], budget)  # none: there is nothing that it would recompute
     except RecomputeError as e:
         return Row(strategy, seconds=time.perf_counter() - start, refusal=str(e))
     return _row(figures_of(fitting, found, strategy=strategy, budget=budget), time.perf_counter() - start)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from test_cli import MLP
 
 from recompute.cli import main
 from recompute.passes.planners import PLANNERS
@@ -111,3 +112,9 @@ def test_what_can_be_wrong(
     assert main(["bert-tiny", *options, *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_compare_within_more_than_the_plain_step_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Strategies that find nothing to recompute are shown with the plain step's figures."""
+    assert main([MLP, "--compare", "--memory-budget", "8GiB"]) == 0
+    assert "min_cut" in capsys.readouterr().out.replace("-", "_")
