@@ -6,10 +6,12 @@ PyTorch is the user's own, and imported only here.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,11 +66,11 @@ def from_torch(
     if exporter not in _EXPORTERS:
         raise UsageError(f"exporter must be one of {', '.join(map(repr, _EXPORTERS))}, not {exporter!r}")
     args, kwargs = _arguments(example_inputs)
-    whole = module
+    call = _Call(module, args, kwargs, _input_names(module, args, kwargs, targets), None)
     if loss is not None:
         whole = _with_loss(module, loss, len(args), list(kwargs))
-        args, kwargs = (*args, *kwargs.values(), *targets), {}
-    proto = _exported(whole, args, kwargs, exporter)
+        call = _Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"])
+    proto = _exported(call, exporter)
     if loss is not None:
         _without_prefix(proto, f"{_INNER}.")
     _mark_training(proto)
@@ -122,6 +124,20 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)), {}
 
 
+def _input_names(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[Any]
+) -> list[str] | None:
+    """Names of the program's inputs: those of `forward`'s arguments, then "target"; None where one is no tensor."""
+    if not all(hasattr(v, "shape") for v in (*args, *kwargs.values(), *targets)):
+        return None
+    named = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(named):
+        return None
+    last = ["target"] if len(targets) == 1 else [f"target_{i}" for i in range(len(targets))]
+    found = [*named[: len(args)], *kwargs, *last]
+    return found if len(set(found)) == len(found) else None
+
+
 def _with_loss(module: Any, loss: Callable[..., Any], count: int, names: list[str]) -> Any:
     """The module with its loss as first output; arguments: the module's, by position and by name, then the targets."""
     import torch
@@ -140,14 +156,25 @@ def _with_loss(module: Any, loss: Callable[..., Any], count: int, names: list[st
     return WithLoss()
 
 
-def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exporter: str) -> onnx.ModelProto:
+@dataclass(frozen=True)
+class _Call:
+    """A module with example arguments; names of the inputs, and of the first outputs, where they are known."""
+
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[str] | None
+    outputs: list[str] | None
+
+
+def _exported(call: _Call, exporter: str) -> onnx.ModelProto:
     failed: list[str] = []
     for name, export in (("dynamo", _by_dynamo), ("torchscript", _by_torchscript)):
         if exporter not in ("auto", name):
             continue
         try:
             with _quiet():
-                proto = export(module, args, kwargs)
+                proto = export(call)
         except Exception as e:
             failed.append(f"{name}: {type(e).__name__}: {_first_lines(str(e))}")
             continue
@@ -162,26 +189,31 @@ def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], export
     raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed))
 
 
-def _by_dynamo(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> onnx.ModelProto:
+def _by_dynamo(call: _Call) -> onnx.ModelProto:
     import torch
 
-    program = torch.export.export(module, args, kwargs, strict=False)
+    program = torch.export.export(call.module, call.args, call.kwargs, strict=False)
     _detach_no_grad(program.graph_module)
     outputs = _output_names(program)
-    found = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False, output_names=outputs)
+    found = torch.onnx.export(
+        program, dynamo=True, optimize=False, verbose=False, input_names=call.inputs, output_names=outputs
+    )
     if found is None:
         raise RuntimeError("torch.onnx.export gave nothing")
     return found.model_proto
 
 
-def _by_torchscript(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> onnx.ModelProto:
+def _by_torchscript(call: _Call) -> onnx.ModelProto:
     import torch
 
     file = io.BytesIO()
+    before = {n: b.clone() for n, b in call.module.named_buffers()}
     torch.onnx.export(
-        module, args, file, kwargs=kwargs or None, dynamo=False, do_constant_folding=False,
-        training=torch.onnx.TrainingMode.PRESERVE, opset_version=20,
+        call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
+        training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs, output_names=call.outputs,
     )  # fmt: skip
+    for name, buffer in call.module.named_buffers():  # the module ran once
+        buffer.data.copy_(before[name])
     proto = onnx.ModelProto()
     proto.ParseFromString(file.getvalue())
     return proto
