@@ -76,7 +76,7 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
 def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = target.rebuild and not planned
-    return [Unplan(), DeadCode(), *([Rebuild()] if rebuild else ())]
+    return [Unplan(), DeadCode(), *([Rebuild()] if rebuild else ()), CommitUpdates()]
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
@@ -101,15 +101,12 @@ def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
 
 
 def lowering_passes(target: Target) -> list[Pass]:
-    """The passes that lower a step for the kernels of a place.
-
-    Updates move behind all checks first: planners see each update where it is made, beside what it reads.
-    """
+    """The passes that lower a step for the kernels of a place; none without kernel providers."""
     names = target.kernels
     if not names:
-        return [CommitUpdates()]
+        return []
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
-    return [CommitUpdates(), FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
+    return [FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
 
 
 def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
