@@ -6,9 +6,11 @@ PyTorch is the user's own, and imported only here.
 from __future__ import annotations
 
 import contextlib
+import glob
 import inspect
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,12 +77,9 @@ def from_torch(
         _without_prefix(proto, f"{_INNER}.")
     _mark_training(proto)
     names = _initializers(module, proto)
-    wanted = trainable
-    if wanted is None:
-        wanted = [names[n] for n, p in module.named_parameters() if p.requires_grad and n in names]
-    program = load(
-        proto, trainable=[_plain(w) for w in wanted] if trainable is None else wanted, mode="file", **options
-    )
+    if trainable is None:
+        trainable = [glob.escape(names[n]) for n, p in module.named_parameters() if p.requires_grad and n in names]
+    program = load(proto, trainable=trainable, mode="file", **options)
     program.aliases.update({other: n for other, n in names.items() if other != n and n in program.data})
     return program
 
@@ -91,7 +90,7 @@ def write_back(program: Program, module: Any) -> int:
     Tensors keep their device and element type.  UsageError where a shape differs, or nothing of the program is the
     module's.
     """
-    tensors = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+    tensors = _tensors(module)
     count = 0
     for name, tensor in tensors.items():
         own = str(program.aliases.get(name, name))
@@ -116,6 +115,11 @@ def write_back(program: Program, module: Any) -> int:
 
 
 # -- exporting --------------------------------------------------------------------------------------------------------
+
+
+def _tensors(module: Any) -> dict[str, Any]:
+    """Parameters and buffers by name; tied ones under each of their names."""
+    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -221,8 +225,6 @@ def _by_torchscript(call: _Call) -> onnx.ModelProto:
 
 def _detach_no_grad(graph_module: Any) -> None:
     """Detaches what comes out of regions under `torch.no_grad()`, which exporters inline without a trace."""
-    import operator
-
     import torch
 
     graph = graph_module.graph
@@ -303,13 +305,8 @@ def _initializers(module: Any, proto: onnx.ModelProto) -> dict[str, str]:
     """The module's name of each parameter and buffer → the initializer's; tied ones have one initializer."""
     there = {t.name for t in proto.graph.initializer}
     own: dict[int, str] = {}
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
+    tensors = _tensors(module)
+    for name, tensor in tensors.items():
         if name in there:
             own.setdefault(id(tensor), name)
-    return {name: own[id(tensor)] for name, tensor in tensors if id(tensor) in own}
-
-
-def _plain(name: str) -> str:
-    """A name as a pattern that fits only itself."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+    return {name: own[id(tensor)] for name, tensor in tensors.items() if id(tensor) in own}

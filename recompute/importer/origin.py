@@ -27,6 +27,10 @@ _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 _LINE = re.compile(r"^\w+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^'\n]+)'", re.MULTILINE)
 #: names that exporters give to tensors that they have made themselves
 _MADE_UP = re.compile(r"^(val_\d+|onnx::\w+|(.*/)?Constant\w*_output_0)$")
+#: element types of what may be trained
+FLOATS = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+)
 #: names that are told in one message, at most
 _MOST = 6
 
@@ -84,7 +88,7 @@ def _metadata(properties: object) -> dict[str, str]:
 
 def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, ...]) -> Iterator[str]:
     """What optimisation did to parameters."""
-    floats = {t.name: t for t in model.graph.initializer if t.data_type in _FLOATS}
+    floats = {t.name: t for t in model.graph.initializer if t.data_type in FLOATS}
     made = [n for n, t in floats.items() if _MADE_UP.match(n) and len(t.dims) > 1]
     norms = [n for n in missing if f"{n.rpartition('.')[0]}.running_mean" in targets]
     folded = [n for n in norms if f"{n.rpartition('.')[0]}.running_mean" not in floats]
@@ -124,15 +128,6 @@ def _some(names: list[str] | tuple[str, ...]) -> str:
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return ", ".join(names[:_MOST]) + more
 
-
-_FLOATS = frozenset(
-    {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-    }
-)
 
 #: how to export so that nothing is lost
 REMEDY = (

@@ -16,7 +16,7 @@ from ..language.op import REGISTRY
 from ..language.types import TensorType
 from ..support.patterns import Patterns
 from .fold import Known
-from .origin import Origin
+from .origin import FLOATS, Origin
 
 #: operators behind which a table of angles is still one
 _PASSING = frozenset(
@@ -41,7 +41,7 @@ class TrainRule:
     def __init__(self, graph: onnx.GraphProto, origin: Origin, trainable: Sequence[str] | None) -> None:
         self.origin = origin
         self.wanted = None if trainable is None else Patterns(trainable)
-        self.angles = angles(graph)
+        self.angles = angles(graph) if trainable is None else set()
         self.decided: dict[str, Trained] = {}
 
     def trains(self, name: str, known: Known, op_type: str, position: int) -> bool:
@@ -99,7 +99,7 @@ def angles(graph: onnx.GraphProto) -> set[str]:
     nodes = list(graph.node)
     if not any(n.op_type in ("Cos", "Sin") for n in nodes):
         return set()
-    floats = {i.name for i in graph.input if i.type.tensor_type.elem_type in _FLOATS}
+    floats = {i.name for i in graph.input if i.type.tensor_type.elem_type in FLOATS}
     floats -= {t.name for t in graph.initializer}
     for n in nodes:
         if n.op_type not in ("Shape", "Size") and any(i in floats for i in n.input):
@@ -114,8 +114,3 @@ def angles(graph: onnx.GraphProto) -> set[str]:
         for i in n.input:
             makes[i] = makes.get(i, True) and (plain or passes)
     return {t.name for t in graph.initializer if makes.get(t.name, False)}
-
-
-_FLOATS = frozenset(
-    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
-)

@@ -18,10 +18,10 @@ from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import differentiate
-from .protocol import ParamsGrads
+from .protocol import AnyOptimizer, ParamsGrads
 
 
-class Optimizer:
+class Optimizer(AnyOptimizer):
     """Base class of the optimizers.
 
     `learning_rate`: a number, or a schedule of `recompute.lr` that the program itself evaluates at every step.
@@ -147,27 +147,6 @@ class Optimizer:
         verify(program.block)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
-    def apply_optimize(
-        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
-    ) -> list[Operator]:
-        """`apply_gradients`, with Paddle's arguments."""
-        return self.apply_gradients(params_grads)
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], ParamsGrads]:
-        """`backward` and `apply_gradients`: makes the program a training step.
-
-        Returns (optimizer operators, (parameter, gradient) pairs).  UsageError if the program is already a training
-        step.
-        """
-        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
-        return self.apply_optimize(loss, startup_program, params_grads), params_grads
-
     def _learning_rate(self, b: Builder, step: Value) -> Value:
         if hasattr(self._rate, "build"):
             return self._rate.build(b, step, name="learning_rate")
@@ -239,10 +218,6 @@ class Optimizer:
             if not program.data[name].flags.writeable:  # the initial contents, which no step has changed yet
                 program.data[name] = np.array(program.data[name])
             program.data[name][...] = array
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """`set_state_dict`."""
-        self.set_state_dict(state)
 
     def _minimized(self) -> Program:
         if self._program is None:

@@ -19,7 +19,8 @@ ParamsGrads = list[tuple[Variable, Variable]]
 class AnyOptimizer(Protocol):
     """The interface of every optimizer, as used by `compile_step`, `estimate` and wrappers.
 
-    Names and arguments are Paddle's; see `recompute.optimizers.Optimizer` for what each method does.
+    Names and arguments are Paddle's; see `recompute.optimizers.Optimizer` for what each method does.  Any class with
+    these methods will do; one that inherits gets `apply_optimize`, `minimize` and `load`.
     """
 
     def backward(
@@ -41,7 +42,7 @@ class AnyOptimizer(Protocol):
         self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
     ) -> list[Operator]:
         """`apply_gradients`, with Paddle's arguments."""
-        ...
+        return self.apply_gradients(params_grads)
 
     def minimize(
         self,
@@ -50,8 +51,12 @@ class AnyOptimizer(Protocol):
         parameter_list: Sequence[str | Variable] | None = None,
         no_grad_set: Iterable[str | Variable] | None = None,
     ) -> tuple[list[Operator], ParamsGrads]:
-        """`backward` and `apply_gradients`: makes the program a training step."""
-        ...
+        """`backward` and `apply_gradients`: makes the program a training step.
+
+        Returns (optimizer operators, (parameter, gradient) pairs).  UsageError where the program is trained already.
+        """
+        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+        return self.apply_optimize(loss, startup_program, params_grads), params_grads
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of the optimizer's state, by name."""
@@ -63,7 +68,7 @@ class AnyOptimizer(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """`set_state_dict`."""
-        ...
+        self.set_state_dict(state)
 
     def get_lr(self) -> float:
         """The learning rate of the next step."""
@@ -74,7 +79,7 @@ class AnyOptimizer(Protocol):
         ...
 
 
-class WrappedOptimizer:
+class WrappedOptimizer(AnyOptimizer):
     """An optimizer that wraps another one, `inner`, and forwards every method that a subclass does not override.
 
     A subclass overrides `_backward`, which `backward` and `minimize` call, and `apply_gradients` or `apply_optimize`.
@@ -107,12 +112,6 @@ class WrappedOptimizer:
         """Adds the updates to the program; returns the optimizer's operators."""
         return self.inner.apply_gradients(params_grads)
 
-    def apply_optimize(
-        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
-    ) -> list[Operator]:
-        """`apply_gradients`, with Paddle's arguments."""
-        return self.apply_gradients(params_grads)
-
     def minimize(
         self,
         loss: Variable,
@@ -131,10 +130,6 @@ class WrappedOptimizer:
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the state to what `state_dict` returned."""
         self.inner.set_state_dict(state)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """`set_state_dict`."""
-        self.set_state_dict(state)
 
     def get_lr(self) -> float:
         """The learning rate of the next step."""

@@ -24,9 +24,8 @@ class Move(Op, abstract=True):
     autocast = "follow"
 
 
-@dataclass(frozen=True)
-class Identity(Move, onnx=True):
-    """A copy of x."""
+class Copied(Move, abstract=True):
+    """A value with the elements of x, and their bytes where that may be."""
 
     def infer(self, x):
         """The same type."""
@@ -39,6 +38,15 @@ class Identity(Move, onnx=True):
     def views(self, ins, outs):
         """The same bytes."""
         return (0,)
+
+    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
+        """Everything is turned."""
+        return turned_whole(self, ins, outs, rank)
+
+
+@dataclass(frozen=True)
+class Identity(Copied, onnx=True):
+    """A copy of x."""
 
     def gradient(self, b, ins, outs, grads):
         """dy itself."""
@@ -53,10 +61,6 @@ class Identity(Move, onnx=True):
     def samples(cls, draw):
         """One matrix."""
         yield draw.case(cls(), draw("f64[2,3]"))
-
-    def channels_last(self, ins: Any, outs: Any, rank: int) -> Turned | None:
-        """Everything is turned."""
-        return turned_whole(self, ins, outs, rank)
 
 
 #: element types of less than a byte that are integers, and all that are stored in a byte and not computed with
