@@ -10,7 +10,7 @@ from .errors import BudgetError, JobError, ModelError, RecomputeError, UsageErro
 from .language.ir import Block, Operator, Role, Value
 from .language.kernels import providers_from
 from .language.op import operators_from
-from .language.program import Program, Variable
+from .language.program import Program, Variable, modes_from
 from .language.text import parse, show
 from .language.types import TensorType
 from .language.verify import verify
@@ -108,11 +108,18 @@ def _register_cuda() -> None:
     cuda.register_all()
 
 
+def _modes() -> Any:
+    from .training import modes
+
+    return modes
+
+
 moved.install(__name__)
 # registries are filled from here at the first look-up by name: the language imports neither operators nor backends
 operators_from(_define_operators)
 providers_from(_register_cpu)
 providers_from(_register_cuda)
+modes_from(_modes)
 
 
 def __getattr__(name: str) -> Any:

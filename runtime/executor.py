@@ -90,6 +90,8 @@ class Executor:
                 "(rc.load_state) to continue"
             )
         self._feed(session, {} if feed is None else feed)
+        if not session.keeps_newest:  # what a device has trained is copied back
+            program.data.held_by(None)
         try:
             session.run()
             return [session.fetch(n) for n in names]

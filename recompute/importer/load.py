@@ -7,14 +7,15 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
 from .. import ops  # noqa: F401  registers all
-from ..errors import ModelError, RecomputeError, UsageError
+from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Program
@@ -26,7 +27,7 @@ from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
 from .limits import LimitError, Limits, budget_of, memory_bytes
-from .model import fixed_inputs, read_model, with_own_statistics
+from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import origin_of, source_operator
 from .reference import emit_reference
@@ -58,12 +59,11 @@ def load(
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
-    `input_shapes` fixes inputs' shapes; `batch` fixes the first symbolic dimension of every input (and every other
-    dimension of that name).  `trainable`: names or globs of what is trained (default: float initializers with at
-    least one dimension, and weights given by constant nodes, minus normalisation statistics and masks).
-    `mode="train"`: Dropout and BatchNormalization train, also in files exported for inference; `"eval"`: they do
-    not; `"file"`: those do whose nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`), as
-    models whose weights are all equal need it.
+    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name.
+    `trainable`: names or globs of what is trained (default: float initializers with at least one dimension, and
+    weights given by constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout and
+    BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
+    nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
@@ -88,11 +88,25 @@ def load(
     importer.run()
     importer.unroll.check(importer.graph)
     program = importer.program(source)
+    given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
+    program.again = _again(source, program, {**given, **limits})
     if trainable is None:
         rule.origin.warn(stacklevel=3)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
+
+
+def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:
+    """The function that loads a program's model at another batch, by the same options."""
+    shapes = {v.name: v.shape for v in program.block.inputs}
+
+    def again(batch: int) -> Program:
+        with warnings.catch_warnings():  # told at the first load
+            warnings.simplefilter("ignore", ModelWarning)
+            return load(source, input_shapes=at_batch(source.graph, shapes, batch), **options)
+
+    return again
 
 
 class Importer(ImportState):

@@ -294,6 +294,28 @@ def _show(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
     return "[" + ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims) + "]"
 
 
+def at_batch(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, tuple[int, ...]]:
+    """The inputs' shapes with another batch: their dynamic first dimension, and dimensions of the same name.
+
+    UsageError if no first dimension is dynamic.
+    """
+    is_open = set(open_dimensions(graph))
+    dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input if i.name in shapes}
+    symbols = {dims[n][0].dim_param for n in shapes if (n, 0) in is_open} - {""}
+    if not any((n, 0) in is_open for n in shapes):
+        fixed = next((s[0] for s in shapes.values() if s), 1)
+        raise UsageError(
+            f"the model fixes its batch at {fixed}, so that it cannot be made for {batch}: export it with a dynamic "
+            "first dimension"
+        )
+    return {
+        n: tuple(
+            batch if (n, i) in is_open and (i == 0 or dims[n][i].dim_param in symbols) else d for i, d in enumerate(s)
+        )
+        for n, s in shapes.items()
+    }
+
+
 def open_dimensions(graph: onnx.GraphProto) -> list[tuple[str, int]]:
     """(input, axis) of every dynamic dimension of the model."""
     weights = {t.name for t in graph.initializer}

@@ -170,6 +170,16 @@ class Op:
         """
         return None
 
+    def inference(
+        self, b: OperatorBuilder, ins: Sequence[Value | None], running: Sequence[Value | None]
+    ) -> tuple[Value | None, ...] | None:
+        """Emits what the operator computes in inference mode, and returns all its outputs; None: the same as in
+        training.
+
+        `running`: for each output the running statistic that follows it, if there is one.
+        """
+        return None
+
     def gradient(
         self,
         b: OperatorBuilder,

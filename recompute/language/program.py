@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -67,12 +67,15 @@ class Arrays(dict[str, np.ndarray]):
 
     _holder: Holder | None = None
 
-    def held_by(self, holder: Holder | None) -> None:
-        """Makes `holder` the owner of the newest contents."""
-        if self._holder is not None and holder is not self._holder:
+    def held_by(self, holder: Holder | None) -> bool:
+        """Makes `holder` (None: the host) the owner of the newest contents; returns whether it was not before."""
+        if holder is self._holder:
+            return False
+        if self._holder is not None:
             for name in dict.keys(self):
                 self._holder.claim(name)
         self._holder = holder
+        return True
 
     def let_go(self, holder: Holder) -> None:
         """Ends the ownership of `holder`, if it is the owner."""
@@ -120,6 +123,19 @@ class Compiled:
     refit: Callable[[Any], Compiled] | None = None
 
 
+#: functions that return the module with `for_test`, `evaluate` and `freeze`, set by the package root
+_MODES: list[Callable[[], Any]] = []
+
+
+def modes_from(source: Callable[[], Any]) -> None:
+    """Sets the function that returns the implementation of `for_test`, `evaluate` and `freeze`."""
+    _MODES.append(source)
+
+
+def _modes() -> Any:
+    return _MODES[-1]()
+
+
 class Program:
     """A static program: its block, and the contents of its persistent values.
 
@@ -144,6 +160,12 @@ class Program:
         self.aliases: dict[str, str] = {}
         #: floating-point tensors of the model, whether each is trained, and why (`recompute.importer.trained.Trained`)
         self.tensors: list[Any] = []
+        #: the forward pass, from before the backward pass was added (None: nothing was added yet)
+        self.forward: Block | None = None
+        #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
+        self.again: Callable[[int], Program] | None = None
+        #: what `evaluate` has compiled
+        self.evaluations: dict[Any, Any] = {}
         #: the recomputation plan that was applied last
         self.plan: Any = None
         #: figures of that plan, if a planner made it (`recompute.planning.PlanFigures`)
@@ -189,6 +211,11 @@ class Program:
     def __contains__(self, name: object) -> bool:
         return name in self._values() or name in self.aliases
 
+    def begin_training(self) -> None:
+        """Remembers the forward pass, before an optimizer rewrites the block."""
+        if self.forward is None:
+            self.forward = self.block
+
     def _values(self) -> dict[str, Value]:
         """The block's values, found once for each block."""
         if self._known is None or self._known[0] is not self.block:
@@ -225,7 +252,39 @@ class Program:
         other.aliases, other.tensors = dict(self.aliases), list(self.tensors)
         other.source_path, other.gradients = self.source_path, list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
+        other.forward, other.again = self.forward, self.again
         return other
+
+    # -- training and evaluation ----------------------------------------------------------------------------------
+
+    def for_test(self, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
+        """The forward pass in inference mode, with this program's own arrays: what trains here is evaluated there.
+
+        Dropout is off and batch normalisation uses its running statistics, which do not change.  `outputs`: what is
+        computed (default: the outputs of the forward pass); inputs that nothing reads are dropped.  `batch`: another
+        batch, for models whose batch is dynamic.  UsageError where that cannot be made.  (Paddle's
+        `clone(for_test=True)`.)
+        """
+        return _modes().for_test(self, batch, outputs)
+
+    def evaluate(
+        self, feed: Mapping[str, Any], fetch_list: Sequence[str | Variable] | None = None, place: Any = None
+    ) -> list[np.ndarray]:
+        """Runs `for_test` on what is fed, at the batch that is fed, and returns the fetched values in order.
+
+        `fetch_list` (default: all outputs that the fed inputs suffice for); labels need not be fed for scores.
+        `place`: where it runs (None: the CPU).  Each batch size is compiled once.
+        """
+        return _modes().evaluate(self, feed, fetch_list, place)
+
+    def freeze(self, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
+        """Stops the training of parameters that names or globs match; returns the program.
+
+        They get no gradients and no optimizer state.  `eval`: the part of the model before which nothing trains
+        computes as in inference: dropout off, running statistics used and unchanged.  Before `minimize`; UsageError
+        for a pattern that matches no parameter.
+        """
+        return _modes().freeze(self, patterns, eval=eval)
 
     def builder(self, role: Role = Role.FORWARD, prefix: str = "") -> Builder:
         """A builder; `append` adds its operators to the program."""
@@ -234,6 +293,8 @@ class Program:
     def append(self, b: Builder, *, outputs: Sequence[str] = (), inputs: Sequence[Value] = ()) -> None:
         """Adds the operators of a builder, and declares further inputs and outputs."""
         old = self.block
+        if any(op.role in (Role.FORWARD, Role.LOSS) for op in b.operators):
+            self.again = None
         self.block = old.with_operators(
             (*old.operators, *b.operators),
             inputs=(*old.inputs, *inputs),

@@ -20,6 +20,7 @@ from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..ops.shape.reshape import reshape
+from .modes import at_other_batches
 
 #: losses that `--loss` accepts
 NAMES = (
@@ -31,6 +32,7 @@ __all__ = ["NAMES", "natural_loss", *NAMES]
 _REDUCTIONS = ("mean", "sum", "none")
 
 
+@at_other_batches
 def cross_entropy(
     output: Variable | Program,
     label: Variable | str | None = None,
@@ -60,6 +62,7 @@ def cross_entropy(
     return _indexed(loss, "SoftmaxCrossEntropyLoss", label, label_name, axis, ignore_index, weight)
 
 
+@at_other_batches
 def nll(
     output: Variable | Program,
     label: Variable | str | None = None,
@@ -76,6 +79,7 @@ def nll(
     return _indexed(loss, "NegativeLogLikelihoodLoss", label, label_name, axis, ignore_index, weight)
 
 
+@at_other_batches
 def mse(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
     """(output - label)².  `options`: name, label_name, reduction."""
 
@@ -86,11 +90,13 @@ def mse(output: Variable | Program, label: Variable | str | None = None, **optio
     return _elementwise(formula, output, label, **options)
 
 
+@at_other_batches
 def l1(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
     """|output - label|.  `options`: name, label_name, reduction."""
     return _elementwise(lambda b, x, y: b.Abs(b.Sub(x, y)), output, label, **options)
 
 
+@at_other_batches
 def smooth_l1(
     output: Variable | Program, label: Variable | str | None = None, *, beta: float = 1.0, **options: Any
 ) -> Variable:
@@ -102,6 +108,7 @@ def smooth_l1(
     return _elementwise(lambda b, x, y: _huber(b, x, y, beta, 1 / beta), output, label, **options)
 
 
+@at_other_batches
 def huber(
     output: Variable | Program, label: Variable | str | None = None, *, delta: float = 1.0, **options: Any
 ) -> Variable:
@@ -111,6 +118,7 @@ def huber(
     return _elementwise(lambda b, x, y: _huber(b, x, y, delta, 1.0), output, label, **options)
 
 
+@at_other_batches
 def bce(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
     """-label·log p - (1 - label)·log(1 - p) for probabilities p = output.  `options`: name, label_name, reduction.
 
@@ -132,6 +140,7 @@ def bce(output: Variable | Program, label: Variable | str | None = None, **optio
     return _elementwise(formula, output, label, **options)
 
 
+@at_other_batches
 def bce_with_logits(
     output: Variable | Program, label: Variable | str | None = None, *, pos_weight: Any = None, **options: Any
 ) -> Variable:
@@ -151,6 +160,7 @@ def bce_with_logits(
     return _elementwise(formula, output, label, **options)
 
 
+@at_other_batches
 def kl_div(
     output: Variable | Program, label: Variable | str | None = None, *, log_target: bool = False, **options: Any
 ) -> Variable:
@@ -169,6 +179,7 @@ def kl_div(
     return _elementwise(formula, output, label, extra=("batchmean",), **options)
 
 
+@at_other_batches
 def hinge(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
     """max(0, 1 - label·output), labels -1 and 1.  `options`: name, label_name, reduction."""
     return _elementwise(lambda b, x, y: b.Relu(b.Sub(b.constant(1, x), b.Mul(x, y))), output, label, **options)

@@ -107,6 +107,9 @@ class Session:
     how many operators are bound, of how many: kernels are compiled where no earlier process has done it.
     """
 
+    #: whether the newest contents of persistent values are in memory of its own, and not in the program's arrays
+    keeps_newest = False
+
     def __init__(
         self,
         block: Block,

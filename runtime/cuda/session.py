@@ -65,6 +65,9 @@ class CudaSession:
     `progress`: told how many kernels are compiled, of how many.
     """
 
+    #: see runtime/cpu/session.py
+    keeps_newest = True
+
     def __init__(
         self,
         block: Block,
@@ -245,7 +248,10 @@ class CudaSession:
         self._ran = True
 
     def _give(self) -> None:
-        """What the host may have written goes to the device."""
+        """What the host may have written goes to the device; everything if another session ran in the meantime."""
+        data = None if self._data is None else self._data()
+        if data is not None and data.held_by(self):
+            self._claimed = set(self.hosts)
         for name in self._claimed:
             self.device.upload(self.arrays[name], self.hosts[name])
         self._claimed.clear()

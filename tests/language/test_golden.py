@@ -16,6 +16,7 @@ from recompute import parse, show, verify
 from recompute.language.ir import Block
 from recompute.ops.fused.loop import Loop
 from recompute.passes import Precision, pipeline, run_passes
+from recompute.passes.cleanup.for_test import ForTest
 from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
 
@@ -39,6 +40,8 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
         path.write_text(f"; pipeline: {line}\n{text.rstrip()}\n\n---\n{show(after)}")
     else:
         assert show(after) == expected
+    if any(isinstance(p, ForTest) for p in pipeline(line)):
+        return  # computes something else: tests/training/test_modes.py
     rounds = any(isinstance(p, Precision) for p in pipeline(line))
     compare_values(before, after, tolerance=2.0**-5 if rounds else 0.0)
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import UsageError
 from ...language.element import sqrt
 from ...language.op import Cost, Op
 from ..channels_last import channels_last
@@ -55,6 +56,12 @@ class BatchNormTrain(ChannelNorm):
             for out, statistic in zip(outs[1:], (mean, var), strict=False):
                 if out is not None:
                     out[c] = statistic
+
+    def inference(self, b, ins, running):
+        """BatchNormalization with the running statistics."""
+        x, scale, bias = ins
+        mean, var = running_statistics(self, b, running[1:], scale, x)
+        return (b.BatchNormalization(x, scale, bias, mean, var, epsilon=self.epsilon), mean, var)[: len(running)]
 
     def expand(self, b, x, scale, bias):
         """The formula."""
@@ -164,6 +171,10 @@ class BatchNormStatistics(Op):
             _moments(xp, x[:, c], work, scratch[1], mean, var)
             outs[0][c], outs[1][c] = mean, var
 
+    def inference(self, b, ins, running):
+        """The running statistics."""
+        return running_statistics(self, b, running, wide(ins[0].type), ins[0])
+
     def cost(self, ins, outs):
         """Seven operations an element."""
         return Cost(7 * ins[0].size, super().cost(ins, outs).bytes)
@@ -184,6 +195,17 @@ class BatchNormStatistics(Op):
             yield draw.case(cls(), draw(f"f64[{shape}]"))
         yield draw.case(cls(), draw("f32[2,3,4]"))
         yield draw.case(cls(), draw("f16[2,3,4]"))
+
+
+def running_statistics(op: Op, b: Any, running: Any, like: Any, x: Any) -> tuple[Any, Any]:
+    """Mean and variance of inference mode, in `like`'s element type.  UsageError if nothing follows the batch's."""
+    if len(running) < 2 or None in running:
+        raise UsageError(
+            f"the batch normalisation of '{x.name}' has no running statistics that the program keeps: it cannot be "
+            "used in inference mode"
+        )
+    mean, var = (as_type_of(b, v, like) for v in running)
+    return mean, var
 
 
 def _moments(xp: Any, x: Any, work: Any, partials: Any, mean: Any, var: Any) -> None:

@@ -76,6 +76,11 @@ class Dropout(Draw):
             xp.multiply(x[part], scale, out=y[part])
             xp.multiply(y[part], keep, out=y[part])
 
+    def inference(self, b, ins, running):
+        """x, everything kept."""
+        x = ins[0]
+        return (x, b.fill(True, x.type.with_dtype("bool"))) if len(running) > 1 else (x,)
+
     def gradient(self, b, ins, outs, grads):
         """The same on dy: the same key gives the same mask, and nothing is kept."""
         return [b.Dropout(grads[0], ins[1], ratio=self.ratio, seed=self.seed), None]

@@ -1,0 +1,256 @@
+"""One program, two modes: evaluation with the weights that train, and parts of a model that are frozen.
+
+`Program.for_test`, `Program.evaluate` and `Program.freeze` are defined here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import JobError, UsageError, nearest
+from ..language.ir import Block, Operator, Role, Value
+from ..language.program import Program, Variable
+from ..language.verify import verify
+from ..passes.cleanup.for_test import ForTest, in_inference
+from ..support.patterns import Patterns
+from .base import must_be_untrained
+
+__all__ = ["at_other_batches", "evaluate", "for_test", "freeze"]
+
+
+def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:
+    """Makes a function that appends operators (a loss) do it again where its program is made at another batch.
+
+    The function's first argument is a Variable or a Program; Variables among the others are found by their names.
+    """
+
+    @functools.wraps(function)
+    def append(output: Any, *others: Any, **options: Any) -> Variable:
+        program = output.program if isinstance(output, Variable) else output
+        before = getattr(program, "again", None)
+        result = function(output, *others, **options)
+        if before is not None:
+            given = [_by_name(o) for o in (output, *others)], {k: _by_name(o) for k, o in options.items()}
+
+            def again(batch: int) -> Program:
+                made = before(batch)
+                function(*(_of(made, o) for o in given[0]), **{k: _of(made, o) for k, o in given[1].items()})
+                return made
+
+            program.again = again
+        return result
+
+    return append
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """A Variable by its name, or the program itself ("")."""
+
+    name: str
+
+
+def _by_name(x: Any) -> Any:
+    if isinstance(x, Program):
+        return _Named("")
+    return _Named(x.name) if isinstance(x, Variable) else x
+
+
+def _of(program: Program, x: Any) -> Any:
+    if not isinstance(x, _Named):
+        return x
+    return program[x.name] if x.name else program
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def for_test(program: Program, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
+    """`Program.for_test`."""
+    names = () if outputs is None else tuple(_name(program, o) for o in outputs)
+    first = _batch(program)
+    if batch is None or batch == first:
+        made = Program(_forward(program), program.data, source=program.source)
+        made.aliases, made.again = dict(program.aliases), program.again
+    else:
+        made = _at(program, batch)
+        names = tuple(_name(made, n) for n in names)
+    made.tensors, made.source_path = list(program.tensors), program.source_path
+    made.block = verify(ForTest(names).run(made.block))
+    if made.data is not program.data:
+        _share(made, program)
+    return made
+
+
+def _forward(program: Program) -> Block:
+    """The forward pass as it was before the backward pass was added."""
+    return program.logical if program.forward is None else program.forward
+
+
+def _batch(program: Program) -> int | None:
+    return next((v.shape[0] for v in program.block.inputs if v.shape), None)
+
+
+def _at(program: Program, batch: int) -> Program:
+    if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1:
+        raise UsageError(f"batch must be a whole number of at least 1, not {batch!r}")
+    if program.again is None:
+        raise UsageError(
+            f"program '{program.block.name}' is fixed at batch {_batch(program)}: it was not loaded from a model, or "
+            "operators were appended to it by hand. Load the model again at the other batch, or evaluate batches of "
+            f"{_batch(program)}"
+        )
+    return program.again(int(batch))
+
+
+def _share(made: Program, program: Program) -> None:
+    """Gives a program of another batch the arrays of the training program, by name.
+
+    Tables that the importer computed for the batch have other shapes: they get names of their own.
+    """
+    batch = _batch(made)
+    names: dict[str, str] = {}
+    for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
+        own = made.data[v.name]
+        there = dict.get(program.data, v.name)
+        if there is None or (tuple(there.shape), there.dtype) != (v.shape, v.type.numpy):
+            names[v.name] = f"{v.name}@batch{batch}"
+            program.data.setdefault(names[v.name], own)
+    if names:
+        made.block = _renamed(made.block, names)
+        made.aliases.update({old: new for old, new in names.items() if old not in made.aliases})
+    made.data = program.data
+
+
+def _renamed(block: Block, names: Mapping[str, str]) -> Block:
+    def named(values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(v.renamed(names.get(v.name, v.name)) for v in values)
+
+    return block.with_operators(
+        [op.renamed(names) for op in block.operators],
+        parameters=named(block.parameters),
+        buffers=named(block.buffers),
+        state=named(block.state),
+    )
+
+
+def evaluate(
+    program: Program,
+    feed: Mapping[str, Any],
+    fetch_list: Sequence[str | Variable] | None = None,
+    place: Any = None,
+) -> list[np.ndarray]:
+    """`Program.evaluate`."""
+    from ..runtime import Executor
+
+    if program.broken:
+        raise JobError(f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state")
+    if not isinstance(feed, Mapping):
+        raise UsageError(f"feed must be a dictionary of arrays by input, not {type(feed).__name__}")
+    wanted = [fetch_list] if isinstance(fetch_list, (str, Variable)) else fetch_list
+    names = _default_fetches(program, feed) if wanted is None else tuple(_name(program, f) for f in wanted)
+    key = (names, _fed_batch(program, feed), str(place))
+    source = _forward(program)
+    found = program.evaluations.get(key)
+    if found is None or found[0] is not source:
+        made = for_test(program, key[1], names)
+        found = program.evaluations[key] = source, made, Executor(place)
+    _, made, executor = found
+    inputs = {v.name for v in made.block.inputs}
+    known = {v.name for v in source.inputs}
+    unknown = [n for n in feed if n not in known]
+    if unknown:
+        raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
+    return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
+
+
+def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ...]:
+    """The outputs that can be computed from what is fed."""
+    forward = _forward(program)
+    reach = {v.name for v in forward.inputs if v.name not in feed}
+    for op in forward.operators:
+        if any(v.name in reach for v in op.reads()):
+            reach.update(v.name for v in op.writes())
+    made = {v.name for op in forward.operators for v in op.writes()}
+    found = tuple(n for n in forward.outputs if n in made and n not in reach)
+    if not found:
+        missing = ", ".join(v.name for v in forward.inputs if v.name not in feed)
+        raise UsageError(f"no output can be computed: not fed are {missing}")
+    return found
+
+
+def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
+    """The batch of what is fed; None for the program's own."""
+    for v in program.block.inputs:
+        shape = np.shape(feed[v.name]) if v.name in feed else v.shape
+        if v.shape and shape and shape[0] != v.shape[0] == _batch(program) and shape[1:] == v.shape[1:]:
+            return int(shape[0])
+    return None
+
+
+def _name(program: Program, wanted: str | Variable) -> str:
+    """The name of a value of the forward pass."""
+    name = wanted.name if isinstance(wanted, Variable) else wanted
+    if not isinstance(name, str):
+        raise UsageError(f"outputs are names and Variables, not {wanted!r}")
+    values = _forward(program).values()
+    name = name if name in values else program.aliases.get(name, name)
+    if name not in values:
+        raise UsageError(f"the forward pass of program '{program.block.name}' has no value '{name}'"
+                         f"{nearest(name, values)}")  # fmt: skip
+    return name
+
+
+# -- frozen parts -----------------------------------------------------------------------------------------------------
+
+
+def freeze(program: Program, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
+    """`Program.freeze`."""
+    must_be_untrained(program)
+    wanted = Patterns(patterns)
+    block = program.block
+    own = {v.name for v in block.parameters}
+    aliases = {other: n for other, n in program.aliases.items() if n in own}
+    frozen = {n for n in own if wanted.fit(n)}.union(n for other, n in aliases.items() if wanted.fit(other))
+    known = own.union(aliases)
+    useless = wanted.useless(known)
+    if useless is not None:
+        raise UsageError(f"freeze: no parameter is called '{useless}'{nearest(useless, known)}")
+    kept = tuple(v for v in block.parameters if v.name not in frozen)
+    moved = tuple(v for v in block.parameters if v.name in frozen)
+    block = block.with_operators(block.operators, parameters=kept, buffers=(*block.buffers, *moved))
+    if eval:
+        inside = _frozen_part(block, frozen)
+        block = in_inference(block, lambda op: id(op) in inside)
+    program.block = verify(block)
+    program.tensors = [
+        dataclasses.replace(t, trains=False, why="frozen") if t.name in frozen else t for t in program.tensors
+    ]
+    if (before := program.again) is not None:
+        program.again = lambda batch: freeze(before(batch), patterns, eval=eval)
+    return program
+
+
+def _frozen_part(block: Block, frozen: set[str]) -> set[int]:
+    """Identities of the operators before which nothing trains, and which read frozen parameters or are followed by
+    operators that do."""
+    trained = {v.name for v in block.parameters}
+    forward = [op for op in block.operators if op.role is Role.FORWARD]
+    still: list[Operator] = []
+    for op in forward:
+        if any(v.name in trained for v in op.reads()):
+            trained.update(v.name for v in op.writes())
+        else:
+            still.append(op)
+    found: set[int] = set()
+    leads: set[str] = set()  # values from which a frozen parameter's reader is reached
+    for op in reversed(still):
+        if any(v.name in frozen for v in op.reads()) or any(v.name in leads for v in op.writes()):
+            found.add(id(op))
+            leads.update(v.name for v in op.reads())
+    return found
