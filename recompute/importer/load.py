@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 
@@ -26,13 +26,14 @@ from .fold import fold, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
-from .limits import LimitError, Limits, budget_of, memory_bytes
+from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import origin_of, source_operator
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
+from .ties import repaired
 from .trained import TrainRule
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
 _MANY = 200
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
+
+
+class Further(Limits, total=False):
+    """Keywords of `load` that few models need."""
+
+    tie: Mapping[str, str] | None
+    untie: bool | str | Sequence[str] | None
 
 
 def load(
@@ -55,7 +63,7 @@ def load(
     seed: int = 0,
     unroll: bool | Sequence[str] = False,
     quantization: str | None = None,
-    **limits: Unpack[Limits],
+    **further: Unpack[Further],
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
@@ -68,17 +76,16 @@ def load(
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
 
-    `limits` (docs/import.md): `max_bytes`, the most that one tensor of the file may take (default: the machine's
-    memory), and all that is computed from constants at load time; `max_seconds`, the work that the file may ask for
-    beside being read (default: 6), counted in operations.
+    `further` (docs/import.md): the limits `max_bytes` and `max_seconds`; `untie=True`, or names and globs: parameters
+    that the exporter merged as they were equal train apart; `tie={"val_7": "embedding.weight"}`: the first is the
+    second, or its transpose, again.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
     """
     if mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
-    budget = budget_of(limits)
-    source = with_own_statistics(read_model(model, budget=budget))
+    limits, budget, source = _read(model, further)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = TrainRule(current.graph, origin_of(source), trainable)
     importer = Importer(
@@ -95,6 +102,14 @@ def load(
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
+
+
+def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto]:
+    """The limits, the budget of the load, and the model, repaired as asked."""
+    tie, untie = further.pop("tie", None), further.pop("untie", None)
+    limits = cast("Limits", further)
+    budget = budget_of(limits)
+    return limits, budget, repaired(with_own_statistics(read_model(model, budget=budget)), tie, untie)
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:

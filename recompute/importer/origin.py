@@ -24,6 +24,7 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 FROM_TORCH = "recompute.from_torch"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
+_SCOPES = "pkg.torch.onnx.name_scopes"
 _LINE = re.compile(r"^\w+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^'\n]+)'", re.MULTILINE)
 #: names that exporters give to tensors that they have made themselves
 _MADE_UP = re.compile(r"^(val_\d+|onnx::\w+|(.*/)?Constant\w*_output_0)$")
@@ -74,12 +75,29 @@ def origin_of(model: onnx.ModelProto) -> Origin:
 
 def source_operator(node: onnx.NodeProto) -> str:
     """The PyTorch operator that a node was exported from, such as "aten.detach.default"; "" where nothing says it."""
-    said = _metadata(node.metadata_props).get(_HIERARCHY, "")
+    names = _strings(_metadata(node.metadata_props).get(_HIERARCHY, ""))
+    return names[-1] if names else ""
+
+
+def described(name: str, kind: str) -> onnx.ValueInfoProto:
+    """The entry of a graph that says what an initializer is: "PARAMETER" or "BUFFER"."""
+    found = onnx.ValueInfoProto(name=name)
+    found.metadata_props.add(key=_KIND, value=kind)
+    return found
+
+
+def module_path(node: onnx.NodeProto) -> list[str]:
+    """The modules of PyTorch in which a node was exported, outermost first ("bert.encoder.layer.0"); [] if unknown."""
+    return [n for n in _strings(_metadata(node.metadata_props).get(_SCOPES, "")) if n]
+
+
+def _strings(said: str) -> list[str]:
+    """A list of strings as Python writes it; [] for anything else."""
     try:
         names = ast.literal_eval(said) if said and len(said) < 1 << 16 else ()
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return ""
-    return names[-1] if isinstance(names, list) and names and isinstance(names[-1], str) else ""
+        return []
+    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
 
 
 def _metadata(properties: object) -> dict[str, str]:
@@ -132,5 +150,6 @@ def _some(names: list[str] | tuple[str, ...]) -> str:
 #: how to export so that nothing is lost
 REMEDY = (
     "export with torch.onnx.export(model, args, file, dynamo=True, optimize=False), or load the module itself with "
-    "rc.from_torch(model, args): docs/pytorch.md"
+    "rc.from_torch(model, args); of this file, rc.load(..., untie=True) separates merged parameters, and "
+    "tie={copy: original} ties copies again: docs/pytorch.md"
 )

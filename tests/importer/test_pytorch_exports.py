@@ -160,3 +160,56 @@ def test_the_command_line_lists_what_trains(capsys: pytest.CaptureFixture[str], 
     rows = {r["name"]: r for r in json.loads((tmp_path / "r.json").read_text())["tensors"]}
     assert rows["freq"] == {"name": "freq", "type": "f32[6]", "trains": False, "why": "the file says: buffer"}
     assert rows["scale"]["trains"] and rows["scale"]["type"] == "f32[]"
+
+
+# -- repairs ----------------------------------------------------------------------------------------------------------
+
+
+def test_merged_parameters_train_apart_again() -> None:
+    """Each reader has its own; a tied matrix, whose elements differ, stays one."""
+    program, _ = load("bert_default", mode="file", untie=True)
+    names = {v.name for v in program.parameters}
+    norm = "bert.embeddings.LayerNorm.weight"
+    assert {norm, *(f"{norm}@layer_norm_{i}" for i in range(1, 6))} <= names
+    program, _ = load("mixed_default", mode="file", untie=True)
+    assert "head.weight" in {v.name for v in program.parameters}
+    assert not any(v.name.startswith("head.weight@") for v in program.parameters)
+
+
+def test_merged_parameters_get_their_names_where_the_file_says_them() -> None:
+    """By the module that the reader's metadata name."""
+    model = onnx.load(FOLDER / "bert_default.onnx")
+    for node in model.graph.node:
+        if node.output[0] == "layer_norm_1":
+            scopes = ["", "bert", "bert.encoder.layer.0.attention.output.LayerNorm", "layer_norm_1"]
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(scopes))
+    program = rc.load(model, mode="file", untie=["bert.embeddings.LayerNorm.*"])
+    wanted = "bert.encoder.layer.0.attention.output.LayerNorm.weight"
+    assert wanted in {v.name for v in program.parameters}
+    trained = rc.export_trained(program)
+    assert wanted in {t.name for t in trained.graph.initializer}
+
+
+def test_transposed_copies_are_tied_again() -> None:
+    """One parameter, whose gradient is the sum of both uses."""
+    decoder = "cls.predictions.decoder.weight"
+    apart, _ = load("bert_default", mode="file", untie=True)
+    program, _ = load("bert_default", mode="file", untie=True, tie={"val_184": decoder})
+    assert len(program.parameters) == len(apart.parameters) - 1 and decoder in {v.name for v in program.parameters}
+    found = np.array([four_steps(p, "bert") for p in (apart, program)])
+    expected = np.array(VALUES["bert"]["losses"])
+    assert np.abs(found[1] - expected).max() < 0.7 * np.abs(found[0] - expected).max()  # positions stay folded
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"untie": ["bert.embedings.*"]}, r"untie: no floating-point initializer is called 'bert\.embedings"),
+        ({"tie": {"val_1840": "val_184"}}, "tie: no initializer is called 'val_1840'.*val_184"),
+        ({"tie": {"val_37": "val_45"}}, r"'val_37' \[16, 16\] is neither equal to 'val_45'"),
+    ],
+)
+def test_repairs_that_do_not_fit_are_told(options: dict[str, Any], match: str) -> None:
+    """What, and what there is."""
+    with pytest.raises(rc.UsageError, match=match):
+        load("bert_default", **options)
