@@ -43,7 +43,7 @@ _LAZY = {
     "write_back": "importer.from_torch",
     "ModelWarning": "errors",
     "export_step": "exporter.step",
-    "export_trained": "exporter.compiled",
+    "export_trained": "exporter.trained",
     "load_compiled": "exporter.compiled",
     "save_model": "exporter.compiled",
     "load_state": "training.state",

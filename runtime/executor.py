@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import JobError, UsageError, nearest
 from ..language.ir import Block, Value
-from ..language.program import Compiled, Program, Variable
+from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, EmulatedCUDAPlace, Place
@@ -90,7 +90,7 @@ class Executor:
                 "(rc.load_state) to continue"
             )
         self._feed(session, {} if feed is None else feed)
-        if not session.keeps_newest:  # what a device has trained is copied back
+        if not session.keeps_newest and isinstance(program.data, Arrays):  # what a device has trained is copied back
             program.data.held_by(None)
         try:
             session.run()

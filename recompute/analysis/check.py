@@ -85,7 +85,7 @@ def forward_difference(job: Any, program: Program) -> dict[str, Any]:
     evaluated.data.update({n: a for n, a in program.data.items() if n in evaluated.data})
     feed = synthetic_batch(program, job.args.seed, job.specs)
     feed = {n: a for n, a in feed.items() if n in shapes}
-    from ..exporter.compiled import export_trained
+    from ..exporter.trained import export_trained
 
     options = ort.SessionOptions()
     options.log_severity_level = 3

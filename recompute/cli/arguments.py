@@ -47,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
     _add_what(p)
     out = p.add_argument_group("what to write")
     out.add_argument("-o", "--output", type=Path, metavar="OUT.onnx", help="the training step as an ONNX file")
+    out.add_argument(
+        "--save-trained",
+        type=Path,
+        metavar="OUT.onnx",
+        help="with --run: the trained model as an ONNX file for inference",
+    )
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
     out.add_argument(

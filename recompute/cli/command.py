@@ -59,6 +59,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
     if args.data is not None and args.run is None:
         raise UsageError("--data needs --run N")
+    if args.save_trained is not None and args.run is None:
+        raise UsageError("--save-trained needs --run N: without it nothing is trained")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     from ..report import pictures
@@ -103,6 +105,7 @@ class Report:
     profile: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
     output: str | None = None
+    trained: str | None = None
     pictures: list[str] = field(default_factory=list)
     planned: dict[str, Any] | None = None
     compare: list[dict[str, Any]] | None = None
@@ -120,7 +123,7 @@ class _Job:
         self.specs: dict[str, Any] = {}
         self.seconds: list[float] | None = None  # measured, per operator
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
-        self.written: list[Path] = []  # reported once the files have their final names
+        self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
     def say(self, text: str) -> None:
@@ -133,8 +136,8 @@ class _Job:
         with together():
             self.work()
             self.write_json()
-        for path in self.written:
-            self.say(f"wrote {path}")
+        for path, what in self.written:
+            self.say(f"wrote {path}{what}")
         return self.verdict()
 
     def work(self) -> None:
@@ -180,12 +183,11 @@ class _Job:
             from ..analysis.check import check_step
 
             self.report.check = check_step(self, program, plain, step, loss)
-        model = None if self.args.output is None else self.exported(step)  # before training changes the weights
         if self.args.run is not None:
             self.train(step, loss)
+        else:
+            self.write_models(step)
         self.draw(program, plain, step, loss)
-        if model is not None:
-            self.write_onnx(model)
 
     def wants_more(self) -> bool:
         """Whether a file is to be written or something run besides the estimate."""
@@ -344,19 +346,24 @@ class _Job:
 
         cli_ending.say(candidates_table(candidates, always))
 
-    def exported(self, step: Any) -> Any:
-        """The training step as an ONNX model."""
-        from ..exporter.step import export_step
-
-        return export_step(step.program)
-
-    def write_onnx(self, model: Any) -> None:
-        """Writes the ONNX model made by `exported`."""
+    def write_models(self, step: Any) -> None:
+        """Writes the training step as it is now, after --run with what was trained, and the trained model."""
         from ..exporter.compiled import save_model
+        from ..exporter.function_builder import set_metadata
+        from ..exporter.step import export_step
+        from ..exporter.trained import export_trained
 
-        save_model(model, self.args.output)
-        self.report.output = str(self.args.output)
-        self.written.append(self.args.output)
+        if self.args.output is not None:
+            model = export_step(step.program)
+            set_metadata(model, {"recompute.steps_run": str(self.args.run or 0)})
+            save_model(model, self.args.output)
+            self.report.output = str(self.args.output)
+            after = f", after {self.args.run} steps" if self.args.run else ", with the model's weights"
+            self.written.append((self.args.output, f" (the training step{after})"))
+        if self.args.save_trained is not None:
+            export_trained(step.program, self.args.save_trained)
+            self.report.trained = str(self.args.save_trained)
+            self.written.append((self.args.save_trained, f" (the model after {self.args.run} steps, for inference)"))
 
     def train(self, step: Any, loss: str) -> None:
         """Trains, and compares the measured peak with the predicted one."""
@@ -394,6 +401,7 @@ class _Job:
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
                  f"{sorted(seconds)[len(seconds) // 2]:.3f} s per step, peak {measured:,} bytes ({same})")  # fmt: skip
+        self.write_models(step)  # before steps that are only timed
         if pictures.paths(self.args) or self.args.profile is not None:
             self.time_operators(step, loss, next(batches), executor)
 
@@ -418,7 +426,7 @@ class _Job:
 
         for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
             self.report.pictures.append(str(path))
-            self.written.append(path)
+            self.written.append((path, ""))
 
     def write_json(self) -> None:
         """Writes the report as JSON."""

@@ -22,7 +22,7 @@ class Job(Protocol):
 
     args: argparse.Namespace
     report: Any
-    written: list[Path]
+    written: list[tuple[Path, str]]
     available: int | None
 
     def say(self, text: str) -> None:

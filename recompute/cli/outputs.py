@@ -11,7 +11,19 @@ from ..errors import UsageError
 from ..support.files import is_special, why_no_folder, why_not_writable
 
 #: options that name an output file
-_FILES = ("output", "json", "report", "plot", "trace", "snapshot", "save_plan", "save_problem", "pareto", "profile")
+_FILES = (
+    "output",
+    "save_trained",
+    "json",
+    "report",
+    "plot",
+    "trace",
+    "snapshot",
+    "save_plan",
+    "save_problem",
+    "pareto",
+    "profile",
+)
 
 
 def check_arguments(args: argparse.Namespace) -> None:

@@ -178,7 +178,7 @@ def report_plan(job: Job, step: Any) -> None:
         job.say(f"kept for the backward pass, for use with --checkpoints: {','.join(map(one_line, shown))}{more}")
     if job.args.save_plan is not None and step.saved is not None:
         step.saved.save(job.args.save_plan)
-        job.written.append(job.args.save_plan)
+        job.written.append((job.args.save_plan, ""))
 
 
 def answers(job: Job, program: Any, loss: str, checkpoints: list[str] | None) -> bool:
@@ -193,7 +193,7 @@ def answers(job: Job, program: Any, loss: str, checkpoints: list[str] | None) ->
         fitting = plain_fitting(program, loss, job.optimizer(), target_of(args))
         if args.save_problem is not None:
             fitting.derived.problem.save(args.save_problem)
-            job.written.append(args.save_problem)
+            job.written.append((args.save_problem, ""))
         text = _compared(job, program, loss, fitting, checkpoints, progress) if args.compare else ""
         text += _curve(job, fitting, progress) if args.pareto is not None else ""
     if text:
@@ -225,7 +225,7 @@ def _curve(job: Job, fitting: Any, progress: Any) -> str:
         figure = draw_curve(curve, f"{job.args.model}, batch {job.report.batch}")
         with replacing(path) as temporary:
             figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=150)
-        job.written.append(path)
+        job.written.append((path, ""))
     return text
 
 

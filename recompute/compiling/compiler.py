@@ -164,8 +164,7 @@ def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[
         {n: a.copy() if a.flags.writeable else a for n, a in program.data.items()},
         source=program.source,
     )
-    step.aliases, step.forward, step.again = dict(program.aliases), program.forward, program.again
-    step.tensors, step.source_path = list(program.tensors), program.source_path
+    step.take_origin(program)
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)

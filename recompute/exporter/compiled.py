@@ -1,4 +1,4 @@
-"""Model files: save compiled and trained models, and load compiled ones."""
+"""Model files: save models, and load compiled training steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from ..errors import ModelError, RecomputeError, UsageError
-from ..importer.graphs import first_output
 from ..importer.model import read_model
-from ..importer.subgraph import scope_of
 from ..importer.tensors import tensor_array
 from ..language.ir import Block, Value
 from ..language.program import Program
@@ -29,9 +27,6 @@ from ..language.verify import verify
 from ..passes import RecomputePlan, Rerun
 from ..passes.base import without_gc
 from ..support.files import afterwards, is_special, replacing, together
-from ..support.room import need_room
-from ..training.state import contents
-from .function_builder import fill_tensor, value_info
 
 #: models above this size have their tensors in a separate file, as protobuf is limited to 2 GiB
 EXTERNAL_ABOVE = 1_900_000_000
@@ -51,13 +46,16 @@ def save_model(model: onnx.ModelProto, path: str | PathLike[str], *, external_ab
     time, so that the old model stays intact until the new one is complete; then the old data file is removed).  The
     model is not changed.  ModelError if it cannot be written.
     """
-    _save(model, Path(path), external_above, keep=())
+    save_beside(model, Path(path), external_above)
 
 
-def _save(model: onnx.ModelProto, path: Path, external_above: int, keep: Iterable[str]) -> None:
+def save_beside(
+    model: onnx.ModelProto, path: Path, external_above: int = EXTERNAL_ABOVE, keep: Iterable[str] = ()
+) -> None:
+    """`save_model`; data files of earlier models that `keep` names stay."""
     path = path.resolve() if path.is_symlink() and not is_special(path) else path
     data: Path | None = None
-    if sum(map(_nbytes, _all_tensors(model.graph))) > external_above and not is_special(path):
+    if sum(map(tensor_bytes, all_tensors(model.graph))) > external_above and not is_special(path):
         data = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.data")
     try:
         with together():
@@ -87,12 +85,13 @@ def _remove_stale(path: Path, keep: set[str]) -> None:
                 other.unlink()
 
 
-def _nbytes(t: onnx.TensorProto) -> int:
+def tensor_bytes(t: onnx.TensorProto) -> int:
+    """Bytes of a tensor's elements."""
     name = dtype_from_onnx(t.data_type)
     return int(np.prod(list(t.dims), dtype=object)) * (DTYPES[name].itemsize if name else 1) if t.dims else 8
 
 
-def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Initializers and tensor attributes, those of nested graphs too."""
     yield from graph.initializer
     for node in graph.node:
@@ -100,15 +99,15 @@ def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             if a.type == onnx.AttributeProto.TENSOR:
                 yield a.t
             elif a.type == onnx.AttributeProto.GRAPH:
-                yield from _all_tensors(a.g)
+                yield from all_tensors(a.g)
 
 
 def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx.ModelProto:
     """A copy of the model whose larger initializers are in `file`."""
-    light = _without(model, "graph")
-    light.graph.CopyFrom(_without(model.graph, "initializer"))
+    light = without_fields(model, "graph")
+    light.graph.CopyFrom(without_fields(model.graph, "initializer"))
     for t in model.graph.initializer:
-        if _nbytes(t) <= _SMALL_BYTES or dtype_from_onnx(t.data_type) is None:
+        if tensor_bytes(t) <= _SMALL_BYTES or dtype_from_onnx(t.data_type) is None:
             light.graph.initializer.append(t)
             continue
         file.write(b"\0" * (-file.tell() % _ALIGNMENT))
@@ -122,7 +121,7 @@ def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx
     return light
 
 
-def _without(message: Any, *fields: str) -> Any:
+def without_fields(message: Any, *fields: str) -> Any:
     """A copy of a protobuf message without the named fields."""
     copy = type(message)()
     for field, value in message.ListFields():
@@ -231,7 +230,7 @@ def _data(block: Block, proto: onnx.ModelProto, where: str) -> dict[str, np.ndar
     inputs = {i.name for i in proto.graph.input}
     problems += [f"input '{v.name}' is missing" for v in block.inputs if v.name not in inputs]
     if problems:
-        raise ModelError(_listed(f"{where}: the graph does not match the program in its metadata", problems))
+        raise ModelError(listed(f"{where}: the graph does not match the program in its metadata", problems))
     return {v.name: _copied(tensors[v.name], v) for v in stored}
 
 
@@ -242,114 +241,7 @@ def _copied(t: onnx.TensorProto, v: Value) -> np.ndarray:
     return array
 
 
-def _listed(title: str, problems: list[str], most: int = 20) -> str:
+def listed(title: str, problems: list[str], most: int = 20) -> str:
+    """A message with a line for each problem."""
     rest = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "\n  ".join([f"{title}:", *problems[:most], *rest])
-
-
-# -- trained models ----------------------------------------------------------------------------------------
-
-
-def export_trained(program: Program, path: str | PathLike[str] | None = None) -> onnx.ModelProto:
-    """The model from which the program was loaded, with the trained values, for inference in any runtime.
-
-    Parameters, and buffers that the step updates (running statistics), replace the initializers, Constant,
-    ConstantOfShape or Identity nodes of the same name; nothing else changes.  The result contains all tensors: external
-    data of the original are read, never written.  `path`: the result is also saved there.
-
-    UsageError if the program was not loaded from a model, ModelError if the model lacks a trained parameter.
-    """
-    if program.source is None:
-        raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
-    block = program.block
-    updated = {v.name for op in block.operators if op.op.updates for v in op.writes()}
-    trained = {v.name: v for v in block.parameters}
-    trained.update({v.name: v for v in block.buffers if v.name in updated})
-    model = _with_trained(program, program.source, trained)
-    external = [e.value for t in _all_tensors(program.source.graph) for e in t.external_data if e.key == "location"]
-    if path is not None:
-        _save(model, Path(path), EXTERNAL_ABOVE, keep=external)
-    return model
-
-
-def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, Value]) -> onnx.ModelProto:
-    missing = sorted(set(trained) - _holders(source.graph))
-    if missing and source.functions:
-        from onnx import inliner
-
-        source = inliner.inline_local_functions(_without(source))  # weights inside functions have their own names
-        missing = sorted(set(trained) - _holders(source.graph))
-    if missing:
-        raise ModelError(_listed("the original model has no place for these trained values", missing))
-    model = _without(source, "graph")
-    graph = model.graph
-    graph.CopyFrom(_without(source.graph, "initializer", "node"))
-    graph.node.extend(n for n in source.graph.node if not (_is_constant(n) and n.output[0] in trained))
-    old = {t.name: t for t in source.graph.initializer}
-    for name, t in old.items():
-        if name in trained:
-            fill_tensor(graph.initializer.add(), name, _checked(contents(program, trained[name]), t))
-        else:
-            graph.initializer.append(t)
-    declared = {i.name for i in graph.input}
-    nested = {name: place for name, *place in _nested(graph)}
-    for name, v in trained.items():
-        if name in nested:
-            _replace_nested(contents(program, v), *nested[name])
-        elif name not in old:
-            fill_tensor(graph.initializer.add(), name, contents(program, v))
-            if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
-                graph.input.append(value_info(name, v.type))
-    for t in _all_tensors(graph):
-        if t.data_location == onnx.TensorProto.EXTERNAL:
-            need_room(2 * _nbytes(t))  # as bytes, and in the tensor
-            t.raw_data = tensor_array(t).tobytes()
-            t.ClearField("external_data")
-            t.ClearField("data_location")
-    return model
-
-
-def _holders(graph: onnx.GraphProto) -> set[str]:
-    """The weights of the graph by name; copies of weights by Identity are separate weights."""
-    own = {t.name for t in graph.initializer}.union(n.output[0] for n in graph.node if _is_constant(n))
-    return own.union(name for name, _, _ in _nested(graph))
-
-
-def _nested(
-    graph: onnx.GraphProto, scope: str = ""
-) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto, onnx.GraphProto]]:
-    """The weights of subgraphs: the imported name, the initializer or constant node, its graph."""
-    for node in graph.node:
-        for a in node.attribute:
-            if a.type == onnx.AttributeProto.GRAPH:
-                here = scope_of(f"{scope}{first_output(node)}", a.name) + "/"
-                yield from ((here + t.name, t, a.g) for t in a.g.initializer)
-                yield from ((here + n.output[0], n, a.g) for n in a.g.node if _is_constant(n))
-                yield from _nested(a.g, here)
-
-
-def _replace_nested(array: np.ndarray, held: onnx.TensorProto | onnx.NodeProto, graph: onnx.GraphProto) -> None:
-    """Replaces the contents of a subgraph's initializer or constant node."""
-    if isinstance(held, onnx.TensorProto):
-        fresh = onnx.TensorProto()
-        fill_tensor(fresh, held.name, _checked(array, held))
-        held.CopyFrom(fresh)
-    else:
-        fill_tensor(graph.initializer.add(), held.output[0], array)
-        graph.node.remove(held)
-
-
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return (
-        node.op_type in ("Constant", "ConstantOfShape", "Identity")
-        and node.domain in ("", "ai.onnx")
-        and len(node.output) == 1
-    )
-
-
-def _checked(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:
-    if tuple(t.dims) != array.shape or t.data_type != dtype_to_onnx(TensorType.of(array).dtype):
-        raise ModelError(
-            f"'{t.name}' is {TensorType.of(array)} in the program, but {list(t.dims)} in the original model"
-        )
-    return array

@@ -45,6 +45,29 @@ def prepare(model: onnx.ModelProto, budget: Budget | None = None) -> onnx.ModelP
     return _with_constants(light, constants) if constants else light
 
 
+def raised(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model in a later opset; its functions are inlined.  ModelError where onnx's converter cannot do it."""
+    from onnx import version_converter
+
+    light, weights, constants = _without_weights(model)
+    light = _inlined(light) if light.functions else light
+    try:
+        light = version_converter.convert_version(light, opset)
+    except Exception as e:
+        raise ModelError(
+            f"onnx's version converter cannot convert the model from opset {main_opset(model)} to {opset}: "
+            f"{_last_line(e)}"
+        ) from None
+    light.metadata_props.extend(model.metadata_props)
+    light.ir_version = max(light.ir_version, 10)
+    for t in weights:
+        light.graph.initializer.append(t)
+    names = {t.name for t in weights} - {i.name for i in model.graph.input}
+    for i in [i for i in light.graph.input if i.name in names]:
+        light.graph.input.remove(i)
+    return _with_constants(light, constants) if constants else light
+
+
 def _with_constants(model: onnx.ModelProto, constants: list[onnx.NodeProto]) -> onnx.ModelProto:
     """The model with Constant nodes in the place of inputs."""
     names = {n.output[0] for n in constants}

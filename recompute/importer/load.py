@@ -282,6 +282,7 @@ class Importer(ImportState):
             outputs=tuple(outputs),
         )
         program = Program(block, self.data, source=source)
+        program.imported = block
         values = block.values()
         program.tensors = list(self.rule.decided.values())
         program.aliases = {a: n for a, n in self.aliases.items() if a not in values}

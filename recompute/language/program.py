@@ -162,6 +162,10 @@ class Program:
         self.tensors: list[Any] = []
         #: the forward pass, from before the backward pass was added (None: nothing was added yet)
         self.forward: Block | None = None
+        #: the loss that is trained
+        self.loss = ""
+        #: the block as it was loaded from `source`
+        self.imported: Block | None = None
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
         self.again: Callable[[int], Program] | None = None
         #: what `evaluate` has compiled
@@ -211,10 +215,10 @@ class Program:
     def __contains__(self, name: object) -> bool:
         return name in self._values() or name in self.aliases
 
-    def begin_training(self) -> None:
-        """Remembers the forward pass, before an optimizer rewrites the block."""
+    def begin_training(self, loss: str) -> None:
+        """Remembers the forward pass and its loss, before an optimizer rewrites the block."""
         if self.forward is None:
-            self.forward = self.block
+            self.forward, self.loss = self.block, loss
 
     def _values(self) -> dict[str, Value]:
         """The block's values, found once for each block."""
@@ -249,11 +253,15 @@ class Program:
     def clone(self) -> Program:
         """An independent copy: same block, copied data."""
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
-        other.aliases, other.tensors = dict(self.aliases), list(self.tensors)
-        other.source_path, other.gradients = self.source_path, list(self.gradients)
+        other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
-        other.forward, other.again = self.forward, self.again
+        other.take_origin(self)
         return other
+
+    def take_origin(self, other: Program) -> None:
+        """Takes over where another program of the same model comes from: its forward pass, names and reasons."""
+        self.aliases, self.tensors, self.source_path = dict(other.aliases), list(other.tensors), other.source_path
+        self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
 
     # -- training and evaluation ----------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class MixedPrecision(WrappedOptimizer):
         """
         program = self._program = program_of(loss)
         full = tuple(dict.fromkeys([*self._full, loss.name])) if _writes(program, loss.name) else self._full
-        program.begin_training()
+        program.begin_training(loss.name)
         if PRECISIONS[self.precision] is not None or self.precision == "tf32":
             program.block = verify(Precision(self.precision, full).run(program.block))
         if self.loss_scaling is None:

@@ -94,7 +94,7 @@ class Optimizer(AnyOptimizer):
         names = names_of(program, wanted or (), "parameter_list")
         no_grad = names_of(program, no_grad_set or (), "no_grad_set")
         before = len(program.operators)
-        program.begin_training()
+        program.begin_training(loss.name)
         block, pairs = differentiate(program.block, loss.name, names, no_grad)
         if not pairs:
             raise UsageError(f"the loss '{loss.name}' depends on no parameter that is trained")

@@ -76,11 +76,11 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     first = _batch(program)
     if batch is None or batch == first:
         made = Program(_forward(program), program.data, source=program.source)
-        made.aliases, made.again = dict(program.aliases), program.again
+        made.take_origin(program)
+        made.forward = None
     else:
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
-    made.tensors, made.source_path = list(program.tensors), program.source_path
     made.block = verify(ForTest(names).run(made.block))
     if made.data is not program.data:
         _share(made, program)

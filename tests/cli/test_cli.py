@@ -196,13 +196,6 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert not list(out.iterdir())
 
 
-def test_the_written_step_begins_before_training(tmp_path: Path) -> None:
-    paths = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
-    for path, more in zip(paths, ([], ["--run", "2"]), strict=True):
-        assert main([MLP, "--batch", "4", "-q", "-o", str(path), *more]) == 0
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
 def test_losses_that_are_no_numbers_make_valid_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([MLP, "--run", "3", "--lr", "1e38", "--optimizer", "sgd", "--json", "-", "-q"]) == 0
     text = capsys.readouterr().out

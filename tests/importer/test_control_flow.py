@@ -14,7 +14,7 @@ from onnx.numpy_helper import from_array, to_array
 
 import recompute as rc
 from recompute.cli import main
-from recompute.exporter.compiled import export_trained
+from recompute.exporter.trained import export_trained
 
 FLOAT, INT, BOOL = 1, 7, 9
 

@@ -13,7 +13,7 @@ from onnx.numpy_helper import from_array
 
 import recompute as rc
 from recompute.cli import main
-from recompute.exporter.compiled import export_trained
+from recompute.exporter.trained import export_trained
 
 X = helper.make_tensor_value_info("x", 1, [4, 3])
 Y = helper.make_tensor_value_info("y", 1, None)

@@ -13,7 +13,7 @@ from onnx import helper
 
 import recompute as rc
 from recompute import models
-from recompute.exporter.compiled import export_trained
+from recompute.exporter.trained import export_trained
 
 CASES = cases()
 
