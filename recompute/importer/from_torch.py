@@ -13,7 +13,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ def from_torch(
     targets: Sequence[Any] = (),
     trainable: Sequence[str] | None = None,
     exporter: str = "auto",
+    dynamic_batch: bool = True,
     **options: Any,
 ) -> Program:
     """A PyTorch module as a program that trains as the module would.
@@ -54,6 +55,9 @@ def from_torch(
     `targets`: examples of what it takes.  `trainable`: names or globs (default: the parameters that require
     gradients).  Every submodule trains or not as its `training` says: dropout and batch normalisation of those in eval
     mode stay off.  Values that are detached, or computed under `torch.no_grad()`, pass no gradient on.
+
+    `dynamic_batch`: the exported model takes any batch, where PyTorch can trace it so: `program.evaluate` and
+    `rc.export_trained` need it for other batches than the example's (of more than one sample).
 
     `exporter`: "dynamo" (without optimisation, which would merge, fold and rename parameters), "torchscript", or
     "auto": the first that can.  `options`: those of `rc.load`.
@@ -68,10 +72,10 @@ def from_torch(
     if exporter not in _EXPORTERS:
         raise UsageError(f"exporter must be one of {', '.join(map(repr, _EXPORTERS))}, not {exporter!r}")
     args, kwargs = _arguments(example_inputs)
-    call = _Call(module, args, kwargs, _input_names(module, args, kwargs, targets), None)
+    call = _Call(module, args, kwargs, _input_names(module, args, kwargs, targets), None, dynamic_batch)
     if loss is not None:
         whole = _with_loss(module, loss, len(args), list(kwargs))
-        call = _Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"])
+        call = _Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch)
     proto = _exported(call, exporter)
     if loss is not None:
         _without_prefix(proto, f"{_INNER}.")
@@ -79,7 +83,7 @@ def from_torch(
     names = _initializers(module, proto)
     if trainable is None:
         trainable = [glob.escape(names[n]) for n, p in module.named_parameters() if p.requires_grad and n in names]
-    program = load(proto, trainable=trainable, mode="file", **options)
+    program = load(proto, batch=call.batch(), trainable=trainable, mode="file", **options)
     program.aliases.update({other: n for other, n in names.items() if other != n and n in program.data})
     return program
 
@@ -169,6 +173,18 @@ class _Call:
     kwargs: dict[str, Any]
     inputs: list[str] | None
     outputs: list[str] | None
+    dynamic: bool
+
+    def tensors(self) -> list[Any]:
+        """All example tensors, in order."""
+        import torch
+        from torch.utils import _pytree as trees
+
+        return [x for x in trees.tree_leaves((self.args, self.kwargs)) if isinstance(x, torch.Tensor)]
+
+    def batch(self) -> int | None:
+        """The first dimension of the examples."""
+        return next((int(x.shape[0]) for x in self.tensors() if x.ndim), None)
 
 
 def _exported(call: _Call, exporter: str) -> onnx.ModelProto:
@@ -177,8 +193,7 @@ def _exported(call: _Call, exporter: str) -> onnx.ModelProto:
         if exporter not in ("auto", name):
             continue
         try:
-            with _quiet():
-                proto = export(call)
+            proto = _any_or_one_batch(export, call)
         except Exception as e:
             failed.append(f"{name}: {type(e).__name__}: {_first_lines(str(e))}")
             continue
@@ -193,10 +208,24 @@ def _exported(call: _Call, exporter: str) -> onnx.ModelProto:
     raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed))
 
 
+def _any_or_one_batch(export: Callable[[_Call], onnx.ModelProto], call: _Call) -> onnx.ModelProto:
+    """What an exporter gives for any batch, where it can; else for the example's."""
+    with _quiet():
+        if call.dynamic and (call.batch() or 0) > 1:  # exporters take 1 for a constant
+            with contextlib.suppress(Exception):
+                return export(call)
+        return export(replace(call, dynamic=False))
+
+
 def _by_dynamo(call: _Call) -> onnx.ModelProto:
     import torch
 
-    program = torch.export.export(call.module, call.args, call.kwargs, strict=False)
+    shapes = torch.export.ShapesCollection()
+    for x in call.tensors():
+        if x.ndim and x.shape[0] == call.batch():
+            shapes[x] = {0: torch.export.Dim.AUTO}
+    open_shapes = shapes if call.dynamic else None
+    program = torch.export.export(call.module, call.args, call.kwargs, dynamic_shapes=open_shapes, strict=False)
     _detach_no_grad(program.graph_module)
     outputs = _output_names(program)
     found = torch.onnx.export(
@@ -212,9 +241,15 @@ def _by_torchscript(call: _Call) -> onnx.ModelProto:
 
     file = io.BytesIO()
     before = {n: b.clone() for n, b in call.module.named_buffers()}
+    axes = None
+    if call.dynamic:
+        if call.inputs is None:
+            raise ValueError("inputs without names have no dynamic axes")
+        axes = {n: {0: "batch"} for n, x in zip(call.inputs, call.tensors(), strict=True) if x.ndim}
     torch.onnx.export(
         call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
         training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs, output_names=call.outputs,
+        dynamic_axes=axes,
     )  # fmt: skip
     for name, buffer in call.module.named_buffers():  # the module ran once
         buffer.data.copy_(before[name])
@@ -292,6 +327,10 @@ def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
 def _mark_training(proto: onnx.ModelProto) -> None:
     """Says at each batch normalisation whether it trains, and that the model is PyTorch's (see FROM_TORCH)."""
     proto.metadata_props.add(key=FROM_TORCH, value="1")
+    for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for d in v.type.tensor_type.shape.dim:
+            if d.dim_param.isdecimal():  # a dimension that turned out to be fixed
+                d.dim_value = int(d.dim_param)
     for k, node in enumerate(proto.graph.node):
         if node.op_type == "BatchNormalization" and source_operator(node).startswith(_TRAINING_NORMS):
             kept = [a for a in node.attribute if a.name != "training_mode"]
