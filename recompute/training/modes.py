@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import JobError, UsageError, nearest
+from ..errors import JobError, ModelWarning, UsageError, nearest
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
@@ -84,6 +85,14 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     made.block = verify(ForTest(names).run(made.block))
     if made.data is not program.data:
         _share(made, program)
+    drawn = [next(op.writes()).name for op in made.operators if op.op.random]
+    if drawn:
+        warnings.warn(
+            f"inference mode still draws random numbers: '{drawn[0]}' ({len(drawn)} in all) does, in a way that is not "
+            "known as dropout. If it should be off, load the module with rc.from_torch, or a file exported in eval mode",
+            ModelWarning,
+            stacklevel=3,
+        )
     return made
 
 

@@ -193,6 +193,22 @@ def test_fed_statistics_have_no_evaluation() -> None:
         rc.load(model).for_test()
 
 
+def test_masks_that_are_no_dropout_are_told() -> None:
+    """They stay random."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        net (float[4,2] x) => (float[4,2] y) {
+            r = RandomUniformLike (x)
+            m = Less (r, half)
+            f = Cast <to=1> (m)
+            y = Mul (x, f)
+        }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
+    with pytest.warns(rc.ModelWarning, match="still draws random numbers: 'r'"):
+        rc.load(model).for_test()
+
+
 # -- frozen parts -----------------------------------------------------------------------------------------------------
 
 
