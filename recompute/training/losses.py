@@ -8,6 +8,7 @@ the same program or the name of one (default: a new input called `label_name`); 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -368,22 +369,22 @@ def _indexed(
         x = b.Transpose(x, perm=(first, axis, *others))
     attributes = {} if ignore_index is None else {"ignore_index": ignore_index}
     weights = [] if weight is None else [_class_weight(loss, weight, classes, x)]
-    value = getattr(b, op)(x, y, *weights, reduction=loss.reduction, want=2 if smoothing else None, **attributes)
-    if smoothing:
-        value = _smoothed(loss, *value, y, weights, ignore_index, smoothing)
+    apply = functools.partial(getattr(b, op), x, y, *weights, reduction=loss.reduction, **attributes)
+    value = _smoothed(loss, apply(want=2), y, weights, ignore_index, smoothing) if smoothing else apply()
     if loss.reduction == "none" and value.shape != shape:
         value = b.Reshape(value, shape=shape)
     return loss.finish(value)
 
 
 def _smoothed(
-    loss: _Loss, value: Value, log_prob: Value, y: Value, weights: list[Value], ignore_index: int | None, share: float
+    loss: _Loss, made: tuple[Value, Value], y: Value, weights: list[Value], ignore_index: int | None, share: float
 ) -> Value:
     """(1 - share)·loss + share·(the mean over the classes of what the loss would be with their label).
 
     As in PyTorch, a mean divides by the same number in both: the sum of the labels' weights.
     """
-    b, classes = loss.b, log_prob.shape[1]
+    (value, log_prob), b = made, loss.b
+    classes = log_prob.shape[1]
     ones = (1,) * (log_prob.ndim - 2)
     weighted = log_prob if not weights else b.Mul(log_prob, reshape(b, weights[0], (classes, *ones)))
     even = b.Neg(b.ReduceSum(weighted, axes=(1,), keepdims=0))
