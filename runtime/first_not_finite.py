@@ -19,6 +19,7 @@ from .lowering import resolved
 
 #: most operands that a message describes
 _MOST = 4
+_ADVICE = "a lower learning rate, or gradient clipping (rc.clip), may help"
 
 
 class _Facts(NamedTuple):
@@ -94,10 +95,12 @@ def _walked(session: Session) -> str:
             after = _all(step.op.outputs, step.outs)
             if any(f.nan for f in after) and not any(f.nan for f in before):
                 cause = f"\n  {overflowed}" if overflowed and any(f.infinite for f in before) else ""
-                return _said("nan", step.op, before) + cause
+                return f"{_said('nan', step.op, before)}{cause}\n  {_ADVICE}"
             if not overflowed and any(f.infinite for f in after) and not any(f.infinite for f in before):
                 overflowed = _said("infinite value", step.op, before)
-    return overflowed or "with the operators' own numerics, on NumPy, all values are finite"
+    if not overflowed:
+        return "with the operators' own numerics, on NumPy, all values are finite"
+    return f"{overflowed}\n  {_ADVICE}"
 
 
 def _said(what: str, op: Operator, before: list[_Facts]) -> str:

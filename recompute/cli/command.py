@@ -57,8 +57,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         Executor(there)  # reports a missing device or library now, not after planning
     if args.batch is not None and args.batch < 1:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
-    if args.data is not None and args.run is None:
-        raise UsageError("--data needs --run N")
+    for name in ("data", "stop_on_nan"):
+        if getattr(args, name) and args.run is None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     from ..report import pictures
@@ -70,6 +71,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     cli_memory.check_arguments(args)
     cli_plan.check_arguments(args)
     cli_outputs.check_arguments(args)
+    cli_memory.check_data(args)
 
 
 def _list_models() -> int:
@@ -154,6 +156,7 @@ class _Job:
         if self.args.list_parameters:
             return self.print_parameters(program)
         loss = self.attach_loss(program)
+        cli_memory.check_data(self.args, program)
         if self.args.list_checkpoints:
             return self.print_candidates(*checkpoint_candidates(program.block))
         wanted = self.checkpoint_patterns()
@@ -272,6 +275,10 @@ class _Job:
         self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
         if self.args.loss is None:
             self.say(f"loss: {self.report.loss_reason} (--loss sets it)")
+        if self.args.stop_on_nan:
+            from ..training.finite import stop_on_nan
+
+            stop_on_nan(program[self.report.loss])
         return self.report.loss
 
     def optimizer(self) -> Any:
@@ -283,7 +290,7 @@ class _Job:
         if kind not in kinds:
             raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
         self.report.optimizer = kind
-        return kinds[kind](learning_rate=self.args.lr)
+        return kinds[kind](learning_rate=self.args.lr, groups=self.args.group)
 
     def checkpoint_patterns(self) -> list[str] | None:
         """The patterns of --checkpoints, with `@file` replaced by the file's lines."""
@@ -394,6 +401,8 @@ class _Job:
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
                  f"{sorted(seconds)[len(seconds) // 2]:.3f} s per step, peak {measured:,} bytes ({same})")  # fmt: skip
+        if quiet and not self.to_stdout:
+            cli_ending.say(f"loss {losses[-1]:.6g}")
         if pictures.paths(self.args) or self.args.profile is not None:
             self.time_operators(step, loss, next(batches), executor)
 

@@ -18,6 +18,8 @@ __all__ = ["Group", "assigned", "groups_from"]
 _SYNONYMS = {"lr": "learning_rate", "eps": "epsilon", "alpha": "rho", "nesterov": "use_nesterov"}
 #: what the whole optimizer has once
 _COMMON = ("parameters", "apply_decay_param_fun", "grad_clip", "groups")
+#: most parameters that an error lists
+_LISTED = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +144,9 @@ def _matches(program: Program, pattern: str | Variable, trained: Sequence[str]) 
             f"groups: '{pattern}' matches no parameter: patterns are globs, not regular expressions (did you mean "
             f"'{glob}'?)"
         )
-    raise UsageError(f"groups: '{pattern}' matches no parameter{nearest(pattern, trained)}")
+    near = nearest(pattern, trained)
+    has = ", ".join(trained[:_LISTED]) + ", ..." * (len(trained) > _LISTED)
+    raise UsageError(f"groups: '{pattern}' matches no parameter{near or f'; trained are {has}'}")
 
 
 def _fitting(program: Program, pattern: str, names: Sequence[str]) -> list[str]:
