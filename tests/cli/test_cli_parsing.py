@@ -108,7 +108,8 @@ X, LABEL = np.zeros((4, 32), np.float32), np.zeros(4, np.int64)
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"X": X, "label": LABEL}, r"has no array 'x' for the model's input x: f32\[4,32\] \(did you mean X\?\); it has: X, label"),
+        ({"X": X, "label": LABEL},
+         r"has no array 'x' for the model's input x: f32\[4,32\] \(did you mean X\?\); it has: X, label"),
         ({"x": X}, r"has no array 'label' for the model's input label: i64\[4\]; it has: x"),
         ({"x": X.astype("f8"), "label": LABEL},
          r"'x' is float64\[4, 32\], but must be f32\[4,32\] .*: store x.astype\('float32'\)"),
