@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import JobError
+from ..errors import RecomputeError
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program
 from ..language.text import show_operator
@@ -47,7 +47,7 @@ def first_not_finite(program: Program, feed: Mapping[str, Any]) -> str:
         for v in session.block.inputs:
             session.feed(v.name, np.asarray(feed[v.name]))
         return _persistent(session) or _fed(session) or _walked(session)
-    except (JobError, MemoryError) as e:
+    except (RecomputeError, MemoryError) as e:
         return f"the first such value was not looked for ({str(e).partition(chr(10))[0]})"
 
 

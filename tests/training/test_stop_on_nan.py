@@ -57,20 +57,53 @@ def test_a_failed_step_changes_nothing(place: str, bad: float) -> None:
     assert np.isfinite(after)
 
 
-def test_the_bits_are_those_without_the_check() -> None:
+NORMALISED = """program net {
+  input %x: f32[6,3]
+  param %scale: f32[3]
+  param %bias: f32[3]
+  buffer %mean: f32[3]
+  buffer %var: f32[3]
+  %n: f32[6,3], %m: f32[3], %v: f32[3] = BatchNormTrain(%x, %scale, %bias)
+  %mean: f32[3] = RunningUpdate(%mean, %m)
+  %var: f32[3] = RunningUpdate(%var, %v)
+  %y: f32[6,3] = Log(%n)
+  loss %loss: f32[] = ReduceMean(%y) {keepdims=0}
+  output %loss
+}
+"""
+
+
+def normalised(*, bias: float, checked: bool) -> rc.Program:
+    """Running statistics, and a logarithm of what is normalised, which is positive where the bias is large."""
+    ones = np.ones(3, np.float32)
+    data = {"scale": ones, "bias": bias * ones, "mean": 0 * ones, "var": ones.copy()}
+    program = rc.Program(rc.parse(NORMALISED), data)
+    rc.Adam().minimize(rc.stop_on_nan(program["loss"]) if checked else program["loss"])
+    return program
+
+
+def test_the_bits_and_the_peak_are_those_without_the_check() -> None:
     found = []
-    for wanted in (True, False):
-        program = rc.load(rc.models.build("resnet18", batch=2, image=32, classes=10))
-        loss = rc.losses.cross_entropy(program)
-        rc.Adam().minimize(rc.stop_on_nan(loss) if wanted else loss)
-        feed, executor = synthetic_batch(program), rc.Executor()
-        losses = [executor.run(program, feed, ["loss"])[0] for _ in range(2)]
+    feed = {"x": np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)}
+    for checked in (True, False):
+        program, executor = normalised(bias=9.0, checked=checked), rc.Executor()
+        losses = [executor.run(program, feed, ["loss"])[0] for _ in range(3)]
         found.append((losses, contents(program)))
         session = executor.session(program, ["loss"])
         assert session.measured_peak_bytes == session.report.peak
     assert found[0][0] == found[1][0]
     for name, array in found[1][1].items():
         np.testing.assert_array_equal(found[0][1][name], array)
+
+
+def test_running_statistics_wait_for_the_loss() -> None:
+    program = normalised(bias=0.0, checked=True)
+    before = contents(program)
+    feed = {"x": np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)}
+    with pytest.raises(NotFiniteError, match=r"the first nan comes from\n.*Log\(%n\)"):
+        rc.Executor().run(program, feed, ["loss"])
+    for name, array in contents(program).items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 @pytest.mark.parametrize("how", ["checkpoints", "budget", "bf16", "fp16", "clip"])
