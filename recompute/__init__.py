@@ -39,6 +39,8 @@ _LAZY = {
     "RecomputeOptimizer": "training.optimizers",
     "RecomputeWarning": "training.optimizers",
     "MixedPrecision": "training.amp",
+    "NotFiniteError": "errors",
+    "stop_on_nan": "training.finite",
     "from_torch": "importer.from_torch",
     "write_back": "importer.from_torch",
     "ModelWarning": "errors",

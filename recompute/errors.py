@@ -79,6 +79,10 @@ class OutOfMemoryError(JobError, MemoryError):
     """This machine cannot allocate what a program needs."""
 
 
+class NotFiniteError(JobError):
+    """A loss is infinite or NaN, and `stop_on_nan` was asked for; the step has updated nothing."""
+
+
 class TypeRuleError(JobError):
     """An operator was applied to types that it does not accept."""
 

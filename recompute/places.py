@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import UsageError
+from .errors import UsageError, nearest
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,8 @@ def named_place(text: str) -> Place:
     if kind == "cuda" and (number.isdecimal() or number == text[5:] == ""):
         return CUDAPlace(int(number or 0))
     if text not in ("cpu", "emulated"):
-        raise UsageError(f"--place knows cpu, cuda, cuda:N and emulated, not '{text}'")
+        gpu = text.lower().startswith(("gpu", "cuda", "nvidia", "device"))
+        number = "".join(c for c in text if c.isdecimal())
+        hint = f" (did you mean cuda{':' * bool(number)}{number}?)" if gpu else nearest(text, ("cpu", "emulated"))
+        raise UsageError(f"--place knows cpu, cuda, cuda:N and emulated, not '{text}'{hint}")
     return CPUPlace() if text == "cpu" else EmulatedCUDAPlace()

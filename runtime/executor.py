@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import JobError, UsageError, nearest
+from ..errors import JobError, NotFiniteError, UsageError, nearest
 from ..language.ir import Block, Value
 from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
@@ -95,6 +95,8 @@ class Executor:
         try:
             session.run()
             return [session.fetch(n) for n in names]
+        except NotFiniteError as e:
+            raise _explained(e, program, feed) from None
         except BaseException as e:
             if session.updating:
                 program.broken = f"a step failed after its first update ({_short(e)})"
@@ -192,6 +194,13 @@ class Executor:
                     f"feed x.astype('{v.type.numpy}')"
                 )
             session.feed(name, array)
+
+
+def _explained(e: NotFiniteError, program: Program, feed: Any) -> NotFiniteError:
+    """The error with the value that first became NaN or infinite."""
+    from .first_not_finite import first_not_finite
+
+    return NotFiniteError(f"{_short(e)}: nothing was updated in this step\n  {first_not_finite(program, feed)}")
 
 
 def _short(e: BaseException) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NoReturn
 
-from ..errors import printable
 from ..report import pictures
 from . import memory as cli_memory
 from . import plan as cli_plan
+from .parsing import Parser, group_option, real, whole
 
 EPILOG = """\
 examples:
@@ -26,19 +25,13 @@ exit codes: 0 success, 1 the job failed (a broken file, an unsupported operator)
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors, which quote the arguments, are made printable and short."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message, 2000))
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser with all options."""
-    p = _Parser(
+    p = Parser(
         prog="recompute-compile",
-        description="Compile an ONNX model into a training step that recomputes activations instead of keeping them, "
-        "and print its memory and time before anything runs.",
+        usage="recompute-compile MODEL [options]",
+        description="Compile an ONNX model into a training step that recomputes activations instead of\n"
+        "keeping them, and print its memory and time before anything runs.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -65,8 +58,14 @@ def parser() -> argparse.ArgumentParser:
     cli_plan.add_arguments(p)
     pictures.add_arguments(p)
     run = p.add_argument_group("what to run")
-    run.add_argument("--run", type=int, metavar="N", help="train N steps and report the measured peak")
+    run.add_argument("--run", type=whole, metavar="N", help="train N steps and report the measured peak")
     run.add_argument("--data", type=Path, metavar="FILE.npz", help="one array per input (default: a synthetic batch)")
+    run.add_argument(
+        "--stop-on-nan",
+        action="store_true",
+        help="end at the first step whose loss is infinite or NaN, before it updates anything, and print where this "
+        "came up",
+    )
     run.add_argument(
         "--check",
         action="store_true",
@@ -74,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     noise = p.add_mutually_exclusive_group()
     noise.add_argument("-v", "--verbose", action="store_true", help="print more details, and tracebacks of errors")
-    noise.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    noise.add_argument("-q", "--quiet", action="store_true", help="print errors only, and the last loss of --run")
     return p
 
 
@@ -93,19 +92,28 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--list-checkpoints", action="store_true", help="print checkpoint candidates: values that cut the graph; stop"
     )
-    what.add_argument("--batch", type=int, metavar="N", help="size of the dynamic batch dimension")
+    what.add_argument("--batch", type=whole, metavar="N", help="size of the dynamic batch dimension")
     what.add_argument(
         "--input-shapes", metavar="X:[...]", action="append", default=[], help="the full shape of an input"
     )
     what.add_argument(
         "--option", metavar="K=V", action="append", default=[], help="an option of a zoo network (seq=512)"
     )
-    what.add_argument("--seq", type=int, metavar="N", help="short for --option seq=N")
+    what.add_argument("--seq", type=whole, metavar="N", help="short for --option seq=N")
     what.add_argument(
         "--loss", help="the loss on the model's output (cross_entropy, mse, ...), or the name of a scalar value"
     )
     what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
-    what.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
+    what.add_argument("--lr", type=real, default=1e-3, help="learning rate (default: 0.001)")
+    what.add_argument(
+        "--group",
+        metavar="'NAMES:K=V,...'",
+        action="append",
+        type=group_option,
+        default=[],
+        help="other options of the optimizer for the parameters that names or globs match, such as "
+        "'head.*:lr=1e-2,weight_decay=0'; may be repeated",
+    )
     what.add_argument(
         "--precision", choices=("fp32", "tf32", "bf16", "fp16"),
         help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
@@ -133,7 +141,7 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
 def _add_loading(what: argparse._ArgumentGroup) -> None:
     """Options of loading a model: limits, initialization, seed, unrolling."""
     what.add_argument(
-        "--max-seconds", type=float, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"
+        "--max-seconds", type=real, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"
     )
     what.add_argument(
         "--max-bytes",
@@ -141,7 +149,7 @@ def _add_loading(what: argparse._ArgumentGroup) -> None:
         help="limit on one tensor of a file, and on all constants that loading computes",
     )
     what.add_argument("--init", choices=("he", "glorot"), help="replace the weights by random ones")
-    what.add_argument("--seed", type=int, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
+    what.add_argument("--seed", type=whole, default=0, help="seed of dropout, --init and synthetic data (default: 0)")
     what.add_argument(
         "--unroll",
         metavar="A,B,...",

@@ -15,6 +15,7 @@ from ..errors import JobError, UsageError, nearest
 from ..places import named_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
+from .outputs import write_models
 from .values import finite, input_shapes, split, target_of, zoo_option
 
 
@@ -57,10 +58,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         Executor(there)  # reports a missing device or library now, not after planning
     if args.batch is not None and args.batch < 1:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
-    if args.data is not None and args.run is None:
-        raise UsageError("--data needs --run N")
-    if args.save_trained is not None and args.run is None:
-        raise UsageError("--save-trained needs --run N: without it nothing is trained")
+    for name in ("data", "stop_on_nan", "save_trained"):
+        if getattr(args, name) and args.run is None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --run N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     from ..report import pictures
@@ -72,6 +72,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     cli_memory.check_arguments(args)
     cli_plan.check_arguments(args)
     cli_outputs.check_arguments(args)
+    cli_memory.check_data(args)
 
 
 def _list_models() -> int:
@@ -157,6 +158,7 @@ class _Job:
         if self.args.list_parameters:
             return self.print_parameters(program)
         loss = self.attach_loss(program)
+        cli_memory.check_data(self.args, program)
         if self.args.list_checkpoints:
             return self.print_candidates(*checkpoint_candidates(program.block))
         wanted = self.checkpoint_patterns()
@@ -186,7 +188,7 @@ class _Job:
         if self.args.run is not None:
             self.train(step, loss)
         else:
-            self.write_models(step)
+            write_models(self, step)
         self.draw(program, plain, step, loss)
 
     def wants_more(self) -> bool:
@@ -274,6 +276,10 @@ class _Job:
         self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
         if self.args.loss is None:
             self.say(f"loss: {self.report.loss_reason} (--loss sets it)")
+        if self.args.stop_on_nan:
+            from ..training.finite import stop_on_nan
+
+            stop_on_nan(program[self.report.loss])
         return self.report.loss
 
     def optimizer(self) -> Any:
@@ -285,7 +291,7 @@ class _Job:
         if kind not in kinds:
             raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
         self.report.optimizer = kind
-        return kinds[kind](learning_rate=self.args.lr)
+        return kinds[kind](learning_rate=self.args.lr, groups=self.args.group)
 
     def checkpoint_patterns(self) -> list[str] | None:
         """The patterns of --checkpoints, with `@file` replaced by the file's lines."""
@@ -346,25 +352,6 @@ class _Job:
 
         cli_ending.say(candidates_table(candidates, always))
 
-    def write_models(self, step: Any) -> None:
-        """Writes the training step as it is now, after --run with what was trained, and the trained model."""
-        from ..exporter.compiled import save_model
-        from ..exporter.function_builder import set_metadata
-        from ..exporter.step import export_step
-        from ..exporter.trained import export_trained
-
-        if self.args.output is not None:
-            model = export_step(step.program)
-            set_metadata(model, {"recompute.steps_run": str(self.args.run or 0)})
-            save_model(model, self.args.output)
-            self.report.output = str(self.args.output)
-            after = f", after {self.args.run} steps" if self.args.run else ", with the model's weights"
-            self.written.append((self.args.output, f" (the training step{after})"))
-        if self.args.save_trained is not None:
-            export_trained(step.program, self.args.save_trained)
-            self.report.trained = str(self.args.save_trained)
-            self.written.append((self.args.save_trained, f" (the model after {self.args.run} steps, for inference)"))
-
     def train(self, step: Any, loss: str) -> None:
         """Trains, and compares the measured peak with the predicted one."""
         from ..compiling.compiler import train
@@ -401,7 +388,9 @@ class _Job:
         same = "as predicted" if measured == predicted else f"predicted {predicted:,}"
         self.say(f"ran {self.args.run} steps: loss {losses[0]:.6g} → {losses[-1]:.6g}, "
                  f"{sorted(seconds)[len(seconds) // 2]:.3f} s per step, peak {measured:,} bytes ({same})")  # fmt: skip
-        self.write_models(step)  # before steps that are only timed
+        if quiet and not self.to_stdout:
+            cli_ending.say(f"loss {losses[-1]:.6g}")
+        write_models(self, step)  # before steps that are only timed
         if pictures.paths(self.args) or self.args.profile is not None:
             self.time_operators(step, loss, next(batches), executor)
 

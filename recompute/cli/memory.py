@@ -15,6 +15,7 @@ from ..support.tables import human_bytes
 from . import costs as cli_costs
 from .job import Job, steps_of
 from .job import progress as progress_of
+from .plan import is_problem
 
 if TYPE_CHECKING:
     from ..budgets import Budget
@@ -55,6 +56,7 @@ def check_arguments(args: argparse.Namespace) -> None:
             args.budget = parse_budget(args.memory_budget)
         except UsageError as e:
             raise UsageError(f"--memory-budget: {e}") from None
+        _check_unit(args)
     if not args.max_batch:
         return
     if args.budget is None:
@@ -64,6 +66,26 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in ("batch", "run", "output", "check", "estimate"):
         if getattr(args, name) not in (None, False):
             raise UsageError(f"--max-batch only finds the batch and runs nothing: leave out --{name}")
+
+
+def _check_unit(args: argparse.Namespace) -> None:
+    """UsageError for a small number without a unit, which is hardly meant in bytes (a planning problem may be so
+    small)."""
+    text, amount = args.memory_budget.strip(), args.budget.bytes
+    if amount is None or amount >= 1_000_000 or text[-1].isalpha() or (args.model and is_problem(args.model)):
+        return
+    meant = f"{text}%, or {text}GiB" if amount <= 100 else f"{text}MB"
+    raise UsageError(
+        f"--memory-budget {text} is {text} bytes: did you mean {meant}? (% is a share of the plain step's peak)"
+    )
+
+
+def check_data(args: argparse.Namespace, program: Any = None) -> None:
+    """Checks the file of --data before anything is compiled: its arrays where the program is known, else its form."""
+    if args.data is not None:
+        from ..training.data import check_npz
+
+        check_npz(args.data, program)
 
 
 def before_loading(job: Job, more: bool) -> bool:
@@ -78,6 +100,8 @@ def before_loading(job: Job, more: bool) -> bool:
     if not (args.max_batch or args.estimate or refuses):
         return False
     steps = steps_of(job)
+    if args.data is not None:
+        check_data(args, steps.program(steps.batch(args.batch))[0])
     with progress_of(args) as progress:
         if args.max_batch:
             from ..analysis.biggest_batch import max_batch_of

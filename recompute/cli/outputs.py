@@ -1,4 +1,4 @@
-"""Early check that all requested output files can be written."""
+"""Output files: an early check that all can be written, and the models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..support.files import is_special, why_no_folder, why_not_writable
+
+if TYPE_CHECKING:
+    from .job import Job
 
 #: options that name an output file
 _FILES = (
@@ -58,3 +62,23 @@ def _check_standard_output(name: str) -> None:
         raise UsageError(f"{option} cannot write to standard output ('-'), only --json can: name a file")
     if sys.stdout is None:
         raise UsageError("--json -: standard output is closed")
+
+
+def write_models(job: Job, step: Any) -> None:
+    """Writes the training step as it is now, after --run with what was trained, and the trained model."""
+    from ..exporter.compiled import save_model
+    from ..exporter.function_builder import set_metadata
+    from ..exporter.step import export_step
+    from ..exporter.trained import export_trained
+
+    if job.args.output is not None:
+        model = export_step(step.program)
+        set_metadata(model, {"recompute.steps_run": str(job.args.run or 0)})
+        save_model(model, job.args.output)
+        job.report.output = str(job.args.output)
+        after = f", after {job.args.run} steps" if job.args.run else ", with the model's weights"
+        job.written.append((job.args.output, f" (the training step{after})"))
+    if job.args.save_trained is not None:
+        export_trained(step.program, job.args.save_trained)
+        job.report.trained = str(job.args.save_trained)
+        job.written.append((job.args.save_trained, f" (the model after {job.args.run} steps, for inference)"))

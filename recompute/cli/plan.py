@@ -17,6 +17,7 @@ from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds
 from .job import Job, request_of, steps_of
 from .job import progress as progress_of
+from .parsing import real
 from .values import target_of
 
 #: default budget of comparisons
@@ -32,10 +33,10 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("how to fit --memory-budget")
     group.add_argument("--strategy", metavar="NAME", help="the planner: auto (default), chen, kusumoto, rotor, ...")
     group.add_argument(
-        "--effort", type=float, metavar="N", help="how long to search for a plan: 1 (default), 2 for twice as long; "
+        "--effort", type=real, metavar="N", help="how long to search for a plan: 1 (default), 2 for twice as long; "
         "counted in work, not seconds, so that the same command gives the same plan",
     )  # fmt: skip
-    group.add_argument("--seconds", type=float, metavar="S", help="search for S seconds instead")
+    group.add_argument("--seconds", type=real, metavar="S", help="search for S seconds instead")
     group.add_argument("--plan", type=Path, metavar="FILE.json", help="use a saved plan")
     group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, for use with --plan")
     group.add_argument(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..budgets import Budget
 from ..cost import CostModel, kept_bytes, link_of, operator_cost, step_seconds, this_cpu
-from ..errors import UsageError, nearest
+from ..errors import NotFiniteError, UsageError, nearest
 from ..language.ir import Block, Free, Role, Value
 from ..language.program import Program
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
@@ -299,7 +299,10 @@ def train(
     for i in range(steps):
         feed = next(batches)
         start = time.perf_counter()
-        (value,) = executor.run(step.program, feed, [loss])
+        try:
+            (value,) = executor.run(step.program, feed, [loss])
+        except NotFiniteError as e:
+            raise NotFiniteError(f"step {i + 1} of {steps}: {e}") from None
         seconds.append(time.perf_counter() - start)
         losses.append(float(value.reshape(())))
         progress(i + 1, losses[-1])

@@ -24,6 +24,7 @@ from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
 from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
 from .base import number, program_of
+from .finite import unchecked_name
 from .protocol import AnyOptimizer, ParamsGrads, WrappedOptimizer
 from .recompute_optimizer import RecomputeOptimizer
 
@@ -94,7 +95,8 @@ class MixedPrecision(WrappedOptimizer):
         The gradients are then those of the scaled loss; `apply_gradients` unscales them.
         """
         program = self._program = program_of(loss)
-        full = tuple(dict.fromkeys([*self._full, loss.name])) if _writes(program, loss.name) else self._full
+        kept = [n for n in (loss.name, unchecked_name(program, loss.name)) if n is not None and _writes(program, n)]
+        full = tuple(dict.fromkeys([*self._full, *kept]))
         program.begin_training(loss.name)
         if PRECISIONS[self.precision] is not None or self.precision == "tf32":
             program.block = verify(Precision(self.precision, full).run(program.block))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import differentiate
+from .groups import Group, assigned, groups_from
 from .protocol import AnyOptimizer, ParamsGrads
 
 
@@ -29,6 +31,8 @@ class Optimizer(AnyOptimizer):
     `weight_decay`: L2 regularisation, added to the gradient as weight_decay·w (AdamW, Lamb and Lars: see there).
     `apply_decay_param_fun`: name → whether that parameter decays (default: all do).
     `grad_clip`: a `recompute.clip` object.
+    `groups`: hyper-parameters of their own for some parameters, as PyTorch's param_groups: dicts with `match` (names,
+    globs or Variables) and what differs, such as `{"match": "head.*", "lr": 1e-3, "weight_decay": 0}`.
 
     A subclass defines `update` (the operator) and `slots` (names of its state, one array of zeros per parameter each).
     """
@@ -44,6 +48,7 @@ class Optimizer(AnyOptimizer):
         weight_decay: float | None = None,
         apply_decay_param_fun: Callable[[str], bool] | None = None,
         grad_clip: Any = None,
+        groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if not hasattr(learning_rate, "build"):
             learning_rate = number("learning_rate", learning_rate)
@@ -54,6 +59,7 @@ class Optimizer(AnyOptimizer):
         if grad_clip is not None and not hasattr(grad_clip, "scaled"):
             raise UsageError(f"grad_clip must be a ClipGradBy... object of recompute.clip, not {grad_clip!r}")
         self._clip = grad_clip
+        self._groups = groups_from(type(self), groups)
         self._program: Program | None = None
         self._state: list[str] = []
         self._named: dict[str, str] = {}
@@ -98,6 +104,7 @@ class Optimizer(AnyOptimizer):
         block, pairs = differentiate(program.block, loss.name, names, no_grad)
         if not pairs:
             raise UsageError(f"the loss '{loss.name}' depends on no parameter that is trained")
+        assigned(self._groups, program, [p.name for p, _ in pairs])
         outputs = tuple(dict.fromkeys([*block.outputs, loss.name]))
         program.block = verify(block.with_operators(block.operators, outputs=outputs))
         program.gradients = [(p.name, g.name) for p, g in pairs]
@@ -124,22 +131,28 @@ class Optimizer(AnyOptimizer):
         if any(v.program is not program for pair in pairs for v in pair):
             raise UsageError("apply_gradients: all parameters and gradients must belong to one program")
         _check_pairs(program, pairs)
+        members = assigned(self._groups, program, [p.name for p, _ in pairs])
+        own = {group: group.applied(self) for group in self._groups}
         self._program = program
         self._state, self._named = [], {}
         step = self._declare_own("step", np.zeros((), np.int64))
         b = program.builder(Role.OPTIMIZE, "optimizer")
-        rate = self._learning_rate(b, step)
+        rates: dict[Group | None, Value] = {None: self._learning_rate(b, step, self._rate, "learning_rate")}
+        for group in self._groups:
+            name = f"learning_rate_{group.index}"
+            rates[group] = rates[None] if group.rate is None else self._learning_rate(b, step, group.rate, name)
         values = [(p.value, g.value) for p, g in pairs]
         factor = None if unscale is None else unscale(b, [g for _, g in values])
         if factor is not None and self._clip is not None:  # clipping sees the gradients without weight decay
             values, factor = [(p, _times(b, g, factor)) for p, g in values], b.Sign(factor)
         common = None if self._clip is None else self._clip.begin(b, [g for _, g in values])
-        slots = self._declare_slots([p for p, _ in values])
-        for p, g in values:
+        kinds = [own[members[p.name]] if p.name in members else self for p, _ in values]
+        slots = self._declare_slots([p for p, _ in values], kinds)
+        for (p, g), kind in zip(values, kinds, strict=True):
             clipped = g if self._clip is None else self._clip.scaled(b, g, common)
-            op = self.update(self.weight_decay if self._decays(p.name) else 0.0)
-            own = list(itertools.islice(slots, len(self.slots_used())))
-            _emit_update(b, op, [p, clipped], own, rate, step, factor)
+            op = kind.update(kind.weight_decay if self._decays(p.name) else 0.0)
+            state = list(itertools.islice(slots, len(kind.slots_used())))
+            _emit_update(b, op, [p, clipped], state, rates[members.get(p.name)], step, factor)
         program.append(b)
         program.block = EagerUpdates().run(program.block)
         b = program.builder(Role.OPTIMIZE)
@@ -148,10 +161,10 @@ class Optimizer(AnyOptimizer):
         verify(program.block)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
 
-    def _learning_rate(self, b: Builder, step: Value) -> Value:
-        if hasattr(self._rate, "build"):
-            return self._rate.build(b, step, name="learning_rate")
-        return self._declare_own("learning_rate", np.array(self._rate, np.float32))
+    def _learning_rate(self, b: Builder, step: Value, rate: Any, name: str) -> Value:
+        if hasattr(rate, "build"):
+            return rate.build(b, step, name=name)
+        return self._declare_own(name, np.array(rate, np.float32))
 
     def _declare_own(self, wish: str, array: np.ndarray) -> Value:
         """Declares state under this name, or under a similar one if the model has a value of that name."""
@@ -164,38 +177,59 @@ class Optimizer(AnyOptimizer):
         self._state.append(name)
         return self._program.declare("state", name, array)
 
-    def _declare_slots(self, parameters: Sequence[Value]) -> Iterator[Value | None]:
-        """Declares the state of each parameter in turn, one array for each slot; None for unused slots."""
+    def _declare_slots(self, parameters: Sequence[Value], kinds: Sequence[Optimizer]) -> Iterator[Value | None]:
+        """Declares the state of each parameter in turn, one array for each slot; None for unused slots.
+
+        `kinds`: for each parameter, the optimizer with its hyper-parameters.
+        """
         assert self._program is not None
-        used = self.slots_used()
+        used = [(p, kind, kind.slots_used()) for p, kind in zip(parameters, kinds, strict=True)]
         arrays = [
-            (f"{p.name}.{slot}", _filled(p.shape, self.initial(slot), DTYPES[work_dtype(p.type)]))
-            for p in parameters
-            for slot, wanted in used.items()
+            (f"{p.name}.{slot}", _filled(p.shape, kind.initial(slot), DTYPES[work_dtype(p.type)]))
+            for p, kind, slots in used
+            for slot, wanted in slots.items()
             if wanted
         ]
         self._state += [name for name, _ in arrays]
         declared = iter(self._program.declare_all("state", arrays))
-        return (next(declared) if wanted else None for _ in parameters for wanted in used.values())
+        return (next(declared) if wanted else None for _, _, slots in used for wanted in slots.values())
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def get_lr(self) -> float:
-        """The learning rate of the next step."""
-        if hasattr(self._rate, "build"):
+    def get_lr(self, group: int | None = None) -> float:
+        """The learning rate of the next step; with `group`, that of `groups[group]`."""
+        rate, name = self._rate_of(group)
+        if hasattr(rate, "build"):
             step = 0 if self._program is None else int(self._program.data[self._named["step"]])
-            return self._rate.value(step)
-        if self._program is not None:
-            return float(self._program.data[self._named["learning_rate"]])
-        return float(self._rate)
+            return rate.value(step)
+        return float(rate if self._program is None else self._program.data[self._named[name]])
 
-    def set_lr(self, value: float) -> None:
-        """Sets the learning rate from the next step on.  UsageError if the learning rate is a schedule."""
-        if hasattr(self._rate, "build"):
-            raise UsageError(f"the learning rate cannot be set: it follows the schedule {self._rate!r}")
-        self._rate = number("learning_rate", value)
+    def set_lr(self, value: float, group: int | None = None) -> None:
+        """Sets the learning rate from the next step on; with `group`, that of `groups[group]`.
+
+        Groups with a learning rate of their own keep it when the optimizer's is set.  UsageError if it is a schedule,
+        or if the group has none of its own.
+        """
+        rate, name = self._rate_of(group)
+        if hasattr(rate, "build"):
+            raise UsageError(f"the learning rate cannot be set: it follows the schedule {rate!r}")
+        value = number("learning_rate", value)
+        if group is None:
+            self._rate = value
+        elif name == "learning_rate":
+            raise UsageError(f"groups[{group}] has no learning rate of its own: give it one ('lr') before minimize")
+        else:
+            changed = dataclasses.replace(self._groups[group], rate=value)
+            self._groups = (*self._groups[:group], changed, *self._groups[group + 1 :])
         if self._program is not None:
-            self._program.data[self._named["learning_rate"]][...] = self._rate
+            self._program.data[self._named[name]][...] = value
+
+    def _rate_of(self, group: int | None) -> tuple[Any, str]:
+        """The learning rate of a group, or the optimizer's, and the name of its state."""
+        if group is not None and not 0 <= group < len(self._groups):
+            raise UsageError(f"there is no groups[{group}]: this optimizer has {len(self._groups)} groups")
+        own = None if group is None else self._groups[group].rate
+        return (self._rate, "learning_rate") if own is None else (own, f"learning_rate_{group}")
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of the optimizer's state by name: step counter, learning rate, moments."""

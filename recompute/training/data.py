@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from ..language.ir import Block, Role, Value
 from ..language.program import Program
 
 __all__ = [
+    "check_npz",
     "npz_batches",
     "synthetic_batch",
 ]
+
+
+#: most names of arrays that an error lists
+_LISTED = 8
 
 
 def synthetic_batch(program: Program, seed: int = 0, specs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
@@ -86,16 +92,27 @@ def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.nda
     arrays are compared with the program before any array is read; other arrays of the file are ignored.
     """
     inputs = program.block.inputs
+    with _opened(path) as archive:
+        members = _fitting(archive, inputs, path)
+        arrays = {v.name: _array(archive, members[v.name]) for v in inputs}
+    count = min((arrays[v.name].shape[0] // v.shape[0] for v in inputs if v.shape and v.shape[0]), default=1)
+    for i in itertools.cycle(range(max(count, 1))):
+        yield {v.name: _part(arrays[v.name], v, i) for v in inputs}
+
+
+def check_npz(path: str | Path, program: Program | None = None) -> None:
+    """The errors of `npz_batches`, without reading an array; without a program, whether this is an .npz file at all."""
+    with _opened(path) as archive:
+        if program is not None:
+            _fitting(archive, program.block.inputs, path)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
+    """The archive; what goes wrong while it is read is one of this package's errors."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {m.filename: m for m in archive.infolist()}
-            for v in inputs:
-                member = members.get(f"{v.name}.npy")
-                if member is None:
-                    known = [name.removesuffix(".npy") for name in members]
-                    raise UsageError(f"'{path}' has no array for input '{v.name}'{nearest(v.name, known)}")
-                _check_header(archive, member, v, path)
-            arrays = {v.name: _array(archive, members[f"{v.name}.npy"]) for v in inputs}
+            yield archive
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the arrays of '{path}'") from None
     except OSError as e:
@@ -104,9 +121,20 @@ def npz_batches(path: str | Path, program: Program) -> Iterator[dict[str, np.nda
         raise
     except Exception as e:  # damaged archives, compressed data and headers raise exceptions of many kinds
         raise ModelError(f"cannot read the data file '{path}': not an .npz file, or damaged ({e})") from None
-    count = min((arrays[v.name].shape[0] // v.shape[0] for v in inputs if v.shape and v.shape[0]), default=1)
-    for i in itertools.cycle(range(max(count, 1))):
-        yield {v.name: _part(arrays[v.name], v, i) for v in inputs}
+
+
+def _fitting(archive: zipfile.ZipFile, inputs: Sequence[Value], path: str | Path) -> dict[str, zipfile.ZipInfo]:
+    """The array of each input.  UsageError where one is missing or does not fit."""
+    members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    for v in inputs:
+        if v.name not in members:
+            has = ", ".join(list(members)[:_LISTED]) + ", ..." * (len(members) > _LISTED)
+            raise UsageError(
+                f"'{path}' has no array '{v.name}' for the model's input {v.name}: {v.type}"
+                f"{nearest(v.name, members)}; it has: {has or 'nothing'}"
+            )
+        _check_header(archive, members[v.name], v, path)
+    return {v.name: members[v.name] for v in inputs}
 
 
 def _part(array: np.ndarray, v: Value, i: int) -> np.ndarray:
@@ -128,10 +156,22 @@ def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, v: Value, p
             raise ValueError(f"the array '{v.name}' has the unknown version {version}")
         shape, _, dtype = read(file)
         rest = member.file_size - file.tell()
-    fits = len(shape) == len(v.shape) and shape[1:] == v.shape[1:] and (not v.shape or shape[0] >= v.shape[0])
-    if not fits or dtype != v.type.numpy:
+    if why := _why_not(tuple(shape), dtype, v):
         raise UsageError(
-            f"'{path}': '{v.name}' is {dtype}{list(shape)}, but must be {v.type} (the first axis may be longer)"
+            f"'{path}': the array '{v.name}' is {dtype}{list(shape)}, but must be {v.type} (the first axis may be "
+            f"longer): {why}"
         )
     if math.prod(shape) * dtype.itemsize != rest:
         raise ValueError(f"the array '{v.name}' has {rest:,} bytes, which is not the size of {dtype}{list(shape)}")
+
+
+def _why_not(shape: tuple[int, ...], dtype: np.dtype, v: Value) -> str:
+    """Why an array of this shape and type does not fit an input, with a remedy; "" if it fits."""
+    if len(shape) != len(v.shape):
+        return f"it has {len(shape)} dimensions, not {len(v.shape)}"
+    if shape[1:] != v.shape[1:]:
+        axis = next(i for i in range(1, len(shape)) if shape[i] != v.shape[i])
+        return f"axis {axis} has {shape[axis]}, not {v.shape[axis]}"
+    if v.shape and shape[0] < v.shape[0]:
+        return f"it has {shape[0]} samples, fewer than a batch of {v.shape[0]} (--batch sets the batch)"
+    return "" if dtype == v.type.numpy else f"store {v.name}.astype('{v.type.numpy}')"

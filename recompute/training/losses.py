@@ -8,6 +8,7 @@ the same program or the name of one (default: a new input called `label_name`); 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ NAMES = (
 __all__ = ["NAMES", "natural_loss", *NAMES]
 
 _REDUCTIONS = ("mean", "sum", "none")
+#: the label that does not count by default: PyTorch's
+IGNORED = -100
 
 
 @at_other_batches
@@ -41,25 +44,29 @@ def cross_entropy(
     label_name: str = "label",
     reduction: str = "mean",
     axis: int | None = None,
-    ignore_index: int | None = None,
+    ignore_index: int | None = IGNORED,
     soft_label: bool = False,
     weight: Any = None,
+    label_smoothing: float = 0.0,
 ) -> Variable:
     """-log softmax(output)[label], in one stable operator (ONNX SoftmaxCrossEntropyLoss).
 
     `output`: scores of any shape with classes along `axis` (default: 1 for 2, 4 and 5 dimensions, else the last).
     If it is the output of Softmax or LogSoftmax, that operator's input and axis are used: softmax is not applied twice.
     `label`: class indices, i64, of the shape without the class axis; with `soft_label`, probabilities in the shape
-    of the scores.  Labels equal to `ignore_index` do not count.  `weight`: one number a class, as in PyTorch.
+    of the scores.  Labels equal to `ignore_index` (default: -100, as in PyTorch; None: there are none) do not count;
+    the mean of no labels is NaN.  `weight`: one number a class, as in PyTorch.  `label_smoothing`: the share of each
+    label that is spread evenly over all classes, from 0 to 1 (Szegedy et al. 2016, arXiv 1512.00567).
     """
+    smoothing = _share("label_smoothing", label_smoothing)
     loss = _Loss(output, name, reduction)
     made = loss.producer()
     if made is not None and made.op.name in ("Softmax", "LogSoftmax"):
         loss.take(made.inputs[0])
         axis = made.op.axis if axis is None else axis  # type: ignore[attr-defined]
     if soft_label:
-        return _soft_cross_entropy(loss, label, label_name, axis, weight, ignore_index)
-    return _indexed(loss, "SoftmaxCrossEntropyLoss", label, label_name, axis, ignore_index, weight)
+        return _soft_cross_entropy(loss, label, label_name, axis, weight, ignore_index, smoothing)
+    return _indexed(loss, "SoftmaxCrossEntropyLoss", label, label_name, axis, ignore_index, weight, smoothing)
 
 
 @at_other_batches
@@ -71,7 +78,7 @@ def nll(
     label_name: str = "label",
     reduction: str = "mean",
     axis: int | None = None,
-    ignore_index: int | None = None,
+    ignore_index: int | None = IGNORED,
     weight: Any = None,
 ) -> Variable:
     """-output[label] for log-probabilities (ONNX NegativeLogLikelihoodLoss); shapes as in `cross_entropy`."""
@@ -350,7 +357,14 @@ def _class_axis(loss: _Loss, axis: int | None) -> int:
 
 
 def _indexed(
-    loss: _Loss, op: str, label: Any, label_name: str, axis: int | None, ignore_index: int | None, weight: Any
+    loss: _Loss,
+    op: str,
+    label: Any,
+    label_name: str,
+    axis: int | None,
+    ignore_index: int | None,
+    weight: Any,
+    smoothing: float = 0.0,
 ) -> Variable:
     """A loss with class indices: the class axis is moved to axis 1, where ONNX expects it."""
     axis = _class_axis(loss, axis)
@@ -366,10 +380,51 @@ def _indexed(
         x = b.Transpose(x, perm=(first, axis, *others))
     attributes = {} if ignore_index is None else {"ignore_index": ignore_index}
     weights = [] if weight is None else [_class_weight(loss, weight, classes, x)]
-    value = getattr(b, op)(x, y, *weights, reduction=loss.reduction, **attributes)
+    apply = functools.partial(getattr(b, op), x, y, *weights, reduction=loss.reduction, **attributes)
+    value = _smoothed(loss, apply(want=2), y, weights, ignore_index, smoothing) if smoothing else apply()
     if loss.reduction == "none" and value.shape != shape:
         value = b.Reshape(value, shape=shape)
     return loss.finish(value)
+
+
+def _smoothed(
+    loss: _Loss, made: tuple[Value, Value], y: Value, weights: list[Value], ignore_index: int | None, share: float
+) -> Value:
+    """(1 - share)·loss + share·(the mean over the classes of what the loss would be with their label).
+
+    As in PyTorch, a mean divides by the same number in both: the sum of the labels' weights.
+    """
+    (value, log_prob), b = made, loss.b
+    classes = log_prob.shape[1]
+    ones = (1,) * (log_prob.ndim - 2)
+    weighted = log_prob if not weights else b.Mul(log_prob, reshape(b, weights[0], (classes, *ones)))
+    even = b.Neg(b.ReduceSum(weighted, axes=(1,), keepdims=0))
+    zero = b.constant(0, even)
+    ignored = None if ignore_index is None else b.Equal(y, b.constant(ignore_index, y))
+    if ignored is not None:
+        even = b.Where(ignored, zero, even)
+    if loss.reduction != "none":
+        even = b.ReduceSum(even, keepdims=0)
+    if loss.reduction == "mean":
+        even = b.Div(even, _count(b, y, ignored, weights, even))
+    return b.Add(b.Mul(value, b.constant(1 - share, value)), b.Mul(even, b.constant(share / classes, even)))
+
+
+def _count(b: Builder, y: Value, ignored: Value | None, weights: list[Value], like: Value) -> Value:
+    """The sum of the weights of the labels that count."""
+    if ignored is None:
+        return b.ReduceSum(b.Gather(weights[0], y, axis=0), keepdims=0) if weights else b.constant(y.size, like)
+    each = b.constant(1, like)
+    if weights:
+        each = b.Gather(weights[0], b.Where(ignored, b.constant(0, y), y), axis=0)
+    return b.ReduceSum(b.Where(ignored, b.constant(0, like), each), keepdims=0)
+
+
+def _share(name: str, value: Any) -> float:
+    """A number from 0 to 1.  UsageError for others."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not 0 <= value <= 1:
+        raise UsageError(f"{name} must be a number from 0 to 1, not {value!r}")
+    return float(value)
 
 
 def _class_weight(loss: _Loss, weight: Any, classes: int, x: Value) -> Value:
@@ -382,13 +437,23 @@ def _class_weight(loss: _Loss, weight: Any, classes: int, x: Value) -> Value:
 
 
 def _soft_cross_entropy(
-    loss: _Loss, label: Any, label_name: str, axis: int | None, weight: Any, ignore_index: int | None
+    loss: _Loss, label: Any, label_name: str, axis: int | None, weight: Any, ignore_index: int | None, smoothing: float
 ) -> Variable:
-    """-Σ label·log softmax(x) over the classes."""
-    if weight is not None or ignore_index is not None:
-        raise UsageError("cross_entropy with soft_label takes neither weight nor ignore_index")
+    """-Σ weight·label·log softmax(x) over the classes; a mean divides by the number of labels, as in PyTorch."""
+    if ignore_index is not None and ignore_index >= 0:
+        raise UsageError(
+            f"cross_entropy: ignore_index {ignore_index} needs class indices as labels, but soft_label takes "
+            "probabilities; leave one of them out"
+        )
     axis = _class_axis(loss, axis)
     b, x = loss.b, loss.wide()
+    classes = x.shape[axis]
     y = loss.label(label, label_name, x.type)
-    each = b.Neg(b.ReduceSum(b.Mul(y, b.LogSoftmax(x, axis=axis)), axes=(axis,), keepdims=0))
+    if smoothing:
+        y = b.Add(b.Mul(y, b.constant(1 - smoothing, y)), b.constant(smoothing / classes, y))
+    terms = b.Mul(y, b.LogSoftmax(x, axis=axis))
+    if weight is not None:
+        ones = (1,) * (x.ndim - 1 - axis)
+        terms = b.Mul(terms, reshape(b, _class_weight(loss, weight, classes, x), (classes, *ones)))
+    each = b.Neg(b.ReduceSum(terms, axes=(axis,), keepdims=0))
     return loss.reduce(each)

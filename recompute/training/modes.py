@@ -89,7 +89,7 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     if drawn:
         warnings.warn(
             f"inference mode still draws random numbers: '{drawn[0]}' ({len(drawn)} in all) does, in a way that is not "
-            "known as dropout. If it should be off, load the module with rc.from_torch, or a file exported in eval mode",
+            "known as dropout. If it should be off: rc.from_torch(module), or a file that was exported in eval mode",
             ModelWarning,
             stacklevel=3,
         )

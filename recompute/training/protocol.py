@@ -131,10 +131,10 @@ class WrappedOptimizer(AnyOptimizer):
         """Sets the state to what `state_dict` returned."""
         self.inner.set_state_dict(state)
 
-    def get_lr(self) -> float:
-        """The learning rate of the next step."""
-        return self.inner.get_lr()
+    def get_lr(self, **group: Any) -> float:
+        """The learning rate of the next step; `group`: of which group, where the optimizer has groups."""
+        return self.inner.get_lr(**group)
 
-    def set_lr(self, value: float) -> None:
-        """Sets the learning rate from the next step on."""
-        self.inner.set_lr(value)
+    def set_lr(self, value: float, **group: Any) -> None:
+        """Sets the learning rate from the next step on; `group`: as for `get_lr`."""
+        self.inner.set_lr(value, **group)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import JobError, OutOfMemoryError, RecomputeError, UsageError
+from ...errors import JobError, NotFiniteError, OutOfMemoryError, RecomputeError, UsageError
 from ...language.ir import Block, Free, Operator, Value
 from ...language.kernels import fits, provider
 from ...language.program import Program
@@ -68,6 +68,8 @@ class Step:
         """The operator's own numerics.  JobError with the operator where they fail."""
         try:
             self.op.op.compute(np, self.ins, self.outs, self.scratch)
+        except NotFiniteError as e:
+            raise NotFiniteError(f"{e}, in\n    {show_operator(self.op)}") from e
         except Exception as e:
             kind = "" if isinstance(e, (IndexError, ValueError, RecomputeError)) and str(e) else f"{type(e).__name__}: "
             raise JobError(f"{kind}{e}, in\n    {show_operator(self.op)}") from e

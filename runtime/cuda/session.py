@@ -215,7 +215,7 @@ class CudaSession:
         for op, status in zip(self._reporters, self.device.download(self._status).tolist(), strict=True):
             if status[0]:
                 self._clear()
-                raise JobError(f"{trouble.explained(status)}, in\n    {show_operator(op)}")
+                raise trouble.failure(status, show_operator(op))
 
     @property
     def on_host(self) -> list[Operator]:

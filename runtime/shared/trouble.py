@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...errors import JobError, NotFiniteError
+
 #: words of a status: its code (0: all is well), the number, the size of the axis
 WORDS = 3
 #: codes; from LIBRARY on it is the status of a library's function
-LABEL_OUTSIDE, INDEX_OUTSIDE, LIBRARY = 1, 2, 1000
+LABEL_OUTSIDE, INDEX_OUTSIDE, NOT_FINITE, LIBRARY = 1, 2, 3, 1000
+
+
+def failure(status: Sequence[int], where: str) -> JobError:
+    """The error for a status other than zero; `where`: the operator, as text."""
+    kind = NotFiniteError if int(status[0]) == NOT_FINITE else JobError
+    return kind(f"{explained(status)}, in\n    {where}")
 
 
 def explained(status: Sequence[int]) -> str:
@@ -20,6 +28,8 @@ def explained(status: Sequence[int]) -> str:
         return f"label {number} is outside the {size} classes (and is not ignore_index)"
     if code == INDEX_OUTSIDE:
         return f"index {number} is outside an axis of {size} rows"
+    if code == NOT_FINITE:
+        return f"the loss is {('nan', 'inf', '-inf')[number]}"
     if code >= LIBRARY:
         return f"a library's function failed with status {code - LIBRARY}"
     return f"a kernel failed with status {code}"

@@ -25,7 +25,7 @@ def report_of(arguments: list[str], folder: Path) -> dict:
 
 def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--help"])
+        main(["--help-all"])
     assert "--strategy" in capsys.readouterr().out
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ....language.element import argument
 from ....language.formulas import through_expansion
 from ....language.op import Op
+from ...shared.trouble import NOT_FINITE
 from ..code.expressions import code
-from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from ..device.kernel import C_TYPES, COMPUTE, REPORT, STATUS, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
 if TYPE_CHECKING:
@@ -28,6 +29,31 @@ def kernel(op: Op, ins: tuple[str | None, ...], outs: tuple[str, ...]) -> Kernel
     stores = [f"*y{i} = narrow<{C_TYPES[t]}>({r});" for i, (t, r) in enumerate(zip(outs, roots, strict=True))]
     parameters = [f"const {C_TYPES[t]}* x{i}" for i, t in present] + [f"{C_TYPES[t]}* y{i}" for i, t in enumerate(outs)]
     return Kernel(op.name, ", ".join(parameters), "    " + "\n    ".join([*loads, *lines, *stores]), threads=32)
+
+
+@family("CheckFinite")
+class Checked(Family):
+    """One launch of one thread, which reports a number that is not finite: 0 for NaN, else its sign."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Types that are computed with."""
+        return all(v.dtype in C_TYPES for v in op.reads())
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """The launch."""
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        return [checked(x.type.dtype).blocks(1, args=[x, y, STATUS], block=(1,))]
+
+
+@functools.cache
+def checked(dtype: str) -> Kernel:
+    """Copies a number; the difference of a number and itself is 0 if it is finite, else NaN."""
+    lines = f"""    const {COMPUTE[dtype]} v = widen(*x), zero = v - v;
+    if (zero != zero) report(status, {NOT_FINITE}, v != v ? 0 : v > 0 ? 1 : -1, 0);
+    *y = *x;"""
+    kind = C_TYPES[dtype]
+    return Kernel("check_finite", f"const {kind}* x, {kind}* y, long long* status", lines, threads=32, before=REPORT)
 
 
 @family("Increment", "LossScaleUpdate")

@@ -1,0 +1,43 @@
+"""CheckFinite: a loss that ends the step if it is infinite or NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import NotFiniteError
+from ...language.op import Op
+
+
+@dataclass(frozen=True)
+class CheckFinite(Op, onnx="Identity"):
+    """x, one number, if it is finite; the step fails before its updates if it is not.  Exported as Identity."""
+
+    inplace = (0,)
+
+    def infer(self, x):
+        """The same type."""
+        if not x.is_float or x.size != 1:
+            raise self.fail("it takes one floating-point number", x)
+        return (x,)
+
+    def compute(self, xp, ins, outs, scratch):
+        """NotFiniteError, or a copy."""
+        if xp.__name__ == "numpy" and not np.isfinite(ins[0]).all():
+            raise NotFiniteError(f"the loss is {float(ins[0].reshape(()))}")
+        outs[0][...] = ins[0]
+
+    def checks(self, ins, outs):
+        """The number is finite."""
+        return ((0, "finite"),)
+
+    def gradient(self, b, ins, outs, grads):
+        """dy itself."""
+        return [grads[0]]
+
+    @classmethod
+    def samples(cls, draw):
+        """Scalars of several types, and a single element."""
+        for t in ("f64[]", "f32[1,1]", "f16[]"):
+            yield draw.case(cls(), draw(t))
