@@ -228,6 +228,15 @@ def _first(work: Work, x: str, axis: int, extent: Extent) -> tuple[str, Selectio
     return work.filled(found, {axis: selection}, np.zeros((), t.numpy)), selection
 
 
+def eye(work: Work) -> None:
+    """EyeLike: the diagonal of entries against themselves."""
+    marks = work.marks(0)
+    if marks.get(0) != marks.get(1) or work.attributes.get("k", 0):
+        raise work.fail(0, "EyeLike wants the diagonal of entries against others")
+    work.whole()
+    work.mark(marks)
+
+
 def tile(work: Work) -> None:
     """Repeats along axes that are not selected."""
     repeats = work.need(1, "repeats")

@@ -54,7 +54,12 @@ class Numbering:
             maker = self._makers.get(maker.inputs[0].name)
         if maker is None or maker.op.name != "ReduceSum" or maker.outputs[0] is None or maker.outputs[0].type.size != 1:
             return None
-        x = maker.inputs[0]
+        return None if maker.inputs[0] is None else self.cast_from_bool(maker.inputs[0])
+
+    def cast_from_bool(self, v: Value) -> Value | None:
+        """The bool value that a value of numbers is, in another type and perhaps in another shape."""
+        self._catch_up()
+        x: Value | None = v
         while x is not None and (before := self._makers.get(x.name)) is not None:
             if before.op.name == "Cast" and before.inputs[0] is not None and before.inputs[0].dtype == "bool":
                 return before.inputs[0]

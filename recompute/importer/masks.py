@@ -55,6 +55,7 @@ RULES: dict[str, Callable[[Work], None]] = {
     "Split": layout.split,
     "Slice": layout.slices,
     "Tile": layout.tile,
+    "EyeLike": layout.eye,
     "NonZero": indexing.nonzero,
     "Compress": indexing.compress,
     "Gather": indexing.gather,
