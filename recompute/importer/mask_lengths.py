@@ -77,6 +77,33 @@ def _slice(work: Work, x: np.ndarray, *more: np.ndarray) -> np.ndarray | None:
     return x[slice(start, None if step < 0 and end < -x.size else end, step)]
 
 
+def _each(work: Work, *ins: np.ndarray) -> np.ndarray | None:
+    """Max, Min, Add and Sub of lengths, where the result is one of them or a plain number."""
+    parts = np.broadcast_arrays(*ins)
+    found = np.empty(parts[0].shape, object)
+    for at in np.ndindex(found.shape):
+        result = _one(work.node.op_type, [p[at] for p in parts])
+        if result is None:
+            return None
+        found[at] = result
+    return found
+
+
+def _one(op_type: str, lengths: list[Any]) -> Any:
+    """A length is 0 or more; what else it is is not known."""
+    extents, plain = [e for e in lengths if isinstance(e, Extent)], [int(e) for e in lengths if not isinstance(e, Extent)]
+    if op_type in ("Max", "Min"):
+        best = max if op_type == "Max" else min
+        if not extents or (plain and op_type == "Min" and min(plain) <= 0):
+            return best(plain)
+        return extents[0] if all(e == extents[0] for e in extents) and max(plain, default=0) <= 0 else None
+    if not extents:
+        return plain[0] + plain[1] if op_type == "Add" else plain[0] - plain[1]
+    if plain == [0] and (op_type == "Add" or lengths[1] == 0):
+        return extents[0]
+    return 0 if op_type == "Sub" and lengths[0] == lengths[1] else None
+
+
 def _where(work: Work, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     return np.where(condition, a, b) if condition.dtype == bool else None
 
@@ -101,6 +128,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Mul": lambda work, a, b: np.asarray(np.asarray(a, object) * np.asarray(b, object), object),
     "ReduceProd": lambda work, x, *axes: np.array(product(x.reshape(-1).tolist()), object),
     "Where": _where,
+    **dict.fromkeys(("Max", "Min", "Add", "Sub"), _each),
 }
 
 
