@@ -62,7 +62,10 @@ def _detr(pairwise: bool) -> Any:
 
 
 class Retina(nn.Module):
-    """torchvision's heads of RetinaNet with their own losses; `matched`: each anchor's box, -1 background, -2 ignored."""
+    """torchvision's heads of RetinaNet with their own losses.
+
+    `matched`: each anchor's box, -1 for background, -2 for what is ignored.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,8 +154,8 @@ def _sentences(family: str, **options: Any) -> Any:
         import transformers as hf
 
         config = getattr(hf, f"{family}Config")(num_labels=4, **{**_SMALL, **options})
-        labels = torch.tensor([2, -1, 0, 3])
-        return getattr(hf, f"{family}ForSequenceClassification")(config), {"input_ids": _words(4), "labels": labels}, None
+        module = getattr(hf, f"{family}ForSequenceClassification")(config)
+        return module, {"input_ids": _words(4), "labels": torch.tensor([2, -1, 0, 3])}, None
 
     return make
 
