@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from .fold import Known
 from .mask_selection import Marks, Selection
 from .mask_work import Work
 
@@ -23,8 +24,7 @@ def nonzero(work: Work) -> None:
         x = work.full("Expand", x, work.constant(t.shape)) if work.importer.type_of(x).shape != t.shape else x
     label = work.labels() if marks else work.name(0)
     found = work.selection(x, label.strip("'"))
-    grid = np.indices(t.shape, np.int64).reshape(t.ndim, -1)
-    work.importer.known[work.node.output[0]] = work.importer.constant(grid)
+    work.importer.known[work.node.output[0]] = Known(work.grid(t.shape), "folded")
     work.mark({1: found}, space=marks)
 
 
@@ -113,8 +113,8 @@ def _in_order(work: Work, dims: tuple[int, ...], i: int) -> bool:
     found = work.known(i)
     if found is None or found.size != math.prod(dims) * len(dims):
         return False
-    grid = np.indices(dims, np.int64).reshape(len(dims), -1)
-    return np.array_equal(found.reshape(-1, len(dims)).T, grid)
+    grid = work.grid(dims, turned=True)
+    return found is grid or np.array_equal(found.reshape(-1, len(dims)), grid)
 
 
 def gather_elements(work: Work) -> None:

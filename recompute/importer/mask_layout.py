@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
+from .fold import Known
 from .mask_lengths import wanted
 from .mask_selection import Extent, Marks, Selection
 from .mask_work import Work, product
@@ -18,7 +19,12 @@ _END = 1 << 30
 def transpose(work: Work) -> None:
     """Axes change places."""
     perm = work.attributes.get("perm", range(work.type(0).ndim)[::-1])
-    work.whole()
+    known = work.known(0)
+    shape = next((s for (s, turned), grid in work.selected.grids.items() if grid is known and not turned), None)
+    if shape is not None and tuple(perm) == (1, 0):
+        work.importer.known[work.node.output[0]] = Known(work.grid(shape, turned=True), "folded")
+    else:
+        work.whole()
     work.mark({i: work.marks(0)[p] for i, p in enumerate(perm) if p in work.marks(0)}, space=_space(work))
 
 

@@ -91,7 +91,10 @@ def _each(work: Work, *ins: np.ndarray) -> np.ndarray | None:
 
 def _one(op_type: str, lengths: list[Any]) -> Any:
     """A length is 0 or more; what else it is is not known."""
-    extents, plain = [e for e in lengths if isinstance(e, Extent)], [int(e) for e in lengths if not isinstance(e, Extent)]
+    extents, plain = (
+        [e for e in lengths if isinstance(e, Extent)],
+        [int(e) for e in lengths if not isinstance(e, Extent)],
+    )
     if op_type in ("Max", "Min"):
         best = max if op_type == "Max" else min
         if not extents or (plain and op_type == "Min" and min(plain) <= 0):

@@ -25,9 +25,9 @@ def reduction(work: Work) -> None:
     inside = {a: s for a, s in marks.items() if a in axes}
     left = _left(marks, axes, bool(work.attributes.get("keepdims", 1)))
     x = work.name(0)
-    if op_type == "ReduceSum" and t.dtype in ("i32", "i64") and inside and not left and len(axes) == t.ndim:
-        if counted_within(work):
-            return
+    everything = len(axes) == t.ndim and bool(inside)
+    if everything and op_type == "ReduceSum" and t.dtype == "i64" and counted_within(work):
+        return
     if not inside and op_type in ("ReduceL2", "ReduceLogSum"):  # whose derivatives are infinite at 0
         x = work.filled(x, marks, 1)
     if not inside or not t.size:
@@ -47,7 +47,7 @@ def counted_within(work: Work) -> bool:
     """The sum of a mask over entries that another one keeps: a number of the program that may also be a length."""
     numbering, t = work.importer.numbering, work.type(0)
     mask = numbering.cast_from_bool(work.importer.value(work.name(0), "", 0))
-    if mask is None or t.dtype != "i64":
+    if mask is None:
         return False
     work.importer.env.setdefault(mask.name, mask)
     both = work.full("And", work.reshaped(mask.name, t.shape), work.both(work.marks(0), t.ndim))

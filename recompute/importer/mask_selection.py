@@ -77,7 +77,9 @@ class Selected:
     `marks`: their selections, by axis; a value without marks is what it is in ONNX.  `spaces`: of coordinates that
     count within selected entries, the selections of the dimensions that they count along (a key of -1: numbers of no
     use, such as the greatest coordinate).  `lengths`: shapes with extents in them.  `masks`: each mask by its number;
-    `extents`: a selection for each extent; `counts`: values that count masks.  `whole`: nodes run on full tensors now.
+    `extents`: a selection for each extent; `counts`: values that count masks; `grids`: coordinates of all entries of a
+    shape, as NonZero has them, and transposed; `made`: results by what was run.  `whole`: nodes run on full tensors
+    now.
     """
 
     marks: dict[str, Marks] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class Selected:
     masks: dict[int, Selection] = field(default_factory=dict)
     extents: dict[Extent, Selection] = field(default_factory=dict)
     counts: dict[int, str] = field(default_factory=dict)
+    made: dict[tuple[str, ...], str] = field(default_factory=dict)
+    grids: dict[tuple[tuple[int, ...], bool], np.ndarray] = field(default_factory=dict)
     whole: bool = False
 
     def alias(self, name: str, other: str) -> None:

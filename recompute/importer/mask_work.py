@@ -23,6 +23,10 @@ IDIOM = (
 )
 
 
+#: constants of fewer elements are shared
+_SMALL = 64
+
+
 class Work:
     """A node, the selections of its inputs, and `full` to write nodes that run on full tensors."""
 
@@ -91,11 +95,15 @@ class Work:
     # -- nodes on full tensors -----------------------------------------------------------------------------------
 
     def full(self, op_type: str, *ins: str, **attributes: Any) -> str:
-        """Runs a node on the full tensors; returns the name of its result."""
-        name = self.importer.builder.names.take(f"{self._base}.{op_type.lower()}")
+        """Runs a node on the full tensors, once for the same inputs; returns the name of its result."""
         given = list(ins)
         while given and not given[-1]:
             given.pop()
+        key = (op_type, *given, repr(sorted(attributes.items())))
+        name = self.selected.made.get(key, "")
+        if name and self.importer.has(name):
+            return name
+        name = self.selected.made[key] = self.importer.builder.names.take(f"{self._base}.{op_type.lower()}")
         self._run(onnx.helper.make_node(op_type, given, [name], name=f"{self._base}/{op_type}", **attributes))
         return name
 
@@ -125,9 +133,22 @@ class Work:
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
         """The name of a constant."""
-        name = self.importer.builder.names.take(f"{self._base}.constant")
-        self.importer.known[name] = self.importer.constant(np.asarray(value, dtype))
+        array = np.asarray(value, dtype)
+        key = ("", str(array.dtype), repr(array.shape), array.tobytes().hex() if array.size < _SMALL else "")
+        name = self.selected.made.get(key, "") if array.size < _SMALL else ""
+        if not name:
+            name = self.selected.made[key] = self.importer.builder.names.take(f"{self._base}.constant")
+            self.importer.known[name] = self.importer.constant(array)
         return name
+
+    def grid(self, shape: Sequence[int], turned: bool = False) -> np.ndarray:
+        """The coordinates of all entries of a shape: [dimensions, entries], or turned."""
+        grids, key = self.selected.grids, tuple(shape)
+        if (key, turned) not in grids:
+            made = np.indices(key, np.int64).reshape(len(key), -1)
+            grids[key, False] = self.importer.constant(made).array
+            grids[key, True] = self.importer.constant(np.ascontiguousarray(made.T)).array
+        return grids[key, turned]
 
     def like(self, value: Any, name: str) -> str:
         """A constant of the element type of a value."""
