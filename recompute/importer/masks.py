@@ -85,7 +85,7 @@ def concerns(importer: ImportState, node: onnx.NodeProto) -> bool:
     selected = importer.selected
     if selected.whole:
         return False
-    if any(n in selected.marks or n in selected.lengths for n in node.input):
+    if selected.marks and any(n in selected.marks or n in selected.lengths for n in node.input):
         return True
     if node.domain not in _OURS:
         return False

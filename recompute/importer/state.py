@@ -125,8 +125,10 @@ class ImportState(ABC):
 
     def has(self, name: str) -> bool:
         """Whether a name is a value, a known constant or a sequence so far."""
-        tables = (self.env, self.known, self.sequences, self.nothing, self.selected.lengths)
-        return any(name in table for table in tables)
+        return (
+            name in self.env or name in self.known or name in self.sequences
+            or name in self.nothing or name in self.selected.lengths
+        )  # fmt: skip
 
     def constant(self, array: np.ndarray) -> Known:
         """A constant made by the importer."""

@@ -31,8 +31,8 @@ GRAPHS = {
     )
 }
 CONSTANTS = {
-    "zero": [0], "one": [1], "two": [2], "zero0": 0, "one0": 1, "two0": 2, "minus": [-1], "four": 4, "rows": [6, 4], "end": [3],
-    "pairs": [-1, 2], "tiles": [1, 2],
+    "zero": [0], "one": [1], "two": [2], "zero0": 0, "one0": 1, "two0": 2, "minus": [-1], "four": 4, "rows": [6, 4],
+    "end": [3], "pairs": [-1, 2], "tiles": [1, 2],
 }  # fmt: skip
 FLOATS = {"half": 0.5, "third": 0.3, "hot": [0.0, 1.0], "row": [1.0, 2.0, 3.0, 0.5]}
 
