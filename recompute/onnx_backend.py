@@ -259,6 +259,7 @@ class _Importer(Importer):
         budget.most_of_one *= 100  # the caller has given the inputs
         rule = TrainRule(model.graph, Origin(), [])
         super().__init__(model, training=None, seed=0, rule=rule, budget=budget)
+        self.selected.whole = True  # results have their own sizes: masks are bound
         self.asked: set[str] = set()
         #: values that were computed while importing
         self.folded: list[str] = []

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from architectures import ARCHITECTURES
+from masked import ARCHITECTURES
 
 import recompute as rc
 

@@ -19,6 +19,7 @@ from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Program
+from . import masks
 from .control import CONTROL, on_sequences
 from .convert import prepare
 from .costs import check_sizes
@@ -172,14 +173,10 @@ class Importer(ImportState):
             if any(n in self.sequences or n in self.nothing for n in node.input):
                 on_sequences(self, node)
                 return
-            if node.op_type == "Identity" and self._passes_on(node):
+            if masks.concerns(self, node):
+                masks.run(self, node)
                 return
-            opset = self.opset_of(node.domain)
-            folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
-            if folded is not None:
-                remember(self.known, folded, self.budget)
-                return
-            self._emit(node)
+            self.run_plain(node)
         except LimitError as e:
             raise e.at(describe(node)) from None
         except RecomputeError as e:
@@ -190,6 +187,17 @@ class Importer(ImportState):
         except Exception as e:  # an importer or a type rule met inputs or attributes that it does not expect
             self._cause = self._cause or e
             self._problems.append(f"{describe(node)}: its inputs or attributes do not fit ({type(e).__name__}: {e})")
+
+    def run_plain(self, node: onnx.NodeProto) -> None:
+        """Folds, or hands the node to its operator; raises what is wrong with it."""
+        if node.op_type == "Identity" and self._passes_on(node):
+            return
+        opset = self.opset_of(node.domain)
+        folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
+        if folded is not None:
+            remember(self.known, folded, self.budget)
+            return
+        self._emit(node)
 
     def _passes_on(self, node: onnx.NodeProto) -> bool:
         """An Identity of what the file calls a parameter or a buffer is another name for it, or detached from it."""
@@ -260,6 +268,7 @@ class Importer(ImportState):
         """The imported program; outputs that are other values become copies of them."""
         outputs = []
         for o in self.graph.output:
+            masks.check_output(self, o.name)
             if o.name not in self.env and o.name not in self.known:
                 raise ModelError(f"output '{o.name}' is never written")
             v = self.value(o.name, "", 0)

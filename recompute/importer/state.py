@@ -19,6 +19,8 @@ from ..language.types import TensorType
 from .fold import Known
 from .graphs import names_read
 from .limits import Budget
+from .mask_numbering import Numbering
+from .mask_selection import Selected
 from .model import main_opset
 from .trained import TrainRule
 from .unrolled import Unrolled
@@ -31,7 +33,7 @@ class ImportState(ABC):
     """The imported values so far, and methods to run more nodes.
 
     `known`: contents known at compile time; `env`: values of the program; `sequences`: names of a
-    sequence's tensors; `used`: names that something reads.
+    sequence's tensors; `used`: names that something reads; `selected`: what masks keep of values (masks.py).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ImportState(ABC):
         written = {o for node in self.graph.node for o in node.output}
         names = Names(written.union(self.known, (i.name for i in self.graph.input)))
         self.builder = Builder(names)
+        self.selected, self.numbering = Selected(), Numbering(self.builder)
         self.env: dict[str, Value] = {}
         self.inputs: list[Value] = []
         self.parameters: dict[str, Value] = {}
@@ -81,6 +84,10 @@ class ImportState(ABC):
     @abstractmethod
     def run_node(self, node: onnx.NodeProto) -> None:
         """Imports a node; a failure is recorded (see `problems`)."""
+
+    @abstractmethod
+    def run_plain(self, node: onnx.NodeProto) -> None:
+        """Folds a node, or hands it to its operator; raises what is wrong with it."""
 
     @abstractmethod
     def run_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
@@ -118,7 +125,10 @@ class ImportState(ABC):
 
     def has(self, name: str) -> bool:
         """Whether a name is a value, a known constant or a sequence so far."""
-        return name in self.env or name in self.known or name in self.sequences or name in self.nothing
+        return (
+            name in self.env or name in self.known or name in self.sequences
+            or name in self.nothing or name in self.selected.lengths
+        )  # fmt: skip
 
     def constant(self, array: np.ndarray) -> Known:
         """A constant made by the importer."""
@@ -133,6 +143,7 @@ class ImportState(ABC):
         """Adds a name for a value, a known constant or a sequence; does nothing for outputs of a failed node."""
         if name == other:
             return
+        self.selected.alias(name, other)
         if other in self.env:
             self.env[name] = self.env[other]
             self.aliases[name] = self.env[other].name
@@ -159,6 +170,8 @@ class ImportState(ABC):
 
     def type_of(self, name: str) -> TensorType:
         """The type of a value or known constant."""
+        if name in self.selected.lengths:
+            return TensorType("i64", self.selected.lengths[name].shape)
         return self.env[name].type if name in self.env else self.known[name].type
 
     def value(self, name: str, op_type: str, position: int) -> Value:
