@@ -76,9 +76,22 @@ def from_torch(
     if loss is not None:
         whole = _with_loss(module, loss, len(args), list(kwargs))
         call = _Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch)
-    proto = _exported(call, exporter)
-    if loss is not None:
-        _without_prefix(proto, f"{_INNER}.")
+    error: ModelError | None = None
+    for proto in _exported(call, exporter):
+        if loss is not None:
+            _without_prefix(proto, f"{_INNER}.")
+        try:
+            return _loaded(proto, module, call, trainable, options)
+        except ModelError as e:  # of any batch there may be shapes that are computed from data
+            error = error or e
+    assert error is not None
+    raise error
+
+
+def _loaded(
+    proto: onnx.ModelProto, module: Any, call: _Call, trainable: Sequence[str] | None, options: dict[str, Any]
+) -> Program:
+    """The program of an exported model."""
     _mark_training(proto)
     names = _initializers(module, proto)
     if trainable is None:
@@ -187,34 +200,38 @@ class _Call:
         return next((int(x.shape[0]) for x in self.tensors() if x.ndim), None)
 
 
-def _exported(call: _Call, exporter: str) -> onnx.ModelProto:
+def _exported(call: _Call, exporter: str) -> Iterator[onnx.ModelProto]:
+    """The module by the first exporter that can: for any batch if possible, then for the example's."""
     failed: list[str] = []
     for name, export in (("dynamo", _by_dynamo), ("torchscript", _by_torchscript)):
         if exporter not in ("auto", name):
             continue
-        try:
-            proto = _any_or_one_batch(export, call)
-        except Exception as e:
-            failed.append(f"{name}: {type(e).__name__}: {_first_lines(str(e))}")
-            continue
-        if failed:
-            warnings.warn(
-                f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: what is "
-                "detached there passes gradients on (name it in no_grad_set)",
-                ModelWarning,
-                stacklevel=3,
-            )
-        return proto
+        error: Exception | None = None
+        for one in [call] * (call.dynamic and (call.batch() or 0) > 1) + [replace(call, dynamic=False)]:
+            try:  # a batch of 1 is a constant to exporters
+                with _quiet():
+                    proto = export(one)
+            except Exception as e:
+                error = e
+                continue
+            _tell(failed)
+            error = None
+            yield proto
+        if error is None:
+            return
+        failed.append(f"{name}: {type(error).__name__}: {_first_lines(str(error))}")
     raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed))
 
 
-def _any_or_one_batch(export: Callable[[_Call], onnx.ModelProto], call: _Call) -> onnx.ModelProto:
-    """What an exporter gives for any batch, where it can; else for the example's."""
-    with _quiet():
-        if call.dynamic and (call.batch() or 0) > 1:  # exporters take 1 for a constant
-            with contextlib.suppress(Exception):
-                return export(call)
-        return export(replace(call, dynamic=False))
+def _tell(failed: list[str]) -> None:
+    """Warns that only the second exporter could do it."""
+    if failed:
+        warnings.warn(
+            f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: what is "
+            "detached there passes gradients on (name it in no_grad_set)",
+            ModelWarning,
+            stacklevel=4,
+        )
 
 
 def _by_dynamo(call: _Call) -> onnx.ModelProto:
@@ -246,7 +263,8 @@ def _by_torchscript(call: _Call) -> onnx.ModelProto:
     if call.dynamic:
         if call.inputs is None:
             raise ValueError("inputs without names have no dynamic axes")
-        axes = {n: {0: "batch"} for n, x in zip(call.inputs, call.tensors(), strict=True) if x.ndim}
+        inputs = zip(call.inputs, call.tensors(), strict=True)
+        axes = {n: {0: "batch"} for n, x in inputs if x.ndim and x.shape[0] == call.batch()}
     torch.onnx.export(
         call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
         training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs, output_names=call.outputs,
