@@ -70,7 +70,7 @@ def chain_of(problem: RematerialisationProblem, width: int | None = None) -> Cha
     spans = {v: s for v, s in spans.items() if v not in always}
     forward = problem.forward
     # after a node that may not run again (an update of running statistics) the same values cross as before it
-    places = [k for k, i in enumerate(forward) if problem.nodes[i].repeatable][:-1]
+    places = [k for k, i in enumerate(forward[:-1]) if problem.nodes[i].repeatable]
     count = _sums(spans, len(forward), lambda v: 1)
     enough = max(3.0, 0.5 * len(places) ** 0.5)
     for w in range(1, _WIDEST + 1) if width is None else (width,):
