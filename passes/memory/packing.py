@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,6 +28,13 @@ _FEW, _TRIES, _FAR = 96, 10_000, 1.005
 _FEW_PAIRS = 1000
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
+_compiler: Callable[[Sequence[Lifetime]], Repairing | None] | None = None
+
+
+def compile_with(found: Callable[[Sequence[Lifetime]], Repairing | None] | None) -> None:
+    """Says what gives a compiled `Repair` of first fit in an order, or None where Python does it; None: nothing."""
+    global _compiler
+    _compiler = found
 
 
 @dataclass(frozen=True)
@@ -178,10 +186,12 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
     arena grows.  The places are drawn from a generator with a fixed seed: the same program gets the same plan.
     """
     tries = min(_REPAIRS, _REPAIR_WORK // max(len(order), 1))
-    plan = first_fit(order)
-    if not tries or height(order, plan) <= bound * 1.001:
-        return plan
-    repair = _Repair(order, [plan[x.name] for x in order])
+    repair: Repairing | None = _compiler(order) if _compiler is not None and tries else None
+    if repair is None:
+        plan = first_fit(order)
+        if not tries or height(order, plan) <= bound * 1.001:
+            return plan
+        repair = Repair(order, [plan[x.name] for x in order])
     g = np.random.default_rng(0)
     for _ in range(tries):
         if repair.top <= bound * 1.001:
@@ -192,7 +202,25 @@ def _repaired(order: list[Lifetime], bound: int) -> dict[str, int]:
     return {x.name: at for x, at in zip(order, repair.at, strict=True)}
 
 
-class _Repair:
+class Repairing(Protocol):
+    """What a repair is, in Python or compiled: addresses by the given order, places by the present one."""
+
+    @property
+    def top(self) -> int:
+        """The size of the arena."""
+
+    @property
+    def at(self) -> list[int]:
+        """Addresses."""
+
+    def highest(self) -> list[int]:
+        """Places in the order of allocations that end at the top."""
+
+    def move(self, i: int, j: int) -> None:
+        """The allocation in place i of the order goes to place j, unless the arena grows."""
+
+
+class Repair:
     """First fit in an order in which one allocation at a time is moved to an earlier position.
 
     Only allocations that a move can affect are placed again.  An allocation gets the lowest address without a conflict
@@ -200,7 +228,7 @@ class _Repair:
     below, where it may leave a gap.
     """
 
-    def __init__(self, order: Sequence[Lifetime], at: list[int]) -> None:
+    def __init__(self, order: Sequence[Lifetime], at: Sequence[int]) -> None:
         self.size = [x.size for x in order]
         self.spans = [(low, low + size) for low, size in zip(at, self.size, strict=True)]  # addresses: from, to
         self.start, self.end = (np.array([getattr(x, k) for x in order]) for k in ("start", "end"))

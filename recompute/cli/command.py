@@ -122,6 +122,7 @@ class _Job:
         self.args = args
         self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
         self.specs: dict[str, Any] = {}
+        self.without_weights = False  # a network of the zoo of which only figures are asked for
         self.seconds: list[float] | None = None  # measured, per operator
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
         self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
@@ -213,6 +214,7 @@ class _Job:
         """The model as a program with fixed shapes."""
         from .. import models
         from ..importer import load as onnx_import
+        from ..models.common import parameters as zoo_parameters
 
         args = self.args
         source: Any = args.model
@@ -230,6 +232,8 @@ class _Job:
         options["max_bytes"] = None if args.max_bytes is None else parse_bytes(args.max_bytes)
         if args.trainable:
             options["trainable"] = split(args.trainable)
+        elif self.without_weights:
+            options["trainable"] = list(zoo_parameters(source))
         if args.unroll:
             options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
         if isinstance(source, str):
@@ -251,7 +255,10 @@ class _Job:
             self.report.batch = self.args.batch or entry.default_batch
             self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
             self.say(f"building {self.args.model}: {entry.description}")
-            return models.build(self.args.model, batch=self.report.batch, seed=self.args.seed, **options)
+            # figures alone need no weights: drawing them takes longer than planning for some networks
+            self.without_weights = not (self.wants_more() or self.args.list_parameters)
+            chosen = {"seed": self.args.seed, "weights": not self.without_weights}
+            return models.build(self.args.model, batch=self.report.batch, **chosen, **options)
         except ValueError as e:
             raise UsageError(str(e)) from None
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..language.ir import Block
 from ..language.program import Compiled, Program
 from ..passes import RecomputePlan, Target
+from ..passes.memory import packing
 from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
@@ -33,7 +34,14 @@ def _compiled_moves(nodes: int) -> Callable[[flat.Arrays], flat.Run] | None:
     return compiled(nodes)
 
 
+def _compiled_repair(order: Sequence[packing.Lifetime]) -> packing.Repairing | None:
+    from ..runtime.cpu.packing_moves import compiled
+
+    return compiled(order)
+
+
 flat.compile_with(_compiled_moves)
+packing.compile_with(_compiled_repair)
 
 
 def target_of(target: Target | None) -> Target:

@@ -17,10 +17,11 @@ import numpy as np
 
 from ..errors import UsageError
 from ..language.builder import Builder
-from ..language.ir import Operator, Role, Value
+from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..ops.shape.reshape import reshape
+from .loss_builder import LossBuilder, first_float_output, producer
 from .modes import at_other_batches
 
 #: losses that `--loss` accepts
@@ -30,7 +31,6 @@ NAMES = (
 
 __all__ = ["NAMES", "natural_loss", *NAMES]
 
-_REDUCTIONS = ("mean", "sum", "none")
 #: the label that does not count by default: PyTorch's
 IGNORED = -100
 
@@ -59,7 +59,7 @@ def cross_entropy(
     label that is spread evenly over all classes, from 0 to 1 (Szegedy et al. 2016, arXiv 1512.00567).
     """
     smoothing = _share("label_smoothing", label_smoothing)
-    loss = _Loss(output, name, reduction)
+    loss = LossBuilder(output, name, reduction)
     made = loss.producer()
     if made is not None and made.op.name in ("Softmax", "LogSoftmax"):
         loss.take(made.inputs[0])
@@ -82,7 +82,7 @@ def nll(
     weight: Any = None,
 ) -> Variable:
     """-output[label] for log-probabilities (ONNX NegativeLogLikelihoodLoss); shapes as in `cross_entropy`."""
-    loss = _Loss(output, name, reduction)
+    loss = LossBuilder(output, name, reduction)
     return _indexed(loss, "NegativeLogLikelihoodLoss", label, label_name, axis, ignore_index, weight)
 
 
@@ -132,7 +132,7 @@ def bce(output: Variable | Program, label: Variable | str | None = None, **optio
     If `output` is the output of Sigmoid, `bce_with_logits` of that operator's input is used.  Otherwise p and 1 - p are
     at least e⁻¹⁰⁰ (or the type's smallest normal number, 1.2e-38 for f32), so that the loss stays finite.
     """
-    loss = _Loss(output, options.get("name", "loss"), options.get("reduction", "mean"))
+    loss = LossBuilder(output, options.get("name", "loss"), options.get("reduction", "mean"))
     made = loss.producer()
     if made is not None and made.op.name == "Sigmoid":
         assert made.inputs[0] is not None
@@ -202,8 +202,8 @@ def natural_loss(program: Program) -> tuple[str, str]:
     for v in floats:
         if v.shape == () or ("loss" in v.name.lower() and v.value.size == 1):
             return v.name, f"'{v.name}', which the model computes itself"
-    out = _first_float_output(program)
-    made = _producer(program, out.value)
+    out = first_float_output(program)
+    made = producer(program, out.value)
     kind = made.op.name if made is not None else ""
     if kind in ("Softmax", "LogSoftmax"):
         return "cross_entropy", f"cross_entropy, as '{out.name}' is made by {kind}"
@@ -227,96 +227,6 @@ def _labels_pixels(program: Program, out: Variable) -> bool:
     return any(c != channels and h < 2 * height and w < 2 * width for _, c, h, w in images)
 
 
-class _Loss:
-    """A loss under construction: the builder, the output x, and the declarations."""
-
-    def __init__(self, output: Variable | Program, name: str, reduction: str, extra: Sequence[str] = ()) -> None:
-        if isinstance(output, Program):
-            output = _first_float_output(output)
-        if not isinstance(output, Variable):
-            raise UsageError(f"the output of a loss must be a Variable (program['name']) or a Program, not {output!r}")
-        known = (*_REDUCTIONS, *extra)
-        if reduction not in known:
-            raise UsageError(f"reduction must be one of {', '.join(known)}, not {reduction!r}")
-        if not output.value.type.is_float:
-            raise UsageError(f"a loss needs a floating-point output, but '{output.name}' is {output.value.type}")
-        self.program, self.name, self.reduction = output.program, name, reduction
-        if name in self.program:
-            raise UsageError(f"the program already has a value '{name}': give the loss another name (name=...)")
-        self.b = self.program.builder(Role.LOSS, name)
-        self.output = self.x = output.value
-        self.inputs: list[Value] = []
-
-    def producer(self) -> Operator | None:
-        """The operator that writes the output."""
-        return _producer(self.program, self.output)
-
-    def take(self, x: Value | None) -> None:
-        """Replaces the output of which the loss is taken."""
-        assert x is not None
-        self.x = x
-
-    def wide(self) -> Value:
-        """x, cast to f32 if it is f16 or bf16."""
-        if self.x.dtype in ("f16", "bf16"):
-            self.x = self.b.Cast(self.x, to="f32")
-        return self.x
-
-    def label(self, given: Variable | str | None, name: str, t: TensorType) -> Value:
-        """The label: the given one, checked and cast to the type, or a new input."""
-        if given is None:
-            if name in self.program:
-                raise UsageError(
-                    f"the program already has a value '{name}': pass it (label={name!r}) or name the new label's "
-                    "input (label_name=...)"
-                )
-            self.b.names.take(name)
-            self.inputs.append(Value(name, t))
-            return self.inputs[-1]
-        variable = self.program[given] if isinstance(given, str) else given
-        if not isinstance(variable, Variable) or variable.program is not self.program:
-            raise UsageError(f"the label must be a Variable of the same program, or its name, not {given!r}")
-        v = variable.value
-        if v.shape != t.shape or v.type.is_float != t.is_float:
-            raise UsageError(f"the label '{v.name}' is {v.type}, but this loss needs {t}")
-        return v if v.dtype == t.dtype else self.b.Cast(v, to=t.dtype)
-
-    def buffer(self, name: str, array: Any, like: Value) -> Value:
-        """A constant array of the loss, kept with the program."""
-        return self.program.declare("buffers", name, np.array(array, like.type.numpy))
-
-    def finish(self, value: Value) -> Variable:
-        """Names the last value and appends the operators to the program."""
-        self.b.operators[:] = [o.renamed({value.name: self.name}) for o in self.b.operators]
-        self.program.append(self.b, inputs=self.inputs, outputs=[self.name])
-        return self.program[self.name]
-
-    def reduce(self, value: Value) -> Variable:
-        """Applies the reduction and finishes."""
-        b = self.b
-        if self.reduction == "mean":
-            value = b.ReduceMean(value, keepdims=0)
-        elif self.reduction != "none":
-            rows = value.shape[0] if value.ndim else 1
-            value = b.ReduceSum(value, keepdims=0)
-            if self.reduction == "batchmean":
-                value = b.Mul(value, b.constant(1 / max(rows, 1), value))
-        return self.finish(value)
-
-
-def _first_float_output(program: Program) -> Variable:
-    floats = [v for v in program.outputs if v.value.type.is_float]
-    if not floats:
-        have = ", ".join(f"{v.name}: {v.value.type}" for v in program.outputs) or "none"
-        raise UsageError(f"the program has no floating-point output for a loss (outputs: {have})")
-    return floats[0]
-
-
-def _producer(program: Program, v: Value) -> Operator | None:
-    at = program.block.producers().get(v.name)
-    return None if at is None else program.operators[at]
-
-
 def _elementwise(
     formula: Any,
     output: Variable | Program,
@@ -328,7 +238,7 @@ def _elementwise(
     extra: Sequence[str] = (),
 ) -> Variable:
     """A loss whose label has the output's type, from a formula for each element."""
-    loss = _Loss(output, name, reduction, extra)
+    loss = LossBuilder(output, name, reduction, extra)
     x = loss.wide()
     y = loss.label(label, label_name, x.type)
     return loss.reduce(formula(loss.b, x, y))
@@ -342,7 +252,7 @@ def _huber(b: Builder, x: Value, y: Value, limit: float, factor: float) -> Value
     return value if factor == 1 else b.Mul(value, b.constant(factor, x))
 
 
-def _class_axis(loss: _Loss, axis: int | None) -> int:
+def _class_axis(loss: LossBuilder, axis: int | None) -> int:
     x = loss.x
     if not x.ndim:
         raise UsageError(f"'{x.name}' is a scalar: it has no class axis")
@@ -357,7 +267,7 @@ def _class_axis(loss: _Loss, axis: int | None) -> int:
 
 
 def _indexed(
-    loss: _Loss,
+    loss: LossBuilder,
     op: str,
     label: Any,
     label_name: str,
@@ -388,7 +298,7 @@ def _indexed(
 
 
 def _smoothed(
-    loss: _Loss, made: tuple[Value, Value], y: Value, weights: list[Value], ignore_index: int | None, share: float
+    loss: LossBuilder, made: tuple[Value, Value], y: Value, weights: list[Value], ignore_index: int | None, share: float
 ) -> Value:
     """(1 - share)·loss + share·(the mean over the classes of what the loss would be with their label).
 
@@ -427,7 +337,7 @@ def _share(name: str, value: Any) -> float:
     return float(value)
 
 
-def _class_weight(loss: _Loss, weight: Any, classes: int, x: Value) -> Value:
+def _class_weight(loss: LossBuilder, weight: Any, classes: int, x: Value) -> Value:
     if isinstance(weight, Variable):
         return weight.value
     array = np.asarray(weight)
@@ -437,7 +347,13 @@ def _class_weight(loss: _Loss, weight: Any, classes: int, x: Value) -> Value:
 
 
 def _soft_cross_entropy(
-    loss: _Loss, label: Any, label_name: str, axis: int | None, weight: Any, ignore_index: int | None, smoothing: float
+    loss: LossBuilder,
+    label: Any,
+    label_name: str,
+    axis: int | None,
+    weight: Any,
+    ignore_index: int | None,
+    smoothing: float,
 ) -> Variable:
     """-Σ weight·label·log softmax(x) over the classes; a mean divides by the number of labels, as in PyTorch."""
     if ignore_index is not None and ignore_index >= 0:

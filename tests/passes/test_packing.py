@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from recompute.passes.memory import packing
 from recompute.passes.memory.packing import Lifetime, best_fit_in_time, first_fit, height, lower_bound, pack
+from recompute.runtime.cpu import packing_moves
+from recompute.runtime.cpu.device import jit
+
+needs_numba = pytest.mark.skipif(bool(jit.unavailable()), reason="repairs are compiled by numba (extra `cpu`)")
 
 
 def lifetimes(seed: int, n: int, sizes: int = 30) -> list[Lifetime]:
@@ -63,13 +69,22 @@ def test_first_fit_takes_the_lowest_gap(seed: int) -> None:
     assert first_fit(order, shifted) == slow_first_fit(order, shifted)
 
 
+def repair_in_python(order: list[Lifetime]) -> packing.Repair:
+    plan = first_fit(order)
+    return packing.Repair(order, [plan[x.name] for x in order])
+
+
+@pytest.mark.parametrize("repair_of", [repair_in_python, pytest.param(packing_moves.CompiledRepair, marks=needs_numba)])
 @pytest.mark.parametrize("seed", range(30))
-def test_moves_place_again_what_first_fit_would(seed: int) -> None:
+def test_moves_place_again_what_first_fit_would(
+    seed: int, repair_of: Callable[[list[Lifetime]], packing.Repairing]
+) -> None:
     """Whatever moves were made: the addresses are those of first fit in the order reached, which never grows."""
     g, items = np.random.default_rng(seed), lifetimes(seed, 30 + seed, sizes=4 + seed)
     order = [items[int(i)] for i in g.permutation(len(items))]
     plan = first_fit(order)
-    repair = packing._Repair(order, [plan[x.name] for x in order])
+    repair = repair_of(order)
+    assert repair.at == [plan[x.name] for x in order]
     kept = 0
     for _ in range(60):
         i = int(g.integers(len(order)))
@@ -82,10 +97,23 @@ def test_moves_place_again_what_first_fit_would(seed: int) -> None:
         repair.move(i, j)
         assert [items_of(repair, k) for k in repair.order] == [(x.size, plan[x.name]) for x in order]
         assert repair.top == height(order, plan)
+        assert repair.highest() == [p for p, x in enumerate(order) if plan[x.name] + x.size == repair.top]
     assert kept > 5
 
 
-def items_of(repair: packing._Repair, k: int) -> tuple[int, int]:
+@needs_numba
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_repairs_give_the_same_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    items, found = lifetimes(seed, 200), []
+    for compiler in (None, packing_moves.CompiledRepair):
+        monkeypatch.setattr(packing, "_compiler", compiler)
+        found.append([packing._repaired(order, lower_bound(items)) for order in packing._orders(items)])
+    assert found[0] == found[1]
+    assert found[0] != [first_fit(order) for order in packing._orders(items)]
+    assert pack([]) == {}
+
+
+def items_of(repair: packing.Repair, k: int) -> tuple[int, int]:
     return repair.size[k], repair.at[k]
 
 

@@ -69,14 +69,17 @@ def chain_of(problem: RematerialisationProblem, width: int | None = None) -> Cha
     always = _kept_anyway(problem, spans)
     spans = {v: s for v, s in spans.items() if v not in always}
     forward = problem.forward
+    # after a node that may not run again (an update of running statistics) the same values cross as before it
+    places = [k for k, i in enumerate(forward[:-1]) if problem.nodes[i].repeatable]
     count = _sums(spans, len(forward), lambda v: 1)
-    enough = max(3.0, 0.5 * len(forward) ** 0.5)
+    enough = max(3.0, 0.5 * len(places) ** 0.5)
     for w in range(1, _WIDEST + 1) if width is None else (width,):
-        cuts = [i for i in range(len(forward) - 1) if count[i] <= w]
+        cuts = [k for k in places if count[k] <= w]
         if width is not None or len(cuts) >= enough:
-            return _chain_at(problem, [forward[i] for i in cuts], always)
+            return _chain_at(problem, [forward[k] for k in cuts], always)
     total = _sums(spans, len(forward), lambda v: problem.sizes[v])
-    return _chain_at(problem, [forward[i] for i in _hollows(total[:-1])], always)
+    hollows = _hollows([total[k] for k in places])
+    return _chain_at(problem, [forward[places[h]] for h in hollows], always)
 
 
 def emit(chain: Chain, schedule: Iterable[Action]) -> list[int]:
@@ -132,7 +135,7 @@ def _kept_anyway(problem: RematerialisationProblem, spans: dict[int, tuple[int, 
     kept.update(v for i in problem.forward if not nodes[i].repeatable for v in nodes[i].writes)
     read = [sizes[v] for v, (a, b) in spans.items() if b > a]
     small = statistics.median_low(read) // _SMALL if read else 0
-    least = max(_LONG_SHARE * len(problem.forward), _LONG_NODES)
+    least = max(_LONG_SHARE * sum(nodes[i].repeatable for i in problem.forward), _LONG_NODES)
     long = [v for v, (a, b) in spans.items() if b - a >= least]
     if sum([sizes[v] for v in long]) <= _LONG_BYTES * sum(read):
         kept.update(long)
