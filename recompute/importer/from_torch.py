@@ -151,7 +151,10 @@ def _input_names(
     """Names of the program's inputs: those of `forward`'s arguments, then "target"; None where one is no tensor."""
     if not all(hasattr(v, "shape") for v in (*args, *kwargs.values(), *targets)):
         return None
-    named = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        named += ["input"] if len(args) == 1 else [f"input_{i}" for i in range(len(args))]
     if len(args) > len(named):
         return None
     last = ["target"] if len(targets) == 1 else [f"target_{i}" for i in range(len(targets))]
@@ -251,7 +254,18 @@ def _by_dynamo(call: _Call) -> onnx.ModelProto:
     )
     if found is None:
         raise RuntimeError("torch.onnx.export gave nothing")
-    return found.model_proto
+    proto = found.model_proto
+    _rename(proto, _captured(program, call.module))
+    return proto
+
+
+def _captured(program: Any, module: Any) -> dict[str, str]:
+    """Constants of an exported program that are the module's own tensors, with their names there: frameworks on top of
+    PyTorch (Keras) pass them around."""
+    own = {t.data_ptr(): n for n, t in _tensors(module).items() if t.numel()}
+    constants = {n: t for n, t in program.constants.items() if hasattr(t, "data_ptr")}
+    found = {n: own[t.data_ptr()] for n, t in constants.items() if t.data_ptr() in own}
+    return {**found, **{n.rpartition(".")[2]: name for n, name in found.items()}}  # files have the last part only
 
 
 def _by_torchscript(call: _Call) -> onnx.ModelProto:
@@ -316,7 +330,14 @@ def _first_lines(text: str) -> str:
 
 def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
     """Names of tensors as in the module itself."""
-    names = {t.name: t.name.removeprefix(prefix) for t in proto.graph.initializer if t.name.startswith(prefix)}
+    names = [t.name for t in proto.graph.initializer if t.name.startswith(prefix)]
+    _rename(proto, {n: n.removeprefix(prefix) for n in names})
+
+
+def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Gives initializers other names."""
+    if not names:
+        return
     for t in proto.graph.initializer:
         t.name = names.get(t.name, t.name)
     for v in proto.graph.value_info:

@@ -103,6 +103,13 @@ def first_float_output(program: Program) -> Variable:
 
 
 def producer(program: Program, v: Value) -> Operator | None:
-    """The operator that writes a value; None for declared ones."""
-    at = program.block.producers().get(v.name)
-    return None if at is None else program.operators[at]
+    """The operator that computes a value, before copies of it; None for declared ones."""
+    producers = program.block.producers()
+    at = producers.get(v.name)
+    while at is not None:
+        op = program.operators[at]
+        source = op.inputs[0] if op.op.name == "Identity" else None
+        if source is None:
+            return op
+        at = producers.get(source.name)
+    return None

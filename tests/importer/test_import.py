@@ -262,3 +262,26 @@ def test_more_dimensions_than_arrays_have(shape: list[int], nodes: list, weights
     with pytest.raises(rc.ModelError, match="64") as e:
         rc.load(model(nodes, [helper.make_tensor_value_info("x", 1, shape)], [Y], weights))
     assert why in str(e.value)
+
+
+def test_a_classifier_of_scikit_learn() -> None:
+    """Its label comes from ArrayFeatureExtractor; cross entropy finds the softmax behind the copy of it."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20, "ai.onnx.ml" : 1]>
+        net (float[N,3] X) => (int64[N] label, float[N,4] probabilities) {
+            s = MatMul (X, w)
+            p = Softmax <axis=1> (s)
+            probabilities = Identity (p)
+            a = ArgMax <axis=1> (p)
+            f = ai.onnx.ml.ArrayFeatureExtractor (classes, a)
+            label = Reshape (f, shape)
+        }"""
+    )
+    arrays = {"w": np.eye(3, 4, dtype=np.float32), "classes": np.array([7, 5, 3, 1]), "shape": np.array([-1])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    program = rc.load(model, batch=3)
+    loss = rc.losses.cross_entropy(program["probabilities"], label_name="target")
+    x = np.eye(3, dtype=np.float32)[[2, 0, 1]]
+    found = rc.Executor().run(program, {"X": x, "target": np.array([2, 0, 1])}, ["label", loss])
+    np.testing.assert_array_equal(found[0], [3, 7, 5])
+    np.testing.assert_allclose(found[1], np.log(np.e + 3) - 1, rtol=1e-6)

@@ -1,0 +1,16 @@
+"""ai.onnx.ml's ArrayFeatureExtractor, which scikit-learn's exporter writes behind a classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...language.op import imports
+
+
+@imports("ArrayFeatureExtractor", domain="ai.onnx.ml")
+def array_feature_extractor(node: Any) -> Any:
+    """x[..., indices] by a Gather along the last axis; of a vector a matrix of one row."""
+    x, indices = node.inputs
+    flat = node.builder.Reshape(indices, shape=(indices.size,))
+    y = node.builder.Gather(x, flat, axis=x.ndim - 1)
+    return node.builder.Reshape(y, shape=(1, indices.size)) if x.ndim == 1 else y
