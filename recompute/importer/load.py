@@ -23,6 +23,7 @@ from . import masks
 from .control import CONTROL, on_sequences
 from .convert import prepare
 from .costs import check_sizes
+from .dropout import with_dropout
 from .fold import fold, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
@@ -110,7 +111,7 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
     tie, untie = further.pop("tie", None), further.pop("untie", None)
     limits = cast("Limits", further)
     budget = budget_of(limits)
-    return limits, budget, repaired(with_own_statistics(read_model(model, budget=budget)), tie, untie)
+    return limits, budget, repaired(with_dropout(with_own_statistics(read_model(model, budget=budget))), tie, untie)
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:

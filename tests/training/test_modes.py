@@ -193,18 +193,40 @@ def test_fed_statistics_have_no_evaluation() -> None:
         rc.load(model).for_test()
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "r = RandomUniformLike (x)  m = Less (r, keep)  f = Cast <to=1> (m)  d = Div (f, keep)",
+        "r = RandomUniformLike (x)  m = Less (r, keep)  f = CastLike (m, x)  d = Div (f, keep)",
+        "r = RandomUniform <shape=[6,1]> ()  a = Add (keep, r)  f = Floor (a)  d = Div (f, keep)",
+    ],
+    ids=["dropout in place", "its cast", "stochastic depth"],
+)
+def test_dropout_that_an_exporter_wrote_out_is_off(mask: str) -> None:
+    """As PyTorch's exporters write dropout in place, and stochastic depth."""
+    text = '<ir_version: 10, opset_import: ["" : 20]> net (float[N,4] x) => (float[N,4] y) { %s  y = Mul (x, d) }'
+    model = onnx.parser.parse_model(text % mask)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.75, np.float32), "keep"))
+    program = rc.load(model, batch=6)
+    x = np.ones((6, 4), np.float32)
+    assert [op.op.name for op in program.operators].count("Dropout") == 1
+    (y,) = rc.Executor().run(program, {"x": x}, ["y"])
+    assert set(np.round(y.ravel(), 5)) <= {0.0, np.float32(1.33333)}
+    np.testing.assert_allclose(program.evaluate({"x": x})[0], x, rtol=1e-6)
+    assert "Dropout" not in {n.op_type for n in rc.export_trained(program).graph.node}
+
+
 def test_masks_that_are_no_dropout_are_told() -> None:
     """They stay random."""
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 20]>
         net (float[4,2] x) => (float[4,2] y) {
             r = RandomUniformLike (x)
-            m = Less (r, half)
+            m = Greater (r, x)
             f = Cast <to=1> (m)
             y = Mul (x, f)
         }"""
     )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
     with pytest.warns(rc.ModelWarning, match="still draws random numbers: 'r'"):
         rc.load(model).for_test()
 
