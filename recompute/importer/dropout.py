@@ -1,11 +1,12 @@
 """Dropout that exporters wrote out: a mask from uniform random numbers becomes a Dropout node again.
 
-A mask that is 1 with probability p, `Cast(Less(uniform, p))` or `Floor(Add(uniform, p))`, is p times the dropout of ones.
-PyTorch's exporters write stochastic depth and dropout in place so; as Dropout they can be turned off for inference.
+A mask that is 1 with probability p, `Cast(Less(uniform, p))` or `Floor(Add(uniform, p))`, is p times the dropout of
+ones.  PyTorch's exporters write stochastic depth and dropout in place so; as Dropout they can be turned off.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,8 @@ def with_dropout(model: onnx.ModelProto) -> onnx.ModelProto:
 def _masks(graph: onnx.GraphProto) -> dict[str, tuple[onnx.NodeProto, onnx.NodeProto, float]]:
     """Masks by name: the node that makes it, the one that draws its numbers, and the probability of 1."""
     made = {o: n for n in graph.node for o in n.output if o}
-    uses: dict[str, int] = {}
-    for name in (*names_read(graph.node), *(o.name for o in graph.output)):
-        uses[name] = uses.get(name, 0) + 1
+    uses = Counter((*names_read(graph.node), *(o.name for o in graph.output)))
+    uses.subtract(n.input[1] for n in graph.node if n.op_type == "CastLike")  # which reads the type only
     tensors = {t.name: t for t in graph.initializer}
     found = {}
     for node in graph.node:

@@ -10,6 +10,7 @@ import glob
 import inspect
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from ..errors import ModelError, ModelWarning, UsageError
 from ..language.program import Program
 from .load import load
 from .origin import FROM_TORCH, source_operator
-from .torch_graph import as_dropout, detach_no_grad
 
 __all__ = ["from_torch", "write_back"]
 
@@ -246,8 +246,7 @@ def _by_dynamo(call: _Call) -> onnx.ModelProto:
             shapes[x] = {0: torch.export.Dim.AUTO}
     open_shapes = shapes if call.dynamic else None
     program = torch.export.export(call.module, call.args, call.kwargs, dynamic_shapes=open_shapes, strict=False)
-    detach_no_grad(program.graph_module)
-    as_dropout(program.graph_module)
+    _detach_no_grad(program.graph_module)
     outputs = _output_names(program)
     found = torch.onnx.export(
         program, dynamo=True, optimize=False, verbose=False, input_names=call.inputs, output_names=outputs
@@ -289,6 +288,23 @@ def _by_torchscript(call: _Call) -> onnx.ModelProto:
     proto = onnx.ModelProto()
     proto.ParseFromString(file.getvalue())
     return proto
+
+
+def _detach_no_grad(graph_module: Any) -> None:
+    """Detaches what comes out of regions under `torch.no_grad()`, which exporters inline without a trace."""
+    import torch
+
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if "set_grad_enabled" not in str(node.target) or not node.args or node.args[0] is not False:
+            continue
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                with graph.inserting_after(user):
+                    cut = graph.call_function(torch.ops.aten.detach.default, (user,))
+                cut.meta = dict(user.meta)
+                user.replace_all_uses_with(cut, delete_user_cb=lambda n, cut=cut: n is not cut)
+    graph_module.recompile()
 
 
 def _output_names(program: Any) -> list[str] | None:
