@@ -187,7 +187,11 @@ class Executor:
             except (TypeError, ValueError) as e:  # another library's array on a device; lists of unequal lengths
                 raise UsageError(f"input '{name}' is not an array: {e}") from None
             if tuple(array.shape) != v.shape:
-                raise UsageError(f"input '{name}' has shape {list(array.shape)}, the program expects {list(v.shape)}")
+                last = array.shape[1:] == v.shape[1:] and array.ndim and array.shape[0] < v.shape[0]
+                hint = ": drop or fill the last batch, or load the model at this one" if last else ""
+                raise UsageError(
+                    f"input '{name}' has shape {list(array.shape)}, the program expects {list(v.shape)}{hint}"
+                )
             if array.dtype != v.type.numpy:
                 raise UsageError(
                     f"input '{name}' has element type {array.dtype}, the program expects {v.type.numpy}: "

@@ -119,6 +119,11 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
     )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
+    what.add_argument(
+        "--freeze",
+        metavar="A,B,...",
+        help="parameters not to train; what lies before the first that trains is in inference mode",
+    )
     _add_target(what)
     _add_loading(what)
 

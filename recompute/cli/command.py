@@ -241,6 +241,8 @@ class _Job:
         program = onnx_import.load(
             source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
         )
+        if args.freeze:
+            program.freeze(split(args.freeze), eval=True)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
         self.report.parameters = sum(v.size for v in program.block.parameters)
         if self.report.batch is None:

@@ -59,8 +59,11 @@ def prepared(args: argparse.Namespace) -> Iterator[None]:
     strict = [s.errors for s in streams]
     shown = warnings.showwarning
 
+    told: set[str] = set()
+
     def show(message: Warning | str, *_: Any) -> None:
-        if not getattr(args, "quiet", False):
+        if not getattr(args, "quiet", False) and str(message) not in told:  # a model may be loaded twice
+            told.add(str(message))
             tell(f"warning: {message}")
 
     warnings.showwarning = show  # type: ignore[assignment]

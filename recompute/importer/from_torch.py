@@ -12,6 +12,7 @@ import io
 import logging
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ import onnx
 from ..errors import ModelError, ModelWarning, UsageError
 from ..language.program import Program
 from .load import load
-from .origin import FROM_TORCH, source_operator
+from .origin import FROM_TORCH, READ, source_operator
 
 __all__ = ["from_torch", "write_back"]
 
@@ -108,27 +109,42 @@ def write_back(program: Program, module: Any) -> int:
     module's.
     """
     tensors = _tensors(module)
-    count = 0
+    arrays = {}
     for name, tensor in tensors.items():
         own = str(program.aliases.get(name, name))
-        if own not in program.data:
-            continue
-        array = np.asarray(program.data[own])
-        if tuple(array.shape) != tuple(tensor.shape):
-            raise UsageError(
-                f"'{name}' has shape {list(tensor.shape)} in the module, {list(array.shape)} in the program"
-            )
+        if own in program.data:
+            arrays[name] = np.asarray(program.data[own])
+            if tuple(arrays[name].shape) != tuple(tensor.shape):
+                raise UsageError(
+                    f"'{name}' has shape {list(tensor.shape)} in the module, {list(arrays[name].shape)} in the "
+                    "program; nothing was written"
+                )
+    if not arrays:
+        raise UsageError("no parameter or buffer of the module is in the program: was it made by from_torch?")
+    for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.dtype.itemsize == 2:  # bfloat16 is not NumPy's own
             array = array.astype(np.float32)
-        tensor.data.copy_(tensor.new_tensor(array, device="cpu"))
-        count += 1
-    steps = program.data.get("step")
+        tensors[name].data.copy_(tensors[name].new_tensor(array, device="cpu"))
+    _count_batches(program, tensors)
+    return len(arrays)
+
+
+#: steps of a program that are counted in modules already
+_COUNTED: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+
+
+def _count_batches(program: Program, tensors: Mapping[str, Any]) -> None:
+    """Adds the steps since the last time to `num_batches_tracked` of the normalisations that follow the batches."""
+    if "step" not in program.data:
+        return
+    steps = int(program.data["step"])
+    new = steps - _COUNTED.get(program, 0)
+    _COUNTED[program] = steps
+    updated = {v.name for op in program.logical.operators if op.op.updates for v in op.writes()}
     for name, tensor in tensors.items():
-        if name.endswith("num_batches_tracked") and steps is not None:
-            tensor.data.add_(int(steps))
-    if not count:
-        raise UsageError("no parameter or buffer of the module is in the program: was it made by from_torch?")
-    return count
+        mean = name.removesuffix("num_batches_tracked") + "running_mean"
+        if name.endswith("num_batches_tracked") and program.aliases.get(mean, mean) in updated:
+            tensor.data.add_(new)
 
 
 # -- exporting --------------------------------------------------------------------------------------------------------
@@ -346,6 +362,8 @@ def _first_lines(text: str) -> str:
 
 def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
     """Names of tensors as in the module itself."""
+    for p in proto.graph.metadata_props:  # the exported program's signature
+        p.value = p.value.replace(f"target='{prefix}", "target='")
     names = [t.name for t in proto.graph.initializer if t.name.startswith(prefix)]
     _rename(proto, {n: n.removeprefix(prefix) for n in names})
 
@@ -366,17 +384,28 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
 def _mark_training(proto: onnx.ModelProto) -> None:
     """Says at each batch normalisation whether it trains, and that the model is PyTorch's (see FROM_TORCH)."""
     proto.metadata_props.add(key=FROM_TORCH, value="1")
-    for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
-        for d in v.type.tensor_type.shape.dim:
-            if d.dim_param.isdecimal():  # a dimension that turned out to be fixed
-                d.dim_value = int(d.dim_param)
+    _name_dimensions(proto)
     for k, node in enumerate(proto.graph.node):
+        read = [p for p in node.metadata_props if p.key in READ]  # the rest is long, and has paths of this machine
+        del node.metadata_props[:]
+        node.metadata_props.extend(read)
         if node.op_type == "BatchNormalization" and source_operator(node).startswith(_TRAINING_NORMS):
             kept = [a for a in node.attribute if a.name != "training_mode"]
             del node.attribute[:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("training_mode", 1)])
             for what in ("mean", "var")[len(node.output) - 1 :]:
                 node.output.append(f"batch_norm_{k}_running_{what}")
+
+
+def _name_dimensions(proto: onnx.ModelProto) -> None:
+    """Calls the dynamic first dimension "batch"; dimensions that turned out to be fixed are numbers."""
+    first = next((d.dim_param for i in proto.graph.input for d in i.type.tensor_type.shape.dim[:1] if d.dim_param), "")
+    for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for d in v.type.tensor_type.shape.dim:
+            if d.dim_param.isdecimal():
+                d.dim_value = int(d.dim_param)
+            elif d.dim_param and d.dim_param == first:
+                d.dim_param = "batch"
 
 
 def _initializers(module: Any, proto: onnx.ModelProto) -> dict[str, str]:

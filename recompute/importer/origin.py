@@ -25,6 +25,8 @@ FROM_TORCH = "recompute.from_torch"
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 _SCOPES = "pkg.torch.onnx.name_scopes"
+#: entries of nodes' metadata that are read here
+READ = (_HIERARCHY, _SCOPES)
 _LINE = re.compile(r"^\w+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^'\n]+)'", re.MULTILINE)
 #: names that exporters give to tensors that they have made themselves
 _MADE_UP = re.compile(r"^(val_\d+|onnx::\w+|(.*/)?Constant\w*_output_0)$")

@@ -66,3 +66,16 @@ def test_nothing_trained_is_not_saved(model: Path, capsys: pytest.CaptureFixture
     """--save-trained needs --run."""
     assert main([str(model), "--batch", "6", "--save-trained", str(model.parent / "t.onnx")]) == 2
     assert "--save-trained needs --run N" in capsys.readouterr().err
+
+
+def test_a_frozen_part_keeps_its_bits(model: Path) -> None:
+    """--freeze: weights and statistics."""
+    path = model.parent / "t.onnx"
+    assert (
+        main([str(model), "--batch", "6", "-q", "--freeze", "body.*", "--run", "2", "--save-trained", str(path)]) == 0
+    )
+    before, after = (
+        {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(f).graph.initializer} for f in (model, path)
+    )
+    changed = {n for n in after if not np.array_equal(before[n], after[n])}
+    assert changed == {"head.weight", "head.bias"}

@@ -213,3 +213,83 @@ def test_repairs_that_do_not_fit_are_told(options: dict[str, Any], match: str) -
     """What, and what there is."""
     with pytest.raises(rc.UsageError, match=match):
         load("bert_default", **options)
+
+
+# -- back into a module -----------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """What `write_back` needs of PyTorch's, on NumPy."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.array(array)
+        self.shape = self.array.shape
+        self.data = self
+
+    def copy_(self, other: Any) -> None:
+        self.array[...] = other
+
+    def add_(self, number: int) -> None:
+        self.array += number
+
+    def new_tensor(self, array: np.ndarray, device: str) -> np.ndarray:
+        return array
+
+
+class Module:
+    """Parameters and buffers by name."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def named_parameters(self, remove_duplicate: bool) -> Any:
+        return self.tensors.items()
+
+    def named_buffers(self, remove_duplicate: bool) -> Any:
+        return []
+
+
+def normalized() -> rc.Program:
+    """A trained batch normalisation `on`, and a frozen one `off`, before a loss."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        net (float[4,2] x) => (float loss) {
+            h, m1, v1 = BatchNormalization <training_mode=1> (x, s0, b0, m0, v0)
+            y, m3, v3 = BatchNormalization <training_mode=1> (h, s2, b2, m2, v2)
+            loss = ReduceMean <keepdims=0> (y)
+        }"""
+    )
+    names = {f"{k}{i}": f"{layer}.{what}" for i, layer in ((0, "off"), (2, "on")) for k, what in zip(
+        "sbmv", ("weight", "bias", "running_mean", "running_var"), strict=True)}  # fmt: skip
+    for node in model.graph.node:
+        node.input[:] = [names.get(i, i) for i in node.input]
+    for name in names.values():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), name))
+    return rc.load(model).freeze("off.*", eval=True)
+
+
+def test_batches_are_counted_where_they_are_followed() -> None:
+    """Not in frozen normalisations, and each step once however often it is written back."""
+    program = normalized()
+    rc.SGD(0.1).minimize(program["loss"])
+    executor = rc.Executor()
+    module = Module({n: Tensor(a) for n, a in program.data.items() if "." in n})
+    module.tensors |= {f"{n}.num_batches_tracked": Tensor(np.array(5)) for n in ("on", "off")}
+    for _ in range(2):
+        executor.run(program, {"x": np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)})
+        for _ in range(2):
+            assert rc.write_back(program, module) == 8
+    counts = {n: int(t.array) for n, t in module.tensors.items() if n.endswith("tracked")}
+    assert counts == {"on.num_batches_tracked": 7, "off.num_batches_tracked": 5}
+    np.testing.assert_array_equal(module.tensors["on.weight"].array, program.data["on.weight"])
+
+
+def test_nothing_is_written_into_another_module() -> None:
+    """One tensor that does not fit, or none that does."""
+    program = normalized()
+    module = Module({"off.weight": Tensor(np.zeros(2)), "on.weight": Tensor(np.zeros(3))})
+    with pytest.raises(rc.UsageError, match=r"'on\.weight' has shape \[3\] in the module.*nothing was written"):
+        rc.write_back(program, module)
+    assert not module.tensors["off.weight"].array.any()
+    with pytest.raises(rc.UsageError, match="no parameter or buffer of the module"):
+        rc.write_back(program, Module({"other": Tensor(np.zeros(2))}))
