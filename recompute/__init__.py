@@ -41,6 +41,7 @@ _LAZY = {
     "MixedPrecision": "training.amp",
     "NotFiniteError": "errors",
     "stop_on_nan": "training.finite",
+    "fuse_attention": "training.fuse_attention",
     "from_torch": "importer.from_torch",
     "write_back": "importer.from_torch",
     "ModelWarning": "errors",

@@ -119,6 +119,7 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
     )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
+    what.add_argument("--fuse-attention", action="store_true", help="attention in tiles, which keeps no scores")
     what.add_argument(
         "--freeze",
         metavar="A,B,...",

@@ -15,7 +15,7 @@ from ..errors import JobError, UsageError, nearest
 from ..places import named_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
-from .outputs import write_models
+from .outputs import report_attention, write_models
 from .values import finite, input_shapes, split, target_of, zoo_option
 
 
@@ -243,6 +243,8 @@ class _Job:
         )
         if args.freeze:
             program.freeze(split(args.freeze), eval=True)
+        if args.fuse_attention:
+            report_attention(self, program)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
         self.report.parameters = sum(v.size for v in program.block.parameters)
         if self.report.batch is None:

@@ -82,3 +82,14 @@ def write_models(job: Job, step: Any) -> None:
         export_trained(step.program, job.args.save_trained)
         job.report.trained = str(job.args.save_trained)
         job.written.append((job.args.save_trained, f" (the model after {job.args.run} steps, for inference)"))
+
+
+def report_attention(job: Job, program: Any) -> None:
+    """Makes attention one operator, and says where; with --verbose also where not, and why."""
+    from ..training.fuse_attention import fuse_attention
+
+    notes = fuse_attention(program)
+    found = [n for n in notes if n.endswith("is attention")]
+    job.say(f"attention in tiles: {len(found)} of {len(notes)} softmaxes")
+    for note in notes if job.args.verbose else ():
+        job.say(f"  {note}")

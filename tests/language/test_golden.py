@@ -16,6 +16,7 @@ from recompute import parse, show, verify
 from recompute.language.ir import Block
 from recompute.ops.fused.loop import Loop
 from recompute.passes import Precision, pipeline, run_passes
+from recompute.passes.attention.find_attention import FindAttention
 from recompute.passes.cleanup.for_test import ForTest
 from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
@@ -42,8 +43,8 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
         assert show(after) == expected
     if any(isinstance(p, ForTest) for p in pipeline(line)):
         return  # computes something else: tests/training/test_modes.py
-    rounds = any(isinstance(p, Precision) for p in pipeline(line))
-    compare_values(before, after, tolerance=2.0**-5 if rounds else 0.0)
+    tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18}
+    compare_values(before, after, tolerance=max(tolerances.get(type(p), 0.0) for p in pipeline(line)))
 
 
 def compare_values(before: Block, after: Block, *, tolerance: float = 0.0) -> None:

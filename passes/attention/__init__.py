@@ -1,0 +1,1 @@
+"""Attention: found in what exporters write."""

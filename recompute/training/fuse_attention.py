@@ -1,0 +1,31 @@
+"""Attention as one operator, for a program."""
+
+from __future__ import annotations
+
+from ..language.program import Program
+from ..language.verify import verify
+from ..passes.attention.find_attention import find_attention
+from .base import must_be_untrained
+
+__all__ = ["fuse_attention"]
+
+
+def fuse_attention(program: Program) -> list[str]:
+    """Replaces attention in a program by one operator that keeps no scores; returns a note for each softmax.
+
+    The scores of a tile of queries and keys exist at a time, so that memory grows with the sequence and not with its
+    square; the gradient computes them again.  Results agree to rounding.  Before `minimize`.  Attention with dropout is
+    left as it is.  See `passes.attention.find_attention` for what is found.
+    """
+    must_be_untrained(program)
+    block, notes = find_attention(program.block)
+    program.block = verify(block)
+    if (before := program.again) is not None:
+
+        def again(batch: int) -> Program:
+            made = before(batch)
+            fuse_attention(made)
+            return made
+
+        program.again = again
+    return notes
