@@ -21,7 +21,7 @@ import onnx
 from ..errors import ModelError, ModelWarning, UsageError
 from ..language.program import Program
 from .load import load
-from .origin import FROM_TORCH, source_operator
+from .origin import FROM_TORCH, SIGNATURE, source_operator
 from .torch_graph import as_dropout, detach_no_grad
 
 __all__ = ["from_torch", "write_back"]
@@ -274,6 +274,10 @@ def _by_torchscript(call: _Call) -> onnx.ModelProto:
         buffer.data.copy_(before[name])
     proto = onnx.ModelProto()
     proto.ParseFromString(file.getvalue())
+    for t in proto.graph.initializer:
+        if t.name in before and t.HasField("raw_data") and tuple(t.dims) == tuple(before[t.name].shape):
+            start = before[t.name].detach().cpu().contiguous()
+            t.raw_data = start.flatten().view(torch.uint8).numpy().tobytes()
     return proto
 
 
@@ -324,6 +328,9 @@ def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
     for node in proto.graph.node:
         for i, name in enumerate(node.input):
             node.input[i] = names.get(name, name)
+    for said in proto.graph.metadata_props:
+        if said.key == SIGNATURE:
+            said.value = said.value.replace(f"target='{prefix}", "target='")
 
 
 def _mark_training(proto: onnx.ModelProto) -> None:

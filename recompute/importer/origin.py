@@ -18,7 +18,7 @@ import onnx
 
 from ..errors import ModelWarning
 
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 #: metadata of models that `from_torch` exported: running variances divide by n - 1 as PyTorch's do (ONNX's by n), and
 #: attributes are decimal numbers
 FROM_TORCH = "recompute.from_torch"
@@ -59,7 +59,7 @@ class Origin:
 
 def origin_of(model: onnx.ModelProto) -> Origin:
     """Reads what an exporter wrote; nothing of it is trusted beyond which tensors train."""
-    said = _metadata(model.graph.metadata_props).get(_SIGNATURE, "")
+    said = _metadata(model.graph.metadata_props).get(SIGNATURE, "")
     targets = {target: kind for kind, target in _LINE.findall(said)}
     for v in model.graph.value_info:
         kind = _metadata(v.metadata_props).get(_KIND)
