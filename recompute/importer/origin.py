@@ -115,7 +115,8 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
             f"batch normalisation is folded into the weights before it ({_some(folded)}): it is neither trained nor "
             "normalises by the batch"
         )
-    shared = _merged(model, floats) if targets else {}
+    plain = any(node.op_type == "Constant" for node in model.graph.node)  # optimisation makes initializers of them
+    shared = _merged(model, floats) if targets and not plain else {}
     if missing and shared:
         names = ", ".join(f"'{n}' is read by {c} normalisations" for n, c in list(shared.items())[:3])
         yield f"equal parameters are merged into one, which trains as one ({names})"

@@ -85,6 +85,13 @@ class Case:
         there = {**{n: n for n in program.data}, **{a: str(n) for a, n in program.aliases.items()}}
         tied = {n: there[m] for group in groups for n in group for m in group if m in there}
         before = {t.name: onnx.numpy_helper.to_array(t) for t in self.model.graph.initializer}
+        single = any(
+            a.name == "to" and a.i == onnx.TensorProto.FLOAT
+            for n in self.model.graph.node
+            if n.op_type == "Cast"
+            for a in n.attribute
+        )
+        limit = 3e-5 if single else 1e-5  # tables of cosines in float32, for example, differ in their last bits
         found = {}
         for name, (product, norm, determined) in self.values["changes"][f"{self.mode} {kind}"].items():
             own = tied.get(name, name)
@@ -92,7 +99,7 @@ class Case:
                 found[name] = np.inf
                 continue
             got, _ = drawn.fingerprint(name, before[own], program.data[own])
-            if not abs(got - product) <= 1e-5 * norm + 10 * determined + 1e-9:
+            if not abs(got - product) <= limit * norm + 10 * determined + 1e-9:
                 found[name] = abs(got - product) / norm
         return found
 

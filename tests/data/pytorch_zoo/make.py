@@ -8,8 +8,8 @@ In zoo.zip, NAME.tar.xz holds train.onnx (as `rc.from_torch` makes it by dynamo)
 eval.onnx (by dynamo, in eval mode), default.onnx (`torch.onnx.export(module, args, file)`, in train mode), as far as
 PyTorch can export it, and values.json: inputs, losses of four steps of SGD and of Adam in float64 without dropout, why
 an export is missing, and fingerprints of how weights and statistics changed, each with its difference after a relative
-change of 1e-8 of the weights: so far is it determined in PyTorch itself (Adam amplifies rounding).  Weights are not
-stored: see drawn.py.
+change of the weights by rounding (1e-12; 1e-7 where the network has parts in float32): so far is it determined in
+PyTorch itself, as Adam amplifies rounding.  Weights are not stored: see drawn.py.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def network(name: str, wanted: list[str], files: dict[str, bytes]) -> dict[str, 
                 missing[file] = f"{type(e).__name__}: {e}".strip().replace("\n", " ")[:200]
         for kind in ("SGD", "Adam"):
             losses, changes = train(copy.deepcopy(module), given, loss, kind)
-            _, others = train(_nearby(module), given, loss, kind)
+            _, others = train(_nearby(module, 1e-7 if _single(files) else 1e-12), given, loss, kind)
             values["losses"][f"{mode} {kind}"] = losses
             values["changes"][f"{mode} {kind}"] = {
                 n: (*v, abs(v[0] - others.get(n, (0.0,))[0])) for n, v in changes.items()
@@ -124,11 +124,18 @@ def _names(module: Any) -> dict[str, Any]:
     return {"trains": trains, "frozen": [n for n, p in every if not p.requires_grad], "tied": tied}
 
 
-def _nearby(module: Any) -> Any:
+def _single(files: dict[str, bytes]) -> bool:
+    """Whether the network computes in float32 somewhere, as many of transformers do for softmax."""
+    models = [onnx.ModelProto.FromString(files[n]) for n in ("train.onnx", "script.onnx") if n in files]
+    casts = [a for m in models for n in m.graph.node if n.op_type == "Cast" for a in n.attribute]
+    return any(a.name == "to" and a.i == onnx.TensorProto.FLOAT for a in casts)
+
+
+def _nearby(module: Any, relative: float) -> Any:
     """The module with weights a little off."""
     other = copy.deepcopy(module)
     for n, p in other.named_parameters():
-        p.data.mul_(1 + 1e-8 * torch.tensor(drawn.uniform(f"nearby {n}", tuple(p.shape))))
+        p.data.mul_(1 + relative * torch.tensor(drawn.uniform(f"nearby {n}", tuple(p.shape))))
     return other
 
 
