@@ -57,6 +57,39 @@ _vision("vit_b_16", 32, image_size=32)
 _vision("inception_v3", 96, aux_logits=False, init_weights=False)
 
 
+def _small(name: str, make: Callable[[Any], Any], size: int = 64) -> None:
+    """A small configuration of one of torchvision's classes, of which the named ones are large."""
+
+    def made() -> Made:
+        import torchvision.models as zoo
+
+        return make(zoo), (torch.randn(2, 3, size, size),), _classifier
+
+    ARCHITECTURES[f"torchvision/small_{name}"] = made
+
+
+def _small_convnext(zoo: Any) -> Any:
+    blocks = [zoo.convnext.CNBlockConfig(8, 16, 1), zoo.convnext.CNBlockConfig(16, None, 2)]
+    return zoo.ConvNeXt(blocks, stochastic_depth_prob=0.1, num_classes=7)
+
+
+def _small_swin(zoo: Any, window: int = 4, **options: Any) -> Any:
+    shape: dict[str, Any] = {"depths": [2, 2], "num_heads": [1, 2], "window_size": [window, window]}
+    return zoo.SwinTransformer([4, 4], 8, num_classes=7, stochastic_depth_prob=0.1, **shape, **options)
+
+
+def _small_swin_v2(zoo: Any) -> Any:
+    swin = zoo.swin_transformer
+    return _small_swin(zoo, 2, block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
+
+
+_small("vit", lambda zoo: zoo.VisionTransformer(32, 8, 2, 2, 16, 24, num_classes=7), 32)
+_small("convnext", _small_convnext)
+_small("swin", _small_swin)
+_small("swin_v2", _small_swin_v2)
+_small("resnext", lambda zoo: zoo.ResNet(zoo.resnet.Bottleneck, [1] * 4, 7, groups=4, width_per_group=4))
+
+
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 _SMALL = {

@@ -88,6 +88,8 @@ def compare(module: Any, inputs: Any, loss: Any, kind: str) -> tuple[float, floa
         optimizer.zero_grad()
         output = theirs(**inputs) if isinstance(inputs, dict) else theirs(*inputs)
         value = loss(output) if loss is not None else output["loss"]
+        if not torch.isfinite(value):
+            raise ValueError(f"PyTorch's own loss is {float(value.detach())}: there is nothing to compare with")
         value.backward()
         optimizer.step()
         (got,) = executor.run(program, feed, [target])

@@ -23,7 +23,7 @@ import onnx
 from ..errors import ModelError, ModelWarning, UsageError
 from ..language.program import Program
 from .load import load
-from .origin import FROM_TORCH, READ, source_operator
+from .origin import FROM_TORCH, READ, SIGNATURE, source_operator
 
 __all__ = ["from_torch", "write_back"]
 
@@ -303,6 +303,10 @@ def _by_torchscript(call: _Call) -> onnx.ModelProto:
         buffer.data.copy_(before[name])
     proto = onnx.ModelProto()
     proto.ParseFromString(file.getvalue())
+    for t in proto.graph.initializer:
+        if t.name in before and t.HasField("raw_data") and tuple(t.dims) == tuple(before[t.name].shape):
+            start = before[t.name].detach().cpu().contiguous()
+            t.raw_data = start.flatten().view(torch.uint8).numpy().tobytes()
     return proto
 
 
@@ -362,8 +366,9 @@ def _first_lines(text: str) -> str:
 
 def _without_prefix(proto: onnx.ModelProto, prefix: str) -> None:
     """Names of tensors as in the module itself."""
-    for p in proto.graph.metadata_props:  # the exported program's signature
-        p.value = p.value.replace(f"target='{prefix}", "target='")
+    for said in proto.graph.metadata_props:
+        if said.key == SIGNATURE:
+            said.value = said.value.replace(f"target='{prefix}", "target='")
     names = [t.name for t in proto.graph.initializer if t.name.startswith(prefix)]
     _rename(proto, {n: n.removeprefix(prefix) for n in names})
 

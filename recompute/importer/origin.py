@@ -18,7 +18,7 @@ import onnx
 
 from ..errors import ModelWarning
 
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 #: metadata of models that `from_torch` exported: running variances divide by n - 1 as PyTorch's do (ONNX's by n), and
 #: attributes are decimal numbers
 FROM_TORCH = "recompute.from_torch"
@@ -61,7 +61,7 @@ class Origin:
 
 def origin_of(model: onnx.ModelProto) -> Origin:
     """Reads what an exporter wrote; nothing of it is trusted beyond which tensors train."""
-    said = _metadata(model.graph.metadata_props).get(_SIGNATURE, "")
+    said = _metadata(model.graph.metadata_props).get(SIGNATURE, "")
     targets = {target: kind for kind, target in _LINE.findall(said)}
     for v in model.graph.value_info:
         kind = _metadata(v.metadata_props).get(_KIND)
@@ -117,7 +117,8 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
             f"batch normalisation is folded into the weights before it ({_some(folded)}): it is neither trained nor "
             "normalises by the batch"
         )
-    shared = _merged(model, floats) if targets else {}
+    plain = any(node.op_type == "Constant" for node in model.graph.node)  # optimisation makes initializers of them
+    shared = _merged(model, floats) if targets and not plain else {}
     if missing and shared:
         names = ", ".join(f"'{n}' is read by {c} normalisations" for n, c in list(shared.items())[:3])
         yield f"equal parameters are merged into one, which trains as one ({names})"

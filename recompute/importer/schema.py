@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -118,8 +120,13 @@ def attribute_value(a: onnx.AttributeProto, *, decimal: bool = False) -> Any:
 
 
 def _decimal(value: float) -> float:
-    """The shortest decimal number that is this one in float32."""
-    return float(str(np.float32(value)))
+    """The shortest decimal number that is this one in float32; a plain fraction such as 1/6 where that is none."""
+    number = np.float32(value)
+    shortest = float(str(number))
+    if not math.isfinite(shortest) or len(str(number).strip("-0.").replace(".", "")) < 7:
+        return shortest
+    fraction = float(Fraction(shortest).limit_denominator(64))
+    return fraction if np.float32(fraction) == number else shortest
 
 
 def describe(node: onnx.NodeProto) -> str:

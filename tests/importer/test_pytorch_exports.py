@@ -14,6 +14,7 @@ import pytest
 import recompute as rc
 from recompute.cli import main
 from recompute.importer.origin import origin_of, source_operator
+from recompute.importer.schema import attribute_value
 
 FOLDER = Path(__file__).parents[1] / "data" / "pytorch_exports"
 VALUES = json.loads((FOLDER / "values.json").read_text())
@@ -151,6 +152,34 @@ def test_from_torch_and_back() -> None:
     np.testing.assert_allclose(module[1].running_var.numpy(), variance.numpy(), rtol=1e-9)
     with pytest.raises(rc.UsageError, match=r"takes a torch.nn.Module"):
         rc.from_torch(abs, x)
+
+
+def test_the_exported_file_is_the_module_before_any_step() -> None:
+    """TorchScript's exporter runs the module once; the file says which tensors are parameters, by their own names."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+    x, y = torch.randn(3, 1, 8, 8) + 5, torch.tensor([1, 2, 3])
+    options = {"loss": torch.nn.functional.cross_entropy, "targets": (y,)}
+    program = rc.from_torch(module, x, exporter="torchscript", **options)
+    assert not module[1].running_mean.any() and not program.data["1.running_mean"].any()
+    source = rc.from_torch(module, x, exporter="dynamo", **options).source
+    assert origin_of(source).missing == () and set(origin_of(source).kinds) >= set(dict(module.named_parameters()))
+
+
+@pytest.mark.parametrize("number", [1 / 6, -1 / 3, 1e-5, 0.1, 0.044715, 3.0, 0.0, float("inf")])
+def test_attributes_in_32_bits_are_the_numbers_that_were_meant(number: float) -> None:
+    assert attribute_value(onnx.helper.make_attribute("alpha", number), decimal=True) == number
+
+
+def test_layers_that_are_used_twice_are_not_called_merged() -> None:
+    """Their norms are read twice by right; another parameter is tied.  Optimised files have no Constant nodes."""
+    model = onnx.load(FOLDER / "bert.onnx")
+    first = "bert.embeddings.LayerNorm.weight"
+    other = "bert.encoder.layer.0.attention.output.LayerNorm.weight"
+    for node in model.graph.node:
+        node.input[:] = [first if i == other else i for i in node.input]
+    assert not origin_of(model).lost
 
 
 def test_the_command_line_lists_what_trains(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
