@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language import element
+from ...language.factors import in_step
 from ...language.op import Op
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
@@ -321,6 +322,11 @@ class Running(Op, abstract=True):
             raise self.fail("needs at least one dimension", x)
         normal_axis(self.axis, x.ndim, self)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All but the one along which it runs."""
+        axis = normal_axis(self.axis, ins[0].ndim, self)
+        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
 
     def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""

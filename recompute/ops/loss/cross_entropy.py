@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import SUM, factor
 from ...language.op import Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
@@ -51,6 +52,21 @@ class LabelLoss(Op, abstract=True):
     def loss_type(self, scores: TensorType, labels: TensorType) -> TensorType:
         """One number, or one a label."""
         return TensorType(scores.dtype, labels.shape if self.reduction == "none" else ())
+
+    def label_axes(self, labels: TensorType, weights: Any) -> list[tuple[int, int, int, int | None]]:
+        """Indices of labels: size, and axes in scores, in labels, and in a loss that is not reduced.
+
+        A mean over labels of which some are ignored, or have weights, needs all of them: its count is data.
+        """
+        if self.reduction == "mean" and self.weighs(weights):
+            return []
+        single = self.reduction == "none"
+        return [(d, a + (a > 0), a, a if single else None) for a, d in enumerate(labels.shape)]
+
+    @property
+    def divided(self) -> tuple[int, ...]:
+        """Output 0, where it is divided by the number of labels."""
+        return (0,) if self.reduction == "mean" else ()
 
     def weighs(self, weights: Any) -> bool:
         """Whether labels have different weights."""
@@ -242,6 +258,11 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         self.check(scores, labels, weights)
         return self.loss_type(scores, labels), scores
 
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        found = self.label_axes(ins[1], (*ins, None)[2])
+        return [factor(n, [s, a], [SUM if y is None else y, s], self.divided) for n, s, a, y in found]
+
     def scratch(self, ins, outs):
         """A tile's rows as well."""
         scores, weights = ins[0], (*ins, None)[2]
@@ -318,6 +339,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
 
+    linear = ((3,),)
     reduction: str = "mean"
     ignore_index: int | None = None
     inplace = (0,)
@@ -328,6 +350,10 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
         if dloss != self.loss_type(log_prob, labels):
             raise self.fail("dloss does not have the loss's type", log_prob, labels, weights, dloss)
         return (log_prob,)
+
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        return [factor(n, [s, a, None, y], [s], self.divided) for n, s, a, y in self.label_axes(ins[1], ins[2])]
 
     def scratch(self, ins, outs):
         """Numbers of labels."""

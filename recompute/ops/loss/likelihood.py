@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import SUM, factor
 from ...language.types import TensorType
 from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
 
@@ -20,6 +21,11 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
         """The loss."""
         self.check(log_prob, labels, weights)
         return (self.loss_type(log_prob, labels),)
+
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        found = self.label_axes(ins[1], (*ins, None)[2])
+        return [factor(n, [s, a], [SUM if y is None else y], self.divided) for n, s, a, y in found]
 
     def scratch(self, ins, outs):
         """Numbers of labels."""
@@ -72,6 +78,7 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 class NegativeLogLikelihoodGrad(LabelLoss):
     """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
 
+    linear = ((2,),)
     shape: tuple[int, ...]
     reduction: str = "mean"
     ignore_index: int | None = None
@@ -83,6 +90,10 @@ class NegativeLogLikelihoodGrad(LabelLoss):
         if dloss != self.loss_type(x, labels):
             raise self.fail("dloss does not have the loss's type", labels, weights, dloss)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        return [factor(n, [a, None, y], [s], self.divided) for n, s, a, y in self.label_axes(ins[0], ins[1])]
 
     def scratch(self, ins, outs):
         """Numbers of labels; a tile's numbers."""

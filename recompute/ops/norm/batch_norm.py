@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import sqrt
+from ...language.factors import Factor, aligned, factor
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.types import TensorType
@@ -43,6 +44,14 @@ def planes(a: Any) -> Any:
     return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
 
 
+def by_channel(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    """The factor of channels: axis 1 of [n, c, ...], the only one of vectors."""
+    inputs, outputs = ([None if t is None else min(t.ndim - 1, 1) for t in types] for types in (ins, outs))
+    x = ins[0]
+    assert x is not None
+    return (factor(x.shape[1], inputs, outputs),)
+
+
 class ChannelNorm(Op, abstract=True):
     """Inputs x, then vectors with one element a channel."""
 
@@ -56,6 +65,12 @@ class ChannelNorm(Op, abstract=True):
             raise self.fail("x needs floats and at least the axes n, c", x, *vectors)
         if any(v.shape != (x.shape[1],) or not v.is_float for v in vectors):
             raise self.fail("the others need one float a channel", x, *vectors)
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """Channels, of x and whatever has its type, and of vectors."""
+        return by_channel(ins, outs)
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """About ten operations an element."""
@@ -76,6 +91,11 @@ class BatchNormalization(ChannelNorm, onnx=True):
         """x's type."""
         self.check(x, scale, bias, mean, var)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All: statistics are given."""
+        x = ins[0]
+        return (*by_channel(ins, outs), *(factor(x.shape[a], [a], [a]) for a in channel_axes(x.ndim)))
 
     def scratch(self, ins, outs):
         """Factor and summand of each channel; halves also a block in float32."""
@@ -184,6 +204,10 @@ class RunningUpdate(Op):
         if running != batch or not running.is_float:
             raise self.fail("both need the same float type", running, batch)
         return (running,)
+
+    def axis_factors(self, ins, outs):
+        """All."""
+        return aligned(ins, outs)
 
     def scratch(self, ins, outs):
         """batch scaled."""

@@ -11,9 +11,19 @@ from typing import Any
 
 from ...errors import UsageError
 from ...language.element import sqrt
+from ...language.factors import factor
 from ...language.op import Cost, Op
 from ..channels_last import channels_last
-from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
+from .batch_norm import (
+    ChannelNorm,
+    as_type_of,
+    block_channels,
+    by_channel,
+    channel_axes,
+    channel_blocks,
+    per_channel,
+    planes,
+)
 from .numerics import row_dots, wide
 
 
@@ -155,6 +165,10 @@ class BatchNormStatistics(Op):
         found = wide(x).with_shape(x.shape[1:2])
         return (found, found)
 
+    def axis_factors(self, ins, outs):
+        """Channels."""
+        return by_channel(ins, outs)
+
     def scratch(self, ins, outs):
         """Vectors of a block, and the block in the statistics' element type."""
         x = ins[0]
@@ -236,6 +250,11 @@ class BatchNormApply(ChannelNorm):
         """x's type."""
         self.check(x, scale, bias, mean, var)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All: statistics are given."""
+        x = ins[0]
+        return (*by_channel(ins, outs), *(factor(x.shape[a], [a], [a]) for a in channel_axes(x.ndim)))
 
     def scratch(self, ins, outs):
         """Vectors of a block; halves also the block in float32."""

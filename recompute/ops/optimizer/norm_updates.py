@@ -21,6 +21,10 @@ class TrustUpdate(Update, abstract=True):
         xp.multiply(x, x, out=t)
         return total + xp.sum(t, dtype=np.float64)
 
+    def axis_factors(self, ins: Any, outs: Any) -> tuple:
+        """None: the norms of the whole parameter and of its step are needed."""
+        return ()
+
     def norm_value(self, b: Any, x: Any) -> Any:
         """√Σ x² in f64, as a value."""
         x = x if x.dtype == "f64" else b.Cast(x, to="f64")

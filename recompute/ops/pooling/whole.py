@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ...language.factors import in_step
 from ...language.op import Op
 from ..channels_last import channels_last
 from ..norm.numerics import wide
@@ -20,6 +21,7 @@ def _spatial(ndim: int) -> tuple[int, ...]:
 class GlobalAveragePool(Op, onnx=True):
     """The mean over all spatial axes, which become 1."""
 
+    linear = ((0,),)
     autocast = "follow"
 
     def infer(self, x):
@@ -27,6 +29,10 @@ class GlobalAveragePool(Op, onnx=True):
         if x.ndim < 3 or not x.is_float:
             raise self.fail("needs floats with a spatial axis", x)
         return (x.with_shape((*x.shape[:2], *(1,) * (x.ndim - 2))),)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels."""
+        return in_step(ins, outs, range(2))
 
     def scratch(self, ins, outs):
         """For halves the sums in float32."""
@@ -74,6 +80,10 @@ class GlobalMaxPool(Op, onnx=True):
             raise self.fail("needs a spatial axis, none empty", x)
         y = x.with_shape((*x.shape[:2], *(1,) * (x.ndim - 2)))
         return (y, y.with_dtype("i64"))
+
+    def axis_factors(self, ins, outs):
+        """Images and channels; none where flat indices are wanted, which count through all images."""
+        return in_step(ins, outs, range(2)) if outs[1] is None else ()
 
     def compute(self, xp, ins, outs, scratch):
         """Maxima, and their places."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...language.factors import Factor, in_step
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axis
@@ -33,6 +34,15 @@ class AlongAxis(Op, abstract=True):
             raise self.fail("takes floats only", *inputs)
         normal_axis(self.axis, x.ndim, self)
         return (x,)
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """All but the normalised one."""
+        x = ins[0]
+        assert x is not None
+        axis = normal_axis(self.axis, x.ndim, self)
+        return in_step(ins, outs, [a for a in range(x.ndim) if a != axis])
 
     def form(self, x: Any) -> tuple[int, ...]:
         """outer, n and inner, the last left out where it is 1."""
