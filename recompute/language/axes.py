@@ -45,7 +45,7 @@ class Followed:
     """Where an axis goes in a block.
 
     `states`: the values that are cut or partial; all others are the same in every slice.  `factors`: for an operator
-    that runs in slices, by its position, the index that is sliced.  `cuts`: whole inputs of which it reads a slice, by
+    with a cut input, by its position, the index that is cut.  `cuts`: whole inputs of which it reads a slice, by
     (operator, input).  `needs`: cut or partial inputs that are needed whole: the parts are joined or combined there.
     """
 
@@ -57,6 +57,11 @@ class Followed:
 
 def factors(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
     """The indices, of two values or more, along which an operator on these types can run in slices."""
+    return tuple(f for f in shared(op, ins, outs) if not f.whole)
+
+
+def shared(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    """The indices that inputs and outputs share, those that are needed whole included."""
     present = [*outs, *[None] * (len(op.infer(*ins)) - len(outs))]
     return _factors(op, tuple(ins), tuple(present))
 
@@ -80,8 +85,8 @@ def piece(
 
 
 def of_operator(o: Operator) -> tuple[Factor, ...]:
-    """The factors of an applied operator."""
-    return factors(o.op, _types(o.inputs), _types(o.outputs))
+    """The indices that inputs and outputs of an applied operator share (see `shared`)."""
+    return shared(o.op, _types(o.inputs), _types(o.outputs))
 
 
 def _types(values: Sequence[Value | None]) -> Types:
@@ -118,9 +123,9 @@ def _step(found: Followed, i: int, o: Operator) -> None:
     for k, s in enumerate(states):
         place = None if f is None else f.inputs[k]
         wanted = None if f is None or place is None else Cut(place, f.size)
-        if s is not None and s != wanted:
+        if s is not None and (s != wanted or (f is not None and f.whole)):
             found.needs[i, k] = s
-        if wanted is not None and s != wanted:
+        if wanted is not None and s != wanted and f is not None and not f.whole:
             found.cuts[i, k] = wanted
     if f is None:
         _write(found, o, [None] * len(o.outputs))
@@ -139,8 +144,9 @@ def _choose(o: Operator, states: Sequence[State | None]) -> Factor | None:
             fine = _matched(f, k, s)
             if fine is None:
                 continue
-            joined = sum(o.inputs[j].nbytes for j, t in cuts.items() if fine.inputs[j] != t.place)  # type: ignore
-            price = (joined, sum(isinstance(p, str) for p in fine.outputs))
+            bad = (o.inputs[j] for j, t in cuts.items() if f.whole or fine.inputs[j] != t.place)
+            joined = sum(v.nbytes for v in bad if v is not None)
+            price = (joined, sum(not isinstance(p, Place) for p in fine.outputs))
             if best is None or price < best[0]:
                 best = price, fine
     return None if best is None else best[1]
@@ -266,7 +272,7 @@ def _making(o: Operator, read: Mapping[str, Cut]) -> Factor | None:
         if v.name in read:
             cut = read[v.name]
             fits = (f for f in of_operator(o) if f.outputs[0] == cut.place and f.size == cut.size)
-            return next((f for f in fits if not any(f.inputs)), None)
+            return next((f for f in fits if not any(f.inputs) and not f.whole), None)
     return None
 
 

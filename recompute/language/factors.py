@@ -68,7 +68,8 @@ class Factor:
     output, or how partial outputs are combined (`SUM`, `MAX`, `MIN`, `PROD`); None for an absent output.
     `shares`: outputs that a slice of n values has to multiply by n / size: those that are divided by a count, as a
     mean over the index is.  `counts`: a field of the operator, if any, that is a multiple of the size, such as a number
-    of groups.
+    of groups.  `whole`: inputs and outputs share the index, but the operator needs all of it and cannot run in slices;
+    so a batch normalisation needs the batch.
     """
 
     size: int
@@ -76,6 +77,7 @@ class Factor:
     outputs: tuple[Place | str | None, ...]
     shares: tuple[int, ...] = ()
     counts: str = ""
+    whole: bool = False
 
     def fitted(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Factor:
         """The same factor with one entry for each input and output, None where one is absent."""
@@ -86,7 +88,7 @@ class Factor:
 
         outputs = fit(self.outputs, outs)
         shares = tuple(i for i in self.shares if outputs[i] is not None)
-        return Factor(self.size, fit(self.inputs, ins), outputs, shares, self.counts)
+        return dataclasses.replace(self, inputs=fit(self.inputs, ins), outputs=outputs, shares=shares)
 
     def refined(self, size: int, outer: int, inner: int) -> Factor:
         """The middle one of the three indices [outer, size, inner] that this one consists of."""
@@ -95,7 +97,7 @@ class Factor:
             return Place(p.axis, p.outer * outer, inner * p.inner) if isinstance(p, Place) else p
 
         inputs, outputs = (tuple(map(finer, places)) for places in (self.inputs, self.outputs))
-        return Factor(size, inputs, outputs, self.shares, self.counts)
+        return dataclasses.replace(self, size=size, inputs=inputs, outputs=outputs)
 
     def types(
         self, size: int, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
@@ -146,6 +148,21 @@ def in_step(
     """Factors of axes that are the same in all inputs and outputs, as the rows of a softmax are."""
     first = next(t for t in ins if t is not None)
     return tuple(factor(first.shape[a], [a] * len(ins), [a] * len(outs)) for a in axes)
+
+
+def needed_whole(found: Iterable[Factor]) -> tuple[Factor, ...]:
+    """The same indices, of which the operator needs all."""
+    return tuple(Factor(f.size, f.inputs, tuple(map(_only_place, f.outputs)), whole=True) for f in found)
+
+
+def _only_place(p: Place | str | None) -> Place | None:
+    return p if isinstance(p, Place) else None
+
+
+def all_but(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], axis: int) -> tuple[Factor, ...]:
+    """Factors of axes that are the same in all inputs and outputs, of which one is needed whole."""
+    found = in_step(ins, outs, range(next(t.ndim for t in ins if t is not None)))
+    return (*found[:axis], *needed_whole(found[axis : axis + 1]), *found[axis + 1 :])
 
 
 def digits(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, Place, Place]]:

@@ -80,8 +80,8 @@ class Op:
     #: why the numerics (of some types) must run on the host and not on a device: they depend on values, or call code
     #: without a kernel; "": they need not
     on_host: ClassVar[str] = ""
-    #: groups of inputs in which the result is linear: for sums in all present inputs of a group, floats, the others being
-    #: the same, the outputs are the sums of the outputs (up to rounding)
+    #: groups of floating-point inputs in which the result is linear: for sums in all present inputs of a group, the
+    #: others being the same, the outputs are the sums of the outputs, up to rounding
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None

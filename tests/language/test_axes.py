@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute.language.axes import factors, piece, through_expansion
+from recompute.language.axes import factors, piece, shared, through_expansion
 from recompute.language.factors import Factor, Place
 from recompute.language.types import TensorType
 from recompute.testing import Case, all_ops, cases
@@ -112,11 +112,12 @@ def joined(how: Place | str | None, size: int, a: np.ndarray, b: np.ndarray) -> 
 def test_slices_give_the_whole(name: str, i: int, case: Case) -> None:
     for outs in variants(case):
         given = types(case.inputs)
+        for f in shared(case.op, given, outs):
+            for t, p in zip((*given, *outs), (*f.inputs, *f.outputs), strict=True):
+                assert not isinstance(p, Place) or (t is not None and p.extent(f.size) == t.shape[p.axis]), f
         found = {*factors(case.op, given, outs), *through_expansion(case.op, given, outs)}
         whole = run(case.op, case.inputs, outs) if found else []
         for f in found:
-            for t, p in zip((*types(case.inputs), *outs), (*f.inputs, *f.outputs), strict=True):
-                assert not isinstance(p, Place) or (t is not None and p.extent(f.size) == t.shape[p.axis]), f
             for t, want, got in zip(outs, whole, in_slices(case, f, outs), strict=True):
                 if t is None:
                     continue

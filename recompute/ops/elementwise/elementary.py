@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language import element
-from ...language.factors import in_step
+from ...language.factors import all_but
 from ...language.op import Op
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
@@ -324,9 +324,8 @@ class Running(Op, abstract=True):
         return (x,)
 
     def axis_factors(self, ins, outs):
-        """All but the one along which it runs."""
-        axis = normal_axis(self.axis, ins[0].ndim, self)
-        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        """All; that along which it runs is needed whole."""
+        return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.factors import SUM, factor
+from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
@@ -53,20 +53,29 @@ class LabelLoss(Op, abstract=True):
         """One number, or one a label."""
         return TensorType(scores.dtype, labels.shape if self.reduction == "none" else ())
 
-    def label_axes(self, labels: TensorType, weights: Any) -> list[tuple[int, int, int, int | None]]:
-        """Indices of labels: size, and axes in scores, in labels, and in a loss that is not reduced.
+    def label_factors(
+        self,
+        labels: TensorType,
+        weights: Any,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> tuple[Factor, ...]:
+        """The indices of labels; `inputs` and `outputs` say for each value whether it is like "scores", "labels", or a
+        "loss", which may be reduced, or has none of them ("").
 
         A mean over labels of which some are ignored, or have weights, needs all of them: its count is data.
         """
-        if self.reduction == "mean" and self.weighs(weights):
-            return []
-        single = self.reduction == "none"
-        return [(d, a + (a > 0), a, a if single else None) for a, d in enumerate(labels.shape)]
+        single, mean = self.reduction == "none", self.reduction == "mean"
 
-    @property
-    def divided(self) -> tuple[int, ...]:
-        """Output 0, where it is divided by the number of labels."""
-        return (0,) if self.reduction == "mean" else ()
+        def at(what: str, axis: int, absent: str | None) -> int | str | None:
+            places = {"scores": axis + (axis > 0), "labels": axis, "loss": axis if single else absent}
+            return places.get(what)
+
+        found = tuple(
+            factor(d, [at(v, a, None) for v in inputs], [at(v, a, SUM) for v in outputs], (0,) if mean else ())
+            for a, d in enumerate(labels.shape)
+        )
+        return needed_whole(found) if mean and self.weighs(weights) else found
 
     def weighs(self, weights: Any) -> bool:
         """Whether labels have different weights."""
@@ -260,8 +269,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 
     def axis_factors(self, ins, outs):
         """Labels."""
-        found = self.label_axes(ins[1], (*ins, None)[2])
-        return [factor(n, [s, a], [SUM if y is None else y, s], self.divided) for n, s, a, y in found]
+        return self.label_factors(ins[1], (*ins, None)[2], ("scores", "labels"), ("loss", "scores"))
 
     def scratch(self, ins, outs):
         """A tile's rows as well."""
@@ -353,7 +361,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
 
     def axis_factors(self, ins, outs):
         """Labels."""
-        return [factor(n, [s, a, None, y], [s], self.divided) for n, s, a, y in self.label_axes(ins[1], ins[2])]
+        return self.label_factors(ins[1], ins[2], ("scores", "labels", "", "loss"), ("scores",))
 
     def scratch(self, ins, outs):
         """Numbers of labels."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.factors import SUM, factor
 from ...language.types import TensorType
 from .cross_entropy import LabelLoss, SoftmaxCrossEntropyLoss, loss_from_onnx, loss_samples, take_labels
 
@@ -24,8 +23,7 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 
     def axis_factors(self, ins, outs):
         """Labels."""
-        found = self.label_axes(ins[1], (*ins, None)[2])
-        return [factor(n, [s, a], [SUM if y is None else y], self.divided) for n, s, a, y in found]
+        return self.label_factors(ins[1], (*ins, None)[2], ("scores", "labels"), ("loss",))
 
     def scratch(self, ins, outs):
         """Numbers of labels."""
@@ -93,7 +91,7 @@ class NegativeLogLikelihoodGrad(LabelLoss):
 
     def axis_factors(self, ins, outs):
         """Labels."""
-        return [factor(n, [a, None, y], [s], self.divided) for n, s, a, y in self.label_axes(ins[0], ins[1])]
+        return self.label_factors(ins[0], ins[1], ("labels", "", "loss"), ("scores",))
 
     def scratch(self, ins, outs):
         """Numbers of labels; a tile's numbers."""

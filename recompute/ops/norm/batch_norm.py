@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import sqrt
-from ...language.factors import Factor, aligned, factor
+from ...language.factors import Factor, aligned, factor, needed_whole
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.types import TensorType
@@ -52,6 +52,17 @@ def by_channel(ins: Sequence[TensorType | None], outs: Sequence[TensorType | Non
     return (factor(x.shape[1], inputs, outputs),)
 
 
+def by_element(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    """The factors of all other axes of x, and of whatever has its type."""
+    x = ins[0]
+    assert x is not None
+
+    def at(types: Sequence[TensorType | None], axis: int) -> list[int | None]:
+        return [axis if t is not None and t.shape == x.shape else None for t in types]
+
+    return tuple(factor(x.shape[a], at(ins, a), at(outs, a)) for a in channel_axes(x.ndim))
+
+
 class ChannelNorm(Op, abstract=True):
     """Inputs x, then vectors with one element a channel."""
 
@@ -69,8 +80,8 @@ class ChannelNorm(Op, abstract=True):
     def axis_factors(
         self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
     ) -> tuple[Factor, ...] | None:
-        """Channels, of x and whatever has its type, and of vectors."""
-        return by_channel(ins, outs)
+        """Channels; images and positions are needed whole."""
+        return (*by_channel(ins, outs), *needed_whole(by_element(ins, outs)))
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """About ten operations an element."""
@@ -94,8 +105,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
 
     def axis_factors(self, ins, outs):
         """All: statistics are given."""
-        x = ins[0]
-        return (*by_channel(ins, outs), *(factor(x.shape[a], [a], [a]) for a in channel_axes(x.ndim)))
+        return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
         """Factor and summand of each channel; halves also a block in float32."""

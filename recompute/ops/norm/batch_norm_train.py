@@ -11,7 +11,6 @@ from typing import Any
 
 from ...errors import UsageError
 from ...language.element import sqrt
-from ...language.factors import factor
 from ...language.op import Cost, Op
 from ..channels_last import channels_last
 from .batch_norm import (
@@ -19,6 +18,7 @@ from .batch_norm import (
     as_type_of,
     block_channels,
     by_channel,
+    by_element,
     channel_axes,
     channel_blocks,
     per_channel,
@@ -253,8 +253,7 @@ class BatchNormApply(ChannelNorm):
 
     def axis_factors(self, ins, outs):
         """All: statistics are given."""
-        x = ins[0]
-        return (*by_channel(ins, outs), *(factor(x.shape[a], [a], [a]) for a in channel_axes(x.ndim)))
+        return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
         """Vectors of a block; halves also the block in float32."""

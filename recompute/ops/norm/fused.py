@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...language.factors import SUM, Factor, Place, factor
+from ...language.factors import SUM, Factor, Place, factor, needed_whole
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axis
@@ -25,8 +25,10 @@ def as_type(b: Any, v: Any, dtype: str) -> Any:
 
 
 def rows(x: TensorType, outs: Sequence[TensorType | None], count: int) -> tuple[Factor, ...]:
-    """Factors of the first `count` axes, along which no statistic is taken."""
-    return tuple(factor(d, [a], [a] * len(outs)) for a, d in enumerate(x.shape[:count]))
+    """Factors of the first `count` axes, along which no statistic is taken; the others are needed whole."""
+    found = [factor(d, [a], [a] * len(outs)) for a, d in enumerate(x.shape[:count])]
+    others = [factor(d, [count + a, a, a], [count + a]) for a, d in enumerate(x.shape[count:])]
+    return (*found, *needed_whole(others))
 
 
 def by_group(x: TensorType, outs: Sequence[Any], groups: int, counts: str = "") -> tuple[Factor, ...]:

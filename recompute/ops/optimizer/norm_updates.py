@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import aligned, needed_whole
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from .base import PART, Update, mix, mixed, scaled, update_samples
@@ -22,8 +23,8 @@ class TrustUpdate(Update, abstract=True):
         return total + xp.sum(t, dtype=np.float64)
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple:
-        """None: the norms of the whole parameter and of its step are needed."""
-        return ()
+        """All, needed whole: the norms of the parameter and of its step are taken."""
+        return needed_whole(aligned(ins, outs))
 
     def norm_value(self, b: Any, x: Any) -> Any:
         """√Σ x² in f64, as a value."""

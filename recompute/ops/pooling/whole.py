@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...language.factors import in_step
+from ...language.factors import in_step, needed_whole
 from ...language.op import Op
 from ..channels_last import channels_last
 from ..norm.numerics import wide
@@ -82,8 +82,9 @@ class GlobalMaxPool(Op, onnx=True):
         return (y, y.with_dtype("i64"))
 
     def axis_factors(self, ins, outs):
-        """Images and channels; none where flat indices are wanted, which count through all images."""
-        return in_step(ins, outs, range(2)) if outs[1] is None else ()
+        """Images and channels; needed whole where flat indices are wanted, which count through all images."""
+        found = in_step(ins, outs, range(2))
+        return found if outs[1] is None else needed_whole(found)
 
     def compute(self, xp, ins, outs, scratch):
         """Maxima, and their places."""
@@ -132,6 +133,10 @@ class GlobalMaxPoolGrad(Op):
         if index.dtype != "i64" or index.shape != dy.shape or len(self.shape) != dy.ndim - 2 or not one:
             raise self.fail("index and dy do not fit", index, dy)
         return (dy.with_shape((*dy.shape[:2], *self.shape)),)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels, needed whole: the indices count through all images."""
+        return needed_whole(in_step(ins, outs, range(2)))
 
     def compute(self, xp, ins, outs, scratch):
         """One scatter; indices all differ."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.factors import Factor, in_step
+from ...language.factors import Factor, in_step, needed_whole
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
@@ -124,8 +124,9 @@ class MaxPool(Pooling, onnx=True):
         return (y, y.with_dtype("i64"), y.with_dtype(window_dtype(math.prod(self.kernel_shape))))
 
     def axis_factors(self, ins, outs):
-        """Images and channels; none where flat indices are wanted, which count through all images."""
-        return super().axis_factors(ins, outs) if outs[1] is None else ()
+        """Images and channels; needed whole where flat indices are wanted, which count through all images."""
+        found = in_step(ins, outs, range(2))
+        return found if outs[1] is None else needed_whole(found)
 
     def scratch(self, ins, outs):
         """Comparison and numbers of a block of planes."""

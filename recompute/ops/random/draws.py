@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import aligned, needed_whole
 from ...language.op import Op, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from ..tiles import TILE
@@ -55,6 +56,10 @@ class Dropout(Draw):
         if not 0 <= self.ratio < 1:
             raise self.fail(f"ratio must be in [0, 1), not {self.ratio}", x, step)
         return x, x.with_dtype("bool")
+
+    def axis_factors(self, ins, outs):
+        """All, needed whole: a number is drawn by that of its element."""
+        return needed_whole(aligned(ins, outs))
 
     def scratch(self, ins, outs):
         """A tile of numbers and of comparisons."""
@@ -263,6 +268,10 @@ class Bernoulli(Draw):
         """p's shape."""
         self.check_step(step)
         return (p.with_dtype(self.dtype),)
+
+    def axis_factors(self, ins, outs):
+        """All, needed whole: a number is drawn by that of its element."""
+        return needed_whole(aligned(ins, outs))
 
     def scratch(self, ins, outs):
         """A tile of numbers and of comparisons."""

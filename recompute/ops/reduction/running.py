@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...language.factors import in_step
+from ...language.factors import all_but, in_step
 from ...language.op import Cost, Op, imports
 from ..common import normal_axis
 from ..elementwise.elementary import Running
@@ -38,9 +38,8 @@ class LinearScan(Op):
         return (a,)
 
     def axis_factors(self, ins, outs):
-        """All but the one along which it runs."""
-        axis = normal_axis(self.axis, ins[0].ndim, self)
-        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        """All; that along which it runs is needed whole."""
+        return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def compute(self, xp, ins, outs, scratch):
         """Step by step."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...language.factors import Factor, in_step
+from ...language.factors import Factor, all_but
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axis
@@ -38,11 +38,10 @@ class AlongAxis(Op, abstract=True):
     def axis_factors(
         self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
     ) -> tuple[Factor, ...] | None:
-        """All but the normalised one."""
+        """All; the normalised one is needed whole."""
         x = ins[0]
         assert x is not None
-        axis = normal_axis(self.axis, x.ndim, self)
-        return in_step(ins, outs, [a for a in range(x.ndim) if a != axis])
+        return all_but(ins, outs, normal_axis(self.axis, x.ndim, self))
 
     def form(self, x: Any) -> tuple[int, ...]:
         """outer, n and inner, the last left out where it is 1."""
