@@ -15,12 +15,16 @@ def gathered(x: Sequence[int], indices: TensorType, axis: int) -> list[tuple[int
     return found
 
 
-def elements(x: Sequence[int], indices: TensorType, axis: int) -> list[tuple[int, bool]]:
-    """Of GatherElements from shape `x`: axis of the indices and the result, and whether it is that of x too.
+def elements(x: Sequence[int], indices: TensorType, axis: int, *, back: bool = False) -> list[Factor]:
+    """Factors of GatherElements, (x, indices) → y, or `back`: (indices, dy) → dx.
 
-    Along another axis than `axis` the first elements of x are taken, so that x has to be as long as the indices.
+    Along another axis than `axis` the first elements of x are taken, so that x is cut only if it is as long as the
+    indices.
     """
-    return [(a, a != axis) for a, d in enumerate(indices.shape) if a == axis or x[a] == d]
+    found = [(a, d, a if a != axis else None) for a, d in enumerate(indices.shape) if a == axis or x[a] == d]
+    if back:
+        return [factor(d, [a, a], [SUM if at is None else at]) for a, d, at in found]
+    return [factor(d, [at, a], [a]) for a, d, at in found]
 
 
 def coordinates(x: Sequence[int], indices: TensorType, batch: int) -> list[tuple[int, int | None, int | None, int]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.types import TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, forward, gathered
@@ -43,6 +44,11 @@ def as_i64(xp: Any, indices: Any, scratch: Any) -> Any:
 def index_within(*sizes: int) -> tuple:
     """What is asked of indices along axes of these sizes (see `Op.checks`)."""
     return ("index", *sizes)
+
+
+def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
+    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
+    return index_within(*shape[batch : batch + indices.shape[-1]])
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.factors import SUM, factor, in_step
+from ...language.factors import factor, in_step
 from ...language.op import Op
 from ...language.types import TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
 from .axes import backward, coordinates, elements, forward
 from .flat import REDUCTIONS, add_rows, check_bounds, set_rows, take_rows
-from .gather import index_within, need_entries, need_indices
+from .gather import coordinates_within, index_within, need_entries, need_indices
 
 
 def strides(shape: Sequence[int]) -> list[int]:
@@ -92,8 +92,7 @@ class GatherElements(Move, onnx=True):
 
     def axis_factors(self, ins, outs):
         """The indices'; x is cut where it is as long."""
-        found = elements(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self))
-        return [factor(ins[1].shape[a], [a if both else None, a], [a]) for a, both in found]
+        return elements(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self))
 
     def scratch(self, ins, outs):
         """Flat positions."""
@@ -139,8 +138,7 @@ class GatherElementsGrad(Move):
 
     def axis_factors(self, ins, outs):
         """As GatherElements; what several slices of the indices took is added up."""
-        found = elements(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self))
-        return [factor(ins[0].shape[a], [a, a], [a if both else SUM]) for a, both in found]
+        return elements(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self), back=True)
 
     def scratch(self, ins, outs):
         """Flat positions."""
@@ -184,11 +182,6 @@ def rows_taken(op: Op, x: TensorType, indices: TensorType, batch: int) -> tuple[
         raise op.fail("indices do not fit", x, indices)
     need_entries(op, x, indices, range(batch, batch + depth))
     return (*indices.shape[:-1], *x.shape[batch + depth :])
-
-
-def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
-    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
-    return index_within(*shape[batch : batch + indices.shape[-1]])
 
 
 @dataclass(frozen=True)
@@ -363,8 +356,8 @@ class ScatterElements(Scatter, onnx=True):
 
     def axis_factors(self, ins, outs):
         """Others than `axis` along which x is as long as the indices."""
-        found = elements(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self))
-        return in_step(ins, outs, [a for a, both in found if both])
+        axis, shape = normal_axis(self.axis, ins[0].ndim, self), ins[1].shape
+        return in_step(ins, outs, [a for a, d in enumerate(ins[0].shape) if a != axis and shape[a] == d])
 
     def scratch(self, ins, outs):
         """Flat positions."""

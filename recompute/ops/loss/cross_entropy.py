@@ -54,11 +54,7 @@ class LabelLoss(Op, abstract=True):
         return TensorType(scores.dtype, labels.shape if self.reduction == "none" else ())
 
     def label_factors(
-        self,
-        labels: TensorType,
-        weights: Any,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        self, labels: TensorType, weights: Any, inputs: Sequence[str], outputs: Sequence[str]
     ) -> tuple[Factor, ...]:
         """The indices of labels; `inputs` and `outputs` say for each value whether it is like "scores", "labels", or a
         "loss", which may be reduced, or has none of them ("").
@@ -67,12 +63,16 @@ class LabelLoss(Op, abstract=True):
         """
         single, mean = self.reduction == "none", self.reduction == "mean"
 
-        def at(what: str, axis: int, absent: str | None) -> int | str | None:
-            places = {"scores": axis + (axis > 0), "labels": axis, "loss": axis if single else absent}
-            return places.get(what)
+        def at(what: str, axis: int) -> int | None:
+            return {"scores": axis + (axis > 0), "labels": axis, "loss": axis if single else None}.get(what)
 
         found = tuple(
-            factor(d, [at(v, a, None) for v in inputs], [at(v, a, SUM) for v in outputs], (0,) if mean else ())
+            factor(
+                d,
+                [at(v, a) for v in inputs],
+                [SUM if (y := at(v, a)) is None else y for v in outputs],
+                (0,) if mean else (),
+            )
             for a, d in enumerate(labels.shape)
         )
         return needed_whole(found) if mean and self.weighs(weights) else found

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import sqrt
-from ...language.factors import Factor, aligned, factor, needed_whole
+from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
 from ..window import BLOCK
+from .axes import by_channel, by_element
 from .numerics import wide
 
 
@@ -42,25 +43,6 @@ def block_channels(shape: Sequence[int]) -> int:
 def planes(a: Any) -> Any:
     """[n, c, ...] as [n, c, p]."""
     return a.reshape(a.shape[0], a.shape[1], math.prod(a.shape[2:]))
-
-
-def by_channel(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
-    """The factor of channels: axis 1 of [n, c, ...], the only one of vectors."""
-    inputs, outputs = ([None if t is None else min(t.ndim - 1, 1) for t in types] for types in (ins, outs))
-    x = ins[0]
-    assert x is not None
-    return (factor(x.shape[1], inputs, outputs),)
-
-
-def by_element(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
-    """The factors of all other axes of x, and of whatever has its type."""
-    x = ins[0]
-    assert x is not None
-
-    def at(types: Sequence[TensorType | None], axis: int) -> list[int | None]:
-        return [axis if t is not None and t.shape == x.shape else None for t in types]
-
-    return tuple(factor(x.shape[a], at(ins, a), at(outs, a)) for a in channel_axes(x.ndim))
 
 
 class ChannelNorm(Op, abstract=True):

@@ -13,17 +13,8 @@ from ...errors import UsageError
 from ...language.element import sqrt
 from ...language.op import Cost, Op
 from ..channels_last import channels_last
-from .batch_norm import (
-    ChannelNorm,
-    as_type_of,
-    block_channels,
-    by_channel,
-    by_element,
-    channel_axes,
-    channel_blocks,
-    per_channel,
-    planes,
-)
+from .axes import by_channel, by_element
+from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
 from .numerics import row_dots, wide
 
 

@@ -10,33 +10,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...language.factors import SUM, Factor, Place, factor, needed_whole
+from ...language.factors import SUM, factor
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axis
 from ..shape.reshape import reshape
 from . import numerics as kernels
+from .axes import by_group, rows
 from .numerics import View, wide
 
 
 def as_type(b: Any, v: Any, dtype: str) -> Any:
     """v, cast where its element type is another."""
     return v if v.dtype == dtype else b.Cast(v, to=dtype)
-
-
-def rows(x: TensorType, outs: Sequence[TensorType | None], count: int) -> tuple[Factor, ...]:
-    """Factors of the first `count` axes, along which no statistic is taken; the others are needed whole."""
-    found = [factor(d, [a], [a] * len(outs)) for a, d in enumerate(x.shape[:count])]
-    others = [factor(d, [count + a, a, a], [count + a]) for a, d in enumerate(x.shape[count:])]
-    return (*found, *needed_whole(others))
-
-
-def by_group(x: TensorType, outs: Sequence[Any], groups: int, counts: str = "") -> tuple[Factor, ...]:
-    """Factors of images, and of groups of channels; statistics are [n, groups]."""
-    each = x.shape[1] // max(groups, 1)
-    vector = Place(0, inner=each)
-    channels = factor(groups, [Place(1, inner=each), vector, vector], [Place(1, inner=each), 1, 1], counts=counts)
-    return (factor(x.shape[0], [0], [0] * len(outs)), channels)
 
 
 class Normalization(Op, abstract=True):
