@@ -410,8 +410,7 @@ class ScatterND(Scatter, onnx=True):
 
     def axis_factors(self, ins, outs):
         """What remains of x behind the coordinates."""
-        found = coordinates(ins[0].shape, ins[1], 0)
-        return [factor(d, [x, None, y], [x]) for d, x, _, y in found if x is not None]
+        return [factor(d, [x, None, y], [x]) for d, x, _, y in coordinates(ins[0].shape, ins[1], 0) if x is not None]
 
     def scratch(self, ins, outs):
         """Flat row numbers."""

@@ -144,9 +144,8 @@ class Cast(Elementwise):
         if to == "f8e8m0" and node.type(0).dtype != to:
             return None  # powers of two, rounded as `round_mode` says
         saturate = node.attributes.get("saturate", 1)
-        return (
-            node.inputs[0] if node.inputs[0].dtype == to else node.emit(cls(to=to, saturate=saturate), node.inputs[0])
-        )
+        x = node.inputs[0]
+        return x if x.dtype == to else node.emit(cls(to=to, saturate=saturate), x)
 
     @classmethod
     def samples(cls, draw):
