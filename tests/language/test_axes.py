@@ -20,10 +20,8 @@ CASES = [(cls.__name__, i, case) for cls in all_ops() for i, case in enumerate(c
 
 #: operators none of whose samples can run in slices, and why
 WHOLE = {
-    "Bernoulli": "draws by the number of an element",
     "CheckFinite": "takes one number",
     "ChannelsLastGlobalMaxPoolGrad": "its indices count through all images",
-    "Dropout": "draws by the number of an element",
     "GlobalMaxPoolGrad": "its indices count through all images",
     "GlobalNorm": "the root of a sum over everything",
     "Increment": "takes one number",
@@ -31,8 +29,6 @@ WHOLE = {
     "LambUpdate": "needs norms of the whole parameter",
     "LarsUpdate": "needs norms of the whole parameter",
     "LossScaleUpdate": "takes single numbers",
-    "RandomNormal": "draws by the number of an element",
-    "RandomUniform": "draws by the number of an element",
     "Reference": "any operator of ONNX, known by its results only",
 }
 
