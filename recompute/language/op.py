@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .contexts import FunctionWriter, ImportedNode, OperatorBuilder
     from .element import Expr
+    from .factors import Factor
     from .layouts import Turned
     from .types import Value
 
@@ -79,6 +80,9 @@ class Op:
     #: why the numerics (of some types) must run on the host and not on a device: they depend on values, or call code
     #: without a kernel; "": they need not
     on_host: ClassVar[str] = ""
+    #: groups of floating-point inputs in which the result is linear: for sums in all present inputs of a group, the
+    #: others being the same, the outputs are the sums of the outputs, up to rounding
+    linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     #: name of the equivalent ONNX operator; None: exported through `export` or `expand`
     onnx_name: ClassVar[str | None] = None
 
@@ -149,6 +153,29 @@ class Op:
         Inputs that were written there make `compute` unnecessary.  Empty: the operator joins nothing.
         """
         return ()
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """The indices along which the operator can run in slices (see factors.py); what none names is needed whole.
+
+        `outs` has every output, None where an optional one is absent.  None: those of its expansion.
+        """
+        return None
+
+    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+        """The operator of the slice [start, start + size) of a factor's index; `outs` are the types of its outputs.
+
+        By default only the field that the factor counts changes, and a field `shape` with as many dimensions as output
+        0 has, which is then the shape of the slice.
+        """
+        changes: dict[str, Any] = {}
+        if factor.counts:
+            changes[factor.counts] = getattr(self, factor.counts) * size // factor.size
+        shape = getattr(self, "shape", None)
+        if shape is not None and outs[0] is not None and len(shape) == outs[0].ndim:
+            changes["shape"] = outs[0].shape
+        return dataclasses.replace(self, **changes) if changes else self
 
     def checks(
         self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]

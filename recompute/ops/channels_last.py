@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import TypeRuleError
+from ..language.factors import Factor, renumbered
 from ..language.layouts import permuted, to_first, to_last
 from ..language.op import Cost, Op
 from ..language.types import TensorType
@@ -55,6 +56,27 @@ class ChannelsLast(Op, abstract=True):
         except TypeRuleError as e:
             raise self.fail(f"with channels first it is {e}", *inputs) from None
         return tuple(permuted(t, to_last(t.ndim)) if i in self.results else t for i, t in enumerate(found))
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """The plain operator's, turned; None where those follow from its expansion, as its own do."""
+        given, made = self.plain_types(ins, self.activations), self.plain_types(outs, self.results)
+        found = self.plain.axis_factors(given, made)
+        if found is None:
+            return None
+
+        def turned(types: Sequence[TensorType | None], which: Sequence[int]) -> Callable[[int, int], int]:
+            ranks = {i: t.ndim for i, t in enumerate(types) if t is not None and i in which}
+            return lambda i, axis: to_last(ranks[i]).index(axis) if i in ranks else axis
+
+        return renumbered(found, turned(ins, self.activations), turned(outs, self.results))
+
+    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
+        """The form of the plain operator of a slice."""
+        found = channels_last_form(self.plain.sliced(factor, start, size, self.plain_types(outs, self.results)))
+        assert found is not None
+        return found
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """Turned copies, then what the plain operator needs."""

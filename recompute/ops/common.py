@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import TypeRuleError
 from ..language.element import FLOAT_UFUNCS, UFUNCS, Expr
+from ..language.factors import Factor, aligned
 from ..language.formulas import through_expansion
 from ..language.layouts import Turned
 from ..language.op import Cost, Op
@@ -86,6 +87,12 @@ class Elementwise(Op, abstract=True):
         if not self.truths and present[0].dtype == "bool":
             raise self.fail("takes numbers, not bool", *inputs)
         return (TensorType(self.out_dtype(present[0].dtype), broadcast(self, *present)),)
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """Every axis, where inputs are not repeated along it."""
+        return aligned(ins, outs)
 
     def out_dtype(self, dtype: str) -> str:
         """The output's element type for inputs of type `dtype`."""

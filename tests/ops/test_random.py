@@ -128,6 +128,8 @@ X = np.random.default_rng(0).normal(size=(7, 33)).astype(np.float32)
         ("RandomUniform", {"shape": (3, 2), "seed": 4, "low": 2.0, "high": 2.5, "dtype": "f16"}, (), True),
         ("RandomUniform", {"shape": (0, 2), "seed": 4}, (), True),
         ("RandomNormal", {"shape": (8,), "seed": 4}, (), False),
+        ("Dropout", {"seed": 5, "first": 13}, (X,), True),
+        ("RandomNormal", {"shape": (5, 7), "seed": 4, "first": 3}, (), False),
         ("Bernoulli", {"dtype": "i32", "seed": 4}, (abs(X[:0]),), True),
         ("Bernoulli", {"dtype": "f64", "seed": 4}, (abs(X.astype(np.float64)),), True),
     ],
@@ -294,11 +296,41 @@ def test_streams_go_on_where_they_were() -> None:
     for start, end in ((0, 8), (8, 24), (24, 41)):
         fill(got[start:end])
     assert got.tobytes() == want.tobytes()
+    for module in (np, Elsewhere()):
+        late = np.empty(20, np.float32)
+        fill = stream(module, 5, np.array(2), 13)
+        fill(late[:8])
+        fill(late[8:])
+        assert late.tobytes() == want[13:33].tobytes()
+
+
+@pytest.mark.parametrize("place", [None, "emulated"])
+@pytest.mark.parametrize("first", [24, 13])
+def test_a_slice_draws_what_the_whole_draws(place: str | None, first: int) -> None:
+    """By kernels, which know slices that begin with a block of eight, and by array operations."""
+    if place and not emulator.compiler():
+        pytest.skip("the emulated device needs a C++ compiler (or $CXX)")
+    size, step = 1 << 15, np.array(3)
+    x = np.linspace(0.1, 0.9, size + first, dtype=np.float32)
+
+    def drawn(name: str, begin: int, *inputs: Any, **options: Any) -> np.ndarray:
+        op = op_class(name)(seed=9, first=begin, **options)
+        block, feed = case_block(Case(op, (*inputs, step), want=1))
+        where = EmulatedCUDAPlace() if place else None
+        return rc.Executor(where).run(rc.Program(block), feed, list(block.outputs))[0]
+
+    for name, options in (("Dropout", {}), ("Bernoulli", {"dtype": "f32"})):
+        whole = drawn(name, 0, x, **options)
+        assert drawn(name, first, x[first:].copy(), **options).tobytes() == whole[first:].tobytes(), name
+    for name in ("RandomUniform", "RandomNormal"):
+        whole = drawn(name, 0, shape=(size + first,))
+        assert drawn(name, first, shape=(size,)).tobytes() == whole[first:].tobytes(), name
 
 
 def test_what_a_text_without_attributes_means() -> None:
     """Attributes that are not written are these, in files of last year too."""
-    assert vars(op_class("Dropout")()) == {"ratio": 0.5, "seed": 0}
-    assert vars(op_class("RandomUniform")((2,))) == {"shape": (2,), "dtype": "f32", "low": 0.0, "high": 1.0, "seed": 0}
-    assert vars(op_class("RandomNormal")((2,))) == {"shape": (2,), "dtype": "f32", "mean": 0.0, "scale": 1.0, "seed": 0}
-    assert vars(op_class("Bernoulli")("f32")) == {"dtype": "f32", "seed": 0}
+    drawn = {"seed": 0, "first": 0}
+    assert vars(op_class("Dropout")()) == {"ratio": 0.5, **drawn}
+    assert vars(op_class("RandomUniform")((2,))) == {"shape": (2,), "dtype": "f32", "low": 0.0, "high": 1.0, **drawn}
+    assert vars(op_class("RandomNormal")((2,))) == {"shape": (2,), "dtype": "f32", "mean": 0.0, "scale": 1.0, **drawn}
+    assert vars(op_class("Bernoulli")("f32")) == {"dtype": "f32", **drawn}

@@ -14,6 +14,7 @@ from ..channels_last import channels_last
 from ..norm.numerics import wide
 from ..window import Window, full, output_size, window_attributes
 from . import numerics as kernels
+from .axes import convolution, weight_gradient
 from .export import export_grad_input, export_grad_weight
 from .numerics import Geometry
 
@@ -175,6 +176,7 @@ class Conv(Convolution, onnx=True):
     x: [n, group · c, ...], w: [m, c, ...], bias: [m]; m is a multiple of `group`.
     """
 
+    linear = ((0, 2), (1, 2))
     strides: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
@@ -187,6 +189,12 @@ class Conv(Convolution, onnx=True):
         if bias is not None and (bias.shape != (w.shape[0],) or bias.dtype != x.dtype):
             raise self.fail("the bias must have one element an output channel", x, w, bias)
         return (x.with_shape(shape),)
+
+    def axis_factors(self, ins, outs):
+        """Images, groups, output channels of a group; its input channels where there is no bias."""
+        x, w = ins[:2]
+        sizes = x.shape[0], self.group, w.shape[0] // self.group, w.shape[1]
+        return convolution(*sizes, bias=len(ins) > 2 and ins[2] is not None, forward=True)
 
     def shapes(self, ins, outs):
         """Input, weight → output."""
@@ -249,6 +257,7 @@ def _conv_samples(cls: Any) -> list[tuple[Any, str, str, bool]]:
 class ConvGradInput(Convolution):
     """(w, dy) → the gradient of Conv by its input, whose spatial sizes are `shape`."""
 
+    linear = ((0,), (1,))
     by_image = (1,)
     shape: tuple[int, ...]
     strides: tuple[int, ...] = ()
@@ -262,6 +271,12 @@ class ConvGradInput(Convolution):
         if dy.shape[1] != w.shape[0] or len(self.shape) != dy.ndim - 2:
             raise self.fail(f"dy does not fit the weight and shape {list(self.shape)}", w, dy)
         return (dy.with_shape((dy.shape[0], w.shape[1] * self.group, *self.shape)),)
+
+    def axis_factors(self, ins, outs):
+        """As a transposed convolution without bias, whose inputs are the other way round."""
+        w, dy = ins
+        found = convolution(dy.shape[0], self.group, w.shape[0] // self.group, w.shape[1], bias=False, forward=False)
+        return [dataclasses.replace(f, inputs=((*f.inputs, None)[1], f.inputs[0])) for f in found]
 
     def shapes(self, ins, outs):
         """Output is the convolution's input."""
@@ -301,6 +316,7 @@ class ConvGradInput(Convolution):
 class ConvGradWeight(Convolution):
     """(x, dy) → the gradient of Conv by its weight, whose spatial sizes are `kernel`."""
 
+    linear = ((0,), (1,))
     by_image = (0, 1)
     sums = True
     kernel: tuple[int, ...]
@@ -318,6 +334,11 @@ class ConvGradWeight(Convolution):
         w = x.with_shape((dy.shape[1], x.shape[1] // self.group, *self.kernel))
         self.check(x, w)
         return (w,)
+
+    def axis_factors(self, ins, outs):
+        """Channels and groups; images are summed over."""
+        x, w = ins[0], outs[0]
+        return weight_gradient(x.shape[0], self.group, w.shape[0] // self.group, w.shape[1])
 
     def shapes(self, ins, outs):
         """Output is the weight."""

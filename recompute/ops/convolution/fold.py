@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import Place, factor
 from ...language.op import Cost, imports
 from ..shape.reshape import Move
 from ..window import Window, full, output_size
@@ -55,6 +56,11 @@ class Col2Im(Windows):
         if x.ndim != 3 or len(self.image) != len(self.block) or x.shape[2] != w.positions or x.shape[1] % w.taps:
             raise self.fail(f"needs [N, a multiple of {w.taps}, {w.positions}]", x)
         return (x.with_shape((x.shape[0], x.shape[1] // w.taps, *self.image)),)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels."""
+        x, taps = ins[0], self.window().taps
+        return [factor(x.shape[0], [0], [0]), factor(outs[0].shape[1], [Place(1, inner=taps)], [1])]
 
     def compute(self, xp, ins, outs, scratch):
         """One addition of views for each element of a window."""
@@ -105,6 +111,11 @@ class Im2Col(Windows):
         if x.shape[2:] != self.image or len(self.image) != len(self.block):
             raise self.fail(f"needs images {list(self.image)}", x)
         return (x.with_shape((x.shape[0], x.shape[1] * w.taps, w.positions)),)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels."""
+        x, taps = ins[0], self.window().taps
+        return [factor(x.shape[0], [0], [0]), factor(x.shape[1], [1], [Place(1, inner=taps)])]
 
     def compute(self, xp, ins, outs, scratch):
         """One copy of views for each element of a window."""

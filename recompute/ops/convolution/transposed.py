@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..channels_last import channels_last
 from ..window import compact, full, window_attributes
 from . import numerics as kernels
+from .axes import convolution
 from .conv import Convolution, bias_gradient, cropped
 from .export import export_transposed
 
@@ -21,6 +22,7 @@ class ConvTranspose(Convolution, onnx=True):
     (kernel - 1) · dilation + 1 - pads.
     """
 
+    linear = ((0, 2), (1, 2))
     strides: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
@@ -39,6 +41,12 @@ class ConvTranspose(Convolution, onnx=True):
         if min(sizes) < 0:
             raise self.fail("pads take away more than there is", x, w)
         return (x.with_shape((x.shape[0], w.shape[1] * self.group, *sizes)),)
+
+    def axis_factors(self, ins, outs):
+        """Images, groups, output channels of a group; its input channels where there is no bias."""
+        x, w = ins[:2]
+        sizes = x.shape[0], self.group, w.shape[0] // self.group, w.shape[1]
+        return convolution(*sizes, bias=len(ins) > 2 and ins[2] is not None, forward=False)
 
     def shapes(self, ins, outs):
         """Output is the convolution's input."""

@@ -16,6 +16,7 @@ from ..common import Elementwise, Ufunc
 class Add(Ufunc, onnx=True):
     """a + b."""
 
+    linear = ((0, 1),)
     ufunc = "add"
 
     def gradient(self, b, ins, outs, grads):
@@ -32,6 +33,7 @@ class Add(Ufunc, onnx=True):
 class Sub(Ufunc, onnx=True):
     """a - b."""
 
+    linear = ((0, 1),)
     ufunc = "subtract"
     truths = False
 
@@ -49,6 +51,7 @@ class Sub(Ufunc, onnx=True):
 class Mul(Ufunc, onnx=True):
     """a · b, element by element."""
 
+    linear = ((0,), (1,))
     ufunc = "multiply"
 
     def gradient(self, b, ins, outs, grads):
@@ -66,6 +69,7 @@ class Mul(Ufunc, onnx=True):
 class Div(Elementwise, onnx=True):
     """a / b; integers are divided towards zero (as in C, and in ONNX)."""
 
+    linear = ((0,),)
     truths = False
 
     def compute(self, xp, ins, outs, scratch):
@@ -108,6 +112,7 @@ def _binary_samples(op: Op, draw: Any) -> Any:
 class Neg(Ufunc, onnx=True):
     """-x."""
 
+    linear = ((0,),)
     ufunc = "negative"
     truths = False
 

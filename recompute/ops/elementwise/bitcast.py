@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...language.factors import aligned
 from ...language.op import Op
 from ...language.types import DTYPES, dtype_from_onnx
 
@@ -21,6 +22,10 @@ class BitCast(Op):
         if x.numpy.itemsize != DTYPES[self.to].itemsize:
             raise self.fail(f"an element of {self.to} has another size", x)
         return (x.with_dtype(self.to),)
+
+    def axis_factors(self, ins, outs):
+        """All."""
+        return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
         """One copy."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...language import element
+from ...language.factors import all_but
 from ...language.op import Op
 from ..common import Elementwise, Ufunc, normal_axis
 from ..tiles import ERF_MASKS, ERF_WORK, Tiled, erf, wide
@@ -321,6 +322,10 @@ class Running(Op, abstract=True):
             raise self.fail("needs at least one dimension", x)
         normal_axis(self.axis, x.ndim, self)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All; that along which it runs is needed whole."""
+        return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def turned(self, xp: Any, x: Any, total: Any, first: float) -> tuple[Any, Any]:
         """(elements, totals), the axis in front, in the order of the run; an exclusive run has begun with `first`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.types import TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
+from .axes import backward, forward, gathered
 from .flat import add_rows, check_bounds, take_rows
 
 INDEX_TYPES = ("i64", "i32")
@@ -44,10 +46,16 @@ def index_within(*sizes: int) -> tuple:
     return ("index", *sizes)
 
 
+def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
+    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
+    return index_within(*shape[batch : batch + indices.shape[-1]])
+
+
 @dataclass(frozen=True)
 class Gather(Move, onnx=True):
     """(x, indices) → x[..., indices, ...] along `axis`; negative indices count from the end."""
 
+    linear = ((0,),)
     axis: int = 0
     weights = (0,)
 
@@ -59,6 +67,10 @@ class Gather(Move, onnx=True):
             raise self.fail("needs at least one dimension", x, indices)
         need_entries(self, x, indices, (axis,))
         return (x.with_shape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]),)
+
+    def axis_factors(self, ins, outs):
+        """The indices', and all of x but the one along which is taken."""
+        return forward(gathered(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self)))
 
     def scratch(self, ins, outs):
         """Indices as i64."""
@@ -95,6 +107,7 @@ class GatherGrad(Move):
     The sums run in the order of the indices: the same bits every time.  Half precision is added up in f32.
     """
 
+    linear = ((1,),)
     shape: tuple[int, ...]
     axis: int = 0
 
@@ -106,6 +119,10 @@ class GatherGrad(Move):
             raise self.fail(f"is not the gradient of Gather on {list(self.shape)}", indices, dy)
         need_entries(self, dy.with_shape(self.shape), indices, (axis,))
         return (dy.with_shape(self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """As Gather; what several slices of the indices took is added up."""
+        return backward(gathered(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self)))
 
     def scratch(self, ins, outs):
         """Indices as i64; the sums in f32 for half precision."""

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import factor, in_step
 from ...language.op import Op
 from ...language.types import TensorType
 from ..common import normal_axis
 from ..shape.reshape import Move
+from .axes import backward, coordinates, elements, forward
 from .flat import REDUCTIONS, add_rows, check_bounds, set_rows, take_rows
-from .gather import index_within, need_entries, need_indices
+from .gather import coordinates_within, index_within, need_entries, need_indices
 
 
 def strides(shape: Sequence[int]) -> list[int]:
@@ -80,12 +82,17 @@ def check_elements(op: Op, x: TensorType, indices: TensorType, axis: int) -> Non
 class GatherElements(Move, onnx=True):
     """(x, indices) → y[i, j, ...] = x[i, indices[i, j, ...], ...] for `axis` 1, and so on for other axes."""
 
+    linear = ((0,),)
     axis: int = 0
 
     def infer(self, x, indices):
         """The indices' shape."""
         check_elements(self, x, indices, self.axis)
         return (x.with_shape(indices.shape),)
+
+    def axis_factors(self, ins, outs):
+        """The indices'; x is cut where it is as long."""
+        return elements(ins[0].shape, ins[1], normal_axis(self.axis, ins[0].ndim, self))
 
     def scratch(self, ins, outs):
         """Flat positions."""
@@ -118,6 +125,7 @@ class GatherElements(Move, onnx=True):
 class GatherElementsGrad(Move):
     """(indices, dy) → a tensor of `shape`, each element the sum of what was taken there."""
 
+    linear = ((1,),)
     shape: tuple[int, ...]
     axis: int = 0
 
@@ -127,6 +135,10 @@ class GatherElementsGrad(Move):
         if indices.shape != dy.shape:
             raise self.fail("indices and dy differ in shape", indices, dy)
         return (dy.with_shape(self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """As GatherElements; what several slices of the indices took is added up."""
+        return elements(self.shape, ins[0], normal_axis(self.axis, len(self.shape), self), back=True)
 
     def scratch(self, ins, outs):
         """Flat positions."""
@@ -172,20 +184,20 @@ def rows_taken(op: Op, x: TensorType, indices: TensorType, batch: int) -> tuple[
     return (*indices.shape[:-1], *x.shape[batch + depth :])
 
 
-def coordinates_within(shape: Sequence[int], indices: TensorType, batch: int) -> tuple:
-    """What is asked of coordinates in a tensor of `shape` (see `Op.checks`)."""
-    return index_within(*shape[batch : batch + indices.shape[-1]])
-
-
 @dataclass(frozen=True)
 class GatherND(Move, onnx=True):
     """(x, indices) → the parts of x at the coordinates in the indices' last axis."""
 
+    linear = ((0,),)
     batch_dims: int = 0
 
     def infer(self, x, indices):
         """The indices' shape without the last axis, then what remains of x's."""
         return (x.with_shape(rows_taken(self, x, indices, self.batch_dims)),)
+
+    def axis_factors(self, ins, outs):
+        """Batches, the indices' own, and what remains of x."""
+        return forward(coordinates(ins[0].shape, ins[1], self.batch_dims))
 
     def scratch(self, ins, outs):
         """Flat row numbers."""
@@ -221,6 +233,7 @@ class GatherND(Move, onnx=True):
 class GatherNDGrad(Move):
     """(indices, dy) → a tensor of `shape`, each part the sum of what was taken there."""
 
+    linear = ((1,),)
     shape: tuple[int, ...]
     batch_dims: int = 0
 
@@ -230,6 +243,10 @@ class GatherNDGrad(Move):
         if rows_taken(self, x, indices, self.batch_dims) != dy.shape:
             raise self.fail("indices and dy do not fit", indices, dy)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """As GatherND; what several slices of the indices took is added up."""
+        return backward(coordinates(self.shape, ins[0], self.batch_dims))
 
     def scratch(self, ins, outs):
         """Flat row numbers."""
@@ -337,6 +354,11 @@ class ScatterElements(Scatter, onnx=True):
             raise self.fail("indices and updates differ in shape", x, indices, updates)
         return (x,)
 
+    def axis_factors(self, ins, outs):
+        """Others than `axis` along which x is as long as the indices."""
+        axis, shape = normal_axis(self.axis, ins[0].ndim, self), ins[1].shape
+        return in_step(ins, outs, [a for a, d in enumerate(ins[0].shape) if a != axis and shape[a] == d])
+
     def scratch(self, ins, outs):
         """Flat positions."""
         return (ins[1].with_dtype("i64"),)
@@ -385,6 +407,10 @@ class ScatterND(Scatter, onnx=True):
         if rows_taken(self, x, indices, 0) != updates.shape:
             raise self.fail("updates do not fit", x, indices, updates)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """What remains of x behind the coordinates."""
+        return [factor(d, [x, None, y], [x]) for d, x, _, y in coordinates(ins[0].shape, ins[1], 0) if x is not None]
 
     def scratch(self, ins, outs):
         """Flat row numbers."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ...language.factors import Factor, Place, factor, in_step
 from ...language.op import Cost, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_name, dtype_to_onnx
 from ..common import normal_axis
@@ -22,6 +24,7 @@ _SORT_BYTES = 1 << 16
 class Trilu(Move):
     """The upper (or lower) triangle of the last two axes from diagonal `k` on; zeros elsewhere."""
 
+    linear = ((0,),)
     k: int = 0
     upper: int = 1
 
@@ -30,6 +33,14 @@ class Trilu(Move):
         if x.ndim < 2:
             raise self.fail("needs two dimensions", x)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All: a slice of rows or columns has the diagonal elsewhere."""
+        return in_step(ins, outs, range(ins[0].ndim))
+
+    def sliced(self, factor, start, size, outs):
+        """The diagonal, counted from the slice."""
+        return dataclasses.replace(self, k=self.k + _moved(factor, start, outs[0]))
 
     def compute(self, xp, ins, outs, scratch):
         """A copy, then the zeros row by row."""
@@ -67,6 +78,13 @@ class Trilu(Move):
             yield draw.case(cls(k, 0), draw("f64[2,4,3]"))
 
 
+def _moved(factor: Factor, start: int, y: TensorType) -> int:
+    """How much further up a diagonal is, counted from a slice that begins at `start` of rows or columns."""
+    place = factor.outputs[0]
+    assert isinstance(place, Place)
+    return {y.ndim - 2: start * place.inner, y.ndim - 1: -start * place.inner}.get(place.axis, 0)
+
+
 @dataclass(frozen=True)
 class Eye(Move):
     """A matrix of `shape` with ones on diagonal `k`."""
@@ -78,6 +96,14 @@ class Eye(Move):
     def infer(self):
         """As the attributes say."""
         return (TensorType(self.dtype, self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """Rows and columns: a slice has the diagonal elsewhere."""
+        return [factor(d, [], [a]) for a, d in enumerate(self.shape)]
+
+    def sliced(self, factor, start, size, outs):
+        """The diagonal, counted from the slice."""
+        return dataclasses.replace(self, shape=outs[0].shape, k=self.k + _moved(factor, start, outs[0]))
 
     def compute(self, xp, ins, outs, scratch):
         """Zeros, and a strided fill of the flat buffer."""
@@ -131,6 +157,11 @@ class OneHot(Move):
         shape = list(indices.shape)
         shape.insert(normal_axis(self.axis, len(shape) + 1, self), self.depth)
         return (TensorType(self.dtype, tuple(shape)),)
+
+    def axis_factors(self, ins, outs):
+        """The indices'."""
+        new = normal_axis(self.axis, outs[0].ndim, self)
+        return [factor(d, [a], [a + (a >= new)]) for a, d in enumerate(ins[0].shape)]
 
     def scratch(self, ins, outs):
         """For each index: its position, whether it is inside, and what is written there."""
@@ -201,6 +232,11 @@ class TopK(Move):
             raise self.fail(f"k = {self.k} is out of range", x)
         t = x.with_shape([self.k if i == axis else d for i, d in enumerate(x.shape)])
         return t, t.with_dtype("i64")
+
+    def axis_factors(self, ins, outs):
+        """All but the one that is sorted."""
+        axis = normal_axis(self.axis, ins[0].ndim, self)
+        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
 
     def compute(self, xp, ins, outs, scratch):
         """A stable sort of the positions, a few rows at a time."""
@@ -280,6 +316,11 @@ class ReverseSequence(Move, onnx=True):
         if x.ndim < 2 or axes != {0, 1} or lengths.shape != (x.shape[self.batch_axis],):
             raise self.fail("needs axes 0 and 1, and a length for each row", x, lengths)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """The batch, and all behind the first two."""
+        batch = factor(ins[1].shape[0], [self.batch_axis, 0], [self.batch_axis])
+        return [batch, *(factor(d, [a + 2], [a + 2]) for a, d in enumerate(ins[0].shape[2:]))]
 
     def compute(self, xp, ins, outs, scratch):
         """Row by row."""

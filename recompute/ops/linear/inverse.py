@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import in_step
 from ...language.op import Cost, Op, imports
 
 
@@ -21,6 +22,10 @@ class Inverse(Op):
         if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.dtype not in ("f32", "f64"):
             raise self.fail("needs square matrices of f32 or f64", x)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Those of the matrices' numbers."""
+        return in_step(ins, outs, range(ins[0].ndim - 2))
 
     def scratch(self, ins, outs):
         """What is left of x, products, a column and a row of each matrix."""

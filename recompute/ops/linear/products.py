@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...language.factors import SUM, aligned, factor
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from .half_products import HalfProduct
@@ -33,6 +34,7 @@ class MatMul(Op):
     With both flags 0 it is ONNX's MatMul, else ONNX Transpose and MatMul.
     """
 
+    linear = ((0,), (1,))
     autocast = "low"
     transA: int = 0
     transB: int = 0
@@ -45,6 +47,25 @@ class MatMul(Op):
         left = (*a.shape[:-2], a.shape[-1], a.shape[-2]) if self.transA and a.ndim > 1 else a.shape
         right = (*b.shape[:-2], b.shape[-1], b.shape[-2]) if self.transB and b.ndim > 1 else b.shape
         return (a.with_shape(product_shape(self, left, right, (a, b))),)
+
+    def axis_factors(self, ins, outs):
+        """Rows of a, columns of b, batches; the inner dimension is summed over."""
+        a, b, y = ins[0], ins[1], outs[0]
+        rank = max(a.ndim, b.ndim, 2)
+        swap = [(a.ndim - 1, a.ndim - 2) if self.transA else (a.ndim - 2, a.ndim - 1),
+                (b.ndim - 1, b.ndim - 2) if self.transB else (b.ndim - 2, b.ndim - 1)]  # fmt: skip
+        (row, left), (right, column) = [s if t.ndim > 1 else (None, 0) for s, t in zip(swap, ins, strict=True)]
+        if b.ndim == 1:
+            right, column = 0, None
+        found = [factor(a.shape[left], [left, right], [SUM])]
+        if column is not None:
+            found.append(factor(b.shape[column], [None, column], [y.ndim - 1]))
+        if row is not None:
+            found.append(factor(a.shape[row], [row], [y.ndim - 1 - (column is not None)]))
+        for i in range(rank - 2):
+            at = [k if k >= 0 and t.shape[k] == y.shape[i] else None for t in ins for k in (i - rank + t.ndim,)]
+            found.append(factor(y.shape[i], at, [i]))
+        return found
 
     def compute(self, xp, ins, outs, scratch):
         """BLAS; transposed operands are views."""
@@ -149,6 +170,7 @@ class MatMul(Op):
 class Gemm(Op, onnx=True):
     """alpha · A' B' + beta · C, with A' = Aᵀ where transA, B' = Bᵀ where transB; C broadcasts to the result."""
 
+    linear = ((0, 2), (1, 2))
     autocast = "low"
     alpha: float = 1.0
     beta: float = 1.0
@@ -169,6 +191,16 @@ class Gemm(Op, onnx=True):
         if not a.is_float and not (_has(a, self.alpha) and _has(a, self.beta)):
             raise self.fail("integers need an alpha and a beta that are whole numbers of their type", a, b, c)
         return (a.with_shape((m, n)),)
+
+    def axis_factors(self, ins, outs):
+        """Rows, columns, and without C the inner dimension."""
+        a, _, c = (*ins, None)[:3]
+        m, n = outs[0].shape
+        row, left = (1, 0) if self.transA else (0, 1)
+        right, column = (1, 0) if self.transB else (0, 1)
+        of_c = [f.inputs[0] for f in aligned([c], outs)]
+        found = [factor(m, [row, None, of_c[0]], [0]), factor(n, [None, column, of_c[1]], [1])]
+        return found if c is not None else [*found, factor(a.shape[left], [left, right], [SUM])]
 
     def compute(self, xp, ins, outs, scratch):
         """BLAS, then bias and factors in place (beta ≠ 0, 1: C scaled in a small scratch)."""

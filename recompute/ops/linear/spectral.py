@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import in_step
 from ...language.op import Cost, Op, imports
 from ..common import normal_axis
 
@@ -46,6 +47,11 @@ class DFT(Op):
         """The length of the transform."""
         n = x.shape[self.axis]
         return self.length or (2 * (n - 1) if self.onesided and self.inverse else n)
+
+    def axis_factors(self, ins, outs):
+        """All but the transformed one and the parts of numbers."""
+        axis = normal_axis(self.axis, ins[0].ndim, self)
+        return in_step(ins, outs, [a for a in range(ins[0].ndim - 1) if a != axis])
 
     def compute(self, xp, ins, outs, scratch):
         """The library's FFT, which allocates its result where NumPy is older than 2, and on a device."""

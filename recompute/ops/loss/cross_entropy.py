@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import SUM, Factor, factor, needed_whole
 from ...language.op import Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
@@ -51,6 +52,30 @@ class LabelLoss(Op, abstract=True):
     def loss_type(self, scores: TensorType, labels: TensorType) -> TensorType:
         """One number, or one a label."""
         return TensorType(scores.dtype, labels.shape if self.reduction == "none" else ())
+
+    def label_factors(
+        self, labels: TensorType, weights: Any, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> tuple[Factor, ...]:
+        """The indices of labels; `inputs` and `outputs` say for each value whether it is like "scores", "labels", or a
+        "loss", which may be reduced, or has none of them ("").
+
+        A mean over labels of which some are ignored, or have weights, needs all of them: its count is data.
+        """
+        single, mean = self.reduction == "none", self.reduction == "mean"
+
+        def at(what: str, axis: int) -> int | None:
+            return {"scores": axis + (axis > 0), "labels": axis, "loss": axis if single else None}.get(what)
+
+        found = tuple(
+            factor(
+                d,
+                [at(v, a) for v in inputs],
+                [SUM if (y := at(v, a)) is None else y for v in outputs],
+                (0,) if mean else (),
+            )
+            for a, d in enumerate(labels.shape)
+        )
+        return needed_whole(found) if mean and self.weighs(weights) else found
 
     def weighs(self, weights: Any) -> bool:
         """Whether labels have different weights."""
@@ -242,6 +267,10 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
         self.check(scores, labels, weights)
         return self.loss_type(scores, labels), scores
 
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        return self.label_factors(ins[1], (*ins, None)[2], ("scores", "labels"), ("loss", "scores"))
+
     def scratch(self, ins, outs):
         """A tile's rows as well."""
         scores, weights = ins[0], (*ins, None)[2]
@@ -318,6 +347,7 @@ class SoftmaxCrossEntropyLoss(LabelLoss, onnx=True):
 class SoftmaxCrossEntropyGrad(LabelLoss):
     """(log_prob, labels, weights?, dloss) → the scores' gradient: w · (softmax - onehot) · dloss (/ Σ w)."""
 
+    linear = ((3,),)
     reduction: str = "mean"
     ignore_index: int | None = None
     inplace = (0,)
@@ -328,6 +358,10 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
         if dloss != self.loss_type(log_prob, labels):
             raise self.fail("dloss does not have the loss's type", log_prob, labels, weights, dloss)
         return (log_prob,)
+
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        return self.label_factors(ins[1], ins[2], ("scores", "labels", "", "loss"), ("scores",))
 
     def scratch(self, ins, outs):
         """Numbers of labels."""

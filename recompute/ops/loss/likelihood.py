@@ -21,6 +21,10 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
         self.check(log_prob, labels, weights)
         return (self.loss_type(log_prob, labels),)
 
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        return self.label_factors(ins[1], (*ins, None)[2], ("scores", "labels"), ("loss",))
+
     def scratch(self, ins, outs):
         """Numbers of labels."""
         return self.label_types(ins[0], (*ins, None)[2])
@@ -72,6 +76,7 @@ class NegativeLogLikelihoodLoss(LabelLoss, onnx=True):
 class NegativeLogLikelihoodGrad(LabelLoss):
     """(labels, weights?, dloss) → the gradient of log-probabilities of `shape`: -w · dloss (/ Σ w) at the labels."""
 
+    linear = ((2,),)
     shape: tuple[int, ...]
     reduction: str = "mean"
     ignore_index: int | None = None
@@ -83,6 +88,10 @@ class NegativeLogLikelihoodGrad(LabelLoss):
         if dloss != self.loss_type(x, labels):
             raise self.fail("dloss does not have the loss's type", labels, weights, dloss)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Labels."""
+        return self.label_factors(ins[0], ins[1], ("labels", "", "loss"), ("scores",))
 
     def scratch(self, ins, outs):
         """Numbers of labels; a tile's numbers."""

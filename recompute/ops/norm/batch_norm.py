@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.element import sqrt
+from ...language.factors import Factor, aligned, needed_whole
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
 from ..window import BLOCK
+from .axes import by_channel, by_element
 from .numerics import wide
 
 
@@ -57,6 +59,12 @@ class ChannelNorm(Op, abstract=True):
         if any(v.shape != (x.shape[1],) or not v.is_float for v in vectors):
             raise self.fail("the others need one float a channel", x, *vectors)
 
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """Channels; images and positions are needed whole."""
+        return (*by_channel(ins, outs), *needed_whole(by_element(ins, outs)))
+
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """About ten operations an element."""
         assert ins[0] is not None
@@ -76,6 +84,10 @@ class BatchNormalization(ChannelNorm, onnx=True):
         """x's type."""
         self.check(x, scale, bias, mean, var)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All: statistics are given."""
+        return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
         """Factor and summand of each channel; halves also a block in float32."""
@@ -184,6 +196,10 @@ class RunningUpdate(Op):
         if running != batch or not running.is_float:
             raise self.fail("both need the same float type", running, batch)
         return (running,)
+
+    def axis_factors(self, ins, outs):
+        """All."""
+        return aligned(ins, outs)
 
     def scratch(self, ins, outs):
         """batch scaled."""

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ...language.element import sqrt
 from ...language.op import Cost, Op
 from ..channels_last import channels_last
+from .axes import by_channel, by_element
 from .batch_norm import ChannelNorm, as_type_of, block_channels, channel_axes, channel_blocks, per_channel, planes
 from .numerics import row_dots, wide
 
@@ -155,6 +156,10 @@ class BatchNormStatistics(Op):
         found = wide(x).with_shape(x.shape[1:2])
         return (found, found)
 
+    def axis_factors(self, ins, outs):
+        """Channels."""
+        return by_channel(ins, outs)
+
     def scratch(self, ins, outs):
         """Vectors of a block, and the block in the statistics' element type."""
         x = ins[0]
@@ -236,6 +241,10 @@ class BatchNormApply(ChannelNorm):
         """x's type."""
         self.check(x, scale, bias, mean, var)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All: statistics are given."""
+        return (*by_channel(ins, outs), *by_element(ins, outs))
 
     def scratch(self, ins, outs):
         """Vectors of a block; halves also the block in float32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...language.factors import SUM, factor
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axis
 from ..shape.reshape import reshape
 from . import numerics as kernels
+from .axes import by_group, rows
 from .numerics import View, wide
 
 
@@ -157,6 +160,20 @@ class NormGrad(Op):
             raise self.fail("scale or statistics do not fit the view", x, scale, mean, inverse, dy)
         return (x, scale, scale)
 
+    def axis_factors(self, ins, outs):
+        """Rows, of which the gradients of scale and bias are sums."""
+        x, _, mean, inverse, _ = ins
+        found = []
+        for a, d in enumerate(x.shape):
+            aligned = all(t is None or (a < t.ndim and t.shape[a] == d) for t in (mean, inverse))
+            if aligned and self.view[0] % max(math.prod(x.shape[: a + 1]), 1) == 0:
+                found.append(factor(d, [a, None, a, a, a], [a, SUM, SUM]))
+        return found
+
+    def sliced(self, factor, start, size, outs):
+        """The view of fewer rows."""
+        return dataclasses.replace(self, view=(self.view[0] * size // factor.size, *self.view[1:]))
+
     def scratch(self, ins, outs):
         """Blocks and sums."""
         return kernels.grad_scratch(ins[0], self.view)
@@ -218,6 +235,10 @@ class LayerNormalization(Normalization, onnx=True):
     epsilon: float = 1e-5
     inplace = (0,)
     weights = (1, 2)
+
+    def axis_factors(self, ins, outs):
+        """Rows."""
+        return rows(ins[0], outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def view(self, x):
         """Rows."""
@@ -289,6 +310,10 @@ class RMSNormalization(Normalization):
         """x's type, inverse root mean squares."""
         return super().infer(x, scale)
 
+    def axis_factors(self, ins, outs):
+        """Rows."""
+        return rows(ins[0], outs, normal_axis(self.axis, ins[0].ndim, self))
+
     def view(self, x):
         """Rows."""
         return LayerNormalization(axis=self.axis).view(x)
@@ -350,6 +375,10 @@ class GroupNormalization(ChannelwiseNormalization, onnx=True):
     inplace = (0,)
     weights = (1, 2)
 
+    def axis_factors(self, ins, outs):
+        """Images, and groups of channels."""
+        return by_group(ins[0], outs, self.num_groups, "num_groups")
+
     def groups(self, x: TensorType) -> int:
         """The attribute."""
         return self.num_groups
@@ -386,6 +415,10 @@ class InstanceNormalization(ChannelwiseNormalization, onnx=True):
     epsilon: float = 1e-5
     inplace = (0,)
     weights = (1, 2)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels."""
+        return by_group(ins[0], outs, ins[0].shape[1])
 
     def groups(self, x: TensorType) -> int:
         """One a channel."""

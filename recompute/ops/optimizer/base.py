@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...language.factors import Factor, aligned
 from ...language.formulas import through_expansion
 from ...language.op import Cost, Op
 from ...language.types import DTYPES, TensorType
@@ -84,6 +85,12 @@ class Update(Op, abstract=True):
     def unscale(self, inputs: Sequence[Any]) -> Any:
         """That input; None where it is absent."""
         return inputs[self.unscale_at] if self.unscale_at < len(inputs) else None
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """All of the parameter: each element is updated on its own."""
+        return aligned(ins, outs)
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """A part for intermediate results, one each where w and g cannot be worked on as they are, and with `unscale`

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import aligned, needed_whole
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from .base import PART, Update, mix, mixed, scaled, update_samples
@@ -20,6 +21,10 @@ class TrustUpdate(Update, abstract=True):
         """`total` + Σ x², in f64; x may be t."""
         xp.multiply(x, x, out=t)
         return total + xp.sum(t, dtype=np.float64)
+
+    def axis_factors(self, ins: Any, outs: Any) -> tuple:
+        """All, needed whole: the norms of the parameter and of its step are taken."""
+        return needed_whole(aligned(ins, outs))
 
     def norm_value(self, b: Any, x: Any) -> Any:
         """√Σ x² in f64, as a value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ...language.factors import in_step, needed_whole
 from ...language.op import Op
 from ..channels_last import channels_last
 from ..norm.numerics import wide
@@ -20,6 +21,7 @@ def _spatial(ndim: int) -> tuple[int, ...]:
 class GlobalAveragePool(Op, onnx=True):
     """The mean over all spatial axes, which become 1."""
 
+    linear = ((0,),)
     autocast = "follow"
 
     def infer(self, x):
@@ -27,6 +29,10 @@ class GlobalAveragePool(Op, onnx=True):
         if x.ndim < 3 or not x.is_float:
             raise self.fail("needs floats with a spatial axis", x)
         return (x.with_shape((*x.shape[:2], *(1,) * (x.ndim - 2))),)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels."""
+        return in_step(ins, outs, range(2))
 
     def scratch(self, ins, outs):
         """For halves the sums in float32."""
@@ -75,6 +81,11 @@ class GlobalMaxPool(Op, onnx=True):
         y = x.with_shape((*x.shape[:2], *(1,) * (x.ndim - 2)))
         return (y, y.with_dtype("i64"))
 
+    def axis_factors(self, ins, outs):
+        """Images and channels; needed whole where flat indices are wanted, which count through all images."""
+        found = in_step(ins, outs, range(2))
+        return found if outs[1] is None else needed_whole(found)
+
     def compute(self, xp, ins, outs, scratch):
         """Maxima, and their places."""
         x = ins[0].reshape(ins[0].shape[0], ins[0].shape[1], -1)
@@ -122,6 +133,10 @@ class GlobalMaxPoolGrad(Op):
         if index.dtype != "i64" or index.shape != dy.shape or len(self.shape) != dy.ndim - 2 or not one:
             raise self.fail("index and dy do not fit", index, dy)
         return (dy.with_shape((*dy.shape[:2], *self.shape)),)
+
+    def axis_factors(self, ins, outs):
+        """Images and channels, needed whole: the indices count through all images."""
+        return needed_whole(in_step(ins, outs, range(2)))
 
     def compute(self, xp, ins, outs, scratch):
         """One scatter; indices all differ."""

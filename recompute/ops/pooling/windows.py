@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import Factor, in_step, needed_whole
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..channels_last import channels_last
@@ -23,6 +24,12 @@ class Pooling(Op, abstract=True):
     pads: tuple[int, ...]
     dilations: tuple[int, ...]
     ceil_mode: int
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """Images and channels."""
+        return in_step(ins, outs, range(2))
 
     def pooled(self, x: TensorType) -> tuple[int, ...]:
         """[n, c, positions...].  TypeRuleError where x does not fit the attributes."""
@@ -115,6 +122,11 @@ class MaxPool(Pooling, onnx=True):
         """Pooled values, indices, window numbers."""
         y = x.with_shape(self.pooled(x))
         return (y, y.with_dtype("i64"), y.with_dtype(window_dtype(math.prod(self.kernel_shape))))
+
+    def axis_factors(self, ins, outs):
+        """Images and channels; needed whole where flat indices are wanted, which count through all images."""
+        found = in_step(ins, outs, range(2))
+        return found if outs[1] is None else needed_whole(found)
 
     def scratch(self, ins, outs):
         """Comparison and numbers of a block of planes."""

@@ -5,13 +5,15 @@ So a second run gives the same bits, and nothing has to be kept for one; see `ph
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from ...language.factors import Factor, Place, aligned, needed_whole
 from ...language.op import Op, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
 from ..tiles import TILE
@@ -19,17 +21,40 @@ from .philox import export_numbers, stream
 
 
 class Draw(Op, abstract=True):
-    """Reads the step counter (i64[]) as its last input."""
+    """Reads the step counter (i64[]) as its last input.
+
+    `first`: the number of its first element, for a slice of a larger tensor, which draws what the whole draws there.
+    """
 
     random = True
     seed: int
+    first: int
 
     def check_step(self, step: TensorType | None) -> None:
         """TypeRuleError where the step counter is none, or the seed is no word of 64 bits."""
         if not 0 <= self.seed < 1 << 64:
             raise self.fail(f"the seed must be in [0, 2⁶⁴), not {self.seed}", step)
+        if not 0 <= self.first < 1 << 56:
+            raise self.fail(f"the first element's number must be in [0, 2⁵⁶), not {self.first}", step)
         if step != TensorType("i64", ()):
             raise self.fail("the step counter must be i64[]", step)
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """The outermost axis, whose slices are elements one after the other; the others are needed whole."""
+        y = outs[0]
+        assert y is not None
+        lead = next((a for a, d in enumerate(y.shape) if d != 1), 0)
+        found = aligned(ins, outs)
+        return (*found[: lead + 1], *needed_whole(found[lead + 1 :]))
+
+    def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Any:
+        """The same numbers: those before the slice are left out."""
+        place, y = factor.outputs[0], outs[0]
+        assert isinstance(place, Place) and y is not None
+        before = start * place.inner * math.prod(y.shape[place.axis + 1 :])
+        return dataclasses.replace(cast(Any, super().sliced(factor, start, size, outs)), first=self.first + before)
 
     def gradient(self, b: Any, ins: Any, outs: Any, grads: Any) -> Any:
         """None."""
@@ -46,6 +71,7 @@ class Dropout(Draw):
     autocast = "follow"
     ratio: float = 0.5
     seed: int = 0
+    first: int = 0
 
     inplace = (0,)
 
@@ -65,7 +91,7 @@ class Dropout(Draw):
         """Tile by tile: draw, compare, scale."""
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
-        fill = stream(xp, self.seed, ins[1])
+        fill = stream(xp, self.seed, ins[1], self.first)
         ratio, scale = np.float32(self.ratio), x.dtype.type(1 / (1 - self.ratio))
         for start in range(0, x.size, TILE):
             part = slice(start, min(start + TILE, x.size))
@@ -83,7 +109,7 @@ class Dropout(Draw):
 
     def gradient(self, b, ins, outs, grads):
         """The same on dy: the same key gives the same mask, and nothing is kept."""
-        return [b.Dropout(grads[0], ins[1], ratio=self.ratio, seed=self.seed), None]
+        return [b.Dropout(grads[0], ins[1], ratio=self.ratio, seed=self.seed, first=self.first), None]
 
     def export(self, g, ins, outs):
         """The cipher in integers: the same bits as here."""
@@ -95,7 +121,7 @@ class Dropout(Draw):
             keep = g.call("Cast", x, to=_BOOL)
         else:
             threshold = math.ceil(float(np.float32(self.ratio)) * 2**24)
-            numbers = export_numbers(g, self.seed, step, count)
+            numbers = export_numbers(g, self.seed, step, count, self.first)
             flat = g.call("GreaterOrEqual", numbers, g.array(np.array(threshold, np.int64)))
             keep = g.call("Reshape", flat, g.ints(g.type(x).shape))
             scaled = g.call("Mul", x, g.scalar(1 / (1 - self.ratio), x))
@@ -125,6 +151,7 @@ class Dropout(Draw):
         yield draw.case(cls(ratio=0.3, seed=2**62 + 1), draw("f32[33,1001]"), np.array(7))
         yield draw.case(cls(ratio=0.3, seed=1), draw("f16[9]"), np.array(7), want=1)
         yield draw.case(cls(seed=1), draw("f64[0,2]"), np.array(7), want=1)
+        yield draw.case(cls(ratio=0.3, seed=1, first=11), draw("f64[5,9]"), np.array(7))
 
 
 class Fresh(Draw, abstract=True):
@@ -148,7 +175,7 @@ class Fresh(Draw, abstract=True):
     def compute(self, xp: Any, ins: Any, outs: Any, scratch: Any) -> None:
         """Tile by tile: draw, transform in float32, cast."""
         out = outs[0].reshape(-1)
-        fill = stream(xp, self.seed, ins[-1])
+        fill = stream(xp, self.seed, ins[-1], self.per_element * self.first)
         for start in range(0, out.size, TILE):
             stop = min(start + TILE, out.size)
             u = scratch[0][: self.per_element * (stop - start)]
@@ -165,7 +192,7 @@ class Fresh(Draw, abstract=True):
         if not count:
             g.node("Expand", [g.array(np.zeros((), DTYPES[self.dtype])), g.ints(self.shape)], outs)
             return True
-        numbers = export_numbers(g, self.seed, ins[-1], count * self.per_element)
+        numbers = export_numbers(g, self.seed, ins[-1], count * self.per_element, self.first * self.per_element)
         u = g.call("Mul", g.call("Cast", numbers, to=_FLOAT), g.array(np.array(2.0**-24, np.float32)))
         y = g.call("Cast", self.export_transform(g, u), to=dtype_to_onnx(self.dtype))
         g.node("Reshape", [y, g.ints(self.shape)], outs)
@@ -185,6 +212,7 @@ class Fresh(Draw, abstract=True):
         """Two element types; more than a tile; nothing."""
         for shape, dtype in (((3, 5), "f64"), ((33, 1001), "f32"), ((0, 2), "f32"), ((9,), "f16")):
             yield draw.case(cls(shape=shape, dtype=dtype, seed=3), np.array(4))  # type: ignore[call-arg]
+        yield draw.case(cls(shape=(3, 5), dtype="f32", seed=3, first=7), np.array(4))  # type: ignore[call-arg]
 
 
 _FLOAT, _BOOL = 1, 9
@@ -203,6 +231,7 @@ class RandomUniform(Fresh):
     low: float = 0.0
     high: float = 1.0
     seed: int = 0
+    first: int = 0
 
     def transform(self, xp, u, temp):
         """Scaled and moved."""
@@ -223,6 +252,7 @@ class RandomNormal(Fresh):
     mean: float = 0.0
     scale: float = 1.0
     seed: int = 0
+    first: int = 0
 
     per_element = 2
 
@@ -258,6 +288,7 @@ class Bernoulli(Draw):
 
     dtype: str
     seed: int = 0
+    first: int = 0
 
     def infer(self, p, step):
         """p's shape."""
@@ -272,7 +303,7 @@ class Bernoulli(Draw):
     def compute(self, xp, ins, outs, scratch):
         """Tile by tile: draw, compare."""
         p, out = ins[0].reshape(-1), outs[0].reshape(-1)
-        fill = stream(xp, self.seed, ins[1])
+        fill = stream(xp, self.seed, ins[1], self.first)
         for start in range(0, p.size, TILE):
             stop = min(start + TILE, p.size)
             u, less = (s[: stop - start] for s in scratch)
@@ -286,7 +317,7 @@ class Bernoulli(Draw):
         if not t.size:
             g.node("Cast", ins[:1], outs, to=dtype_to_onnx(self.dtype))
             return True
-        numbers = export_numbers(g, self.seed, ins[1], t.size)
+        numbers = export_numbers(g, self.seed, ins[1], t.size, self.first)
         u = g.call("Mul", g.call("Cast", numbers, to=_FLOAT), _scalar32(g, 2.0**-24))
         p = ins[0]
         u, p = (u, g.call("Cast", p, to=_FLOAT)) if t.dtype != "f64" else (g.call("Cast", u, to=11), p)
@@ -305,6 +336,7 @@ class Bernoulli(Draw):
         """Probabilities of two types."""
         yield draw.case(cls(dtype="f64", seed=1), draw("f64[3,5]", 0, 1), np.array(2), gradient=False)
         yield draw.case(cls(dtype="bool", seed=1), draw("f32[33,1001]", 0, 1), np.array(2))
+        yield draw.case(cls(dtype="bool", seed=1, first=13), draw("f32[3,5]", 0, 1), np.array(2))
 
 
 def _dtype(node: Any, default: str) -> str:

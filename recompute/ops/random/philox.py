@@ -21,20 +21,22 @@ _LOW = 0xFFFFFFFF
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
-def stream(xp: Any, seed: int, step: Any) -> Callable[[Any], None]:
-    """A function that fills float32 vectors with the next numbers of the stream (seed, step).
+def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], None]:
+    """A function that fills float32 vectors with the next numbers of the stream (seed, step), from number `first` on.
 
     All but the last of these vectors must have a length that 8 divides.
     """
     if xp.__name__ == "numpy":
         key = np.array([seed, int(step) & _WORD], np.uint64)  # a negative step by its bits, as kernels read it
-        generator = np.random.Generator(np.random.Philox(key=key))
+        generator = np.random.Generator(np.random.Philox(key=key, counter=first // 8))
+        generator.random(first % 8, dtype=np.float32)
         return lambda out: generator.random(dtype=np.float32, out=out)
-    position = 0
+    position = first
 
     def fill(out: Any) -> None:
         nonlocal position
-        out[...] = uniform(xp, seed, step, position // 8, out.size)
+        begin = position % 8
+        out[...] = uniform(xp, seed, step, position // 8, begin + out.size)[begin:]
         position += out.size
 
     return fill
@@ -69,16 +71,16 @@ def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
     return a1 * b1 + (middle >> half) + (other >> half), a * np.uint64(b)
 
 
-def export_numbers(g: Any, seed: int, step: str, count: int) -> str:
-    """Writes the stream's first `count` numbers as ONNX nodes: 24-bit integers (int64 [count]).
+def export_numbers(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
+    """Writes `count` numbers of the stream, from number `start` on, as ONNX nodes: 24-bit integers (int64 [count]).
 
     Pairs of the cipher's words are computed together: rows (c0, c2) in `e`, (c1, c3) in `o`.  Arithmetic is on int64,
     which wraps around like uint64; only shifts need the unsigned type.
     """
     write = _Words(g)
-    blocks = -(-count // 8)
+    blocks = -(-(start % 8 + count) // 8)
     first = np.zeros((2, blocks), np.int64)
-    first[0] = np.arange(1, blocks + 1)
+    first[0] = np.arange(1, blocks + 1) + start // 8
     e, o = g.array(first), g.array(np.zeros((2, 1), np.int64))
     swapped = g.ints([1, 0])
     seed_only = g.array(_signed([[seed], [0]]))
@@ -95,7 +97,8 @@ def export_numbers(g: Any, seed: int, step: str, count: int) -> str:
     halves = g.call("Concat", write.low(words), write.high(words), axis=1)
     ordered = g.call("Reshape", g.call("Transpose", halves, perm=[2, 0, 1]), g.ints([8 * blocks]))
     if 8 * blocks != count:
-        ordered = g.call("Slice", ordered, g.ints([0]), g.ints([count]), g.ints([0]), g.ints([1]))
+        begin = start % 8
+        ordered = g.call("Slice", ordered, g.ints([begin]), g.ints([begin + count]), g.ints([0]), g.ints([1]))
     return write.shifted(ordered, 8)
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...language.factors import SUM, Factor, Where, factor
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..shape.reshape import reshape
@@ -69,6 +70,13 @@ def clear(xp: Any, target: Any, active: Any) -> None:
         xp.copyto(target, target.dtype.type(0), where=~active[:, None])
 
 
+def batch_factor(ins: Sequence[TensorType | None], more: Sequence[Where], outs: Sequence[Where | str]) -> Factor:
+    """The batch of (x, w, r, bias?, lengths?, initial_h?, ...)."""
+    x = ins[0]
+    assert x is not None
+    return factor(x.shape[1], [1, None, None, None, 0, 1, *more], outs)
+
+
 class Recurrent(Op, abstract=True):
     """A recurrent operator: (x, w, r, bias?, lengths?, initial_h?, ...) → (Y, Y_h, ..., what the gradient needs)."""
 
@@ -118,6 +126,13 @@ class Recurrent(Op, abstract=True):
             raise self.fail(f"sequence lengths should have shape [{batch}]", *inputs)
         last = [x.with_shape((d, batch, h))] * (self.onnx_outputs - 1)
         return (x.with_shape((steps, d, batch, h)), *last, *map(x.with_shape, self.kept(steps, batch)))
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """The batch."""
+        last, kept = [1] * (self.onnx_outputs - 1), [2] * (len(outs) - self.onnx_outputs)
+        return (batch_factor(ins, [1], [2, *last, *kept]),)
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """Two flops for each weight, step and row."""
@@ -290,6 +305,16 @@ class RecurrentGrad(Op, abstract=True):
         d, width = w.shape[:2]
         bias, state = x.with_shape((d, 2 * width)), outs[1]
         return (x, w, r, bias, state, state, x.with_shape((d, 3 * self.hidden_size)))[: arity - 1]
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """The batch, over which gradients of weights are summed."""
+        op = self.forward()
+        kept = len(op.kept(1, 1))
+        results = [2] * (1 + kept), [2, *[1] * (op.onnx_outputs - 1)]
+        given = [*([1, None] if op.arity > 6 else []), *results[0], *results[1]]
+        return (batch_factor(ins, given, [1, SUM, SUM, SUM, 1, 1, SUM]),)
 
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """Twice the operator's."""

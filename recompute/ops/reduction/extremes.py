@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import MAX, MIN, PROD, factor
 from ...language.op import Op
 from ...language.types import TensorType
 from ..common import normal_axes, normal_axis
@@ -67,6 +68,7 @@ def _worst(dtype: np.dtype, ufunc: str) -> Any:
 class ReduceMax(Extreme):
     """The largest element."""
 
+    partial = MAX
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
     ufunc = "max"
@@ -76,6 +78,7 @@ class ReduceMax(Extreme):
 class ReduceMin(Extreme):
     """The smallest element."""
 
+    partial = MIN
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
     ufunc = "min"
@@ -138,6 +141,7 @@ def _repeated(x: Any, y: Any) -> tuple[int, ...]:
 class ReduceProd(Reduce):
     """Product."""
 
+    partial = PROD
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
     ufunc = "prod"
@@ -233,6 +237,12 @@ class ArgMax(Op, onnx=True):
             raise self.fail("there is nothing to choose from", x)
         kept = [1] if self.keepdims else []
         return (TensorType("i64", (*x.shape[:axis], *kept, *x.shape[axis + 1 :])),)
+
+    def axis_factors(self, ins, outs):
+        """All but the one that is searched."""
+        x = ins[0]
+        axis = normal_axis(self.axis, x.ndim, self)
+        return [factor(d, [a], [a - (a > axis and not self.keepdims)]) for a, d in enumerate(x.shape) if a != axis]
 
     def compute(self, xp, ins, outs, scratch):
         """One search, from the end for the last."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import all_but, in_step
 from ...language.op import Cost, Op, imports
 from ..common import normal_axis
 from ..elementwise.elementary import Running
@@ -35,6 +36,10 @@ class LinearScan(Op):
         if a != d or not a.is_float or not a.ndim:
             raise self.fail("needs two floats of one type", a, d)
         return (a,)
+
+    def axis_factors(self, ins, outs):
+        """All; that along which it runs is needed whole."""
+        return all_but(ins, outs, normal_axis(self.axis, ins[0].ndim, self))
 
     def compute(self, xp, ins, outs, scratch):
         """Step by step."""
@@ -117,6 +122,10 @@ class Det(Op, onnx=True):
             raise self.fail("needs square matrices of f32 or f64", x)
         return (x.with_shape(x.shape[:-2]),)
 
+    def axis_factors(self, ins, outs):
+        """Those of the matrices' numbers."""
+        return in_step(ins, outs, range(ins[0].ndim - 2))
+
     def compute(self, xp, ins, outs, scratch):
         """Products of pivots."""
         for at in np.ndindex(*outs[0].shape):
@@ -152,6 +161,10 @@ class Cofactors(Op):
         """x's type."""
         Det().infer(x)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Those of the matrices' numbers."""
+        return in_step(ins, outs, range(ins[0].ndim - 2))
 
     def compute(self, xp, ins, outs, scratch):
         """x = U S Vᵀ: det(U) det(V) U diag(∏_(j≠i) s_j) Vᵀ."""

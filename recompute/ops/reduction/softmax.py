@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...language.factors import Factor, all_but
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..common import normal_axis
@@ -33,6 +34,14 @@ class AlongAxis(Op, abstract=True):
             raise self.fail("takes floats only", *inputs)
         normal_axis(self.axis, x.ndim, self)
         return (x,)
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """All; the normalised one is needed whole."""
+        x = ins[0]
+        assert x is not None
+        return all_but(ins, outs, normal_axis(self.axis, x.ndim, self))
 
     def form(self, x: Any) -> tuple[int, ...]:
         """outer, n and inner, the last left out where it is 1."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from ...language.factors import SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Cost, Op
 from ...language.types import TensorType
@@ -27,6 +28,10 @@ class Reduce(Op, abstract=True):
     keepdims: int
     prepare: ClassVar[str | None] = None
     ufunc: ClassVar[str] = "sum"
+    #: how the results of slices along a reduced axis are combined; "": they cannot be
+    partial: ClassVar[str] = ""
+    #: divides by the number of elements
+    divides: ClassVar[bool] = False
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         """x's type with the reduced dimensions 1 or gone."""
@@ -36,6 +41,20 @@ class Reduce(Op, abstract=True):
         if self.keepdims:
             return (x.with_shape([1 if i in axes else d for i, d in enumerate(x.shape)]),)
         return (x.with_shape([d for i, d in enumerate(x.shape) if i not in axes]),)
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """Those that stay; and reduced ones where partial results can be combined."""
+        x = ins[0]
+        assert x is not None
+        reduced = normal_axes(self.axes, x.ndim, self)
+        kept = [a for a in range(x.ndim) if self.keepdims or a not in reduced]
+        found = [factor(x.shape[a], [a], [i]) for i, a in enumerate(kept) if a not in reduced]
+        if self.partial:
+            shares = (0,) if self.divides else ()
+            found += [factor(x.shape[a], [a], [self.partial], shares) for a in reduced]
+        return tuple(found)
 
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """The prepared elements, and wider results."""
@@ -124,6 +143,8 @@ class Reduce(Op, abstract=True):
 class ReduceSum(Reduce):
     """Sum."""
 
+    linear = ((0,),)
+    partial = SUM
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
 
@@ -143,6 +164,9 @@ class ReduceSum(Reduce):
 class ReduceMean(Reduce):
     """Mean."""
 
+    linear = ((0,),)
+    divides = True
+    partial = SUM
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
 
@@ -161,6 +185,7 @@ class ReduceMean(Reduce):
 class ReduceL1(Reduce):
     """Sum of absolute values."""
 
+    partial = SUM
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
     prepare = "absolute"
@@ -179,6 +204,7 @@ class ReduceL1(Reduce):
 class ReduceSumSquare(Reduce):
     """Sum of squares."""
 
+    partial = SUM
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
     prepare = "square"

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import Place, factor, in_step
 from ...language.layouts import Turned, turned_axis, turned_whole
 from ..common import normal_axis
 from .reshape import Move
@@ -36,6 +37,11 @@ class Concat(Move, onnx=True):
             raise self.fail(f"inputs differ elsewhere than along axis {self.axis}", *inputs)
         total = sum(t.shape[axis] for t in inputs)
         return (first.with_shape([total if i == axis else d for i, d in enumerate(first.shape)]),)
+
+    def axis_factors(self, ins, outs):
+        """All but the joined one."""
+        axis = normal_axis(self.axis, ins[0].ndim, self)
+        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
 
     def compute(self, xp, ins, outs, scratch):
         """One copy for each input."""
@@ -86,6 +92,7 @@ class Concat(Move, onnx=True):
 class Split(Move):
     """x cut along `axis` into parts of `sizes`."""
 
+    linear = ((0,),)
     sizes: tuple[int, ...]
     axis: int = 0
 
@@ -100,6 +107,11 @@ class Split(Move):
         if x.ndim == 0 or sum(self.sizes) != x.shape[axis] or min(self.sizes, default=-1) < 0:
             raise self.fail(f"cannot be cut into {list(self.sizes)} along axis {self.axis}", x)
         return tuple(x.with_shape([*x.shape[:axis], n, *x.shape[axis + 1 :]]) for n in self.sizes)
+
+    def axis_factors(self, ins, outs):
+        """All but the one that is cut."""
+        axis = normal_axis(self.axis, ins[0].ndim, self)
+        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
 
     def compute(self, xp, ins, outs, scratch):
         """One copy for each part."""
@@ -161,6 +173,7 @@ class Split(Move):
 class Tile(Move):
     """x repeated `repeats[i]` times along axis i."""
 
+    linear = ((0,),)
     repeats: tuple[int, ...]
 
     def infer(self, x):
@@ -172,6 +185,11 @@ class Tile(Move):
     def _split(self, shape):
         """(r0, d0, r1, d1, ...): the result's dimensions with the repeats apart."""
         return [n for pair in zip(self.repeats, shape, strict=True) for n in pair]
+
+    def axis_factors(self, ins, outs):
+        """All; the repeats of an axis are its outer part."""
+        x = ins[0].shape
+        return [factor(d, [a], [Place(a, outer=r)]) for a, (d, r) in enumerate(zip(x, self.repeats, strict=True)) if r]
 
     def compute(self, xp, ins, outs, scratch):
         """One broadcasting copy."""

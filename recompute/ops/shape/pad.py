@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import in_step
 from ...language.layouts import Turned, turned_pads, turned_whole
 from ...language.op import imports
 from ..common import normal_axis
@@ -65,6 +66,11 @@ class Pad(Move):
     def infer(self, x):
         """Each dimension with its pads."""
         return (padded(self, x),)
+
+    def axis_factors(self, ins, outs):
+        """Those that are not padded."""
+        rank = ins[0].ndim
+        return in_step(ins, outs, [a for a in range(rank) if not self.pads[a] and not self.pads[rank + a]])
 
     def compute(self, xp, ins, outs, scratch):
         """One copy inside; then the borders, axis by axis, slice by slice."""
@@ -140,6 +146,7 @@ def _for_all_axes(pads: Sequence[int], axes: Sequence[int], ndim: int, op: Any) 
 class PadGrad(Move):
     """The gradient of Pad in the modes that repeat elements: each element's own dy and that of all its copies."""
 
+    linear = ((0,),)
     pads: tuple[int, ...]
     mode: str
 
@@ -152,6 +159,11 @@ class PadGrad(Move):
         if len(self.pads) != 2 * dy.ndim or min(self._shape(dy.shape), default=0) < 0:
             raise self.fail(f"pads {list(self.pads)} do not fit", dy)
         return (dy.with_shape(self._shape(dy.shape)),)
+
+    def axis_factors(self, ins, outs):
+        """Those that are not padded."""
+        rank = ins[0].ndim
+        return in_step(ins, outs, [a for a in range(rank) if not self.pads[a] and not self.pads[rank + a]])
 
     def scratch(self, ins, outs):
         """A copy of dy, in which the borders are folded inwards."""

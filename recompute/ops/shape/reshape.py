@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ...language.element import cast
+from ...language.factors import aligned, digits, factor
 from ...language.layouts import Turned, turned_list, turned_whole
 from ...language.op import Op, imports
 from ...language.types import DTYPES, TensorType, dtype_from_onnx, dtype_to_onnx
@@ -27,9 +28,15 @@ class Move(Op, abstract=True):
 class Copied(Move, abstract=True):
     """A value with the elements of x, and their bytes where that may be."""
 
+    linear = ((0,),)
+
     def infer(self, x):
         """The same type."""
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All."""
+        return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
         """One copy."""
@@ -137,9 +144,8 @@ class Cast(Elementwise):
         if to == "f8e8m0" and node.type(0).dtype != to:
             return None  # powers of two, rounded as `round_mode` says
         saturate = node.attributes.get("saturate", 1)
-        return (
-            node.inputs[0] if node.inputs[0].dtype == to else node.emit(cls(to=to, saturate=saturate), node.inputs[0])
-        )
+        x = node.inputs[0]
+        return x if x.dtype == to else node.emit(cls(to=to, saturate=saturate), x)
 
     @classmethod
     def samples(cls, draw):
@@ -160,6 +166,7 @@ class Cast(Elementwise):
 class Reshape(Move):
     """x in row-major order under another shape (static, no -1)."""
 
+    linear = ((0,),)
     shape: tuple[int, ...]
 
     def infer(self, x):
@@ -167,6 +174,10 @@ class Reshape(Move):
         if math.prod(self.shape) != x.size or min(self.shape, default=0) < 0:
             raise self.fail(f"cannot become shape {list(self.shape)}", x)
         return (x.with_shape(self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """Those of which both shapes consist."""
+        return [factor(n, [a], [y]) for n, a, y in digits(ins[0].shape, outs[0].shape)]
 
     def compute(self, xp, ins, outs, scratch):
         """One copy."""
@@ -231,6 +242,7 @@ def reshape(b: Any, x: Any, shape: Sequence[int]) -> Any:
 class Transpose(Move, onnx=True):
     """Axes in another order; no `perm`: reversed."""
 
+    linear = ((0,),)
     perm: tuple[int, ...]
 
     def infer(self, x):
@@ -238,6 +250,10 @@ class Transpose(Move, onnx=True):
         if sorted(self.perm) != list(range(x.ndim)):
             raise self.fail(f"perm {list(self.perm)} is no permutation of the axes", x)
         return (x.with_shape([x.shape[p] for p in self.perm]),)
+
+    def axis_factors(self, ins, outs):
+        """All."""
+        return [factor(ins[0].shape[a], [a], [i]) for i, a in enumerate(self.perm)]
 
     def compute(self, xp, ins, outs, scratch):
         """One strided copy."""
@@ -272,6 +288,7 @@ class Transpose(Move, onnx=True):
 class Expand(Move):
     """x broadcast to `shape`."""
 
+    linear = ((0,),)
     shape: tuple[int, ...]
 
     def infer(self, x):
@@ -283,6 +300,10 @@ class Expand(Move):
         if not fits:
             raise self.fail(f"does not broadcast to {list(self.shape)}", x)
         return (x.with_shape(self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """Every axis; x is read whole along those that are repeated."""
+        return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
         """One broadcasting copy."""
@@ -339,6 +360,10 @@ class Fill(Move):
     def infer(self):
         """As the attributes say."""
         return (TensorType(self.dtype, self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """Every axis."""
+        return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
         """One fill."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import in_step
 from ...language.layouts import Turned, turned_axes, turned_list, turned_whole
 from ..common import normal_axis
 from .reshape import Move
@@ -43,11 +44,16 @@ class Sliced(Move, abstract=True):
             raise self.fail(f"axes {list(self.axes)} name an axis twice")
         return [range(*s.indices(d)) for s, d in zip(self.index(shape), shape, strict=True)]
 
+    def untouched(self, shape: Sequence[int]) -> list[int]:
+        """Axes that are taken whole."""
+        return [a for a, (r, d) in enumerate(zip(self.taken(shape), shape, strict=True)) if r == range(d)]
+
 
 @dataclass(frozen=True)
 class Slice(Sliced):
     """x[starts:ends:steps] along `axes`, with Python's rules for any numbers (ONNX has the same)."""
 
+    linear = ((0,),)
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     axes: tuple[int, ...]
@@ -56,6 +62,10 @@ class Slice(Sliced):
     def infer(self, x):
         """As many elements as each slice has."""
         return (x.with_shape([len(r) for r in self.taken(x.shape)]),)
+
+    def axis_factors(self, ins, outs):
+        """Those that are taken whole."""
+        return in_step(ins, outs, self.untouched(ins[0].shape))
 
     def compute(self, xp, ins, outs, scratch):
         """One strided copy."""
@@ -119,6 +129,7 @@ class Slice(Sliced):
 class SliceGrad(Sliced):
     """dy at the places that the slice takes from a tensor of `shape`, zeros elsewhere."""
 
+    linear = ((0,),)
     shape: tuple[int, ...]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
@@ -130,6 +141,10 @@ class SliceGrad(Sliced):
         if tuple(len(r) for r in self.taken(self.shape)) != dy.shape:
             raise self.fail(f"is not the gradient of that slice of {list(self.shape)}", dy)
         return (dy.with_shape(self.shape),)
+
+    def axis_factors(self, ins, outs):
+        """Those that are taken whole."""
+        return in_step(ins, outs, self.untouched(self.shape))
 
     def compute(self, xp, ins, outs, scratch):
         """One fill, one strided copy."""

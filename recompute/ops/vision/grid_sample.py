@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import factor
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 
@@ -254,6 +255,11 @@ class GridSample(Sampling):
         """N, C of x, the places of the grid."""
         self.check(x, grid)
         return (x.with_shape((*x.shape[:2], *grid.shape[1:-1])),)
+
+    def axis_factors(self, ins, outs):
+        """Images, channels, places of the grid."""
+        places = [factor(d, [None, 1 + i], [2 + i]) for i, d in enumerate(ins[1].shape[1:-1])]
+        return [factor(ins[0].shape[0], [0, 0], [0]), factor(ins[0].shape[1], [1], [1]), *places]
 
     def scratch(self, ins, outs):
         """Taps of one image."""

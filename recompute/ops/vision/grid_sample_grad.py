@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import SUM, factor
 from ..indexing.flat import add_rows
 from .grid_sample import Sampling, sampling_cost, sampling_samples
 
@@ -25,6 +26,11 @@ class GridSampleGradInput(Sampling):
         x = dy.with_shape((*dy.shape[:2], *self.size))
         self.check(x, grid, dy)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Images, channels; places of the grid are summed over."""
+        places = [factor(d, [1 + i, 2 + i], [SUM]) for i, d in enumerate(ins[0].shape[1:-1])]
+        return [factor(ins[0].shape[0], [0, 0], [0]), factor(ins[1].shape[1], [None, 1], [1]), *places]
 
     def scratch(self, ins, outs):
         """Taps of one image."""
@@ -78,6 +84,12 @@ class GridSampleGradGrid(Sampling):
         self.need(x, grid, dy, count=3)
         self.check(x, grid, dy)
         return (grid,)
+
+    def axis_factors(self, ins, outs):
+        """Images, places of the grid; channels are summed over."""
+        x, grid = ins[:2]
+        places = [factor(d, [None, 1 + i, 2 + i], [1 + i]) for i, d in enumerate(grid.shape[1:-1])]
+        return [factor(x.shape[0], [0, 0, 0], [0]), factor(x.shape[1], [1, None, 1], [SUM]), *places]
 
     def scratch(self, ins, outs):
         """Taps of one image, their slopes, a row for the sums over channels."""

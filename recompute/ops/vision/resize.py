@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import Factor, in_step
 from ...language.layouts import Turned, turned_list, turned_pads, turned_whole
 from ...language.op import Cost, Op, imports
 from ...language.types import TensorType
@@ -35,6 +36,15 @@ class Interpolation(Op, abstract=True):
     exclude_outside: int
     antialias: int
     roi: tuple[float, ...]
+
+    def axis_factors(
+        self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
+    ) -> tuple[Factor, ...] | None:
+        """Those that are not resized."""
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        resized = {a for a, _ in self.maps(x.shape, y.shape)} | {a for a, _ in self.maps(y.shape, x.shape)}
+        return in_step(ins, outs, [a for a in range(x.ndim) if a not in resized])
 
     def maps(self, small: Sequence[int], large: Sequence[int]) -> list[tuple[int, Span]]:
         """Resized axes and what is done along each, those first that grow least; forward is `small` → `large`."""

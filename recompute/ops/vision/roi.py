@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...language.factors import SUM, factor
 from ...language.op import Cost, Op
 from ..indexing.flat import add_rows
 
@@ -215,6 +216,10 @@ class RoiAlign(Aligned):
         self.check(x, rois, batch, by)
         return (x.with_shape((rois.shape[0], x.shape[1], self.output_height, self.output_width)),)
 
+    def axis_factors(self, ins, outs):
+        """Regions and channels."""
+        return [factor(ins[1].shape[0], [None, 0, 0], [0]), factor(ins[0].shape[1], [1, None, None, 1], [1])]
+
     def scratch(self, ins, outs):
         """Of one region."""
         return self.room_for(ins[0])
@@ -316,6 +321,10 @@ class RoiAlignGrad(Aligned):
         if dy.shape != (rois.shape[0], x.shape[1], *self.bins()) or (self.mode == "max") != (by is not None):
             raise self.fail("dy does not fit", rois, batch, dy, by)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Channels; regions are summed over."""
+        return [factor(ins[0].shape[0], [0, 0, 0], [SUM]), factor(self.shape[1], [None, None, 1, 1], [1])]
 
     def scratch(self, ins, outs):
         """Of one region."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...language.factors import SUM, factor
 from .roi import Regions, on_host
 
 
@@ -64,6 +65,10 @@ class MaxRoiPool(Pooled, onnx=True):
         self.check(x, rois)
         return (x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)),)
 
+    def axis_factors(self, ins, outs):
+        """Regions and channels."""
+        return [factor(ins[1].shape[0], [None, 0], [0]), factor(ins[0].shape[1], [1], [1])]
+
     def scratch(self, ins, outs):
         """Of one region."""
         return self.rooms(ins[0])
@@ -109,6 +114,10 @@ class MaxRoiPoolGrad(Pooled):
         if dy != x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)):
             raise self.fail("dy does not fit", x, rois, dy)
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """Channels; regions are summed over."""
+        return [factor(ins[1].shape[0], [None, 0, 0], [SUM]), factor(ins[0].shape[1], [1, None, 1], [1])]
 
     def scratch(self, ins, outs):
         """Of one region."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -70,11 +70,12 @@ def _drop(x, y, mask, found, first, count, threshold, factor):
 
 
 @kernel
-def dropout(x, step, y, mask, seed, threshold, scale, begin, end):
-    """y = x · scale where the number is at least the threshold (of 2²⁴), else 0 · x; blocks of eight elements."""
+def dropout(x, step, y, mask, seed, threshold, scale, skipped, begin, end):
+    """y = x · scale where the number is at least the threshold (of 2²⁴), else 0 · x; blocks of eight elements, and
+    of numbers, of which the first ones are skipped."""
     factor = x.dtype.type(scale)
     for block in range(begin, end):
-        found = words(block, seed, step[0])
+        found = words(block + skipped, seed, step[0])
         first = block * 8
         if first + 8 <= x.size:
             _drop(x, y, mask, found, first, 8, threshold, factor)
@@ -83,21 +84,21 @@ def dropout(x, step, y, mask, seed, threshold, scale, begin, end):
 
 
 @kernel
-def uniform(step, y, seed, span, low, begin, end):
+def uniform(step, y, seed, span, low, skipped, begin, end):
     """low + span · u, in float32."""
     factor, offset = np.float32(span), np.float32(low)
     for block in range(begin, end):
-        found = words(block, seed, step[0])
+        found = words(block + skipped, seed, step[0])
         first = block * 8
         for i in range(min(8, y.size - first)):
             y[first + i] = np.float32(half(found, i)) * _SCALE * factor + offset
 
 
 @kernel
-def bernoulli(p, step, y, seed, begin, end):
+def bernoulli(p, step, y, seed, skipped, begin, end):
     """Whether u < p."""
     for block in range(begin, end):
-        found = words(block, seed, step[0])
+        found = words(block + skipped, seed, step[0])
         first = block * 8
         for i in range(min(8, y.size - first)):
             y[first + i] = np.float32(half(found, i)) * _SCALE < p[first + i]
@@ -113,8 +114,9 @@ class Dropouts(Family):
     """(x, step) → y, mask?"""
 
     def accepts(self, op: Operator) -> bool:
-        """Floats."""
-        return floats(op)
+        """Floats; a slice that begins with a block of the stream."""
+        rule: Any = op.op
+        return floats(op) and rule.first % 8 == 0
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
@@ -122,7 +124,7 @@ class Dropouts(Family):
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
         mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
         threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
-        given = (_signed(rule.seed), threshold, 1 / (1 - rule.ratio))
+        given = (_signed(rule.seed), threshold, 1 / (1 - rule.ratio), rule.first // 8)
         return [dropout.call(x, step, y, mask, *given, work=-(-x.size // 8))]
 
 
@@ -131,8 +133,10 @@ class Draws(Family):
     """(step) → uniform numbers in float32; (p, step) → zeros and ones."""
 
     def accepts(self, op: Operator) -> bool:
-        """Types that the processor has."""
-        y: Any = op.outputs[0]
+        """Types that the processor has; a slice that begins with a block of the stream."""
+        y, rule = cast(Any, op.outputs[0]), cast(Any, op.op)
+        if rule.first % 8:
+            return False
         kinds = {v.dtype for v in (*op.reads(), y)}
         if op.op.name == "RandomUniform":
             return y.size >= ENOUGH and y.dtype == "f32"
@@ -144,6 +148,6 @@ class Draws(Family):
         y, seed = outs[0].reshape(-1), _signed(rule.seed)
         work = -(-y.size // 8)
         if op.op.name == "RandomUniform":
-            given = (seed, float(rule.high - rule.low), float(rule.low))
+            given = (seed, float(rule.high - rule.low), float(rule.low), rule.first // 8)
             return [uniform.call(ins[0].reshape(1), y, *given, work=work)]
-        return [bernoulli.call(ins[0].reshape(-1), ins[1].reshape(1), y, seed, work=work)]
+        return [bernoulli.call(ins[0].reshape(-1), ins[1].reshape(1), y, seed, rule.first // 8, work=work)]

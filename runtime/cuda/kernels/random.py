@@ -126,8 +126,9 @@ class Draws(Family):
     """(x, step) → y, mask?; (step) → y; (p, step) → y."""
 
     def accepts(self, op: Operator) -> bool:
-        """Types that are computed with."""
-        return all(v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
+        """Types that are computed with; a slice draws by array operations."""
+        rule: Any = op.op
+        return rule.first == 0 and all(v.dtype in C_TYPES for v in (*op.reads(), *op.writes()))
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
