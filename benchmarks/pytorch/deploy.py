@@ -10,8 +10,6 @@ difference from `evaluate`, relative to the largest score.  Exit code 1 where ON
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import warnings
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from architectures import ARCHITECTURES
+from table import rows
 
 import recompute as rc
 
@@ -30,22 +29,12 @@ _LINE = "{name:34} {norms:>5} {dropouts:>8} {batches:>8} {runtime:>9} {pytorch:>
 
 def main() -> int:
     """The table, and the exit code."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default="", help="networks whose names contain this")
-    p.add_argument("--json", metavar="FILE", help="also write the rows to a file")
-    asked = p.parse_args()
-    rows = []
-    print(_LINE.format(name="", norms="norms", dropouts="dropouts", batches="batches", runtime="ORT",
-                       pytorch="PyTorch", why=""))  # fmt: skip
-    for name, make in ARCHITECTURES.items():
-        if asked.only.lower() in name.lower():
-            rows.append(row(name, make))
-            print(_LINE.format(**rows[-1]), flush=True)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(rows, indent=1))
-    right = [r for r in rows if r["right"]]
-    print(f"{len(right)} of {len(rows)}: ONNX Runtime scores as evaluate does")
-    return len(right) < len(rows)
+    names = {n: n for n in ("norms", "dropouts", "batches")}
+    head = _LINE.format(name="", **names, runtime="ORT", pytorch="PyTorch", why="")
+    found = rows(ARCHITECTURES, __doc__, _LINE, row, head)
+    right = [r for r in found if r["right"]]
+    print(f"{len(right)} of {len(found)}: ONNX Runtime scores as evaluate does")
+    return len(right) < len(found)
 
 
 def row(name: str, make: Any) -> dict[str, Any]:

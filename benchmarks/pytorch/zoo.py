@@ -9,18 +9,16 @@ exceeds 1e-5, or a network cannot be trained that PyTorch can export.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from masked import ARCHITECTURES
+from table import rows
 
 import recompute as rc
 
@@ -30,20 +28,11 @@ _LINE = "{name:34} {how:12} {parameters:>4} {SGD:>9} {Adam:>9} {weights:>9} {sec
 
 def main() -> int:
     """The table, and the exit code."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default="", help="networks whose names contain this")
-    p.add_argument("--json", metavar="FILE", help="also write the rows to a file")
-    asked = p.parse_args()
-    rows = []
-    for name, make in ARCHITECTURES.items():
-        if asked.only.lower() in name.lower():
-            rows.append(row(name, make))
-            print(_LINE.format(**rows[-1]), flush=True)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(rows, indent=1))
-    wrong = [r["name"] for r in rows if not r["right"]]
+    found = rows(ARCHITECTURES, __doc__, _LINE, row)
+    wrong = [r["name"] for r in found if not r["right"]]
     print(
-        f"{len(rows) - len(wrong)} of {len(rows)} train as in PyTorch" + (f"; not: {', '.join(wrong)}" if wrong else "")
+        f"{len(found) - len(wrong)} of {len(found)} train as in PyTorch"
+        + (f"; not: {', '.join(wrong)}" if wrong else "")
     )
     return bool(wrong)
 

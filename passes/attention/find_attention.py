@@ -19,7 +19,7 @@ class FindAttention(Pass):
 
     For the forward pass, before differentiation.  What is found: scaling by constants before or after the product, any
     number of added biases and of masks by Where, keys that are transposed or not, casts around the softmax.  The scores
-    and weights must have no other readers.  `notes` says for each softmax what was found, or why not.
+    and weights must have no other readers.  The function `find_attention` also says what was found, or why not.
     """
 
     def run(self, block: Block) -> Block:

@@ -248,7 +248,7 @@ class _Job:
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
         self.report.parameters = sum(v.size for v in program.block.parameters)
         if self.report.batch is None:
-            self.report.batch = next((v.shape[0] for v in program.block.inputs if v.shape), None)
+            self.report.batch = program.block.batch
         return program
 
     def build_zoo(self, models: Any) -> Any:

@@ -89,7 +89,7 @@ def report_attention(job: Job, program: Any) -> None:
     from ..training.fuse_attention import fuse_attention
 
     notes = fuse_attention(program)
-    found = [n for n in notes if n.endswith("is attention")]
-    job.say(f"attention in tiles: {len(found)} of {len(notes)} softmaxes")
+    found = sum(op.op.name == "TiledAttention" for op in program.operators)
+    job.say(f"attention in tiles: {found} of {len(notes)} softmaxes")
     for note in notes if job.args.verbose else ():
         job.say(f"  {note}")

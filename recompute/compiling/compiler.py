@@ -182,7 +182,7 @@ def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: 
 
 def batch_of(program: Program) -> int | None:
     """The first dimension of the first input that has one."""
-    return next((v.shape[0] for v in program.block.inputs if v.shape), None)
+    return program.block.batch
 
 
 def figures(block: Block, cost: CostModel | None = None, logical: Block | None = None) -> StepFigures:

@@ -367,7 +367,7 @@ class _Given(_Source):
         self.name = f"program '{program.block.name}'"
         self._program = program
         self.is_step = any(op.role is Role.OPTIMIZE for op in program.operators)
-        self.default = next((v.shape[0] for v in program.block.inputs if v.shape), 1)
+        self.default = 1 if program.block.batch is None else program.block.batch
         self._file: _File | None = None
         if not self.is_step and program.source is not None and open_dimensions(program.source.graph):
             own = {v.name: v.shape for v in program.block.inputs if _has_input(program.source, v.name)}

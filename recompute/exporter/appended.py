@@ -17,12 +17,12 @@ from .compiled import listed
 from .function_builder import OPSET, FunctionBuilder, fill_tensor, tensor_of, type_proto
 
 
-def appended_operators(program: Program) -> list[Operator]:
-    """The appended operators in inference mode, in order, that the program's new outputs need; losses are not among
-    them."""
+def appended_block(program: Program) -> Block | None:
+    """The appended operators in inference mode that the program's new outputs need, as a block of these outputs; losses
+    are not among them.  None if there are none."""
     if program.imported is None:
-        return []
-    block = program.logical if program.forward is None else program.forward
+        return None
+    block = program.forward_block
     there = program.imported.values()
     outputs = [
         v.name
@@ -32,7 +32,7 @@ def appended_operators(program: Program) -> list[Operator]:
         if v.name in block.outputs and v.name not in there
     ]
     if not outputs:
-        return []
+        return None
     found = ForTest(tuple(outputs)).run(block)
     new: list[Operator] = []
     needed = set(outputs)
@@ -41,21 +41,20 @@ def appended_operators(program: Program) -> list[Operator]:
         if not names.isdisjoint(needed) and names.isdisjoint(there):
             new.append(op)
             needed.update(v.name for v in op.reads())
-    return new[::-1]
+    return found.with_operators(new[::-1])
 
 
-def with_appended(model: onnx.ModelProto, program: Program, new: list[Operator]) -> onnx.ModelProto:
+def with_appended(model: onnx.ModelProto, program: Program, new: Block) -> onnx.ModelProto:
     """The model with further operators, their parameters and their outputs; in opset 21.
 
     ModelError where they read what the model does not compute under that name.
     """
     model = raised(model, OPSET) if main_opset(model) < OPSET else model
     graph = model.graph
-    block = program.logical if program.forward is None else program.forward
-    made = {v.name for op in new for v in op.writes()}
-    reads = {v.name: v for op in new for v in op.reads() if v.name not in made}
+    made = {v.name for op in new.operators for v in op.writes()}
+    reads = {v.name: v for op in new.operators for v in op.reads() if v.name not in made}
     there = _names(graph)
-    constants = {c.value.name: c for c in ForTest().run(block).constants}
+    constants = {c.value.name: c for c in new.constants}
     for name, v in reads.items():
         if name in there:
             continue
@@ -66,18 +65,17 @@ def with_appended(model: onnx.ModelProto, program: Program, new: list[Operator])
     missing = sorted(set(reads) - _names(graph))
     if missing:
         raise ModelError(listed("appended operators read values that the original model does not have", missing))
-    builder = FunctionBuilder(Names(_names(graph) | made), {v.name: v.type for op in new for v in op.reads()})
-    batch = _batch(block)
-    for op in new:
+    builder = FunctionBuilder(Names(_names(graph) | made), {v.name: v.type for op in new.operators for v in op.reads()})
+    for op in new.operators:
         builder.prefix = next(op.writes()).name
         ins, outs = (["" if v is None else v.name for v in vs] for vs in (op.inputs, op.outputs))
         x, y = op.inputs[0] if op.inputs else None, op.outputs[0]
-        if op.op.name == "Reshape" and x is not None and y is not None and x.shape[:1] == y.shape[:1] == (batch,):
+        if op.op.name == "Reshape" and x is not None and y is not None and x.shape[:1] == y.shape[:1] == (new.batch,):
             builder.node("Reshape", [ins[0], builder.ints((0, *y.shape[1:]))], outs)  # 0: any batch
         else:
             builder.apply(op.op, ins, outs)
     graph.node.extend(builder.nodes)
-    _declare_outputs(graph, block, new)
+    _declare_outputs(graph, new)
     return model
 
 
@@ -87,17 +85,12 @@ def _names(graph: onnx.GraphProto) -> set[str]:
     return found.union(o for n in graph.node for o in n.output)
 
 
-def _batch(block: Block) -> int | None:
-    return next((v.shape[0] for v in block.inputs if v.shape), None)
-
-
-def _declare_outputs(graph: onnx.GraphProto, block: Block, new: list[Operator]) -> None:
+def _declare_outputs(graph: onnx.GraphProto, new: Block) -> None:
     """The program's new outputs become the graph's, their first dimension dynamic where the first input's is."""
     first = next((i.type.tensor_type.shape.dim for i in graph.input if i.type.tensor_type.shape.dim), None)
-    batch = _batch(block)
-    for v in (v for op in new for v in op.writes() if v.name in block.outputs):
+    for v in (v for op in new.operators for v in op.writes() if v.name in new.outputs):
         dims: list[int | str] = list(v.shape)
-        if dims and first is not None and not first[0].HasField("dim_value") and dims[0] == batch:
+        if dims and first is not None and not first[0].HasField("dim_value") and dims[0] == new.batch:
             dims[0] = first[0].dim_param or "N"
         kind = type_proto(v.type).tensor_type.elem_type
         graph.output.append(helper.make_tensor_value_info(v.name, kind, dims))

@@ -8,6 +8,7 @@ import onnx
 from onnx import helper
 
 from ..errors import UsageError, nearest
+from ..importer.graphs import graphs_of, names_read
 
 _STANDARD = ("", "ai.onnx")
 
@@ -29,7 +30,7 @@ def in_inference(graph: onnx.GraphProto) -> None:
 def _turn(graph: onnx.GraphProto, outside: dict[str, str]) -> None:
     """`outside`: name → the name to read in its place, from the graphs around."""
     outputs = {o.name for o in graph.output}
-    read = set(_reads(graph.node)) | outputs
+    read = set(names_read(graph.node)) | outputs
     renamed = dict(outside)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -89,12 +90,12 @@ def restricted(graph: onnx.GraphProto, wanted: Sequence[str]) -> None:
     for name in wanted:
         if name not in made:
             raise UsageError(f"the model has no value '{name}' for an output{nearest(name, made)}")
-    before = set(_reads(graph.node))
+    before = set(names_read(graph.node))
     needed = set(wanted)
     nodes = []
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):
-            needed.update(_reads([node]))
+            needed.update(names_read([node]))
             nodes.append(node)
     if len(nodes) < len(graph.node):
         kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in reversed(nodes)]
@@ -115,17 +116,4 @@ def _drop(found: object, names: set[str]) -> None:
 
 
 def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for a in node.attribute:
-        if a.type == onnx.AttributeProto.GRAPH:
-            yield a.g
-        elif a.type == onnx.AttributeProto.GRAPHS:
-            yield from a.graphs
-
-
-def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """Names that nodes read, those in their subgraphs too."""
-    for node in nodes:
-        yield from node.input
-        for g in _subgraphs(node):
-            yield from _reads(g.node)
-            yield from (o.name for o in g.output)
+    return (g for a in node.attribute for g in graphs_of(a))

@@ -18,7 +18,7 @@ from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_to_onnx
 from ..support.room import need_room
 from ..training.state import contents
-from .appended import appended_operators, with_appended
+from .appended import appended_block, with_appended
 from .compiled import all_tensors, listed, save_beside, tensor_bytes, without_fields
 from .function_builder import fill_tensor, value_info
 from .inference import differs_in_training, in_inference, restricted
@@ -50,15 +50,16 @@ def export_trained(
         raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
     source = program.source
     values = {v.name: v for v in (*program.block.parameters, *program.block.buffers)}
-    new = appended_operators(program)
-    own = {v.name for op in new for v in op.reads() if v.name in values} - _holders(source.graph)
+    new = appended_block(program)
+    read = () if new is None else (v.name for op in new.operators for v in op.reads())
+    own = values.keys() & set(read) - _holders(source.graph)
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
     tensors = {t.name: t for t in source.graph.initializer}
     trained = {n: v for n, v in values.items() if n not in own and (n in updated or _changed(program, v, tensors))}
     source = _with_places(source, set(trained))
     model = _with_trained(program, source, trained)
     in_inference(model.graph)
-    if new:
+    if new is not None:
         model = with_appended(model, program, new)
     wanted = None if outputs is None else [o.name if isinstance(o, Variable) else o for o in outputs]
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)

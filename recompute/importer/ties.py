@@ -9,7 +9,7 @@ import onnx
 
 from ..errors import UsageError, nearest
 from ..support.patterns import Patterns
-from .graphs import names_read
+from .graphs import graphs_of, names_read
 from .origin import FLOATS, described, module_path, origin_of
 from .tensors import tensor_array
 
@@ -100,7 +100,7 @@ def _replace(graph: onnx.GraphProto, name: str, other: str) -> None:
     for node in graph.node:
         node.input[:] = [other if i == name else i for i in node.input]
         for a in node.attribute:
-            if a.type == onnx.AttributeProto.GRAPH:
-                _replace(a.g, name, other)
+            for sub in graphs_of(a):
+                _replace(sub, name, other)
     for i in [i for i in graph.input if i.name == name]:
         graph.input.remove(i)

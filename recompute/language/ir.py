@@ -150,6 +150,11 @@ class Block:
     products: str = ""
     facts: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @property
+    def batch(self) -> int | None:
+        """The first dimension of the first input that has one."""
+        return next((v.shape[0] for v in self.inputs if v.shape), None)
+
     def persistent(self) -> Iterator[Value]:
         """Values that persist across steps: parameters, buffers, state, constants."""
         yield from self.parameters

@@ -192,6 +192,11 @@ class Program:
         return made.logical if made is not None and made.block is self.block else self.block
 
     @property
+    def forward_block(self) -> Block:
+        """The block before the backward pass was added; of a step from a file, the whole block before lowering."""
+        return self.logical if self.forward is None else self.forward
+
+    @property
     def updates(self) -> bool:
         """Whether a run changes parameters, buffers or state."""
         if self._updates is None or self._updates[0] is not self.block:
@@ -214,6 +219,18 @@ class Program:
 
     def __contains__(self, name: object) -> bool:
         return name in self._values() or name in self.aliases
+
+    def also_at_other_batches(self, before: Callable[[int], Program] | None, change: Callable[[Program], Any]) -> None:
+        """Says that a change was made to the program, which is made again at another batch; `before`: `again` until
+        then."""
+
+        def again(batch: int) -> Program:
+            assert before is not None
+            made = before(batch)
+            change(made)
+            return made
+
+        self.again = None if before is None else again
 
     def begin_training(self, loss: str) -> None:
         """Remembers the forward pass and its loss, before an optimizer rewrites the block."""

@@ -20,12 +20,5 @@ def fuse_attention(program: Program) -> list[str]:
     must_be_untrained(program)
     block, notes = find_attention(program.block)
     program.block = verify(block)
-    if (before := program.again) is not None:
-
-        def again(batch: int) -> Program:
-            made = before(batch)
-            fuse_attention(made)
-            return made
-
-        program.again = again
+    program.also_at_other_batches(program.again, fuse_attention)
     return notes

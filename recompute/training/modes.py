@@ -35,15 +35,13 @@ def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variabl
         program = output.program if isinstance(output, Variable) else output
         before = getattr(program, "again", None)
         result = function(output, *others, **options)
-        if before is not None:
-            given = [_by_name(o) for o in (output, *others)], {k: _by_name(o) for k, o in options.items()}
+        given = [_by_name(o) for o in (output, *others)], {k: _by_name(o) for k, o in options.items()}
 
-            def again(batch: int) -> Program:
-                made = before(batch)
-                function(*(_of(made, o) for o in given[0]), **{k: _of(made, o) for k, o in given[1].items()})
-                return made
+        def change(made: Program) -> None:
+            function(*(_of(made, o) for o in given[0]), **{k: _of(made, o) for k, o in given[1].items()})
 
-            program.again = again
+        if isinstance(program, Program):
+            program.also_at_other_batches(before, change)
         return result
 
     return append
@@ -74,9 +72,9 @@ def _of(program: Program, x: Any) -> Any:
 def for_test(program: Program, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
     """`Program.for_test`."""
     names = () if outputs is None else tuple(_name(program, o) for o in outputs)
-    first = _batch(program)
+    first = program.block.batch
     if batch is None or batch == first:
-        made = Program(_forward(program), program.data, source=program.source)
+        made = Program(program.forward_block, program.data, source=program.source)
         made.take_origin(program)
         made.forward = None
     else:
@@ -96,23 +94,14 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     return made
 
 
-def _forward(program: Program) -> Block:
-    """The forward pass as it was before the backward pass was added."""
-    return program.logical if program.forward is None else program.forward
-
-
-def _batch(program: Program) -> int | None:
-    return next((v.shape[0] for v in program.block.inputs if v.shape), None)
-
-
 def _at(program: Program, batch: int) -> Program:
     if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1:
         raise UsageError(f"batch must be a whole number of at least 1, not {batch!r}")
     if program.again is None:
         raise UsageError(
-            f"program '{program.block.name}' is fixed at batch {_batch(program)}: it was not loaded from a model, or "
-            "operators were appended to it by hand. Load the model again at the other batch, or evaluate batches of "
-            f"{_batch(program)}"
+            f"program '{program.block.name}' is fixed at batch {program.block.batch}: it was not loaded from a model, "
+            "or operators were appended to it by hand. Load the model again at the other batch, or evaluate batches of "
+            f"{program.block.batch}"
         )
     return program.again(int(batch))
 
@@ -122,7 +111,7 @@ def _share(made: Program, program: Program) -> None:
 
     Tables that the importer computed for the batch have other shapes: they get names of their own.
     """
-    batch = _batch(made)
+    batch = made.block.batch
     names: dict[str, str] = {}
     for v in (*made.block.parameters, *made.block.buffers, *made.block.state):
         own = made.data[v.name]
@@ -162,25 +151,29 @@ def evaluate(
     if not isinstance(feed, Mapping):
         raise UsageError(f"feed must be a dictionary of arrays by input, not {type(feed).__name__}")
     wanted = [fetch_list] if isinstance(fetch_list, (str, Variable)) else fetch_list
-    names = _default_fetches(program, feed) if wanted is None else tuple(_name(program, f) for f in wanted)
-    key = (names, _fed_batch(program, feed), str(place))
-    source = _forward(program)
+    source = program.forward_block
+    key = (
+        None if wanted is None else tuple(map(_text, wanted)),
+        frozenset(feed),
+        _fed_batch(program, feed),
+        str(place),
+    )
     found = program.evaluations.get(key)
     if found is None or found[0] is not source:
-        made = for_test(program, key[1], names)
-        found = program.evaluations[key] = source, made, Executor(place)
-    _, made, executor = found
+        names = _default_fetches(program, feed) if wanted is None else tuple(_name(program, f) for f in wanted)
+        known = {v.name for v in source.inputs}
+        unknown = [n for n in feed if n not in known]
+        if unknown:
+            raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
+        found = program.evaluations[key] = source, for_test(program, key[2], names), names, Executor(place)
+    _, made, names, executor = found
     inputs = {v.name for v in made.block.inputs}
-    known = {v.name for v in source.inputs}
-    unknown = [n for n in feed if n not in known]
-    if unknown:
-        raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
     return executor.run(made, {n: a for n, a in feed.items() if n in inputs}, list(names))
 
 
 def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ...]:
     """The outputs that can be computed from what is fed."""
-    forward = _forward(program)
+    forward = program.forward_block
     reach = {v.name for v in forward.inputs if v.name not in feed}
     for op in forward.operators:
         if any(v.name in reach for v in op.reads()):
@@ -197,21 +190,26 @@ def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
     """The batch of what is fed; None for the program's own."""
     for v in program.block.inputs:
         shape = np.shape(feed[v.name]) if v.name in feed else v.shape
-        if v.shape and shape and shape[0] != v.shape[0] == _batch(program) and shape[1:] == v.shape[1:]:
+        if v.shape and shape and shape[0] != v.shape[0] == program.block.batch and shape[1:] == v.shape[1:]:
             return int(shape[0])
     return None
 
 
 def _name(program: Program, wanted: str | Variable) -> str:
     """The name of a value of the forward pass."""
-    name = wanted.name if isinstance(wanted, Variable) else wanted
-    if not isinstance(name, str):
-        raise UsageError(f"outputs are names and Variables, not {wanted!r}")
-    values = _forward(program).values()
+    name = _text(wanted)
+    values = program.forward_block.values()
     name = name if name in values else program.aliases.get(name, name)
     if name not in values:
         raise UsageError(f"the forward pass of program '{program.block.name}' has no value '{name}'"
                          f"{nearest(name, values)}")  # fmt: skip
+    return name
+
+
+def _text(wanted: str | Variable) -> str:
+    name = wanted.name if isinstance(wanted, Variable) else wanted
+    if not isinstance(name, str):
+        raise UsageError(f"outputs are names and Variables, not {wanted!r}")
     return name
 
 
@@ -240,8 +238,7 @@ def freeze(program: Program, patterns: str | Sequence[str], *, eval: bool = Fals
     program.tensors = [
         dataclasses.replace(t, trains=False, why="frozen") if t.name in frozen else t for t in program.tensors
     ]
-    if (before := program.again) is not None:
-        program.again = lambda batch: freeze(before(batch), patterns, eval=eval)
+    program.also_at_other_batches(program.again, lambda made: freeze(made, patterns, eval=eval))
     return program
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Role, TensorType, UsageError, Value
-from recompute.language.op import op_class
+from recompute import UsageError
 from recompute.training.clip import ClipGradByGlobalNorm
 from recompute.training.optimizers import NAMES
+from tests.training.test_optimizers import linear_program
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "settings.npz")
 
@@ -29,15 +29,7 @@ PYTORCH: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 def linear(dtype: type = np.float64, names: tuple[str, ...] = ("body.w", "head.w")) -> rc.Program:
     """loss = Σ parameter · x: the gradient of every parameter is the feed x."""
-    w = DATA["w"].astype(dtype)
-    program = rc.Program(Block("linear", inputs=(Value("x", TensorType.of(w)),)))
-    for name in names:
-        program.declare("parameters", name, w.copy())
-    b = program.builder(Role.LOSS)
-    products = [b.Mul(program[n].value, program["x"].value) for n in names]
-    b.emit(op_class("ReduceSum")(keepdims=0), b.add_all(products), name="loss")
-    program.append(b, outputs=["loss"])
-    return program
+    return linear_program(DATA["w"].astype(dtype), names=names)
 
 
 def train(program: rc.Program, feeds: Any) -> np.ndarray:

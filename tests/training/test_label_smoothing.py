@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import Block, Role, TensorType, UsageError, Value
+from recompute import Block, TensorType, UsageError, Value
 from recompute.language.op import op_class
-from recompute.passes.gradient.autodiff import differentiate
 from recompute.training import losses
+from tests.training import test_losses
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "settings.npz")
 CASES = list(itertools.product(("y", "some", "soft"), ("mean", "sum", "none"), ("plain", "weight"), (0.0, 0.125, 1.0)))
@@ -28,17 +28,7 @@ def scores(x: np.ndarray) -> rc.Program:
 
 
 def value_and_gradient(x: np.ndarray, y: np.ndarray, **options: Any) -> list[np.ndarray]:
-    program = scores(x)
-    loss = losses.cross_entropy(program, **options)
-    name = loss.name
-    if loss.shape:
-        b = program.builder(Role.LOSS)
-        b.emit(op_class("ReduceSum")(keepdims=0), loss.value, name="total")
-        program.append(b)
-        name = "total"
-    block, ((_, dx),) = differentiate(program.block, name, ["x"])
-    step = rc.Program(rc.verify(block), program.data)
-    return rc.Executor().run(step, {"x": x, "label": y}, [loss.name, dx.name])
+    return list(test_losses.value_and_gradient(losses.cross_entropy(scores(x), **options), x, y))
 
 
 @pytest.mark.parametrize(("label", "reduction", "weighted", "smoothing"), CASES)

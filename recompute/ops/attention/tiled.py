@@ -16,14 +16,11 @@ import numpy as np
 
 from ...language.op import Cost, Op
 from ...language.types import TensorType
+from ..norm.fused import as_type
+from ..tiles import wide
 
 #: queries and keys of a tile
 ROWS, COLUMNS = 256, 256
-
-
-def wide(dtype: str) -> str:
-    """The element type in which tiles are computed."""
-    return "f64" if dtype == "f64" else "f32"
 
 
 class Tiled(Op, abstract=True):
@@ -82,7 +79,7 @@ class Tiled(Op, abstract=True):
         xp.matmul(q, k.T, out=s)
         xp.multiply(s, self.scale, out=s)
         if bias is not None:
-            xp.add(s, _tile(bias, rows, columns), out=s)
+            xp.add(s, part_of(bias, rows, columns), out=s)
         height, width = s.shape
         offset = columns.start - rows.start  # key j, query i of the tile: key - query = j - i + offset
         if self.last is not None and width - 1 + offset > self.last:
@@ -93,18 +90,19 @@ class Tiled(Op, abstract=True):
                 s[i, : max(i + self.first - offset, 0)] = -math.inf
 
 
-def _tile(bias: Any, rows: slice, columns: slice) -> Any:
+def part_of(bias: Any, rows: slice, columns: slice) -> Any:
     """The part of [t or 1, s or 1] for a tile."""
     return bias[rows if bias.shape[0] > 1 else slice(None), columns if bias.shape[1] > 1 else slice(None)]
 
 
-def _at(x: Any, index: tuple[int, ...]) -> Any:
+def matrix_at(x: Any, index: tuple[int, ...]) -> Any:
     """The matrix of x for an index of q's leading axes."""
     lead = x.shape[:-2]
     return x[tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(lead) :], lead, strict=True))]
 
 
-def _full(bias: Any, ndim: int) -> Any:
+def full_bias(bias: Any, ndim: int) -> Any:
+    """The bias with as many axes as the queries."""
     return None if bias is None else bias.reshape((1,) * (ndim - bias.ndim) + bias.shape)
 
 
@@ -140,11 +138,11 @@ class TiledAttention(Tiled):
     def compute(self, xp, ins, outs, scratch):
         """Row by row of tiles: the largest score so far, the sum of exponentials, and the weighted sum of values."""
         q, k, v = ins[:3]
-        bias = _full(ins[3] if len(ins) > 3 else None, q.ndim)
+        bias = full_bias(ins[3] if len(ins) > 3 else None, q.ndim)
         y, lse = outs[0], outs[1] if len(outs) > 1 else None
         for index in np.ndindex(*q.shape[:-2]):
-            part = None if bias is None else _at(bias, index)
-            work = _Rows(self, xp, scratch, q[index], _at(k, index), _at(v, index), part)
+            part = None if bias is None else matrix_at(bias, index)
+            work = _Rows(self, xp, scratch, q[index], matrix_at(k, index), matrix_at(v, index), part)
             work.run(y[index], None if lse is None else lse[index])
 
     def gradient(self, b, ins, outs, grads):
@@ -160,13 +158,13 @@ class TiledAttention(Tiled):
 
     def expand(self, b, q, k, v, bias=None):
         """Scores, their log-sum-exp, weights and the product."""
-        scores = _scores(self, b, q, k, bias)
+        scores = all_scores(self, b, q, k, bias)
         largest = b.Max(b.ReduceMax(scores, axes=(-1,)), b.constant(float(np.finfo(np.float32).min), scores))
         e = b.Exp(b.Sub(scores, largest))
         total = b.ReduceSum(e, axes=(-1,))
         nothing = b.Equal(total, b.constant(0.0, total))
         safe = b.Where(nothing, b.constant(1.0, total), total)
-        y = b.MatMul(_as(b, b.Div(e, safe), v.dtype), v)
+        y = b.MatMul(as_type(b, b.Div(e, safe), v.dtype), v)
         lse = b.Add(b.Log(total), largest)
         return y, b.Reshape(lse, shape=q.shape[:-1])
 
@@ -253,17 +251,13 @@ def _widened(xp: Any, x: Any, scratch: Any, slot: int) -> Any:
     return found
 
 
-def _as(b: Any, v: Any, dtype: str) -> Any:
-    return v if v.dtype == dtype else b.Cast(v, to=dtype)
-
-
-def _scores(op: Tiled, b: Any, q: Any, k: Any, bias: Any) -> Any:
+def all_scores(op: Tiled, b: Any, q: Any, k: Any, bias: Any) -> Any:
     """All scores, in at least float32."""
     kind = wide(q.dtype)
-    scores = b.MatMul(_as(b, q, kind), _as(b, k, kind), transB=1)
+    scores = b.MatMul(as_type(b, q, kind), as_type(b, k, kind), transB=1)
     scores = b.Mul(scores, b.constant(op.scale, scores))
     if bias is not None:
-        scores = b.Add(scores, _as(b, bias, kind))
+        scores = b.Add(scores, as_type(b, bias, kind))
     shape = scores.type.with_shape((q.shape[-2], k.shape[-2]))
     if op.last is not None:
         scores = b.Add(scores, b.Trilu(b.fill(-math.inf, shape), k=1 + op.last))

@@ -10,7 +10,9 @@ import numpy as np
 
 from ...language.op import Cost
 from ...language.types import TensorType
-from .tiled import COLUMNS, ROWS, Tiled, _as, _at, _full, _scores, _tile, wide
+from ..norm.fused import as_type
+from ..tiles import wide
+from .tiled import COLUMNS, ROWS, Tiled, TiledAttention, all_scores, full_bias, matrix_at, part_of
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ class TiledAttentionGrad(Tiled):
         for x in (*sums, dbias):
             if x is not None:
                 x[...] = 0
-        bias, dbias = _full(bias, q.ndim), _full(dbias, q.ndim)
+        bias, dbias = full_bias(bias, q.ndim), full_bias(dbias, q.ndim)
         for index in np.ndindex(*q.shape[:-2]):
             delta, product = scratch[2], scratch[3]
             xp.multiply(dy[index], y[index], out=product)
             xp.sum(product, axis=1, out=delta)
-            parts = [None if x is None else _at(x, index) for x in (q, k, v, bias, dy, *sums, dbias)]
+            parts = [None if x is None else matrix_at(x, index) for x in (q, k, v, bias, dy, *sums, dbias)]
             for rows, columns in self.tiles(q.shape[-2], k.shape[-2]):
                 self._tile(xp, scratch, (rows, columns), parts, lse[index][rows], delta[rows])
         if sums[0] is not dq:
@@ -93,7 +95,7 @@ class TiledAttentionGrad(Tiled):
         xp.subtract(ds, delta[:, None], out=ds)
         xp.multiply(ds, w, out=ds)
         if dbias is not None:
-            target = _tile(dbias, rows, columns)
+            target = part_of(dbias, rows, columns)
             axes = tuple(i for i in (0, 1) if target.shape[i] == 1 and ds.shape[i] != 1)
             target += ds.sum(axis=axes, keepdims=True) if axes else ds
         xp.multiply(ds, self.scale, out=ds)
@@ -106,14 +108,14 @@ class TiledAttentionGrad(Tiled):
         axis = (*lse.shape, 1)
         known = b.Reshape(lse, shape=axis)
         none = b.Equal(known, b.constant(-math.inf, known))
-        w = b.Exp(b.Sub(_scores(self, b, q, k, bias), b.Where(none, b.constant(0.0, known), known)))
-        gy, vv, kk, qq = (_as(b, x, kind) for x in (dy, v, k, q))
-        delta = b.ReduceSum(b.Mul(gy, _as(b, y, kind)), axes=(-1,))
+        w = b.Exp(b.Sub(all_scores(self, b, q, k, bias), b.Where(none, b.constant(0.0, known), known)))
+        gy, vv, kk, qq = (as_type(b, x, kind) for x in (dy, v, k, q))
+        delta = b.ReduceSum(b.Mul(gy, as_type(b, y, kind)), axes=(-1,))
         ds = b.Mul(w, b.Sub(b.MatMul(gy, vv, transB=1), delta))
         scaled = b.Mul(ds, b.constant(self.scale, ds))
         dq, dk, dv = b.MatMul(scaled, kk), b.MatMul(scaled, qq, transA=1), b.MatMul(w, gy, transA=1)
-        found = [_as(b, b.sum_to(g, x.shape), x.dtype) for g, x in ((dq, q), (dk, k), (dv, v))]
-        return (*found, _as(b, b.sum_to(ds, bias.shape), bias.dtype)) if bias is not None else tuple(found)
+        found = [as_type(b, b.sum_to(g, x.shape), x.dtype) for g, x in ((dq, q), (dk, k), (dv, v))]
+        return (*found, as_type(b, b.sum_to(ds, bias.shape), bias.dtype)) if bias is not None else tuple(found)
 
     def cost(self, ins, outs):
         """Five products over the scores that count."""
@@ -125,8 +127,6 @@ class TiledAttentionGrad(Tiled):
     @classmethod
     def samples(cls, draw):
         """As the forward operator's, from consistent results."""
-        from .tiled import TiledAttention
-
         for options, shapes, want in (
             ({"scale": 0.5}, ("2,3,4", "2,5,4", "2,5,2"), None),
             ({"scale": 0.3, "last": 0}, ("5,4", "5,4", "5,3"), None),
