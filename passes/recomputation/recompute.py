@@ -35,13 +35,14 @@ class RecomputePlan:
     """Reruns in order of execution; `checkpoints` in order of production; `notes` for the user.
 
     `offloads`: values that wait in host memory (see passes/offloading/offload.py), by what they are called after the
-    reruns.
+    reruns.  `slices`: regions that run in slices (see passes/slicing); reruns number the operators of the sliced step.
     """
 
     reruns: tuple[Rerun, ...] = ()
     checkpoints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     offloads: tuple[str, ...] = ()
+    slices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -119,14 +119,28 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
     )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
-    what.add_argument("--fuse-attention", action="store_true", help="attention in tiles, which keeps no scores")
     what.add_argument(
         "--freeze",
         metavar="A,B,...",
         help="parameters not to train; what lies before the first that trains is in inference mode",
     )
+    _add_long_sequences(what)
     _add_target(what)
     _add_loading(what)
+
+
+def _add_long_sequences(what: argparse._ArgumentGroup) -> None:
+    """Options that keep what grows with the sequence from existing whole."""
+    what.add_argument("--fuse-attention", action="store_true", help="attention in tiles, which keeps no scores")
+    what.add_argument(
+        "--slice",
+        metavar="REGION:AXIS:PIECES",
+        action="append",
+        default=[],
+        help="run a part of the step in slices, of which only one exists at a time: FIRST..LAST:AXIS:PIECES from the "
+        "operator that makes FIRST to the one that makes LAST, or all:0:PIECES for slices of the batch; may be "
+        "repeated",
+    )
 
 
 def _add_target(what: argparse._ArgumentGroup) -> None:

@@ -302,7 +302,8 @@ class _Job:
         if kind not in kinds:
             raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
         self.report.optimizer = kind
-        return kinds[kind](learning_rate=self.args.lr, groups=self.args.group)
+        found = kinds[kind](learning_rate=self.args.lr, groups=self.args.group)
+        return optimizers.RecomputeOptimizer(found).set_slices(self.args.slice) if self.args.slice else found
 
     def checkpoint_patterns(self) -> list[str] | None:
         """The patterns of --checkpoints, with `@file` replaced by the file's lines."""

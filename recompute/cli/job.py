@@ -43,7 +43,8 @@ def request_of(args: argparse.Namespace) -> Request | None:
     if args.checkpoints is not None or args.max_batch:
         return None
     budget = None if args.plan is not None else args.budget
-    limits = {"effort": args.effort, "seconds": args.seconds} if budget is not None else {}
+    limits: dict[str, Any] = {"effort": args.effort, "seconds": args.seconds} if budget is not None else {}
+    limits["slicing"] = not args.no_slicing
     return request(budget, args.strategy, None, args.plan, offload=args.offload, **limits)
 
 

@@ -37,6 +37,9 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "counted in work, not seconds, so that the same command gives the same plan",
     )  # fmt: skip
     group.add_argument("--seconds", type=real, metavar="S", help="search for S seconds instead")
+    group.add_argument(
+        "--no-slicing", action="store_true", help="do not run parts of the step in slices to fit --memory-budget"
+    )
     group.add_argument("--plan", type=Path, metavar="FILE.json", help="use a saved plan")
     group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, for use with --plan")
     group.add_argument(
@@ -121,7 +124,7 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     assert wanted is not None
     job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
     options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
-    options |= {"effort": args.effort, "seconds": args.seconds}
+    options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)
     except BudgetError as e:
@@ -135,7 +138,7 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     job.report.planned = step.planned.to_dict()
     if step.planned.interrupted:
         job.report.notes.append(interruption(step.planned))
-    if step.figures.recomputed_operators or step.figures.offloaded_values:
+    if step.figures.recomputed_operators or step.figures.offloaded_values or step.planned.slices:
         job.report.recompute = asdict(step.figures)
         job.report.notes += list(step.plan.notes)
     return step
@@ -158,13 +161,15 @@ def report_plan(job: Job, step: Any) -> None:
     planned = step.planned
     if planned is None:
         return
-    if not planned.reruns and not planned.offloads:
+    if not planned.reruns and not planned.offloads and not planned.slices:
         job.say(f"the plain step fits {human_bytes(planned.budget)}: nothing is recomputed" if planned.budget else
                 "nothing is recomputed")  # fmt: skip
     else:
         text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
         if planned.gap is not None:
             text += ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"
+        if planned.slices:
+            text += f", {len(planned.slices)} part{'s' if len(planned.slices) > 1 else ''} in slices"
         if planned.offloads:
             text += (
                 f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "
@@ -173,6 +178,8 @@ def report_plan(job: Job, step: Any) -> None:
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
         if planned.timed_out:
             job.say(interruption(planned))
+        if planned.slices:
+            job.say(f"in slices, for use with --slice: {' '.join(map(one_line, planned.slices))}")
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
         more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"

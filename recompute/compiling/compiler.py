@@ -89,7 +89,8 @@ def compile_step(
     are recomputed; `budget`: recompute as much as necessary to fit (`"8GiB"`, bytes, `"60%"` of the plain step's peak);
     `recompute`: a request, `request(budget, strategy, ...)` of `recompute.planning`, whose arguments can also be given
     directly: `strategy`, `strategy_options`, `plan`, `offload` (copy the checkpoints to host memory; with a budget,
-    the values for which this is faster than recomputing, docs/offload.md), `effort`, `seconds`, `progress` (see
+    the values for which this is faster than recomputing, docs/offload.md), `slicing` (False: no part of the step runs
+    in slices; docs/transformers.md), `effort`, `seconds`, `progress` (see
     `RecomputeOptimizer.set_budget`).  `target`: place, kernel providers, cost model and precision (`rc.Target`; None:
     this CPU); its fields can also be given directly.  `dump`: a folder for the program's text after each pass.
     `plain`: the compiled step without recomputation, if it exists already, to save planning time.  UsageError for
@@ -119,7 +120,7 @@ def compile_step(
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
     """The request, and whether checkpoints are offloaded.  UsageError for unknown `options`."""
-    names = ("strategy", "plan", "offload", "effort", "seconds", "progress")
+    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress")
     given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
     given["options"] = options.pop("strategy_options", None)
     if options:
@@ -129,7 +130,7 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
     offload = bool(given.get("offload", False))
     if wanted is None:
         return request(budget, **given), offload
-    if budget is not None or any(v is not None and v is not False for v in given.values()):
+    if budget is not None or any(v is not None and v is not False for k, v in given.items() if k != "slicing"):
         raise UsageError("recompute is a complete request: leave out budget, strategy, plan and their options")
     return wanted, wanted.offload
 
@@ -138,7 +139,7 @@ def _asked(
     optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
 ) -> tuple[Any, Request | None]:
     """The optimizer, with the checkpoints, and the request, which may be the optimizer's."""
-    if isinstance(optimizer, RecomputeOptimizer) and offload:
+    if isinstance(optimizer, RecomputeOptimizer) and optimizer.recomputes and offload:
         raise UsageError("offload does not apply to a RecomputeOptimizer: set its enable_offload instead")
     if isinstance(optimizer, RecomputeOptimizer) and (own := optimizer.request) is not None:
         if wanted is not None or checkpoints is not None:
@@ -146,7 +147,7 @@ def _asked(
                 "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of "
                 "them"
             )
-        wanted, optimizer = own, optimizer.inner
+        wanted, optimizer = own, optimizer.only_slices()
     if checkpoints is not None:
         if wanted is not None:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")

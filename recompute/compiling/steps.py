@@ -69,7 +69,7 @@ class Steps:
         if isinstance(optimizer, RecomputeOptimizer):
             checkpoints = checkpoints or optimizer._checkpoints
             offload = offload or optimizer.enable_offload
-            optimizer = optimizer.inner
+            optimizer = optimizer.only_slices()
         self.asked = None if checkpoints is None else _names(checkpoints)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._loss = loss.name if isinstance(loss, Variable) else loss

@@ -187,9 +187,10 @@ def _metadata(proto: onnx.ModelProto, where: str) -> dict[str, str]:
 def _plan(found: Any) -> Any:
     """The RecomputePlan in the metadata; other contents, put there by a user, are returned as parsed JSON."""
     fields = {f.name for f in dataclasses.fields(RecomputePlan)}
-    if not isinstance(found, dict) or {"offloads", *found} != fields:  # earlier versions have no offloads
+    later = {"offloads", "slices"}  # which earlier versions do not have
+    if not isinstance(found, dict) or later | set(found) != fields:
         return found
-    texts = [found.get(k, []) for k in ("checkpoints", "notes", "offloads")]
+    texts = [found.get(k, []) for k in ("checkpoints", "notes", "offloads", "slices")]
     reruns = found["reruns"]
     if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts) or not all(
         isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())

@@ -105,12 +105,12 @@ def follow(block: Block, starts: Mapping[str, int | Place]) -> Followed:
         states[name] = Cut(place, values[name].shape[place.axis] // (place.outer * place.inner))
     found = Followed(states, {}, {}, {})
     for i, o in enumerate(block.operators):
-        _step(found, i, o)
+        advance(found, i, o)
     return found
 
 
-def _step(found: Followed, i: int, o: Operator) -> None:
-    """One operator: the states of its outputs from those of its inputs."""
+def advance(found: Followed, i: int, o: Operator) -> None:
+    """Takes the index through the next operator, at position `i`: states of its outputs from those of its inputs."""
     states = [None if v is None else found.states.get(v.name) for v in o.inputs]
     partial = {k for k, s in enumerate(states) if isinstance(s, Partial)}
     summed = {k for k in partial if states[k] == Partial(SUM)} == partial

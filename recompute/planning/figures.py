@@ -21,6 +21,7 @@ class PlanFigures:
     `gap`: how far the plan's time is above the bound, as a share of the bound; `kept`: names of forward values that
     are kept for the backward pass, as `--checkpoints` takes them; `planning_seconds`: time of the search.
     `offloads`: those of the kept values that are offloaded to host memory, where `host_bytes` are allocated;
+    `slices`: the parts that run in slices; `bound` is then that of all plans for the step sliced like this.
     `transfer_seconds`: time of all copies between device and host; `stall_seconds`: time for which the device waits
     for them, part of `seconds`.  `interrupted`, `timed_out`: whether an interrupt or the time limit ended planning
     early.
@@ -40,6 +41,7 @@ class PlanFigures:
     scheduled: bool
     costs: str
     offloads: tuple[str, ...] = ()
+    slices: tuple[str, ...] = ()
     host_bytes: int = 0
     transfer_seconds: float = 0.0
     stall_seconds: float = 0.0
@@ -65,7 +67,7 @@ class PlanFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as numbers, strings and lists, for JSON."""
-        lists = {"kept": list(self.kept), "offloads": list(self.offloads)}
+        lists = {"kept": list(self.kept), "offloads": list(self.offloads), "slices": list(self.slices)}
         return {**asdict(self), **lists, "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
 
 
@@ -80,11 +82,12 @@ def figures_of(
 ) -> PlanFigures:
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
     moved, cost = fitted.plan.offloads, cost_of(fitting)
-    bound = seconds_bound(fitting, budget) if bounded and budget is not None and not moved else None
+    sliced = fitting.of(fitted.plan.slices)
+    bound = seconds_bound(sliced, budget) if bounded and budget is not None and not moved else None
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
-    own = fitting.once.values()  # not the parts of an operator that a plan has divided
+    own = sliced.once.values()  # not the parts of an operator that a plan has divided
     return PlanFigures(
         strategy=strategy,
         budget=budget,
@@ -100,6 +103,7 @@ def figures_of(
         scheduled=fitted.scheduled,
         costs=cost.name,
         offloads=moved,
+        slices=fitted.plan.slices,
         host_bytes=memory_report(fitted.compiled).host,
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,

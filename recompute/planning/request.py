@@ -24,7 +24,8 @@ DEFAULT = "auto"
 class Request:
     """A request: a budget, a strategy with its options, or a plan; `offload`: values may also be offloaded.
 
-    `effort`, `seconds`: limits of planning (see `Watch`); `progress`: the function that is called with its progress
+    `slicing`: with a budget, parts of the step may run in slices.  `effort`, `seconds`: limits of planning (see
+    `Watch`); `progress`: the function that is called with its progress
     (None: a status line on a terminal).
     """
 
@@ -33,6 +34,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     plan: RecomputePlan | SavedPlan | None = None
     offload: bool = False
+    slicing: bool = True
     effort: float = 1.0
     seconds: float | None = None
     progress: Callable[[Progress], Any] | None = None
@@ -45,6 +47,7 @@ def request(
     plan: RecomputePlan | SavedPlan | str | os.PathLike[str] | None = None,
     *,
     offload: bool = False,
+    slicing: bool = True,
     effort: float | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], Any] | None = None,
@@ -52,7 +55,8 @@ def request(
     """The request; None if nothing is requested.  UsageError for arguments that are invalid or contradict each other.
 
     `budget`: see `parse_budget`; `plan`: a plan, or the path of a saved one; `offload`: whether values may be
-    offloaded (with a budget; a plan defines its own offloads); `effort`, `seconds`, `progress`: see `Request`.
+    offloaded (with a budget; a plan defines its own offloads); `slicing`: whether the strategy "auto" may run parts of
+    the step in slices; `effort`, `seconds`, `progress`: see `Request`.
     """
     check_limits(effort, seconds, progress)
     if (effort is not None or seconds is not None) and budget is None:
@@ -82,7 +86,7 @@ def request(
     if effort is not None and not isinstance(chosen, Auto):
         raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
     amount = None if budget is None else parse_budget(budget)
-    return Request(amount, strategy, dict(options or {}), None, offload, effort or 1.0, seconds, progress)
+    return Request(amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress)
 
 
 def check_limits(effort: object, seconds: object, progress: object = None) -> None:

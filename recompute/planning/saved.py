@@ -14,6 +14,7 @@ from ..language.ir import Block, Role
 from ..passes import RecomputePlan, Rerun
 from ..passes.planners.core.problem import read_json
 from ..passes.planners.fit.problem import Fitted
+from ..passes.slicing.slicing import parse_slicing
 from ..support.files import replacing
 from .figures import PlanFigures
 
@@ -28,7 +29,7 @@ class SavedPlan:
 
     `reruns`: pairs of names, the first output of the recomputed operator and the first output of the operator before
     which it is recomputed; `scheduled`: whether the plan is for the order of operators made by the pass `schedule`;
-    `offloads`: names of values that are offloaded to host memory.
+    `offloads`: names of values that are offloaded to host memory; `slices`: parts that run in slices, applied first.
     """
 
     model: str
@@ -39,10 +40,11 @@ class SavedPlan:
     checkpoints: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     offloads: tuple[str, ...] = ()
+    slices: tuple[str, ...] = ()
 
     def for_block(self, base: Block) -> RecomputePlan:
         """The plan with operators by number.  UsageError that states the first name missing from the step."""
-        number = {name: i for i, name in enumerate(_names(base))}
+        number = {name: i for i, name in enumerate(_operator_names(base))}
         reruns = []
         for pair in self.reruns:
             for name in pair:
@@ -59,13 +61,14 @@ class SavedPlan:
                 what = f"here '{pair[0]}' cannot be recomputed before '{pair[1]}'"
                 raise UsageError(f"the plan is for another step: {what}")
         reruns.sort(key=lambda r: r.before)  # operators that run before the same one keep their order
-        return RecomputePlan(tuple(reruns), self.checkpoints, offloads=self.offloads)
+        return RecomputePlan(tuple(reruns), self.checkpoints, offloads=self.offloads, slices=self.slices)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the contents of its file."""
         found = {"format": FORMAT, **asdict(self)}
         found["reruns"] = [list(pair) for pair in self.reruns]
-        found["checkpoints"], found["offloads"] = list(self.checkpoints), list(self.offloads)
+        for name in _NAMES:
+            found[name] = list(found[name])
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -76,7 +79,7 @@ class SavedPlan:
 
 def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | None) -> SavedPlan:
     """The plan of a compiled step, by names."""
-    names = _names(fitted.base)
+    names = _operator_names(fitted.base)
     return SavedPlan(
         model=model,
         batch=batch,
@@ -84,12 +87,13 @@ def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | No
         scheduled=fitted.scheduled,
         reruns=tuple((names[r.operator], names[r.before]) for r in fitted.plan.reruns),
         checkpoints=figures.kept,
-        figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled", "offloads")},
+        figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled", *_NAMES)},
         offloads=fitted.plan.offloads,
+        slices=fitted.plan.slices,
     )
 
 
-def _names(block: Block) -> list[str]:
+def _operator_names(block: Block) -> list[str]:
     """A name for each operator: that of its first output, with a number appended if another operator has the name."""
     count: dict[str, int] = {}
     names = []
@@ -113,14 +117,20 @@ def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
     for i, pair in enumerate(data["reruns"]):
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
             raise UsageError(f"{path}: reruns[{i}] is not a pair of names")
-    moved = data.get("offloads", [])  # plans of earlier versions have none
-    if not isinstance(moved, list) or not all(isinstance(n, str) for n in (*data["checkpoints"], *moved)):
-        raise UsageError(f"{path}: checkpoints and offloads must be names")
     known: dict[str, Any] = {name: data[name] for name in _FIELDS}
     known["reruns"] = tuple((a, b) for a, b in data["reruns"])
-    known["checkpoints"], known["offloads"] = tuple(data["checkpoints"]), tuple(moved)
+    for name in _NAMES:
+        found = data.get(name, [])  # plans of earlier versions do not have all of them
+        if not isinstance(found, list) or not all(isinstance(n, str) for n in found):
+            raise UsageError(f"{path}: {name} must be a list of texts")
+        known[name] = tuple(found)
+    for text in known["slices"]:
+        parse_slicing(text)
     return SavedPlan(**known)
 
+
+#: the fields that are lists of texts
+_NAMES = ("checkpoints", "offloads", "slices")
 
 _FIELDS: dict[str, Any] = {
     "model": str,

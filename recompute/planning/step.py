@@ -118,7 +118,8 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
                 bounded = False
             else:
                 strategy = wanted.strategy or DEFAULT
-                fitted = fit_within(fitting, budget, strategy, wanted.options, offload=wanted.offload)
+                slicing = wanted.slicing and strategy == DEFAULT
+                fitted = fit_within(fitting, budget, strategy, wanted.options, offload=wanted.offload, slicing=slicing)
                 if budget is None and not fitted.plan.reruns and chosen.heeds_budget:
                     raise needs_budget(strategy)
         seconds = watch.elapsed
@@ -150,7 +151,8 @@ def listening(progress: Callable[[Progress], Any] | None) -> Iterator[Callable[[
 def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
     """The step with an existing plan.  UsageError if the plan is for another model."""
     if isinstance(plan, RecomputePlan):
-        return fitting.carry_out(plan, False)
+        return fitting.of(plan.slices).carry_out(plan, False)
+    fitting = fitting.of(plan.slices)
     try:
         return fitting.carry_out(plan.for_block(fitting.ordered if plan.scheduled else fitting.block), plan.scheduled)
     except UsageError:

@@ -19,6 +19,7 @@ from ..passes import Target
 from ..passes.offloading.offload import Offload, offloaded
 from ..passes.planners import planner
 from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_checkpoints
+from ..passes.slicing.slicing import Slice, parse_slicing
 from ..planning.figures import interruption
 from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
@@ -34,7 +35,8 @@ class RecomputeOptimizer(WrappedOptimizer):
     """Wraps an optimizer: some forward values are dropped, and recomputed for the backward pass.
 
     There are three ways to choose them: `set_checkpoints` names the values to keep, `set_budget` and `set_strategy`
-    call a planner, `set_plan` uses an existing plan.  Checkpoints cut the forward pass into segments (Chen et al. 2016,
+    call a planner, `set_plan` uses an existing plan.  `set_slices` has parts of the step run in slices, alone or
+    together with one of the three.  Checkpoints cut the forward pass into segments (Chen et al. 2016,
     arXiv 1604.06174; Paddle's RecomputeOptimizer): the checkpoints, other values that cross a border, and all values
     after the last checkpoint are kept.  Losses and gradients are bit-identical with and without recomputation.
 
@@ -53,6 +55,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         self._target: Target | None = None
         self._offload = False
         self._limits: dict[str, Any] = {}
+        self._slices: tuple[str, ...] = ()
 
     def around(self, optimizer: Any) -> RecomputeOptimizer:
         """The same recomputation for another optimizer."""
@@ -87,6 +90,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         effort: float | None = None,
         seconds: float | None = None,
         progress: Callable[[Any], Any] | None = None,
+        slicing: bool = True,
     ) -> RecomputeOptimizer:
         """Recomputes as much as necessary to fit a budget, at the least cost; returns self.
 
@@ -96,12 +100,35 @@ class RecomputeOptimizer(WrappedOptimizer):
         new plan within the same budget.  `effort`: how long to search (default: 1), counted in work so that the same
         call gives the same plan; or `seconds`: the time limit of the search.  `progress`: a function that is called
         with a `passes.planners.core.watch.Progress` (default: a status line on a terminal).  Ctrl-C ends the search
-        with the best plan so far, if one fits.
+        with the best plan so far, if one fits.  `slicing`: whether parts of the step may run in slices where that is
+        faster than recomputation (see `set_slices`).
         """
         check_limits(effort, seconds, progress)
         self._budget, self._cost, self._target = parse_budget(budget), cost or self._cost, target or self._target
-        self._limits = {"effort": effort, "seconds": seconds, "progress": progress}
+        self._limits = {"effort": effort, "seconds": seconds, "progress": progress, "slicing": slicing}
         return self
+
+    def set_slices(self, slices: Sequence[str] | str) -> RecomputeOptimizer:
+        """Sets the parts of the step that run in slices, so that what is inside them never exists whole; returns self.
+
+        Each is FIRST..LAST:AXIS:PIECES: the operators from the one that makes the value FIRST to the one that makes
+        LAST, and their gradients, run in PIECES slices along AXIS of FIRST.  "all:0:4" runs the whole step in 4 slices
+        of the batch: gradients are accumulated, and nothing is computed twice.  UsageError for other texts.
+        """
+        given = [slices] if isinstance(slices, str) else list(slices)
+        if not all(isinstance(s, str) for s in given):
+            raise UsageError(f"slices must be texts such as 'fc_1..fc_2:0:8' or 'all:0:4', not {slices!r}")
+        self._slices = tuple(str(parse_slicing(s)) for s in given)
+        return self
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether checkpoints, a budget, a strategy or a plan are set."""
+        return bool(self._checkpoints) or self.request is not None
+
+    def only_slices(self) -> Any:
+        """The inner optimizer, with the slices of this one, if it has some."""
+        return RecomputeOptimizer(self.inner).set_slices(self._slices) if self._slices else self.inner
 
     def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
         """Sets the planner, with its options (default: "auto", the best); returns self.
@@ -155,8 +182,10 @@ class RecomputeOptimizer(WrappedOptimizer):
         UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
         with a budget, strategy or plan, `apply_gradients` adds the recomputation.
         """
-        if self.request is not None:
-            return self.inner.backward(loss, *options)
+        if self.request is not None or (self._slices and not self._checkpoints):
+            params_grads = self.inner.backward(loss, *options)
+            self._slice(program_of(loss))
+            return params_grads
         if not self._checkpoints:
             raise UsageError(
                 "RecomputeOptimizer has no checkpoints: call set_checkpoints(['name', ...]) before minimize, or "
@@ -166,6 +195,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         program = program_of(loss)
         names = _checkpoint_names(program, self._checkpoints)
         params_grads = self.inner.backward(loss, *options)
+        self._slice(program)
         plan = plan_from_checkpoints(program.block, names, loss.name)
         block = apply(program.block, plan)
         if self._offload:
@@ -174,6 +204,11 @@ class RecomputeOptimizer(WrappedOptimizer):
         for note in plan.notes:
             warnings.warn(note, RecomputeWarning, stacklevel=3)
         return params_grads
+
+    def _slice(self, program: Program) -> None:
+        """Runs the parts in slices that `set_slices` names."""
+        if self._slices:
+            program.block = verify(Slice(self._slices).run(program.block))
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
         """The inner optimizer's updates; then, with a budget, strategy or plan, the recomputation of dropped values.

@@ -17,9 +17,12 @@ from ..methods.auto import Auto, forget
 from .problem import Fitted, Fitting, Prices, Seconds
 from .search import CLOSE, searched
 from .with_offload import fastest
+from .with_slices import Sliced
 
 #: plans tried for one order of a step, at most: each is compiled, and the next one asks for what the last one missed
 _TRIES = 5
+#: plans of a step in slices, for one order
+_SLICED_TRIES = 2
 
 
 def fit(
@@ -47,13 +50,47 @@ def fit_within(
     options: Mapping[str, Any] | None = None,
     *,
     offload: bool = False,
+    slicing: bool = False,
 ) -> Fitted:
     """`fit` for a step whose problem was made before.
 
-    `offload`: values may also wait in host memory, where the step is faster then.
+    `offload`: values may also wait in host memory, where the step is faster then.  `slicing`: parts of it may run in
+    slices, where the step is faster then.
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated
+    if budget is None or not slicing:
+        return _unsliced(fitting, budget, strategy, options, offload=offload)
+    in_slices = Sliced(fitting, budget)
+    in_slices.quickly()
+    found, refusal = in_slices.fits, None
+    if found is None or fitting.cost(found) > fitting.bound(budget):  # else no step without slices is faster
+        try:
+            found = _faster(fitting, found, _unsliced(fitting, budget, strategy, options, offload=offload))
+        except BudgetError as e:
+            refusal = e
+    if found is None:
+        in_slices.searched(lambda f: candidates(f, budget, strategy, options, _SLICED_TRIES, within=budget))
+        found = in_slices.fits
+    if found is None:
+        assert refusal is not None
+        raise refusal
+    verify(found.compiled)
+    return found
+
+
+def _faster(fitting: Fitting, a: Fitted | None, b: Fitted) -> Fitted:
+    """The faster of two steps, stalls for host memory included."""
+    if a is None:
+        return b
+    stalls = fitting.times(b).stalls if b.plan.offloads else 0.0
+    return a if fitting.cost(a) < fitting.cost(b) + stalls else b
+
+
+def _unsliced(
+    fitting: Fitting, budget: int | None, strategy: str, options: Mapping[str, Any] | None, *, offload: bool
+) -> Fitted:
+    """The best step that runs no part in slices, and needs more than it has without recomputation."""
     found = [fitting.plain] if budget is not None and fitting.plain.peak <= budget else []
     refusal = _collect(fitting, found, budget, strategy, options, offload=offload)
     watch = current()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ....language.ir import Block, Operator
-from ....language.verify import trusted
+from ....language.verify import trusted, verify
 from ... import sequence
 from ...base import run_passes
 from ...memory.memory_plan import memory_report
@@ -20,6 +20,7 @@ from ...recomputation.rebuild import Rebuild
 from ...recomputation.recompute import RecomputePlan
 from ...recomputation.split_norms import as_parts
 from ...scheduling.schedule import InBestOrder, Schedule, live_peak
+from ...slicing.slicing import Slice
 from ...target import Target
 from ..base import Planned
 from ..core.bound import least_budget, lower_bound
@@ -70,6 +71,19 @@ class Fitting:
         self.block = run_passes(block, sequence.numbered_passes(target))
         self.seconds = as_parts(self.prices)
         self._bounds: dict[int, float] = {}
+        self._sliced: dict[tuple[str, ...], Fitting] = {}
+        self.slices: tuple[str, ...] = ()
+
+    def of(self, slices: tuple[str, ...]) -> Fitting:
+        """The same step with regions in slices (see passes/slicing).  UsageError where it has no such regions."""
+        if slices == self.slices:
+            return self
+        if slices not in self._sliced:
+            sliced = Slice(slices).run(self.once)
+            found = Fitting(verify(sliced), self.target)
+            found.slices = slices
+            self._sliced[slices] = found
+        return self._sliced[slices]
 
     @cached_property
     def plain(self) -> Fitted:
@@ -93,7 +107,7 @@ class Fitting:
         return self.unrepeated if self.unrepeated.peak <= budget else None
 
     def _unplanned(self, block: Block, compiled: Block) -> Fitted:
-        return Fitted(block, compiled, peak_of(compiled), RecomputePlan(), None, self.block, False)
+        return Fitted(block, compiled, peak_of(compiled), RecomputePlan(slices=self.slices), None, self.block, False)
 
     @cached_property
     def derived(self) -> Derived:
@@ -144,6 +158,7 @@ class Fitting:
             after = self.applied(plan, scheduled)
             compiled, peak = self._within(after, within) if within else (self.compiled(after), 0)
         current().compiled(len(after.operators), whole=not peak)
+        plan = dataclasses.replace(plan, slices=self.slices)
         return Fitted(after, compiled, peak or peak_of(compiled), plan, None, base, scheduled)
 
     def _within(self, block: Block, limit: int) -> tuple[Block, int]:

@@ -166,11 +166,16 @@ class MatMul(Op):
         yield draw.case(cls(), draw("f64[5,2,3]"), draw("f64[3]"))
 
 
+#: elements of a product that is added to C, at a time
+_ADDED = 1 << 18
+
+
 @dataclass(frozen=True)
 class Gemm(Op, onnx=True):
     """alpha · A' B' + beta · C, with A' = Aᵀ where transA, B' = Bᵀ where transB; C broadcasts to the result."""
 
     linear = ((0, 2), (1, 2))
+    inplace = (2,)
     autocast = "low"
     alpha: float = 1.0
     beta: float = 1.0
@@ -209,6 +214,9 @@ class Gemm(Op, onnx=True):
         if outs[0].dtype.itemsize == 2:
             self._half(xp, a, b, ins[2] if len(ins) > 2 else None, outs[0], scratch)
             return
+        if self._adds(TensorType.of(outs[0]), *map(TensorType.of, ins[2:3])):
+            self._added(xp, a, b, ins[2], outs[0], scratch[0])
+            return
         xp.matmul(a, b, out=outs[0])
         if self.alpha != 1.0:
             xp.multiply(outs[0], outs[0].dtype.type(self.alpha), out=outs[0])
@@ -217,6 +225,25 @@ class Gemm(Op, onnx=True):
             if self.beta != 1.0:
                 bias = xp.multiply(bias, bias.dtype.type(self.beta), out=scratch[0])
             xp.add(outs[0], bias, out=outs[0])
+
+    def _adds(self, out: TensorType, c: TensorType | None = None) -> bool:
+        """Whether C has the result's type, and may be the same memory."""
+        return c == out and self.beta != 0.0
+
+    def _added(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
+        """A few rows of the product at a time, added to those of C."""
+        step = len(scratch)
+        for i in range(0, len(out), step):
+            rows = slice(i, min(i + step, len(out)))
+            product = scratch[: rows.stop - i]
+            xp.matmul(a[rows], b, out=product)
+            if self.alpha != 1.0:
+                xp.multiply(product, product.dtype.type(self.alpha), out=product)
+            if self.beta == 1.0:
+                xp.add(c[rows], product, out=out[rows])
+            else:
+                xp.multiply(c[rows], out.dtype.type(self.beta), out=out[rows])
+                xp.add(out[rows], product, out=out[rows])
 
     def _half(self, xp: Any, a: Any, b: Any, c: Any, out: Any, scratch: Any) -> None:
         """In float32, bias and factors too, rounded once."""
@@ -242,6 +269,9 @@ class Gemm(Op, onnx=True):
             (a, b), (ta, tb) = ins[:2], (self.transA, self.transB)
             found = HalfProduct.of(a.shape[::-1] if ta else a.shape, b.shape[::-1] if tb else b.shape).scratch()
             return (*found, found[2]) if self.beta not in (0.0, 1.0) else found
+        if self._adds(outs[0], (*ins, None)[2]):
+            m, n = outs[0].shape
+            return (outs[0].with_shape((min(m, max(1, _ADDED // max(n, 1))), n)),)
         if len(ins) > 2 and ins[2] is not None and self.beta not in (0.0, 1.0):
             return (ins[2],)
         return ()
@@ -270,6 +300,8 @@ class Gemm(Op, onnx=True):
             op = cls(alpha=1.5, beta=0.5, transA=ta, transB=tb)
             yield draw.case(op, draw(f"f64[{a}]"), draw(f"f64[{b}]"), draw(f"f64[{c}]"))
             yield draw.case(cls(transA=ta, transB=tb), draw(f"f64[{a}]"), draw(f"f64[{b}]"))
+        yield draw.case(cls(transA=1), draw("f32[5,3]"), draw("f32[5,4]"), draw("f32[3,4]"))
+        yield draw.case(cls(), draw("f16[3,5]"), draw("f16[5,4]"), draw("f16[3,4]"))
 
 
 def _broadcast_or_none(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -306,7 +306,7 @@ def _tiles_ir(single: bool, bits: int, status: bool) -> str:
     with f.loop("%begin", "%end") as t:
         a0, b0, c0, rows, columns, r0, q0 = (f.word(tiles, f.add(f.mul(t, 7), i)) for i in range(7))
         to = f.at(c, c0, real)
-        with f.when(biased):
+        with f.when(f.let(f"and i1 {biased}, {f.let(f'icmp ne ptr {bias}, {c}')}")):  # C may be there already
             _fill(f, real, (to, n, rows, columns), (bias, r0, q0, *steps))
         m_, n_, k_, lda_, ldb_, ldc = (integer(x, f"i{bits}") for x in (rows, columns, k, lda, ldb, n))
         flags = [integer(x, "i8 signext" if status else "i32") for x in (ta, tb)]

@@ -158,7 +158,8 @@ class Cublas:
             beta = op.op.beta if bias is not None else 0.0
         if not found.k:
             return [Fill(out)] if bias is None else [spread(bias, out, beta)]
-        first = [] if bias is None else [spread(bias, out)]
+        there = bias is None or bias.address == out.address
+        first = [] if there or bias is None else [spread(bias, out)]
         return [*first, *found(a, b, out, alpha=alpha, beta=beta, tf32=self.tf32)]
 
 

@@ -1,0 +1,249 @@
+"""Regions: operators that share an index and can run in slices along it, found from some of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...language.axes import Cut, Followed, State, advance
+from ...language.factors import Factor, Place
+from ...language.ir import Block, Operator, Role, Value
+from ...ops.linear.products import Gemm, MatMul
+
+FORWARD = (Role.FORWARD, Role.LOSS)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Operators of a block (`members`, by position, in order) that run in slices along an index of `size` values.
+
+    `factors`: the index in each of them.  `states`: the values that they write, and the whole values that are read in
+    slices, as each slice has them.
+    """
+
+    members: tuple[int, ...]
+    factors: Mapping[int, Factor]
+    states: Mapping[str, State]
+    size: int
+
+    def written(self, block: Block) -> dict[str, Value]:
+        """The values that its operators write."""
+        return {v.name: v for i in self.members for v in block.operators[i].writes()}
+
+
+class Graph:
+    """A block and what is asked of it again and again."""
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.operators = block, block.operators
+        self.values = block.values()
+        self.producers, self.consumers = block.producers(), block.consumers()
+        self.persistent = {v.name for v in block.persistent()}
+        self.outputs = set(block.outputs)
+        if not any(o.role is Role.OPTIMIZE for o in block.operators):  # gradients wait for their updates
+            backward = (o for o in block.operators if o.role is Role.BACKWARD)
+            self.outputs.update(v.name for o in backward for v in o.writes() if v.name not in self.consumers)
+
+    def read_outside(self, name: str, members: Any) -> bool:
+        """Whether something other than these operators needs a value."""
+        return name in self.outputs or any(i not in members for i in self.consumers.get(name, ()))
+
+
+def grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int) -> Region:
+    """The operators among `positions` (in order) that run in slices where the values of `starts` are cut.
+
+    Whole values that they read in slices, such as the gradient that comes from outside, are cut as well, wherever they
+    are read.  An operator that needs all of a cut value is no member: it reads the joined value.
+    """
+    cut = {n: Cut(p, size) for n, p in starts.items()}
+    own = {v.name for i in positions for v in graph.operators[i].writes()}
+    while True:
+        found = Followed(dict(cut), {}, {}, {})
+        members: list[int] = []
+        more: dict[str, Cut] = {}
+        for i in positions:
+            o = graph.operators[i]
+            advance(found, i, o)
+            if not _in_slices(found, i, o):
+                _forget(found, i, o)
+                continue
+            members.append(i)
+            for k, v in enumerate(o.inputs):
+                c = found.cuts.get((i, k))
+                if c is not None and v is not None and not (v.name in graph.persistent or v.name in own):
+                    more.setdefault(v.name, c)
+        if not more.keys() - cut.keys():
+            return Region(tuple(members), found.factors, found.states, size)
+        cut = more | cut
+
+
+def _in_slices(found: Followed, i: int, o: Operator) -> bool:
+    """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
+    f = found.factors.get(i)
+    if f is None or o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
+        return False
+    if any(v is not None and p is None for v, p in zip(o.outputs, f.outputs, strict=False)):
+        return False
+    partial = sum(v.nbytes for v, p in zip(o.outputs, f.outputs, strict=False) if v is not None and isinstance(p, str))
+    if isinstance(o.op, (MatMul, Gemm)) or not partial:
+        return True
+    # each slice has a partial result of its own beside the sum: as the gradient of an embedding, it can be larger than
+    # what it is made from
+    return partial < sum(v.nbytes for v, p in zip(o.inputs, f.inputs, strict=True) if v is not None and p is not None)
+
+
+def _forget(found: Followed, i: int, o: Operator) -> None:
+    """Takes back what is known of an operator that runs whole."""
+    found.factors.pop(i, None)
+    for k in range(len(o.inputs)):
+        found.needs.pop((i, k), None)
+        found.cuts.pop((i, k), None)
+    for v in o.writes():
+        found.states.pop(v.name, None)
+
+
+def contiguous(v: Value, place: Place) -> bool:
+    """Whether slices of a value along an index are parts of its bytes, one after the other."""
+    return place.outer == 1 and all(d == 1 for d in v.shape[: place.axis])
+
+
+def hidden(graph: Graph, forward: Region) -> set[str]:
+    """The cut values of a region of the forward pass that no other operator of the forward pass reads."""
+    members = set(forward.members)
+    others = {i for i, o in enumerate(graph.operators) if o.role in FORWARD} - members
+
+    def seen(name: str) -> bool:
+        return name in graph.outputs or any(i in others for i in graph.consumers.get(name, ()))
+
+    return {n for n in forward.written(graph.block) if isinstance(forward.states.get(n), Cut) and not seen(n)}
+
+
+# -- the backward pass ------------------------------------------------------------------------------------------------
+
+#: operators before the first and after the last one that must be in a region, of which some may join it
+_WINDOW = 16
+
+
+def backward_of(graph: Graph, forward: Region) -> Region | None:
+    """The operators of the backward pass that belong to a region of the forward pass; None if there are none.
+
+    All that read a value from inside it, what stands between them, and operators next to them on both sides as far as
+    that leaves fewer bytes to exist whole.
+    """
+    inside = hidden(graph, forward)
+    readers = {i for n in inside for i in graph.consumers.get(n, ()) if graph.operators[i].role is Role.BACKWARD}
+    if not readers:
+        return None
+    known = inside | {v.name for i in forward.members for v in graph.operators[i].reads()}
+    backward = [i for i, o in enumerate(graph.operators) if o.role is Role.BACKWARD]
+    at = {i: n for n, i in enumerate(backward)}
+    low, high = at[min(readers)], at[max(readers)] + 1
+    starts = {n: s.place for n in inside if isinstance(s := forward.states[n], Cut)}
+
+    def region(low: int, high: int) -> Region:
+        return grown(graph, backward[low:high], starts, forward.size)
+
+    def cheapest(windows: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        return min(windows, key=lambda w: (_price(graph, region(*w)), w[1] - w[0]))
+
+    before = _run(graph, backward[max(low - _WINDOW, 0) : low][::-1], known)
+    low, high = cheapest((low - n, high) for n in range(before + 1))
+    after = _run(graph, backward[high : high + _WINDOW], known)
+    low, high = cheapest((low, high + n) for n in range(after + 1))
+    return region(low, high)
+
+
+def _run(graph: Graph, positions: Sequence[int], known: set[str]) -> int:
+    """How many of these operators, from the first, read no value of the forward pass but `known` ones."""
+    for n, i in enumerate(positions):
+        for v in graph.operators[i].reads():
+            at = graph.producers.get(v.name)
+            if at is not None and graph.operators[at].role in FORWARD and v.name not in known:
+                return n
+    return len(positions)
+
+
+def _price(graph: Graph, region: Region) -> float:
+    """`_whole_bytes`; infinite for a region that cannot be carried out."""
+    possible = region.members and not around(graph.block, set(region.members))[2]
+    return _whole_bytes(graph, region) if possible else math.inf
+
+
+def _whole_bytes(graph: Graph, region: Region) -> int:
+    """Bytes of gradients that exist whole at the region's borders: those it makes, and those that only it reads."""
+    members, written = set(region.members), region.written(graph.block)
+    made = sum(
+        v.nbytes for n, v in written.items() if isinstance(region.states.get(n), Cut) and graph.read_outside(n, members)
+    )
+    given = {v.name: v for i in members for v in graph.operators[i].reads() if v.name not in written}
+    return made + sum(
+        v.nbytes
+        for n, v in given.items()
+        if n in region.states
+        and n in graph.producers
+        and graph.operators[graph.producers[n]].role is Role.BACKWARD
+        and not graph.read_outside(n, members)
+    )
+
+
+def at_once(graph: Graph, forward: Region, backward: Region) -> Region | None:
+    """Both passes of a region as one; None where the backward pass needs something of all slices first.
+
+    What is computed from the labels alone, such as how many of them count, is computed whole before.
+    """
+    members = {*forward.members, *backward.members}
+    while clash := around(graph.block, members)[2]:
+        first = _ancestors(graph, graph.producers[clash]) & members
+        if (
+            not first
+            or not first <= set(forward.members)
+            or _made_bytes(graph, first) > _made_bytes(graph, members) / 10
+        ):
+            return None
+        members -= first
+    states = {**forward.states, **backward.states}
+    return Region(tuple(sorted(members)), {**forward.factors, **backward.factors}, states, forward.size)
+
+
+def _ancestors(graph: Graph, position: int) -> set[int]:
+    """The operators that an operator depends on, itself included."""
+    seen = {position}
+    stack = [position]
+    while stack:
+        for v in graph.operators[stack.pop()].reads():
+            at = graph.producers.get(v.name)
+            if at is not None and at not in seen:
+                seen.add(at)
+                stack.append(at)
+    return seen
+
+
+def _made_bytes(graph: Graph, positions: Iterable[int]) -> int:
+    """Bytes of what operators write."""
+    return sum(v.nbytes for i in positions for v in graph.operators[i].writes())
+
+
+def around(block: Block, members: Collection[int]) -> tuple[list[int], list[int], str]:
+    """The other operators between those of a region: those that go before it, and those that go after it.
+
+    The third is the name of a value that stands in the way, as the region needs it and it needs the region; else "".
+    """
+    made = {v.name for i in members for v in block.operators[i].writes()}
+    read = {v.name for i in members for v in block.operators[i].reads()}
+    before: list[int] = []
+    after: list[int] = []
+    for i in range(min(members), max(members) + 1):
+        o = block.operators[i]
+        if i in members:
+            continue
+        if not o.op.updates and not any(v.name in made for v in o.reads()):
+            before.append(i)
+            continue
+        after.append(i)
+        made.update(v.name for v in o.writes() if not o.op.updates)
+        clash = next((v.name for v in o.writes() if v.name in read and not o.op.updates), "")
+        if clash:
+            return before, after, clash
+    return before, after, ""

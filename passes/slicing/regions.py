@@ -1,0 +1,168 @@
+"""Regions of a step that are worth running in slices, found along the first axis that their values have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ...language.axes import Cut, Followed, advance, of_operator
+from ...language.factors import Place
+from ...language.ir import Block, Operator, Value
+from .open_means import open_means
+from .region import FORWARD, Graph, Region, contiguous, grown, hidden
+from .slicing import Slicing, rewritten
+
+#: a region must hide this many bytes, for each byte of its inputs and outputs, to be worth it
+_WORTH = 0.5
+
+
+@dataclass(frozen=True)
+class Found:
+    """A region that can run in slices: `operators` along an index of `size` values.
+
+    `hidden_bytes`: those of the values inside it that need not exist whole.
+    """
+
+    slicing: Slicing
+    size: int
+    hidden_bytes: int
+    operators: tuple[Operator, ...]
+
+
+def found_regions(block: Block, wide: bool) -> list[Found]:
+    """Regions of the forward pass of a step, in order of execution, none of which overlaps another.
+
+    `wide`: as many operators as share the index; otherwise only those from a value that is larger than what it is
+    made from to one that is smaller again, as the hidden layer of a transformer's block is.
+    """
+    graph = Graph(open_means(block))  # as the pass does
+    positions = [i for i, o in enumerate(graph.operators) if o.role in FORWARD]
+    found: list[Found] = []
+    at = 0
+    while at < len(positions):
+        run = _run(graph, positions[at:])
+        region = None if run is None else _trimmed(graph, run)
+        if run is None or region is None:
+            at += 1
+            continue
+        for part in [region] if wide else list(_hidden_layers(graph, region)):
+            if (one := _described(graph, part)) is not None:
+                found.append(one)
+        at = positions.index(run.members[-1]) + 1
+    return found
+
+
+def _run(graph: Graph, positions: Sequence[int]) -> Region | None:
+    """The operators from the first of `positions` to the one that needs the index whole."""
+    start = _start(graph, graph.operators[positions[0]])
+    if start is None:
+        return None
+    starts, size = start
+    found = Followed({n: Cut(p, size) for n, p in starts.items()}, {}, {}, {})
+    end = 0
+    for n, i in enumerate(positions):
+        o = graph.operators[i]
+        advance(found, i, o)
+        if o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
+            break
+        end = n + 1
+    if end < 2:
+        return None
+    region = grown(graph, positions[:end], starts, size)
+    return region if len(region.members) > 1 else None
+
+
+def _start(graph: Graph, o: Operator) -> tuple[dict[str, Place], int] | None:
+    """The index that is the first axis of an operator's result, and where its inputs have it: contiguous in all."""
+    made = o.outputs[0] if o.outputs else None
+    if made is None or o.op.updates:
+        return None
+    axis = next((a for a, d in enumerate(made.shape) if d > 1), -1)
+    for f in of_operator(o) if axis >= 0 else ():
+        given = {
+            v.name: (v, p)
+            for v, p in zip(o.inputs, f.inputs, strict=True)
+            if v is not None and p is not None and v.name not in graph.persistent
+        }
+        if f.outputs[0] == Place(axis) and not f.whole and given and all(contiguous(v, p) for v, p in given.values()):
+            return {n: p for n, (_, p) in given.items()}, f.size
+    return None
+
+
+def _trimmed(graph: Graph, region: Region) -> Region | None:
+    """The region without operators at its end whose results could not be written in place: views, and transposes."""
+    while len(region.members) > 1:
+        members = set(region.members)
+        bad = {i for i in members if any(_apart(graph, region, members, i, v) for v in graph.operators[i].writes())}
+        if not bad:
+            return region
+        starts = {
+            n: s.place for n, s in region.states.items() if isinstance(s, Cut) and n not in region.written(graph.block)
+        }
+        region = grown(graph, [i for i in region.members if i not in bad], starts, region.size)
+    return None
+
+
+def _apart(graph: Graph, region: Region, members: set[int], i: int, v: Value) -> bool:
+    """Whether a result is needed whole by the forward pass, but its slices cannot be written in place."""
+    outside = any(j not in members and graph.operators[j].role in FORWARD for j in graph.consumers.get(v.name, ()))
+    state = region.states.get(v.name)
+    if not outside or not isinstance(state, Cut):
+        return False
+    return not contiguous(v, state.place) or any(o is not None for o in graph.operators[i].views())
+
+
+def _hidden_layers(graph: Graph, region: Region) -> Iterator[Region]:
+    """The parts of a region from an operator whose result is larger than its inputs to one whose result is smaller."""
+    starts = {n: s.place for n, s in region.states.items() if isinstance(s, Cut)}
+    first: int | None = None
+    for n, i in enumerate(region.members):
+        o = graph.operators[i]
+        cut = [v.nbytes for v in o.reads() if v.name in region.states and v.name not in graph.persistent]
+        made = sum(v.nbytes for v in o.writes() if isinstance(region.states.get(v.name), Cut))
+        largest = max(cut, default=0)
+        if first is None and made > 1.5 * largest > 0:
+            first = n
+        elif first is not None and largest > 0 and made < 0.75 * largest and largest * 2 > _bytes(graph, region, first):
+            part = region.members[first : n + 1]
+            own = {v.name for j in part for v in graph.operators[j].writes()}
+            given = {v.name for j in part for v in graph.operators[j].reads()} - own
+            outer = {m: p for m, p in starts.items() if m in given and m not in graph.persistent}
+            smaller = _trimmed(graph, grown(graph, part, outer, region.size))
+            if smaller is not None:
+                yield smaller
+            first = None
+
+
+def _bytes(graph: Graph, region: Region, n: int) -> int:
+    """The bytes that a member makes."""
+    return sum(v.nbytes for v in graph.operators[region.members[n]].writes())
+
+
+def _described(graph: Graph, region: Region) -> Found | None:
+    """The region as a slicing of two slices, if it can be carried out and hides enough."""
+    own = hidden(graph, region)
+    values = region.written(graph.block)
+    inside = sum(values[n].nbytes for n in own if not _is_view(graph, n))
+    members = set(region.members)
+    given = {v.name: v for i in members for v in graph.operators[i].reads() if v.name in region.states}
+    border = sum(v.nbytes for n, v in given.items() if n not in values)
+    border += sum(v.nbytes for n, v in values.items() if n not in own and isinstance(region.states.get(n), Cut))
+    if inside < _WORTH * border:
+        return None
+    first = next(graph.operators[region.members[0]].writes())
+    last = next(graph.operators[region.members[-1]].writes())
+    state = region.states.get(first.name)
+    if not isinstance(state, Cut):
+        return None
+    slicing = Slicing(first.name, last.name, state.place.axis, 2)
+    try:
+        rewritten(graph, region, 2, str(slicing))
+    except UsageError:
+        return None
+    return Found(slicing, region.size, inside, tuple(graph.operators[i] for i in region.members))
+
+
+def _is_view(graph: Graph, name: str) -> bool:
+    return any(o is not None for o in graph.operators[graph.producers[name]].views())

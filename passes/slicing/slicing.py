@@ -1,0 +1,207 @@
+"""Slicing: a region of the step runs in pieces, so that what is inside it never exists whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError, nearest
+from ...language.axes import Cut, of_operator
+from ...language.builder import Builder
+from ...language.factors import Place
+from ...language.ir import Block, Operator, Role
+from ..base import Pass
+from ..cleanup.dead_code import drop_unused_outputs
+from ..cleanup.eager_updates import EagerUpdates
+from .open_means import open_means
+from .pieces import Pieces, bounds, needed_again
+from .region import FORWARD, Graph, Region, around, at_once, backward_of, grown
+
+#: the region that is the whole forward pass
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """A region of the forward pass that runs in `pieces` slices along an axis.
+
+    The region: operators from the one that makes `first` to the one that makes `last`, in order of execution; `axis` is
+    that of `first`.  `first` "all": the whole forward pass, with `axis` that of the inputs.
+    """
+
+    first: str
+    last: str
+    axis: int
+    pieces: int
+
+    def __str__(self) -> str:
+        region = self.first if self.first == ALL else f"{self.first}..{self.last}"
+        return f"{region}:{self.axis}:{self.pieces}"
+
+
+def parse_slicing(text: str) -> Slicing:
+    """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
+    found = re.fullmatch(r"(?:(?P<first>.+?)\.\.(?P<last>.+)|all):(?P<axis>-?\d+):(?P<pieces>\d+)", text.strip())
+    if not found:
+        raise UsageError(
+            f"'{text}' does not say what to slice: give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
+            "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
+        )
+    return Slicing(found["first"] or ALL, found["last"] or ALL, int(found["axis"]), int(found["pieces"]))
+
+
+@dataclass(frozen=True)
+class Slice(Pass):
+    """Run regions in slices: only the inputs and outputs of a region exist whole.
+
+    In the forward pass each slice is computed and dropped; in the backward pass it is computed again, differentiated
+    and dropped before the next.  Slices of inputs are views, and slices of outputs are written in their place wherever
+    they are contiguous.  Gradients of weights, and means, are added up in the order of the slices.
+    """
+
+    parts: tuple[str, ...] = ()
+
+    def run(self, block: Block) -> Block:
+        """The block itself without parts (see `parse_slicing`)."""
+        block = open_means(block) if self.parts else block
+        for part in self.parts:
+            block = in_slices(block, parse_slicing(part))
+        return block
+
+
+def in_slices(block: Block, slicing: Slicing) -> Block:
+    """A training step, or a forward pass, with one region in slices.  UsageError where it cannot be."""
+    graph = Graph(block)
+    return rewritten(graph, region_of(graph, slicing), slicing.pieces, str(slicing))
+
+
+def region_of(graph: Graph, slicing: Slicing) -> Region:
+    """The region that a slicing describes.  UsageError for unknown names, other axes, too many pieces."""
+    what = f"slicing '{slicing}'"
+    if slicing.first == ALL:
+        positions = [i for i, o in enumerate(graph.operators) if o.role in FORWARD]
+        starts, size = _from_inputs(graph, slicing.axis, what)
+    else:
+        at = [_producer(graph, name, what) for name in (slicing.first, slicing.last)]
+        if at[0] > at[1]:
+            raise UsageError(f"{what}: '{slicing.last}' is made before '{slicing.first}': exchange them")
+        positions = [i for i in range(at[0], at[1] + 1) if graph.operators[i].role in FORWARD]
+        starts, size = _from_operator(graph, graph.operators[at[0]], slicing, what)
+    if not 2 <= slicing.pieces <= size:
+        raise UsageError(f"{what}: along this axis there are {size} values: give from 2 to {size} pieces")
+    region = grown(graph, positions, starts, size)
+    if slicing.first != ALL and positions[-1] not in region.members:
+        cut = [i for i in positions if i not in region.members and _reads_cut(graph, region, i)]
+        o = graph.operators[(cut or positions)[0]]
+        name = next(o.writes()).name
+        raise UsageError(f"{what}: {o.op.name}, which makes '{name}', cannot run in slices along this axis")
+    return region
+
+
+def _reads_cut(graph: Graph, region: Region, i: int) -> bool:
+    """Whether an operator reads a value that is cut."""
+    return any(v.name in region.states for v in graph.operators[i].reads())
+
+
+def _producer(graph: Graph, name: str, what: str) -> int:
+    """The forward operator that makes a value."""
+    at = graph.producers.get(name)
+    forward = [n for n, i in graph.producers.items() if graph.operators[i].role in FORWARD]
+    if at is None or graph.operators[at].role not in FORWARD:
+        raise UsageError(f"{what}: no operator of the forward pass makes '{name}'{nearest(name, forward)}")
+    return at
+
+
+def _from_inputs(graph: Graph, axis: int, what: str) -> tuple[dict[str, Place], int]:
+    """The axis of all inputs that have as many values along it as the first."""
+    inputs = [v for v in graph.block.inputs if -v.ndim <= axis < v.ndim]
+    if not inputs:
+        raise UsageError(f"{what}: no input has an axis {axis}")
+    size = inputs[0].shape[axis]
+    return {v.name: Place(axis % v.ndim) for v in inputs if v.shape[axis] == size}, size
+
+
+def _from_operator(graph: Graph, o: Operator, slicing: Slicing, what: str) -> tuple[dict[str, Place], int]:
+    """Where the inputs of the first operator have the axis of its output."""
+    made = next(v for v in o.writes() if v.name == slicing.first)
+    k = [None if v is None else v.name for v in o.outputs].index(made.name)
+    if not -made.ndim <= slicing.axis < made.ndim:
+        raise UsageError(f"{what}: '{made.name}' of type {made.type} has no axis {slicing.axis}")
+    place = Place(slicing.axis % made.ndim)
+    for f in of_operator(o):
+        given = {
+            v.name: p
+            for v, p in zip(o.inputs, f.inputs, strict=True)
+            if v is not None and p is not None and v.name not in graph.persistent
+        }
+        if f.outputs[k] == place and not f.whole and given:
+            return given, f.size
+    can = sorted({p.axis for f in of_operator(o) if isinstance(p := f.outputs[k], Place) and not f.whole and any(
+        v is not None and q is not None and v.name not in graph.persistent
+        for v, q in zip(o.inputs, f.inputs, strict=True)
+    )})  # fmt: skip
+    axes = ", ".join(map(str, can)) or "none"
+    raise UsageError(
+        f"{what}: {o.op.name} cannot make '{made.name}' in slices along axis {slicing.axis}; it can along {axes}"
+    )
+
+
+def rewritten(graph: Graph, forward: Region, pieces: int, what: str) -> Block:
+    """The block with a region of the forward pass, and what belongs to it in the backward pass, in slices.
+
+    Where the backward pass of a slice can follow its forward pass, as it can if the loss is in the region, nothing runs
+    twice: the step accumulates gradients over slices.
+    """
+    if not forward.members or len(bounds(forward.size, pieces)) < 2:
+        raise UsageError(f"{what}: nothing runs in slices along this axis")
+    block, b = graph.block, Builder.on(graph.block)
+    backward = backward_of(graph, forward)
+    whole = at_once(graph, forward, backward) if backward is not None else None
+    if whole is not None:
+        groups = [(whole, Pieces(block, b, whole, _needed(graph, whole, whole.members)).emit(pieces))]
+    else:
+        members = {*forward.members, *(backward.members if backward else ())}
+        wanted = _needed(graph, forward, members)
+        groups = [(forward, Pieces(block, b, forward, wanted).emit(pieces))]
+        if backward is not None:
+            again = needed_again(block, forward, backward, wanted)
+            needed = _needed(graph, backward, backward.members)
+            groups.append((backward, Pieces(block, b, backward, needed, again).emit(pieces)))
+    operators = _put_together(block, groups, what)
+    read = {v.name for o in block.operators for v in o.reads()}
+    kept = {v.name for o in block.operators for v in o.writes() if v.name not in read}  # are there to stay
+    kept.update(block.outputs, (v.name for o in operators for v in o.reads()))
+    operators = [drop_unused_outputs(o, kept) for o in operators]
+    found = block.with_operators(operators, constants=(*block.constants, *b.constants))
+    return EagerUpdates().run(found) if any(o.role is Role.OPTIMIZE for o in operators) else found
+
+
+def _needed(graph: Graph, region: Region, members: Collection[int]) -> set[str]:
+    """The values of a region that are needed whole: by others than `members`, or, of partial results, by any other."""
+    own, others = set(region.members), set(members)
+    return {
+        n
+        for n in region.written(graph.block)
+        if graph.read_outside(n, others if isinstance(region.states.get(n), Cut) else own)
+    }
+
+
+def _put_together(block: Block, groups: Sequence[tuple[Region, list[Operator]]], what: str) -> list[Operator]:
+    """All operators, those of each region replaced by its slices."""
+    result: list[Operator] = []
+    done = 0
+    for region, operators in groups:
+        low, high = region.members[0], region.members[-1]
+        before, after, clash = around(block, set(region.members))
+        if clash or low < done:
+            raise UsageError(
+                f"{what}: '{clash or next(block.operators[low].writes()).name}' is needed whole inside the region: end "
+                "it before, or begin it behind"
+            )
+        result += block.operators[done:low]
+        result += [block.operators[i] for i in before]
+        result += operators
+        result += [block.operators[i] for i in after]
+        done = high + 1
+    return [*result, *block.operators[done:]]

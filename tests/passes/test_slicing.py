@@ -1,0 +1,156 @@
+"""Parts of a step in slices: the same losses and parameters, less memory, and clear errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute import models
+from recompute.compiling.compiler import compile_step
+from recompute.compiling.steps import Steps, attach_loss
+from recompute.errors import UsageError
+from recompute.passes import memory_report
+from recompute.passes.slicing.regions import found_regions
+from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, parse_slicing
+from recompute.planning.saved import load_plan
+
+#: a hidden layer of a gpt2-tiny, and attention's scores
+HIDDEN, SCORES = "h.0.mlp.c_fc.matmul..h.0.mlp.c_proj.matmul:1:4", "h.0.attn.product..h.0.attn.context:0:2"
+
+
+@functools.cache
+def forward(name: str, batch: int, **options: int) -> tuple[rc.Program, str]:
+    program = rc.load(models.build(name, batch=batch, **options))
+    loss = attach_loss(program, None)[0]
+    program.block = dataclasses.replace(program.block, outputs=(loss,))
+    return program, loss
+
+
+def small(batch: int = 2) -> tuple[rc.Program, str]:
+    return forward("gpt2-tiny", batch, layers=1, hidden=32, vocab=64, seq=16, context=16)
+
+
+def trained(program: rc.Program, loss: str, optimizer: Any, steps: int = 2) -> tuple[list[float], dict, Any]:
+    """Losses, parameters and the session of a few steps."""
+    step = program.clone()
+    optimizer.minimize(step[loss])
+    rng = np.random.default_rng(0)
+    feed = {v.name: rng.integers(0, 8, v.shape) if not v.type.is_float else
+            rng.standard_normal(v.shape).astype(np.float32) for v in step.block.inputs}  # fmt: skip
+    executor = rc.Executor()
+    losses = [float(executor.run(step, feed, [loss])[0]) for _ in range(steps)]
+    return losses, {k: np.array(v) for k, v in step.data.items()}, executor.session(step, [loss])
+
+
+def close(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    for name, x in a.items():
+        np.testing.assert_allclose(b[name], x, rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("slices", ["all:0:2", "all:0:4", HIDDEN, SCORES, f"{HIDDEN} {SCORES}"])
+def test_slices_train_the_same(slices: str) -> None:
+    program, loss = small(4)
+    losses, parameters, _ = trained(program, loss, rc.Momentum(0.1))
+    optimizer = rc.RecomputeOptimizer(rc.Momentum(0.1)).set_slices(slices.split())
+    got, others, _ = trained(program, loss, optimizer)
+    np.testing.assert_allclose(got, losses, rtol=1e-6)
+    close(parameters, others)
+
+
+def test_the_whole_step_in_slices_computes_nothing_twice_and_needs_less() -> None:
+    program, loss = forward("gpt2-tiny", 8, seq=64, layers=1)
+    plain = compile_step(program, loss, rc.SGD(0.1))
+    sliced = compile_step(program, loss, rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices("all:0:8"))
+    assert sliced.figures.recomputed_operators == 0
+    assert sliced.figures.flops < 1.02 * plain.figures.flops
+    assert sliced.figures.peak_bytes < 0.6 * plain.figures.peak_bytes
+
+
+def test_slices_are_views_and_are_written_in_place() -> None:
+    program, loss = small(1)
+    step = program.clone()
+    rc.SGD(0.1).minimize(step[loss])
+    regions = found_regions(step.block, wide=False)
+    hidden = next(r for r in regions if "c_fc" in r.slicing.first)
+    block = in_slices(step.block, dataclasses.replace(hidden.slicing, pieces=4))
+    made = [o for o in block.operators if o not in step.block.operators]
+    cut = [o for o in made if o.op.name == "Slice" and o.inputs[0].name not in {v.name for v in block.persistent()}]
+    assert cut and all(o.views() for o in cut)
+    assert all(o.joins() for o in made if o.op.name == "Concat")
+
+
+def test_peaks_are_predicted_and_recomputation_keeps_the_bits() -> None:
+    program, loss = small(4)
+    optimizer = rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices([HIDDEN])
+    losses, parameters, session = trained(program, loss, optimizer)
+    assert session.measured_peak_bytes == memory_report(session.block).peak
+    again = rc.RecomputeOptimizer(rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices([HIDDEN])).set_checkpoints(["h.0.out"])
+    got, others, _ = trained(program, loss, again)
+    assert got == losses
+    for name, x in parameters.items():
+        assert (others[name] == x).all(), name
+
+
+def test_a_budget_is_met_by_slices_of_the_batch_and_the_plan_is_saved(tmp_path: Any) -> None:
+    program, loss = forward("gpt2-tiny", 8, seq=64, layers=1)
+    step = compile_step(program, loss, rc.SGD(0.1), budget="60%")
+    assert step.planned.slices == ("all:0:4",) and step.planned.fits and step.planned.overhead < 0.05
+    without = compile_step(program, loss, rc.SGD(0.1), budget="90%", slicing=False)
+    assert not without.planned.slices
+    step.saved.save(tmp_path / "plan.json")
+    saved = load_plan(tmp_path / "plan.json")
+    assert saved.slices == step.planned.slices
+    other = compile_step(program, loss, rc.SGD(0.1), plan=tmp_path / "plan.json")
+    assert other.figures.peak_bytes == step.figures.peak_bytes
+
+
+def test_other_batches_keep_the_slices() -> None:
+    options = {"seq": 64, "layers": 1}
+    steps = Steps("gpt2-tiny", optimizer=rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices("all:0:4"), options=options)
+    plain = Steps("gpt2-tiny", optimizer=rc.SGD(0.1), options=options)
+    for batch in (4, 8):
+        assert steps.compile(batch).figures.peak_bytes < 0.9 * plain.compile(batch).figures.peak_bytes
+
+
+def test_text_of_a_sliced_step_is_read_back() -> None:
+    program, loss = small(2)
+    step = program.clone()
+    rc.SGD(0.1).minimize(step[loss])
+    block = Slice(("all:0:2",)).run(step.block)
+    assert rc.parse(rc.show(block)) == block
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("h.0.out", "FIRST..LAST:AXIS:PIECES"),
+        ("all:0:1", "2 to 4 pieces"),
+        ("all:0:5", "2 to 4 pieces"),
+        ("all:7:2", "no input has an axis 7"),
+        ("nothing..h.0.out:0:2", "makes 'nothing'"),
+        ("h.0.out..h.0.attn.product:0:2", "exchange them"),
+        ("h.0.mlp.c_fc.matmul..h.0.mlp.c_proj.matmul:9:2", "has no axis 9"),
+        ("h.0.attn.probs..h.0.attn.context:3:2", "it can along"),
+        ("h.0.attn.product..h.0.attn.context:1:2", "Dropout, .* cannot run in slices"),
+    ],
+)
+def test_impossible_slices_are_refused(text: str, why: str) -> None:
+    program, loss = small(4)
+    with pytest.raises(UsageError, match=why):
+        rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices(text).minimize(program.clone()[loss])
+
+
+def test_a_batch_that_an_operator_needs_whole_is_refused() -> None:
+    program, loss = forward("mobilenet_v1", 2)
+    with pytest.raises(UsageError, match="needed whole"):
+        rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices("all:0:2").minimize(program.clone()[loss])
+
+
+def test_slicing_reads_what_it_writes() -> None:
+    for s in (Slicing("a", "b", -1, 3), Slicing("all", "all", 0, 2)):
+        assert parse_slicing(str(s)) == s
