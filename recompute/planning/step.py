@@ -131,7 +131,7 @@ def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float,
     """Overhead and gap of a compiled plan, as in its figures."""
     cost = cost_of(fitting)
     seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
-    bound = None if budget is None or found.plan.offloads else seconds_bound(fitting, budget)
+    bound = None if budget is None or found.plan.offloads else seconds_bound(fitting.of(found.plan.slices), budget)
     gap = max(0.0, seconds / bound - 1) if bound else None
     return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
 

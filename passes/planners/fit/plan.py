@@ -61,21 +61,35 @@ def fit_within(
         return unrepeated
     if budget is None or not slicing:
         return _unsliced(fitting, budget, strategy, options, offload=offload)
-    in_slices = Sliced(fitting, budget)
-    in_slices.quickly()
-    found, refusal = in_slices.fits, None
-    if found is None or fitting.cost(found) > fitting.bound(budget):  # else no step without slices is faster
-        try:
+    return _in_slices_or_not(fitting, budget, strategy, options, offload=offload)
+
+
+def _in_slices_or_not(
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any] | None, *, offload: bool
+) -> Fitted:
+    """The fastest step that fits, in slices or not.  BudgetError where none does."""
+    watch, in_slices = current(), Sliced(fitting, budget)
+    found: Fitted | None = None
+    refusal = BudgetError("")
+    try:
+        in_slices.quickly()
+        found = in_slices.fits
+        if found is None or fitting.cost(found) > fitting.bound(budget):  # else no step without slices is faster
             found = _faster(fitting, found, _unsliced(fitting, budget, strategy, options, offload=offload))
-        except BudgetError as e:
-            refusal = e
+    except BudgetError as e:
+        refusal = e
+    except KeyboardInterrupt:
+        found = in_slices.fits
+        if not watch.take_interrupt(found is not None):
+            raise
     if found is None:
         in_slices.searched(lambda f: candidates(f, budget, strategy, options, _SLICED_TRIES, within=budget))
         found = in_slices.fits
     if found is None:
-        assert refusal is not None
         raise refusal
-    verify(found.compiled)
+    if found.plan.slices:
+        watch.best(found)
+        verify(found.compiled)
     return found
 
 

@@ -55,7 +55,6 @@ class Sliced:
             return False
         if self.fits is None or self.fitting.cost(f) < self.fitting.cost(self.fits):
             self.fits = f
-            current().best(f)
         return True
 
     def tried(self, slicings: Sequence[Slicing]) -> bool:
