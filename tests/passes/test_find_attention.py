@@ -75,19 +75,6 @@ def test_forms_of_attention_are_found(form: str) -> None:
             "'w' has 2 readers",
         ),
         (
-            SCORES + "  %w: f32[2,3,40,40] = Softmax(%s)\n"
-            "  %u: f32[2,3,40,40] = Dropout(%w, %step) {ratio=0.1,seed=1}\n"
-            "  %y: f32[2,3,40,8] = MatMul(%u, %v)\n",
-            "  state %step: i64[]\n",
-            "a Dropout reads its weights",
-        ),
-        (
-            SCORES + "  %t: f32[2,3,40,40] = Add(%s, %b)\n  %r: f32[2,3,40,40] = Mul(%t, %c)\n"
-            "  %w: f32[2,3,40,40] = Softmax(%r)\n" + END,
-            "  input %b: f32[40,40]\n  const %c: f32[] = [0.5]\n",
-            "a bias is scaled together",
-        ),
-        (
             SCORES + "  %t: f32[2,3,40,40] = Mul(%s, %b)\n  %w: f32[2,3,40,40] = Softmax(%t)\n" + END,
             "  input %b: f32[40,40]\n",
             "scaled by what is no constant",
