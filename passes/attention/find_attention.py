@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..base import Pass
 from ..cleanup.dead_code import prune
 from .known import Known
 from .levels import Level, finest, refined
+from .masks import Masks
 from .scores import NotAttentionError, Scores, Walk, Weights
 
 
@@ -40,14 +41,19 @@ def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple
     search: _Search | None = None
     notes: list[str] = []
     made: dict[int, list[Operator]] = {}
-    for op in block.operators:
-        if op.op.name != "Softmax" or op.role is not Role.FORWARD:
+    for i, op in enumerate(block.operators):
+        if op.op.name not in ("Softmax", "TiledAttention") or op.role is not Role.FORWARD:
             continue
         search = search or _Search(block, data or {})
         search.builder.operators.clear()
         try:
-            at, operators, what = search.attention(op)
-            made[at] = operators
+            if op.op.name == "TiledAttention":
+                made[i] = search.again(op) or [op]
+                at, what = i, described(next(o.op for o in made[i] if isinstance(o.op, TiledAttention)))
+            else:
+                at, made_here = search.attention(op)
+                made[at] = made_here
+                what = described(next(o.op for o in made_here if isinstance(o.op, TiledAttention)))
             notes.append(f"'{next(block.operators[at].writes()).name}' is attention{what}")
         except NotAttentionError as e:
             notes.append(f"softmax '{next(op.writes()).name}' is not attention: {e}")
@@ -58,6 +64,19 @@ def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple
     found = block.with_operators(operators, constants=constants)
     kept = prune(operators, found.outputs, (Role.FORWARD,))
     return _without_masks(found.with_operators(kept), block), notes
+
+
+def described(op: TiledAttention) -> str:
+    """What a note says besides that it is attention."""
+    found = []
+    if (op.first, op.last) != (None, None):
+        ends = "the first" if op.first is None else f"{op.first:+d}", "the last" if op.last is None else f"{op.last:+d}"
+        found.append(f"keys from {ends[0]} to {ends[1]} of each query")
+    if op.cap:
+        found.append(f"soft cap {op.cap:g}")
+    if op.ratio:
+        found.append(f"dropout {op.ratio:g}")
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _without_masks(block: Block, before: Block) -> Block:
@@ -84,8 +103,8 @@ class _Search(Walk):
     def __init__(self, block: Block, data: Mapping[str, Any]) -> None:
         super().__init__(block, Known(block, data), Builder.on(block))
 
-    def attention(self, softmax: Operator) -> tuple[int, list[Operator], str]:
-        """The index of the second product, the operators that take its place, and what is special."""
+    def attention(self, softmax: Operator) -> tuple[int, list[Operator]]:
+        """The index of the second product, and the operators that take its place."""
         made = next(softmax.writes())
         if softmax.op.axis not in (-1, made.ndim - 1):  # type: ignore[attr-defined]
             raise NotAttentionError(f"it is along axis {softmax.op.axis}")  # type: ignore[attr-defined]
@@ -96,20 +115,7 @@ class _Search(Walk):
         for condition, inside in weights.cleared:
             if not scores.masks.clear(condition, inside):
                 raise NotAttentionError("its weights are set to 0 where its scores are not hidden")
-        return weights.product, self.emit(weights, product, scores), self.described(weights, scores)
-
-    @staticmethod
-    def described(weights: Weights, scores: Scores) -> str:
-        """What a note says besides that it is attention."""
-        masks, found = scores.masks, []
-        if (masks.first, masks.last) != (None, None):
-            ends = ("the first" if masks.first is None else f"{masks.first:+d}", masks.last)
-            found.append(f"keys from {ends[0]} to {'the last' if ends[1] is None else f'{ends[1]:+d}'} of each query")
-        if scores.cap:
-            found.append(f"soft cap {scores.cap:g}")
-        if weights.dropout is not None:
-            found.append(f"dropout {weights.dropout.op.ratio:g}")  # type: ignore[attr-defined]
-        return f" ({', '.join(found)})" if found else ""
+        return weights.product, self.emit(weights, product, scores)
 
     # -- operands -----------------------------------------------------------------------------------------------
 
@@ -162,38 +168,73 @@ class _Search(Walk):
 
     def emit(self, weights: Weights, product: Operator, scores: Scores) -> list[Operator]:
         """The operators that take the place of the second product."""
-        b, op = self.builder, self.block.operators[weights.product]
+        op = self.block.operators[weights.product]
         if product.op.transA:  # type: ignore[attr-defined]
             raise NotAttentionError("its queries are transposed")
         y, top = next(op.writes()), next(product.writes()).shape[:-2]
         q = self.operand(product.inputs[0], top, False, y.dtype)
         k = self.operand(product.inputs[1], top, not product.op.transB, y.dtype)  # type: ignore[attr-defined]
         v = self.operand(op.inputs[1], y.shape[:-2], bool(op.op.transB), y.dtype)  # type: ignore[attr-defined]
-        fine = finest([x.level for x in (q, k, v)] + scores.levels + weights.levels)
+        drop = weights.dropout
+        ratio, seed = (0.0, 0) if drop is None else (drop.op.ratio, drop.op.seed)  # type: ignore[attr-defined]
+        attention = TiledAttention(scale=scores.scale, cap=scores.cap, ratio=ratio, seed=seed)
+        levels = scores.levels + weights.levels
+        made = self.built(attention, (q, k, v), levels, scores, y, None if drop is None else drop.inputs[1])
+        return [replace(o, role=op.role) for o in made]
+
+    def again(self, op: Operator) -> list[Operator] | None:
+        """An attention that is one operator already, with windows in place of masks and without copies of shared heads;
+        None where it has none of these."""
+        attention, (q, k, v, bias, step) = op.op, (*op.inputs, None, None)[:5]
+        assert isinstance(attention, TiledAttention) and q is not None and k is not None and v is not None
+        if attention.rows or len(op.outputs) > 1:
+            return None
+        level, y = q.shape[:-2], next(op.writes())
+        masks = Masks(
+            self.known, self.builder, self.producer, q.shape[-2], k.shape[-2], attention.first, attention.last
+        )
+        if bias is not None:
+            masks.add(bias, level, 1.0)
+        operands = [_Operand(q, level, level), *(self.operand(x, level, False, q.dtype) for x in (k, v))]
+        if (
+            [b[0] for b in masks.biases] == [x for x in (bias,) if x is not None]
+            and not masks.hidden
+            and (all(x.value == old for x, old in zip(operands, (q, k, v), strict=True)))
+        ):
+            return None
+        return self.built(attention, operands, [level], Scores(masks), y, step)
+
+    def built(
+        self,
+        attention: TiledAttention,
+        operands: Sequence[_Operand],
+        levels: Sequence[Level],
+        scores: Scores,
+        y: Value,
+        step: Value | None,
+    ) -> list[Operator]:
+        """The operators that make y."""
+        b, masks = self.builder, scores.masks
+        fine = finest([*(x.level for x in operands), *levels])
         if fine is None:
             raise NotAttentionError("its leading axes are regrouped")
-        given = [self.fitted(x, fine) for x in (q, k, v)]
-        if len({x.dtype for x in given}) > 1:
+        q, k, v = (self.fitted(x, fine) for x in operands)
+        if len({x.dtype for x in (q, k, v)}) > 1:
             raise NotAttentionError("queries, keys and values differ in type")
         for by, level in scores.factors:
-            given[0] = b.Mul(given[0], self.regrouped(by, level, fine))
-        if tuple(given[0].shape[:-2]) != fine:
-            given[0] = b.Expand(given[0], shape=(*fine, *given[0].shape[-2:]))
+            q = b.Mul(q, self.regrouped(by, level, fine))
+        if tuple(q.shape[:-2]) != fine:
+            q = b.Expand(q, shape=(*fine, *q.shape[-2:]))
         bias = None
-        for x, level in scores.masks.emit(given[0].dtype):
+        for x, level in masks.emit(q.dtype):
             x = self.regrouped(x, level, fine)
             bias = x if bias is None else b.Add(bias, x)
-        drop = {} if weights.dropout is None else weights.dropout.op.attributes()
-        masks = scores.masks
-        attention = TiledAttention(
-            scale=scores.scale * q.scale * k.scale, first=masks.first, last=masks.last, cap=scores.cap,
-            ratio=drop.get("ratio", 0.5) if weights.dropout is not None else 0.0, seed=drop.get("seed", 0),
-        )  # fmt: skip
-        step = [] if weights.dropout is None else [weights.dropout.inputs[1]]
-        more = [bias, *step] if bias is not None or step else []
-        found = self.applied(attention, [*given, *more], v.scale)
+        scale = attention.scale * operands[0].scale * operands[1].scale
+        attention = replace(attention, scale=scale, first=masks.first, last=masks.last)
+        more = [bias] if bias is not None or step is not None else []
+        found = self.applied(attention, [q, k, v, *more, *([] if step is None else [step])], operands[2].scale)
         found = found if found.shape == y.shape else b.Reshape(found, shape=y.shape)
-        return [replace(o.renamed({found.name: y.name}), role=op.role) for o in b.operators]
+        return [o.renamed({found.name: y.name}) for o in b.operators]
 
     def applied(self, attention: TiledAttention, inputs: list[Value | None], scale: float) -> Value:
         """Emits attention; NotAttentionError where its rule refuses the types."""

@@ -16,7 +16,9 @@ from .levels import Level
 class Masks:
     """Biases and masks, as they are found from the softmax upwards; `emit` makes those that are left.
 
-    A known mask that is a band, such as the causal one, becomes a window of the operator, and its values go.
+    A known mask that is a band, such as the causal one, becomes a window of the operator, and its values go.  Scores
+    that are far below 0 are hidden altogether: a query from which everything is hidden gets 0, and not the mean of all
+    values, which softmax makes of scores that are all the least number there is.
     """
 
     known: Known
@@ -70,11 +72,15 @@ class Masks:
         return source is not None and source.ndim >= 2 and v.shape[-2:] == (self.queries, self.keys)
 
     def choice(self, op: Operator, level: Level, dtype: str) -> bool:
-        """Where(condition, 0, far below), or the other way round, as a mask."""
+        """Where(condition, bias, far below), or the other way round, as a mask and a bias."""
         condition, a, b = op.inputs
-        for zero, low, allowed in ((a, b, True), (b, a, False)):
+        for bias, low, allowed in ((a, b, True), (b, a, False)):
             number = self.known.number(low)
-            if condition is not None and number is not None and self.known.number(zero) == 0 and number <= FAR_BELOW:
+            if condition is not None and bias is not None and number is not None and number <= FAR_BELOW:
+                if self.known.number(bias) is None:
+                    self.add(bias, level, 1.0)
+                elif self.known.number(bias) != 0:
+                    return False
                 self.hide(condition, allowed, number, level, dtype)
                 return True
         return False
@@ -120,7 +126,7 @@ class Masks:
         b = self.builder
         found = []
         for condition, allowed, number, level, kind in self.hidden:
-            zero, below = b.constant(0.0, kind), b.constant(number, kind)
+            zero, below = b.constant(0.0, kind), b.constant(-math.inf if number <= FAR_BELOW else number, kind)
             made = b.Where(condition, *((zero, below) if allowed else (below, zero)))
             found.append((made if kind == dtype else b.Cast(made, to=dtype), level))
         for v, level, factor in self.biases:

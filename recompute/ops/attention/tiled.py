@@ -93,7 +93,7 @@ class TiledAttention(Tiled):
         nothing = b.Equal(total, b.constant(0.0, total))
         safe = b.Where(nothing, b.constant(1.0, total), total)
         y = b.MatMul(self.leave_out(b, as_type(b, b.Div(e, safe), v.dtype), step), v)
-        lse = b.Add(b.Log(total), largest)
+        lse = b.Where(nothing, b.constant(-math.inf, total), b.Add(b.Log(safe), largest))
         return y, b.Reshape(lse, shape=q.shape[:-1])
 
     def cost(self, ins, outs):
