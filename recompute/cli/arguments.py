@@ -119,7 +119,6 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="precision of the forward and backward pass; parameters stay float32 (default: fp32)",
     )  # fmt: skip
     what.add_argument("--trainable", metavar="A,B,...", help="parameters to train: names or globs (default: all)")
-    what.add_argument("--fuse-attention", action="store_true", help="attention in tiles, which keeps no scores")
     what.add_argument(
         "--freeze",
         metavar="A,B,...",
@@ -133,6 +132,12 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
     """Options of the compilation: order, recomputation by default, kernel providers, place."""
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to lower the peak")
     what.add_argument("--no-rebuild", action="store_true", help="do not recompute normalised values by default")
+    what.add_argument(
+        "--fuse-attention",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="attention in tiles, which keeps no scores (default); --verbose says where",
+    )
     what.add_argument(
         "--providers", metavar="A,B,...", help="kernel providers, in order of preference (numpy: no native kernels)"
     )

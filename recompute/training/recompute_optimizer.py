@@ -22,7 +22,7 @@ from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_che
 from ..planning.figures import interruption
 from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
-from .base import names_of, program_of
+from .base import begin_training, names_of, program_of
 from .protocol import ParamsGrads, WrappedOptimizer
 
 
@@ -155,6 +155,8 @@ class RecomputeOptimizer(WrappedOptimizer):
         UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
         with a budget, strategy or plan, `apply_gradients` adds the recomputation.
         """
+        if self._target is not None and not self._target.fuse_attention:
+            program_of(loss).fuses_attention = False
         if self.request is not None:
             return self.inner.backward(loss, *options)
         if not self._checkpoints:
@@ -164,6 +166,7 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
         program = program_of(loss)
+        begin_training(program, loss.name, names_of(program, self._checkpoints, "checkpoints"))
         names = _checkpoint_names(program, self._checkpoints)
         params_grads = self.inner.backward(loss, *options)
         plan = plan_from_checkpoints(program.block, names, loss.name)
