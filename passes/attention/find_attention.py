@@ -51,9 +51,9 @@ def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple
                 made[i] = search.again(op) or [op]
                 at, what = i, described(next(o.op for o in made[i] if isinstance(o.op, TiledAttention)))
             else:
-                at, made_here = search.attention(op)
-                made[at] = made_here
-                what = described(next(o.op for o in made_here if isinstance(o.op, TiledAttention)))
+                at, found_here = search.attention(op)
+                made[at] = search.once(at, found_here)
+                what = described(next(o.op for o in found_here if isinstance(o.op, TiledAttention)))
             notes.append(f"'{next(block.operators[at].writes()).name}' is attention{what}")
         except NotAttentionError as e:
             notes.append(f"softmax '{next(op.writes()).name}' is not attention: {e}")
@@ -102,6 +102,8 @@ class _Search(Walk):
 
     def __init__(self, block: Block, data: Mapping[str, Any]) -> None:
         super().__init__(block, Known(block, data), Builder.on(block))
+        #: what was emitted, and before which operator: masks of several layers are made once
+        self.emitted: dict[tuple[Any, ...], tuple[int, Value]] = {}
 
     def attention(self, softmax: Operator) -> tuple[int, list[Operator]]:
         """The index of the second product, and the operators that take its place."""
@@ -116,6 +118,22 @@ class _Search(Walk):
             if not scores.masks.clear(condition, inside):
                 raise NotAttentionError("its weights are set to 0 where its scores are not hidden")
         return weights.product, self.emit(weights, product, scores)
+
+    def once(self, at: int, operators: list[Operator]) -> list[Operator]:
+        """The operators that come before operator `at`, but those that an earlier attention has too."""
+        names: dict[str, Value] = {}
+        found = []
+        for i, op in enumerate(operators):
+            o = replace(op, inputs=tuple(v if v is None else names.get(v.name, v) for v in op.inputs))
+            made = next(o.writes())
+            key = (o.op, o.inputs)
+            before, same = self.emitted.get(key, (at, made))
+            if before < at and i < len(operators) - 1:
+                names[made.name] = same
+                continue
+            self.emitted.setdefault(key, (at, made))
+            found.append(o)
+        return found
 
     # -- operands -----------------------------------------------------------------------------------------------
 

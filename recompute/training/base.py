@@ -301,6 +301,7 @@ def begin_training(program: Program, loss: str, kept: Iterable[str] = ()) -> Non
     must_be_untrained(program)
     if program.forward is None and program.fuses_attention:
         with_attention(program, (loss, *kept))
+        program.also_at_other_batches(program.again, with_attention)
     program.begin_training(loss)
 
 

@@ -124,6 +124,8 @@ def test_families(name: str, how: str) -> None:
     assert max(biases, key=np.prod, default=()) == largest
     keys = {o.inputs[1].shape[-3] for o in found if o.inputs[1] is not None}
     assert not name.startswith(SHARED) or keys == {1}
+    masks = {o.inputs[3] for o in found if len(o.inputs) > 3 and o.inputs[3] is not None}
+    assert len(masks) == 1 or not name.startswith(("bert", "llama_p", "mistral_p")), "made for each layer"
     padded = name != "deberta_v2"  # where it is padded, it hides everything, and the loss would have to leave it out
     for got, want in zip(gradients(after, p, padded), gradients(p.block, p, padded), strict=True):
         scale = float(np.abs(want).max())

@@ -302,8 +302,8 @@ def test_known_masks_that_are_bands_become_windows(name: str, kind: str) -> None
 
 
 def test_masks_of_long_sequences_are_known_without_being_held() -> None:
-    """16,384 by 16,384: from comparisons of positions, and from a triangle of a filled matrix."""
-    n = 16_384
+    """8,192 by 8,192: from comparisons of positions, and from a triangle of a filled matrix."""
+    n = 8_192
     body = (
         f'  %f: f32[{n},{n}] = Fill() {{dtype="f32", shape=[{n},{n}], value=-inf}}\n'
         f"  %t: f32[{n},{n}] = Trilu(%f) {{k=1}}\n"
@@ -322,7 +322,7 @@ def test_masks_of_long_sequences_are_known_without_being_held() -> None:
     tracemalloc.stop()
     assert notes == ["'y' is attention (keys from -1023 to +0 of each query)"]
     assert [o.op.name for o in after.operators] == ["TiledAttention"]
-    assert peak < 100 << 20
+    assert peak < 64 << 20
 
 
 def test_dropout_leaves_out_the_same() -> None:
