@@ -198,11 +198,11 @@ def test_what_only_looks_like_it_stays(body: str, declared: str, why: str) -> No
     assert after is before and len(notes) == 1 and why in notes[0]
 
 
-def step(fused: bool, **options: Any) -> tuple[Program, dict[str, np.ndarray]]:
-    """GPT-2 without dropout: forward pass and loss."""
-    program = rc.load(models.build("gpt2-tiny", batch=2, context=1024, **options), mode="eval")
-    if fused:
-        assert all("' is attention" in n for n in rc.fuse_attention(program))
+def step(fused: bool, mode: str = "eval", **options: Any) -> tuple[Program, dict[str, np.ndarray]]:
+    """GPT-2, without dropout by default: forward pass and loss."""
+    program = rc.load(models.build("gpt2-tiny", batch=2, context=1024, **options), mode=mode)
+    notes = rc.fuse_attention(program, fused)
+    assert bool(notes) == fused and all("' is attention" in n for n in notes)
     rc.losses.cross_entropy(program)
     g = np.random.default_rng(1)
     return program, {v.name: g.integers(0, 90, v.shape) for v in program.inputs}
@@ -238,10 +238,11 @@ def test_memory_grows_with_the_sequence() -> None:
     assert found[0] == found[1]
 
 
-def test_a_fused_step_is_exported() -> None:
-    """ONNX Runtime computes the same loss; the trained model keeps its own form of attention."""
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_fused_step_is_exported(mode: str) -> None:
+    """ONNX Runtime computes the same loss, with dropout too; the trained model keeps its own form of attention."""
     ort = pytest.importorskip("onnxruntime")
-    program, given = step(True, seq=24)
+    program, given = step(True, mode, seq=12)
     rc.SGD(0.05).minimize(program["loss"])
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -365,3 +366,33 @@ def test_one_operator_loses_masks_and_copies() -> None:
     given = feed(before)
     np.testing.assert_allclose(*(evaluate(b, given, ["y"])[0] for b in (before, after)), rtol=2e-5, atol=2e-6)
     assert find_attention(verify(after))[0] == after
+
+
+def names(program: Program) -> set[str]:
+    return {o.op.name for o in program.operators}
+
+
+def test_minimize_finds_it_by_itself() -> None:
+    """Unless the program or the target says no, or a checkpoint or an output names its weights."""
+    program = rc.load(models.build("gpt2-tiny", batch=2, context=64, seq=24))
+    rc.losses.cross_entropy(program)
+    weights = next(next(o.writes()).name for o in program.operators if o.op.name == "Softmax")
+    found = {}
+    for how, optimizer in (("plain", rc.SGD(0.1)), ("mixed", rc.MixedPrecision(rc.SGD(0.1), "bf16")),
+                           ("glob", rc.RecomputeOptimizer(rc.SGD(0.1)).set_checkpoints(["h.*"])),
+                           ("named", rc.RecomputeOptimizer(rc.SGD(0.1)).set_checkpoints([weights]))):  # fmt: skip
+        other = program.clone()
+        optimizer.minimize(other["loss"])
+        assert "Softmax" not in {o.op.name for o in other.operators if o.role is rc.Role.FORWARD} or how == "named"
+        found[how] = sum(o.op.name == "TiledAttention" and o.role is rc.Role.FORWARD for o in other.operators)
+        (tokens,) = (v for v in other.for_test(outputs=["loss"]).inputs if v.name != "label")
+        given = {"label": np.ones((2, 24), int), tokens.name: np.ones((2, 24), int)}
+        assert np.isfinite(other.evaluate(given, ["loss"])[0])
+    assert found == {"plain": 2, "mixed": 2, "glob": 2, "named": 1}
+    compiled = [rc.compile_step(program, "loss", rc.SGD(0.1), **options).program for options in (
+        {}, {"fuse_attention": False}, {"fetch": [weights]})]  # fmt: skip
+    assert ["TiledAttention" in names(Program(p.logical)) for p in compiled] == [True, False, True]
+    assert weights in compiled[2] and weights not in compiled[0]
+    rc.fuse_attention(program, False)
+    rc.SGD(0.1).minimize(program["loss"])
+    assert "TiledAttention" not in names(program)
