@@ -37,27 +37,34 @@ class Dropped:
             place = place * size + start + i
         return place * self.keys
 
-    def drop(self, w: Any, index: Sequence[int], rows: slice, columns: slice, room: Sequence[Any]) -> None:
-        """Multiplies a tile of weights, in place, by 1 / (1 - ratio) where kept, and by 0 elsewhere.
-
-        `room`: float32s, 8 more than a row of the tile has, and as many booleans as a row has.
-        """
-        xp, width = self.xp, columns.stop - columns.start
+    def keep(self, index: Sequence[int], rows: slice, columns: slice, room: Sequence[Any]) -> Any:
+        """Which weights of a tile are kept; `room`: as many float32s as the tile has and 8 more, and booleans."""
+        height, width = rows.stop - rows.start, columns.stop - columns.start
         first = self.number(index, rows.start) + columns.start
-        xp.multiply(w, 1 / (1 - self.ratio), out=w)
+        ratio = np.float32(self.ratio)
         if not self.numpy:
-            xp.multiply(w, self._tile(first, rows.stop - rows.start, width) >= np.float32(self.ratio), out=w)
-            return
-        keep = room[1][:width]
-        for i, row in enumerate(w):
-            start = first + i * self.keys
-            block, skipped = divmod(start, 8)
-            u = room[0][: skipped + width]
-            self._bits.advance((block - self._block) % (1 << 256))
-            self._generator.random(dtype=np.float32, out=u)
-            self._block = block + -(-len(u) // 8)
-            xp.greater_equal(u[skipped:], np.float32(self.ratio), out=keep)
-            xp.multiply(row, keep, out=row)
+            return self._tile(first, height, width) >= ratio
+        found = room[1][: height * width].reshape(height, width)
+        if width == self.keys:  # one run of the stream
+            np.greater_equal(self._run(first, height * width, room[0]), ratio, out=found.reshape(-1))
+            return found
+        for i in range(height):
+            np.greater_equal(self._run(first + i * self.keys, width, room[0]), ratio, out=found[i])
+        return found
+
+    def drop(self, w: Any, keep: Any) -> None:
+        """Multiplies a tile of weights, in place, by 1 / (1 - ratio) where kept, and by 0 elsewhere."""
+        self.xp.multiply(w, 1 / (1 - self.ratio), out=w)
+        self.xp.multiply(w, keep, out=w)
+
+    def _run(self, first: int, count: int, room: Any) -> Any:
+        """Numbers of the stream one after the other."""
+        block, skipped = divmod(first, 8)
+        u = room[: skipped + count]
+        self._bits.advance((block - self._block) % (1 << 256))
+        self._generator.random(dtype=np.float32, out=u)
+        self._block = block + -(-len(u) // 8)
+        return u[skipped:]
 
     def _tile(self, first: int, height: int, width: int) -> Any:
         """The numbers of a tile by array operations."""

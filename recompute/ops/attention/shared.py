@@ -132,10 +132,10 @@ class Tiled(Op, abstract=True):
 
     # -- dropout ------------------------------------------------------------------------------------------------
 
-    def room(self, keys: int) -> tuple[TensorType, ...]:
-        """The temporaries of dropout: a row of numbers, and of comparisons."""
-        width = min(COLUMNS, keys)
-        return (TensorType("f32", (width + 8,)), TensorType("bool", (width,))) if self.ratio else ()
+    def room(self, queries: int, keys: int) -> tuple[TensorType, ...]:
+        """The temporaries of dropout: a tile of numbers, and of comparisons."""
+        size = min(ROWS, queries) * min(COLUMNS, keys)
+        return (TensorType("f32", (size + 8,)), TensorType("bool", (size,))) if self.ratio else ()
 
     def dropped(self, xp: Any, q: Any, keys: int, step: Any) -> Dropped | None:
         """What leaves weights out; None without dropout."""

@@ -54,7 +54,7 @@ class TiledAttention(Tiled):
         if kind != q.dtype:
             found.append(TensorType(kind, (height * q.shape[-1],)))
             found.append(TensorType(kind, (width * max(q.shape[-1], v.shape[-1]),)))
-        return (*found, *self.room(k.shape[-2]))
+        return (*found, *self.room(q.shape[-2], k.shape[-2]))
 
     def compute(self, xp, ins, outs, scratch):
         """Row by row of tiles: the largest score so far, the sum of exponentials, and the weighted sum of values."""
@@ -169,7 +169,7 @@ class _Rows:
             xp.multiply(count, factor, out=count)
             xp.add(count, part, out=count)
             if self.dropped is not None:
-                self.dropped.drop(s, self.index, rows, columns, self.room)
+                self.dropped.drop(s, self.dropped.keep(self.index, rows, columns, self.room))
             xp.matmul(s, _widened(xp, self.v[columns], self.scratch, 4), out=product)
             xp.multiply(total, factor[:, None], out=total)
             xp.add(total, product, out=total)

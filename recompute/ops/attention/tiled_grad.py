@@ -61,7 +61,7 @@ class TiledAttentionGrad(Tiled):
         if kind != q.dtype:
             found += [TensorType(kind, x.shape) for x in (*ins[:3], ins[6])]
             found += [TensorType(kind, x.shape) for x in ins[:3]]
-        return (*found, *self.room(k.shape[-2]))
+        return (*found, *self.room(q.shape[-2], k.shape[-2]))
 
     def compute(self, xp, ins, outs, scratch):
         """For each matrix of queries, all its tiles; gradients are added up in the order of the tiles."""
@@ -86,11 +86,7 @@ class TiledAttentionGrad(Tiled):
             xp.sum(product, axis=1, out=delta)
             parts = [None if x is None else matrix_at(x, index) for x in (q, k, v, bias, dy, *sums, dbias)]
             for rows, columns in self.tiles(q.shape[-2], k.shape[-2]):
-                drop = (
-                    None
-                    if out is None
-                    else functools.partial(out.drop, index=index, rows=rows, columns=columns, room=room)
-                )
+                drop = None if out is None else functools.partial(out.drop, keep=out.keep(index, rows, columns, room))
                 self._tile(xp, scratch, (rows, columns), parts, lse[index][rows], delta[rows], drop)
         if sums[0] is not dq:
             for target, x in zip((dq, dk, dv), sums, strict=True):
