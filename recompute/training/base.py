@@ -296,7 +296,7 @@ def _times(b: Builder, g: Value, factor: Value) -> Value:
 def begin_training(program: Program, loss: str, kept: Iterable[str] = ()) -> None:
     """What comes before the backward pass: attention becomes one operator, unless the program says no.
 
-    `kept`: values that are named elsewhere, such as checkpoints, and stay.
+    `kept`: values that stay because the user named them.
     """
     must_be_untrained(program)
     if program.forward is None and program.fuses_attention:

@@ -166,8 +166,10 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
         program = program_of(loss)
-        begin_training(program, loss.name, names_of(program, self._checkpoints, "checkpoints"))
         names = _checkpoint_names(program, self._checkpoints)
+        before = program.block
+        begin_training(program, loss.name)
+        names = _remaining(before, program.block, names)
         params_grads = self.inner.backward(loss, *options)
         plan = plan_from_checkpoints(program.block, names, loss.name)
         block = apply(program.block, plan)
@@ -221,6 +223,18 @@ def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, Reco
     useless = {f"checkpoint '{n}' saves nothing" for n in moved}  # moved, it does
     kept = [note for note in plan.notes if note.partition(":")[0] not in useless]
     return block, dataclasses.replace(plan, offloads=moved, notes=(*kept, *notes))
+
+
+def _remaining(before: Block, after: Block, names: Sequence[str]) -> list[str]:
+    """The checkpoints after attention became one operator: in place of what is inside of it, its result."""
+    values, consumers = after.values(), before.consumers()
+    found: dict[str, None] = {}
+    for name in names:
+        while name not in values and consumers.get(name):
+            name = next(before.operators[consumers[name][-1]].writes()).name
+        if name in values:
+            found[name] = None
+    return list(found)
 
 
 def _checkpoint_names(program: Program, checkpoints: Sequence[str | Variable]) -> list[str]:
