@@ -68,11 +68,13 @@ class Dropped:
 
     def _tile(self, first: int, height: int, width: int) -> Any:
         """The numbers of a tile by array operations."""
-        starts = first + np.arange(height) * self.keys
+        xp, eight = self.xp, np.uint64(8)
+        starts = xp.arange(height, dtype=np.uint64) * np.uint64(self.keys) + np.uint64(first)
         count = (width + 14) // 8
-        blocks = (starts // 8)[:, None] + np.arange(count)
-        drawn = numbers_of_blocks(self.xp, self.seed, self.step, blocks.reshape(-1).astype(np.uint64))
-        at = (np.arange(height) * count * 8 + starts % 8)[:, None] + np.arange(width)
+        blocks = (starts // eight)[:, None] + xp.arange(count, dtype=np.uint64)
+        drawn = numbers_of_blocks(xp, self.seed, self.step, blocks.reshape(-1))
+        lines = xp.arange(height, dtype=np.uint64) * np.uint64(count * 8) + starts % eight
+        at = (lines[:, None] + xp.arange(width, dtype=np.uint64)).astype(np.int64)
         return drawn[at]
 
 
