@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
+from .attention.find_attention import FindAttention
 from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
@@ -66,6 +67,7 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
     """The passes that optimizers run; they add the updates before "eager-updates"."""
     low = target.precision not in (None, "fp32")
     return [
+        *([FindAttention()] if target.fuse_attention else ()),
         *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
         Autodiff(loss),
         *([Recompute(tuple(checkpoints))] if checkpoints else ()),

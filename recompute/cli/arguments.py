@@ -148,6 +148,12 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to lower the peak")
     what.add_argument("--no-rebuild", action="store_true", help="do not recompute normalised values by default")
     what.add_argument(
+        "--fuse-attention",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="attention in tiles, which keeps no scores (default); --verbose says where",
+    )
+    what.add_argument(
         "--providers", metavar="A,B,...", help="kernel providers, in order of preference (numpy: no native kernels)"
     )
     what.add_argument(

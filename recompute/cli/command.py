@@ -243,7 +243,7 @@ class _Job:
         )
         if args.freeze:
             program.freeze(split(args.freeze), eval=True)
-        if args.fuse_attention:
+        if args.fuse_attention and args.verbose:
             report_attention(self, program)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
         self.report.parameters = sum(v.size for v in program.block.parameters)

@@ -85,11 +85,12 @@ def write_models(job: Job, step: Any) -> None:
 
 
 def report_attention(job: Job, program: Any) -> None:
-    """Makes attention one operator, and says where; with --verbose also where not, and why."""
-    from ..training.fuse_attention import fuse_attention
+    """Says where attention will be one operator, and where not, and why."""
+    from ..passes.attention.find_attention import find_attention
 
-    notes = fuse_attention(program)
-    found = sum(op.op.name == "TiledAttention" for op in program.operators)
-    job.say(f"attention in tiles: {found} of {len(notes)} softmaxes")
-    for note in notes if job.args.verbose else ():
+    _, notes = find_attention(program.block, program.data)
+    found = sum("' is attention" in note for note in notes)
+    if notes:
+        job.say(f"attention in tiles: {found} of {len(notes)} softmaxes")
+    for note in notes:
         job.say(f"  {note}")

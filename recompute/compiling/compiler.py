@@ -101,7 +101,7 @@ def compile_step(
     optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump):
-        step = _made(program, loss, optimizer, fetch)
+        step = _made(program, loss, optimizer, fetch, target)
         saved = None
         if wanted is not None:
             with dumping(None):  # the plans that are tried
@@ -157,7 +157,9 @@ def _asked(
     return optimizer, wanted
 
 
-def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str]) -> Program:
+def _made(
+    program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str], target: Target | None = None
+) -> Program:
     """A copy of the program with its backward pass and updates."""
     loss = program[loss].name
     step = Program(
@@ -166,6 +168,7 @@ def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[
         source=program.source,
     )
     step.take_origin(program)
+    step.fuses_attention &= target is None or target.fuse_attention
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
@@ -178,7 +181,7 @@ def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: 
     """The plain step of a program, as input of planners."""
     target = target_of(target)
     with without_gc():
-        return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), ()).block, target)
+        return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), (), target).block, target)
 
 
 def batch_of(program: Program) -> int | None:

@@ -164,6 +164,8 @@ class Program:
         self.forward: Block | None = None
         #: the loss that is trained
         self.loss = ""
+        #: whether `minimize` makes attention one operator (see `rc.fuse_attention`)
+        self.fuses_attention = True
         #: the block as it was loaded from `source`
         self.imported: Block | None = None
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
@@ -279,6 +281,7 @@ class Program:
         """Takes over where another program of the same model comes from: its forward pass, names and reasons."""
         self.aliases, self.tensors, self.source_path = dict(other.aliases), list(other.tensors), other.source_path
         self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
+        self.fuses_attention = other.fuses_attention
 
     # -- training and evaluation ----------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def report_data(
         "roles": [{"key": k, "label": label, "colour": COLOURS[k]} for k, label in ROLES.items()],
         **table.as_dict(),
         "programs": programs,
-        "checkpoints": [] if step is None else checkpoint_worth(program.block, plain, step),
+        "checkpoints": [] if step is None else checkpoint_worth(plain.program.forward or program.block, plain, step),
         "notes": [] if step is None or step.plan is None else list(step.plan.notes),
         "curve": list(curve),
         "run": run,

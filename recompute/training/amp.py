@@ -23,7 +23,7 @@ from ..language.verify import verify
 from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
 from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
-from .base import number, program_of
+from .base import begin_training, number, program_of
 from .finite import unchecked_name
 from .protocol import AnyOptimizer, ParamsGrads, WrappedOptimizer
 from .recompute_optimizer import RecomputeOptimizer
@@ -97,7 +97,7 @@ class MixedPrecision(WrappedOptimizer):
         program = self._program = program_of(loss)
         kept = [n for n in (loss.name, unchecked_name(program, loss.name)) if n is not None and _writes(program, n)]
         full = tuple(dict.fromkeys([*self._full, *kept]))
-        program.begin_training(loss.name)
+        begin_training(program, loss.name, full)
         if PRECISIONS[self.precision] is not None or self.precision == "tf32":
             program.block = verify(Precision(self.precision, full).run(program.block))
         if self.loss_scaling is None:

@@ -17,6 +17,7 @@ from ..language.types import DTYPES, TensorType
 from ..language.verify import verify
 from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
+from ..passes.attention.find_attention import find_attention
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import differentiate
 from .groups import Group, assigned, groups_from
@@ -100,7 +101,7 @@ class Optimizer(AnyOptimizer):
         names = names_of(program, wanted or (), "parameter_list")
         no_grad = names_of(program, no_grad_set or (), "no_grad_set")
         before = len(program.operators)
-        program.begin_training(loss.name)
+        begin_training(program, loss.name, no_grad)
         block, pairs = differentiate(program.block, loss.name, names, no_grad)
         if not pairs:
             raise UsageError(f"the loss '{loss.name}' depends on no parameter that is trained")
@@ -290,6 +291,29 @@ def _emit_update(
 
 def _times(b: Builder, g: Value, factor: Value) -> Value:
     return b.Mul(g, factor if g.dtype == factor.dtype else b.Cast(factor, to=g.dtype))
+
+
+def begin_training(program: Program, loss: str, kept: Iterable[str] = ()) -> None:
+    """What comes before the backward pass: attention becomes one operator, unless the program says no.
+
+    `kept`: values that stay because the user named them.
+    """
+    must_be_untrained(program)
+    if program.forward is None and program.fuses_attention:
+        with_attention(program, (loss, *kept))
+        program.also_at_other_batches(program.again, with_attention)
+    program.begin_training(loss)
+
+
+def with_attention(program: Program, kept: Iterable[str] = ()) -> list[str]:
+    """Makes attention in a program one operator, where this leaves the values `kept`; returns the notes."""
+    block = program.block
+    values = block.values()
+    outputs = dict.fromkeys([*block.outputs, *(n for n in kept if n in values)])
+    found, notes = find_attention(block.with_operators(block.operators, outputs=tuple(outputs)), program.data)
+    if any("' is attention" in note for note in notes):
+        program.block = verify(found.with_operators(found.operators, outputs=block.outputs))
+    return notes
 
 
 def number(name: str, value: Any) -> float:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from ..language.program import Program
-from ..language.verify import verify
-from ..passes.attention.find_attention import find_attention
-from .base import must_be_untrained
+from .base import must_be_untrained, with_attention
 
 __all__ = ["fuse_attention"]
 
 
-def fuse_attention(program: Program) -> list[str]:
+def fuse_attention(program: Program, enabled: bool = True) -> list[str]:
     """Replaces attention in a program by one operator that keeps no scores; returns a note for each softmax.
 
     The scores of a tile of queries and keys exist at a time, so that memory grows with the sequence and not with its
-    square; the gradient computes them again.  Results agree to rounding.  Before `minimize`.  Attention with dropout is
-    left as it is.  See `passes.attention.find_attention` for what is found.
+    square; the gradient computes them again.  Results agree to rounding.  A known mask that hides what is outside of a
+    band becomes a window, as its contents are now.  See `passes.attention.find_attention`.  `minimize` does this by
+    itself; call it before for its notes, or with `enabled=False` so that `minimize` leaves attention as it is.
     """
     must_be_untrained(program)
-    block, notes = find_attention(program.block)
-    program.block = verify(block)
-    program.also_at_other_batches(program.again, fuse_attention)
+    program.fuses_attention = enabled
+    notes = with_attention(program) if enabled else []
+    program.also_at_other_batches(program.again, lambda other: fuse_attention(other, enabled))
     return notes

@@ -23,7 +23,7 @@ from ..passes.slicing.slicing import Slice, parse_slicing
 from ..planning.figures import interruption
 from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
-from .base import names_of, program_of
+from .base import begin_training, names_of, program_of
 from .protocol import ParamsGrads, WrappedOptimizer
 
 
@@ -182,6 +182,8 @@ class RecomputeOptimizer(WrappedOptimizer):
         UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
         with a budget, strategy or plan, `apply_gradients` adds the recomputation.
         """
+        if self._target is not None and not self._target.fuse_attention:
+            program_of(loss).fuses_attention = False
         if self.request is not None or (self._slices and not self._checkpoints):
             params_grads = self.inner.backward(loss, *options)
             self._slice(program_of(loss))
@@ -194,6 +196,9 @@ class RecomputeOptimizer(WrappedOptimizer):
             )
         program = program_of(loss)
         names = _checkpoint_names(program, self._checkpoints)
+        before = program.block
+        begin_training(program, loss.name)
+        names = _remaining(before, program.block, names)
         params_grads = self.inner.backward(loss, *options)
         self._slice(program)
         plan = plan_from_checkpoints(program.block, names, loss.name)
@@ -253,6 +258,18 @@ def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, Reco
     useless = {f"checkpoint '{n}' saves nothing" for n in moved}  # moved, it does
     kept = [note for note in plan.notes if note.partition(":")[0] not in useless]
     return block, dataclasses.replace(plan, offloads=moved, notes=(*kept, *notes))
+
+
+def _remaining(before: Block, after: Block, names: Sequence[str]) -> list[str]:
+    """The checkpoints after attention became one operator: in place of what is inside of it, its result."""
+    values, consumers = after.values(), before.consumers()
+    found: dict[str, None] = {}
+    for name in names:
+        while name not in values and consumers.get(name):
+            name = next(before.operators[consumers[name][-1]].writes()).name
+        if name in values:
+            found[name] = None
+    return list(found)
 
 
 def _checkpoint_names(program: Program, checkpoints: Sequence[str | Variable]) -> list[str]:
