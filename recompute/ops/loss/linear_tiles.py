@@ -11,9 +11,9 @@ from .cross_entropy import take_labels
 
 #: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
 ROWS, WORDS = 1024, 1024
-#: where gradients are made with the loss: elements of the logits that are held for some rows (64 MiB of float32), and
-#: the rows of which they are held: what products with fewer lose in speed is more than computing the logits twice
-HELD, LEAST, USUAL = 1 << 24, 128, 256
+#: where gradients are made with the loss, logits of some rows are held: of at least so many rows (products with fewer
+#: lose more speed than logits computed twice), usually, as many as have so many logits, and so many logits at most (64 MiB)
+LEAST, USUAL, SMALL, HELD = 128, 256, 1 << 18, 1 << 24
 
 
 def held_rows(rows: int, words: int) -> int:
@@ -21,7 +21,7 @@ def held_rows(rows: int, words: int) -> int:
     most = HELD // max(words, 1)
     if most < min(LEAST, rows):
         return 0
-    wanted = min(most, max(USUAL, ROWS * WORDS // max(words, 1)))
+    wanted = min(most, max(USUAL, SMALL // max(words, 1)))
     return rows if wanted >= rows else wanted - wanted % 16 or wanted
 
 
