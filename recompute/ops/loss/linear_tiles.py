@@ -12,7 +12,7 @@ from .cross_entropy import take_labels
 #: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
 ROWS, WORDS = 1024, 1024
 #: where gradients are made with the loss, logits of some rows are held: of at least so many rows (products with fewer
-#: lose more speed than logits computed twice), usually, as many as have so many logits, and so many logits at most (64 MiB)
+#: lose more speed than logits computed twice), usually, as many as have so many logits, and at most so many (64 MiB)
 LEAST, USUAL, SMALL, HELD = 128, 256, 1 << 18, 1 << 24
 
 

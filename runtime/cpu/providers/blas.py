@@ -257,9 +257,9 @@ _THREADS = np.zeros(1, np.int64)
 def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Routine | None = None) -> list[Call]:
     """c = a b, or c += a b, for matrices of which one side lies together: parts of others, or transposed."""
     by, (m, n), k = by or routine(c.dtype), c.shape, a.shape[1]
-    turned = [x.strides[1] != x.itemsize for x in (a, b)]
-    leads = [max(x.strides) // x.itemsize for x in (a, b, c)]
     steps = [[s // x.itemsize for s in x.strides] for x in (a, b, c)]
+    turned = [across == 1 != along for across, along in steps[:2]]
+    leads = [max(s[t], x.shape[1 - t]) for x, s, t in zip((a, b, c), steps, (*turned, False), strict=True)]
     parts = native.threads() if 2 * m * n * k >= _ALONE else 1
     rows, columns = grid(m, n, parts)
     tiles = [
