@@ -166,7 +166,11 @@ class RecomputeOptimizer(WrappedOptimizer):
         program = program_of(loss)
         names = _checkpoint_names(program, self._checkpoints)
         params_grads = self.inner.backward(loss, *options)
-        plan = plan_from_checkpoints(program.block, names, loss.name)
+        made = program.block.values()
+        plan = plan_from_checkpoints(program.block, [n for n in names if n in made], loss.name)
+        gone = [n for n in names if n not in made]
+        inside = [f"checkpoint '{n}' saves nothing: it is inside the head, which is one operator" for n in gone]
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *inside))
         block = apply(program.block, plan)
         if self._offload:
             block, plan = _offload_checkpoints(block, plan)

@@ -16,12 +16,11 @@ from ....language.types import TensorType
 from ....ops.loss.linear_tiles import Sizes, slice_of, slices
 from ..code.mathematics import exp, tanh
 from ..code.row_sums import exponentials, largest, total
-from ..device import native
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family
 from ..providers import blas
-from .loss import REDUCTIONS, label_scales, reduced
+from .loss import REDUCTIONS, reduced, shares
 from .recurrent_steps import Products
 
 if TYPE_CHECKING:
@@ -195,10 +194,8 @@ class LinearLosses(Family):
     def scaled(self, op: Operator, labels: Any, dloss: Any, out: Any, words: int, reduction: str) -> Call:
         """What each label counts, times a gradient."""
         ignored = op.op.ignore_index  # type: ignore[attr-defined]
-        given = (0 if ignored is None else ignored, int(ignored is not None))
-        none = np.empty(0, out.dtype)
-        rest = (words, REDUCTIONS[reduction], *given, native.STATUS)
-        return label_scales.call(labels, none, dloss, out, *rest, work=1, parallel=False)
+        options = (REDUCTIONS[reduction], 0 if ignored is None else ignored, int(ignored is not None))
+        return shares(labels, np.empty(0, out.dtype), dloss, out, words, options)
 
     def logits(self, todo: Products, x: Any, w: Any, block: Any) -> None:
         """block = x wᵀ."""

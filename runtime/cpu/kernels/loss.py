@@ -95,13 +95,18 @@ def reduced(losses, label_weights, out, reduction, begin, end):
 
 
 @kernel
-def label_scales(labels, weights, dloss, scales, classes, reduction, ignored, ignore, status, begin, end):
+def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, ignore, status, begin, end):
     """The gradient of each label's plain loss."""
     for r in range(labels.size):
         scales[r] = _weight(weights, labels[r], ignored, ignore, classes, status)
     count = _sum(scales) if reduction == _MEAN else 1.0
     for r in range(labels.size):
         scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
+
+
+def shares(labels: Any, weights: Any, dloss: Any, scales: Any, classes: int, options: tuple[int, int, int]) -> Call:
+    """What each label counts in a loss, times the loss's gradient; `options`: see `LabelLosses.options`."""
+    return _label_scales.call(labels, weights, dloss, scales, classes, *options, native.STATUS, work=1, parallel=False)
 
 
 @kernel
@@ -203,8 +208,7 @@ class LossGradients(LabelLosses):
         soft = self.soft(op)
         labels, weights, dloss = ins[1:4] if soft else ins[:3]
         labels, dx, scales = labels.reshape(-1), outs[0], scratch[0][0]
-        given = (labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, reduction, *ignore, native.STATUS)
-        first = label_scales.call(*given, work=1, parallel=False)
+        first = shares(labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, (reduction, *ignore))
         if soft:
             lp = ins[0].reshape(n, classes)
             return [first, cross_entropy_gradient.call(lp, labels, scales, dx.reshape(n, classes), work=n)]
