@@ -20,6 +20,7 @@ from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..language.verify import verify
+from ..ops.loss.linear_cross_entropy import LinearLoss
 from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
 from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
@@ -228,7 +229,10 @@ def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
 
 
 def _writes(program: Program, name: str) -> bool:
-    return any(v.name == name for o in program.operators for v in o.writes())
+    """Whether an operator writes a value, and would otherwise compute all of it in the low type: a head's loss is
+    float32 in any case, and its product is not."""
+    made = program.block.producers().get(name)
+    return made is not None and not isinstance(program.operators[made].op, LinearLoss)
 
 
 def _before_cast(program: Program, made: Operator | None, g: Variable) -> Variable:
