@@ -171,7 +171,7 @@ class LinearCrossEntropy(LinearLoss):
             for words in slices(sizes.words, sizes.step):
                 block = tiles.block(rows, words, held=True)
                 tiles.differentiate(block, rows, words, known, share)
-                tiles.spread(block, rows, words, (sums[0], *slice_of(self, *sums[1:], words)))
+                tiles.spread(block, rows, words, (sums[0], *slice_of(self, sums[1], sums[2], words)))
         for out, found in zip(outs_made, sums, strict=True):
             if found is not out:
                 out[...] = found

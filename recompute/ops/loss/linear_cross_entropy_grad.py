@@ -87,8 +87,8 @@ class LinearCrossEntropyGrad(LinearLoss):
     @classmethod
     def samples(cls, draw):
         """As the loss."""
-        for op, ins in head_samples(cls, draw):
-            types = [None if a is None else TensorType.of(a) for a in ins]
-            t = op.loss_type(types[0], types[3])
-            lse = draw(f"{t.dtype}[{','.join(map(str, types[3].shape))}]") + t.numpy.type(2)
-            yield draw.case(op, *ins, lse, draw(str(t)) + t.numpy.type(1), export=str(ins[0].dtype) != "bfloat16")
+        for op, (x, w, bias, y) in head_samples(cls, draw):
+            t = op.loss_type(TensorType.of(x), TensorType.of(y))
+            lse = draw(str(t.with_shape(y.shape))) + t.numpy.type(2)
+            export = str(x.dtype) != "bfloat16"
+            yield draw.case(op, x, w, bias, y, lse, draw(str(t)) + t.numpy.type(1), export=export)

@@ -104,7 +104,7 @@ def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, i
         scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
 
 
-def shares(labels: Any, weights: Any, dloss: Any, scales: Any, classes: int, options: tuple[int, int, int]) -> Call:
+def shares(labels: Any, weights: Any, dloss: Any, scales: Any, classes: int, options: tuple[int, ...]) -> Call:
     """What each label counts in a loss, times the loss's gradient; `options`: see `LabelLosses.options`."""
     return _label_scales.call(labels, weights, dloss, scales, classes, *options, native.STATUS, work=1, parallel=False)
 

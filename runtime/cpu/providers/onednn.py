@@ -176,8 +176,8 @@ class OneDnnProvider:
         if isinstance(op.op, (MatMul, Gemm)):
             return product_calls(op, ins, outs, blas.Routine(lib.sgemm, status=True))
         if isinstance(op.op, LinearLoss):
-            given, made = (*ins, None, None), (*outs, *[None] * 4)
-            return _family(op).calls(op, given, made, scratch, blas.Routine(lib.sgemm, status=True))
+            padded = (*ins, None, None), (*outs, *[None] * 4)
+            return _family(op).calls(op, *padded, scratch, blas.Routine(lib.sgemm, status=True))
         found = _planned(op)
         arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
         arrays |= {name: a for (name, _), a in zip(found.buffers, scratch, strict=True)}
