@@ -22,6 +22,7 @@ from .cleanup.dead_code import DeadCode
 from .cleanup.eager_updates import EagerUpdates
 from .gradient.autodiff import Autodiff
 from .gradient.precision import Precision
+from .loss.find_head import FindHead
 from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
@@ -68,6 +69,7 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
     low = target.precision not in (None, "fp32")
     return [
         *([FindAttention()] if target.fuse_attention else ()),
+        *([FindHead(loss)] if target.fuse_head and not low else ()),
         *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
         Autodiff(loss),
         *([Recompute(tuple(checkpoints))] if checkpoints else ()),

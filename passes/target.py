@@ -33,9 +33,10 @@ class Target:
     of the place's device, or this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (None: that of the
     optimizer).  `schedule`: whether independent operators may be reordered to lower the peak.  `rebuild`: whether
     normalised values that gradients read may be recomputed from values that are kept anyway
-    (passes/recomputation/rebuild.py).  `fuse_attention`: whether optimizers make attention one operator
-    (passes/attention/find_attention.py); of no effect on what is a training step already.  `link`: the rate of copies
-    to host memory, which `resolved` takes from `cost`.
+    (passes/recomputation/rebuild.py).  `fuse_attention`, `fuse_head`: whether optimizers make attention, and a large
+    product with a vocabulary and its cross entropy, one operator each (passes/attention/find_attention.py,
+    passes/loss/find_head.py); of no effect on what is a training step already.  `link`: the rate of copies to host
+    memory, which `resolved` takes from `cost`.
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen
@@ -45,6 +46,7 @@ class Target:
     schedule: bool = True
     rebuild: bool = True
     fuse_attention: bool = True
+    fuse_head: bool = True
     link: Link = LINK
 
     def __post_init__(self) -> None:

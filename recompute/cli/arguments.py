@@ -131,7 +131,13 @@ def _add_what(p: argparse.ArgumentParser) -> None:
 
 def _add_long_sequences(what: argparse._ArgumentGroup) -> None:
     """Options that keep what grows with the sequence from existing whole."""
-    what.add_argument("--fuse-attention", action="store_true", help="attention in tiles, which keeps no scores")
+    what.add_argument(
+        "--fuse-attention",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="attention in tiles, which keeps no scores (default); --verbose says where",
+    )
+    what.add_argument("--no-fuse-head", action="store_true", help="keep the logits of a large vocabulary whole")
     what.add_argument(
         "--slice",
         metavar="REGION:AXIS:PIECES",
@@ -147,12 +153,6 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
     """Options of the compilation: order, recomputation by default, kernel providers, place."""
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to lower the peak")
     what.add_argument("--no-rebuild", action="store_true", help="do not recompute normalised values by default")
-    what.add_argument(
-        "--fuse-attention",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="attention in tiles, which keeps no scores (default); --verbose says where",
-    )
     what.add_argument(
         "--providers", metavar="A,B,...", help="kernel providers, in order of preference (numpy: no native kernels)"
     )

@@ -35,6 +35,7 @@ def target_of(args: argparse.Namespace) -> Target:
         schedule=not args.no_schedule,
         rebuild=not args.no_rebuild,
         fuse_attention=args.fuse_attention,
+        fuse_head=not args.no_fuse_head,
     )
 
 

@@ -168,7 +168,9 @@ def _made(
         source=program.source,
     )
     step.take_origin(program)
-    step.fuses_attention &= target is None or target.fuse_attention
+    step.fuse_attention &= target is None or target.fuse_attention
+    step.fuse_head &= target is None or target.fuse_head
+    step.fetched = tuple(fetch)
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
@@ -180,8 +182,9 @@ def _made(
 def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: Target | None = None) -> Fitting:
     """The plain step of a program, as input of planners."""
     target = target_of(target)
+    optimizer = with_precision(optimizer, target.precision)
     with without_gc():
-        return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), (), target).block, target)
+        return fitting_of(_made(program, loss, optimizer, (), target).block, target)
 
 
 def batch_of(program: Program) -> int | None:

@@ -20,6 +20,7 @@ from ..language.ir import Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..language.verify import verify
+from ..ops.loss.linear_cross_entropy import LinearLoss
 from ..ops.loss.scale import InverseIfFinite, LossScaleUpdate
 from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
@@ -99,6 +100,7 @@ class MixedPrecision(WrappedOptimizer):
         full = tuple(dict.fromkeys([*self._full, *kept]))
         begin_training(program, loss.name, full)
         if PRECISIONS[self.precision] is not None or self.precision == "tf32":
+            program.fuse_head = False  # of products in halves and TF32 a device's libraries are faster
             program.block = verify(Precision(self.precision, full).run(program.block))
         if self.loss_scaling is None:
             return self.inner.backward(program[loss.name], *options)
@@ -227,7 +229,10 @@ def with_precision(optimizer: AnyOptimizer, precision: str | None) -> Any:
 
 
 def _writes(program: Program, name: str) -> bool:
-    return any(v.name == name for o in program.operators for v in o.writes())
+    """Whether an operator writes a value, and would otherwise compute all of it in the low type: a head's loss is
+    float32 in any case, and its product is not."""
+    made = program.block.producers().get(name)
+    return made is not None and not isinstance(program.operators[made].op, LinearLoss)
 
 
 def _before_cast(program: Program, made: Operator | None, g: Variable) -> Variable:

@@ -17,7 +17,7 @@ def fuse_attention(program: Program, enabled: bool = True) -> list[str]:
     itself; call it before for its notes, or with `enabled=False` so that `minimize` leaves attention as it is.
     """
     must_be_untrained(program)
-    program.fuses_attention = enabled
+    program.fuse_attention = enabled
     notes = with_attention(program) if enabled else []
     program.also_at_other_batches(program.again, lambda other: fuse_attention(other, enabled))
     return notes

@@ -182,8 +182,10 @@ class RecomputeOptimizer(WrappedOptimizer):
         UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
         with a budget, strategy or plan, `apply_gradients` adds the recomputation.
         """
-        if self._target is not None and not self._target.fuse_attention:
-            program_of(loss).fuses_attention = False
+        if self._target is not None:
+            program = program_of(loss)
+            program.fuse_attention &= self._target.fuse_attention
+            program.fuse_head &= self._target.fuse_head
         if self.request is not None or (self._slices and not self._checkpoints):
             params_grads = self.inner.backward(loss, *options)
             self._slice(program_of(loss))
@@ -201,7 +203,11 @@ class RecomputeOptimizer(WrappedOptimizer):
         names = _remaining(before, program.block, names)
         params_grads = self.inner.backward(loss, *options)
         self._slice(program)
-        plan = plan_from_checkpoints(program.block, names, loss.name)
+        made = program.block.values()
+        plan = plan_from_checkpoints(program.block, [n for n in names if n in made], loss.name)
+        gone = [n for n in names if n not in made]
+        inside = [f"checkpoint '{n}' saves nothing: it is inside the head, which is one operator" for n in gone]
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *inside))
         block = apply(program.block, plan)
         if self._offload:
             block, plan = _offload_checkpoints(block, plan)

@@ -18,6 +18,7 @@ from recompute.ops.fused.loop import Loop
 from recompute.passes import Precision, pipeline, run_passes
 from recompute.passes.attention.find_attention import FindAttention
 from recompute.passes.cleanup.for_test import ForTest
+from recompute.passes.loss.find_head import FindHead
 from recompute.passes.slicing.slicing import Slice
 from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
@@ -44,7 +45,7 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
         assert show(after) == expected
     if any(isinstance(p, ForTest) for p in pipeline(line)):
         return  # computes something else: tests/training/test_modes.py
-    tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18, Slice: 2.0**-20}
+    tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18, FindHead: 2.0**-18, Slice: 2.0**-20}
     compare_values(before, after, tolerance=max(tolerances.get(type(p), 0.0) for p in pipeline(line)))
 
 

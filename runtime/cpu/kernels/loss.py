@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 _MEAN, _SUM, _NONE = 0, 1, 2
-_REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
+REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 
 
 @inline
@@ -104,6 +104,11 @@ def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, i
         scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
 
 
+def shares(labels: Any, weights: Any, dloss: Any, scales: Any, classes: int, options: tuple[int, ...]) -> Call:
+    """What each label counts in a loss, times the loss's gradient; `options`: see `LabelLosses.options`."""
+    return _label_scales.call(labels, weights, dloss, scales, classes, *options, native.STATUS, work=1, parallel=False)
+
+
 @kernel
 def cross_entropy_gradient(lp, labels, scales, dx, begin, end):
     """scale · (exp(lp) - 1 at the label) on rows [N, C]."""
@@ -140,7 +145,7 @@ class LabelLosses(Family):
         """Reduction, the label that is ignored, whether there is one."""
         rule: Any = op.op
         ignored = rule.ignore_index
-        return _REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
+        return REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
 
     def scores(self, op: Operator) -> Any:
         """The operand with the most axes."""
@@ -203,8 +208,7 @@ class LossGradients(LabelLosses):
         soft = self.soft(op)
         labels, weights, dloss = ins[1:4] if soft else ins[:3]
         labels, dx, scales = labels.reshape(-1), outs[0], scratch[0][0]
-        given = (labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, reduction, *ignore, native.STATUS)
-        first = _label_scales.call(*given, work=1, parallel=False)
+        first = shares(labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, (reduction, *ignore))
         if soft:
             lp = ins[0].reshape(n, classes)
             return [first, cross_entropy_gradient.call(lp, labels, scales, dx.reshape(n, classes), work=n)]
