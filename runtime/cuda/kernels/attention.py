@@ -1,0 +1,191 @@
+"""Attention and its gradient: a block for 64 queries (or keys) of a head, scores and weights in registers.
+
+Forward: one launch.  Gradient: Σ y · dy of every query, dq by strips of queries, dk and dv by strips of keys, over all
+heads that share them, and the bias's, where it is wanted, by what one of its numbers is added to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....language.types import TensorType
+from ..code.attention import AXES, ROWS, Axes, Problem, Tiles, chunk, delta, kernel
+from ..device.kernel import Buffer, Call, Kernel
+from ..families import Buffers, Family, family
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+_FLOATS = ("f16", "bf16", "f32", "f64")
+#: columns of a result that a block has in registers, at most; half as many of two results, and of float64
+_REGISTERS = 256
+#: fields of an operator that these kernels know; the others must be as in attention without them
+_KNOWN = frozenset(("scale", "first", "last"))
+
+
+def _known(op: Any) -> bool:
+    """Whether all that the operator does is here."""
+    return all(n in _KNOWN or not x for n, x in op.attributes().items())
+
+
+def _full(shape: Sequence[int], ndim: int) -> tuple[int, ...]:
+    """With as many axes as q has."""
+    return (1,) * (ndim - len(shape)) + tuple(shape)
+
+
+def _lead(x: Buffer | TensorType, ndim: int) -> tuple[int, ...]:
+    """The axes before the matrices, as many as q has."""
+    return _full(x.shape, ndim)[:-2]
+
+
+def _axes(sizes: Sequence[int], steps: Sequence[int]) -> Axes:
+    found = [(n, s) for n, s in zip(sizes, steps, strict=True) if n > 1]
+    made = Axes(len(found))
+    for i, (n, s) in enumerate(found):
+        made.size[i], made.step[i] = n, s
+    return made
+
+
+def _steps(sizes: Sequence[int], unit: int = 1) -> list[int]:
+    """From one matrix to the next along each axis; 0 along those of size 1."""
+    return [math.prod(sizes[i + 1 :]) * unit if n > 1 else 0 for i, n in enumerate(sizes)]
+
+
+class _Bound:
+    """An operator's buffers, and what its launches have in common."""
+
+    def __init__(self, op: Any, way: str, q: Buffer, k: Buffer, v: Buffer, bias: Buffer | None) -> None:
+        self.way, self.q, self.k, self.v, self.bias = way, q, k, v, bias
+        self.lead = _lead(q.type, len(q.shape))
+        self.t, self.s, self.d, self.e = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+        self.matrices = math.prod(self.lead)
+        low = -self.t if op.first is None else max(op.first, -self.t)
+        high = self.s if op.last is None else min(op.last, self.s)
+        self.window = (min(low, self.s), max(high, -self.t))
+        self.scale = float(op.scale)
+
+    def problem(self, of: Buffer | None = None) -> Problem:
+        """Sizes and places; `of`: whose matrices `own` and `sharing` are told for."""
+        biases, row, column = _axes((), ()), 0, 0
+        if self.bias is not None:
+            full = _full(self.bias.shape, len(self.q.shape))
+            row, column = (full[-1] if full[-2] > 1 else 0), int(full[-1] > 1)
+            biases = _axes(self.lead, _steps(full[:-2], full[-2] * full[-1]))
+        steps = _steps(self.lead)
+        shared = (1,) * len(self.lead) if of is None else _lead(of, len(self.q.shape))
+        own = [(n, s) for n, m, s in zip(self.lead, shared, steps, strict=True) if m > 1]
+        rest = [(n, s) for n, m, s in zip(self.lead, shared, steps, strict=True) if m == 1]
+        parts = [_axes([n for n, _ in x], [s for _, s in x]) for x in (own, rest)]
+        keys = _axes(self.lead, _steps(_lead(self.k, len(self.q.shape))))
+        sizes = (self.t, self.s, self.d, self.e, *self.window)
+        return Problem(*sizes, row, column, self.scale, keys, biases, *parts)
+
+    def tiles(self, columns: int, most: int, buffers: Sequence[Buffer]) -> tuple[Tiles, int]:
+        """The variant for a result of so many columns, `most` of them in a block's registers; groups of columns."""
+        wide = chunk(self.way)
+        chunks = -(-columns // wide)
+        groups = -(-chunks // max(most // wide, 1))
+        width = 16 // self.q.type.numpy.itemsize
+        even = all(n % width == 0 for n in (self.d, self.e)) and all(b.address % 16 == 0 for b in buffers)
+        bias = "" if self.bias is None else self.bias.dtype
+        return Tiles(self.way, -(-chunks // groups), width if even else 1, bias), groups
+
+    def over_strips(self, name: str, tiles: tuple[Tiles, int], strips: int, *args: Any) -> Call:
+        """The launch of a block for each strip and group of columns."""
+        return kernel(name, tiles[0]).blocks(strips, tiles[1], args=(self.q, self.k, self.v, self.bias, *args))
+
+
+def _accepts(op: Operator, way: str) -> bool:
+    """Floats of one type but for the bias, none of them empty, and no more than the kernels know."""
+    q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
+    assert q is not None and k is not None and v is not None
+    wanted = "f32" if way == "tf32" else q.dtype
+    good = q.dtype == wanted and q.dtype in _FLOATS and (bias is None or bias.dtype in _FLOATS)
+    sizes = (*q.shape, *k.shape, *v.shape)
+    strips = math.prod(q.shape[:-2]) * -(-max(q.shape[-2], k.shape[-2]) // 32) ** 2
+    return good and len(q.shape) - 2 <= AXES and 0 not in sizes and max(sizes) < 1 << 28 and (
+        strips < 1 << 31) and _known(op.op)  # fmt: skip
+
+
+def _way(op: Operator, *, tf32: bool) -> str:
+    """How its products are multiplied."""
+    dtype = op.inputs[0].dtype  # type: ignore[union-attr]
+    return "tf32" if tf32 and dtype == "f32" else dtype
+
+
+def _wide(dtype: str) -> str:
+    return "f64" if dtype == "f64" else "f32"
+
+
+@family("TiledAttention")
+class Attention(Family):
+    """(q, k, v, bias?) → y, lse.  `tf32`: float32 factors may be rounded to TF32."""
+
+    def __init__(self, *, tf32: bool = False) -> None:
+        self.tf32 = tf32
+
+    def accepts(self, op: Operator) -> bool:
+        """See `_accepts`."""
+        return _accepts(op, _way(op, tf32=self.tf32))
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        q, k, v, bias = ins[:4]
+        y, lse = outs[:2]
+        assert q is not None and k is not None and v is not None and y is not None
+        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias)
+        most = _REGISTERS // 2 if q.dtype == "f64" else _REGISTERS
+        tiles = b.tiles(b.e, most, (q, k, v))
+        return [b.over_strips("forward", tiles, b.matrices * -(-b.t // ROWS), y, lse, b.problem())]
+
+
+@family("TiledAttentionGrad")
+class AttentionGradient(Family):
+    """(q, k, v, bias?, y, lse, dy) → dq, dk, dv, dbias?."""
+
+    def __init__(self, *, tf32: bool = False) -> None:
+        self.tf32 = tf32
+
+    def accepts(self, op: Operator) -> bool:
+        """See `_accepts`; the log-sum-exp as it is computed."""
+        lse = op.inputs[5]
+        way = _way(op, tf32=self.tf32)
+        return _accepts(op, way) and lse is not None and lse.dtype == _wide(op.inputs[0].dtype)  # type: ignore[union-attr]
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """A number a query."""
+        q: Any = op.inputs[0]
+        return (TensorType(_wide(q.dtype), q.shape[:-1]),)
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """Three launches, and one for the bias."""
+        q, k, v, bias, y, lse, dy = ins[:7]
+        dq, dk, dv, dbias = outs[:4]
+        assert q is not None and k is not None and v is not None and y is not None and dy is not None
+        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias)
+        calls: list[Call] = [_deltas(delta(q.dtype), y, dy, scratch[0])]
+        down, most = (lse, scratch[0], dy), _REGISTERS // 2 if q.dtype == "f64" else _REGISTERS
+        used = (q, k, v, dy)
+        by_query, by_key = b.tiles(b.d, most, used), b.tiles(max(b.d, b.e), most // 2, used)
+        strips = b.matrices * -(-b.t // ROWS)
+        calls.append(b.over_strips("by_query", by_query, strips, *down, dq, b.problem()))
+        strips = math.prod(k.shape[:-2]) * -(-b.s // ROWS)
+        calls.append(b.over_strips("by_key", by_key, strips, *down, dk, dv, b.problem(k)))
+        if bias is not None and dbias is not None:
+            calls.append(_of_bias(b, b.tiles(1, 64, used)[0], down, bias, dbias))
+        return calls
+
+
+def _deltas(k: Kernel, y: Buffer, dy: Buffer, out: Buffer) -> Call:
+    """A warp for each query."""
+    return k.blocks(-(-out.size // 8), args=(y, dy, out, out.size, y.shape[-1]))
+
+
+def _of_bias(b: _Bound, tiles: Tiles, down: Sequence[Buffer | None], bias: Buffer, dbias: Buffer) -> Call:
+    """A block for each strip and tile of the bias."""
+    full = _full(bias.shape, len(b.q.shape))
+    strips = -(-b.t // ROWS) if full[-2] > 1 else 1
+    count = math.prod(full[:-2]) * strips * (-(-b.s // tiles.columns) if full[-1] > 1 else 1)
+    return b.over_strips("by_bias", (tiles, 1), count, *down, dbias, b.problem(bias))
