@@ -41,7 +41,7 @@ class Problem(ctypes.Structure):
 @dataclass(frozen=True)
 class Tiles:
     """A kernel's variant: the way of multiplying, chunks of EC result columns a block has in registers (`chunks`),
-    elements read at once (`pack`), the bias's type ("": none)."""
+    elements read at once (`pack`), the bias's type where it is not the queries' ("")."""
 
     way: str
     chunks: int
@@ -295,8 +295,8 @@ _BY_KEY = """
     clear(value_sum);
     const int end = last_query(begin + ROWS, p), many = (int)all(p.sharing);
     for (int n = 0; n < many; n++) {
-        const long long own = place(p.own, matrix) + place(p.sharing, n);
-        const S *queries = q + own * p.t * p.d, *down = dy + own * p.t * p.e;
+        const long long own = place(p.own, matrix) + place(p.sharing, n), at = own * p.t;
+        const S *queries = q + at * p.d, *down = dy + at * p.e;
         const B* biases = bias ? bias + place(p.biases, own) : bias;
         for (int column = first_query(begin, p) / COLS * COLS; column < end; column += COLS) {
             A c[BLOCKS][4], g[BLOCKS][4];
@@ -304,14 +304,14 @@ _BY_KEY = """
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++)
                 for (int i = 0; i < 4; i++)
-                    c[j][i] = again(c[j][i], column + 8 * j + 2 * u + i % 2, row + i / 2 * 8, p, biases, lse + own * p.t);
+                    c[j][i] = again(c[j][i], column + 8 * j + 2 * u + i % 2, row + i / 2 * 8, p, biases, lse + at);
             weigh(weights, c);
             gather(value_sum, weights, tile, down, column, p.t, from, p.e);
             scores(g, strip, tile, v, begin, p.s, down, column, p.t, p.e, true);
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++)
                 for (int i = 0; i < 4; i++)
-                    c[j][i] = slope(c[j][i], g[j][i], column + 8 * j + 2 * u + i % 2, p, delta + own * p.t) * (A)p.scale;
+                    c[j][i] = slope(c[j][i], g[j][i], column + 8 * j + 2 * u + i % 2, p, delta + at) * (A)p.scale;
             weigh(weights, c);
             gather(key_sum, weights, tile, queries, column, p.t, from, p.d);
         }

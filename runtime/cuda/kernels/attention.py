@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
+from ....ops.tiles import wide
 from ..code.attention import AXES, ROWS, Axes, Problem, Tiles, chunk, delta, kernel
 from ..device.kernel import Buffer, Call, Kernel
 from ..families import Buffers, Family, family
@@ -84,12 +85,11 @@ class _Bound:
 
     def tiles(self, columns: int, most: int, buffers: Sequence[Buffer]) -> tuple[Tiles, int]:
         """The variant for a result of so many columns, `most` of them in a block's registers; groups of columns."""
-        wide = chunk(self.way)
-        chunks = -(-columns // wide)
-        groups = -(-chunks // max(most // wide, 1))
-        width = 16 // self.q.type.numpy.itemsize
+        chunks = -(-columns // chunk(self.way))
+        groups = -(-chunks // max(most // chunk(self.way), 1))
+        width = {"f64": 1, "f32": 4}.get(self.q.dtype, 8)
         even = all(n % width == 0 for n in (self.d, self.e)) and all(b.address % 16 == 0 for b in buffers)
-        bias = "" if self.bias is None else self.bias.dtype
+        bias = "" if self.bias is None or self.bias.dtype == self.q.dtype else self.bias.dtype
         return Tiles(self.way, -(-chunks // groups), width if even else 1, bias), groups
 
     def over_strips(self, name: str, tiles: tuple[Tiles, int], strips: int, *args: Any) -> Call:
@@ -101,22 +101,24 @@ def _accepts(op: Operator, way: str) -> bool:
     """Floats of one type but for the bias, none of them empty, and no more than the kernels know."""
     q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
     assert q is not None and k is not None and v is not None
-    wanted = "f32" if way == "tf32" else q.dtype
-    good = q.dtype == wanted and q.dtype in _FLOATS and (bias is None or bias.dtype in _FLOATS)
+    if q.dtype != ("f32" if way == "tf32" else q.dtype) or q.dtype not in _FLOATS or not _known(op.op):
+        return False
+    if bias is not None and bias.dtype not in _FLOATS:
+        return False
     sizes = (*q.shape, *k.shape, *v.shape)
-    strips = math.prod(q.shape[:-2]) * -(-max(q.shape[-2], k.shape[-2]) // 32) ** 2
-    return good and len(q.shape) - 2 <= AXES and 0 not in sizes and max(sizes) < 1 << 28 and (
-        strips < 1 << 31) and _known(op.op)  # fmt: skip
+    return len(q.shape) - 2 <= AXES and 0 not in sizes and max(sizes) < 1 << 28 and _blocks(q, k) < 1 << 31
+
+
+def _blocks(q: TensorType, k: TensorType) -> int:
+    """Of a launch, at most: one for each tile of the scores, where the bias has a gradient."""
+    rows, columns = (-(-x.shape[-2] // 32) for x in (q, k))
+    return math.prod(q.shape[:-2]) * rows * columns
 
 
 def _way(op: Operator, *, tf32: bool) -> str:
     """How its products are multiplied."""
     dtype = op.inputs[0].dtype  # type: ignore[union-attr]
     return "tf32" if tf32 and dtype == "f32" else dtype
-
-
-def _wide(dtype: str) -> str:
-    return "f64" if dtype == "f64" else "f32"
 
 
 @family("TiledAttention")
@@ -152,12 +154,12 @@ class AttentionGradient(Family):
         """See `_accepts`; the log-sum-exp as it is computed."""
         lse = op.inputs[5]
         way = _way(op, tf32=self.tf32)
-        return _accepts(op, way) and lse is not None and lse.dtype == _wide(op.inputs[0].dtype)  # type: ignore[union-attr]
+        return _accepts(op, way) and lse is not None and lse.dtype == wide(op.inputs[0].dtype)  # type: ignore[union-attr]
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """A number a query."""
         q: Any = op.inputs[0]
-        return (TensorType(_wide(q.dtype), q.shape[:-1]),)
+        return (TensorType(wide(q.dtype), q.shape[:-1]),)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Three launches, and one for the bias."""

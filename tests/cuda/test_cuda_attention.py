@@ -1,0 +1,137 @@
+"""Attention's kernels on shapes that take every path, beside NumPy, in both orders of the threads: several strips and
+tiles, windows, biases that broadcast, shared heads, queries without keys, halves, TF32, groups of columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cuda_cases
+import numpy as np
+import pytest
+
+from recompute.language.kernels import provider
+from recompute.language.types import TensorType
+from recompute.ops.attention.tiled import TiledAttention
+from recompute.ops.attention.tiled_grad import TiledAttentionGrad
+from recompute.runtime.cuda.code.attention import SHARED, Tiles, chunk
+from recompute.runtime.cuda.code.warp_products import WAYS
+from recompute.runtime.cuda.kernels.attention import Attention, AttentionGradient
+from recompute.testing import Case, Draw
+
+pytestmark = cuda_cases.needs_device
+
+
+def forward(draw: Draw, dtype: str, shapes: tuple[str, ...], bias: Any = None, **options: Any) -> Case:
+    """Shapes of q, k, v, and of a bias, which may be an array."""
+    ins = [draw(f"{dtype}[{s}]") for s in shapes]
+    ins += [] if bias is None else [bias if isinstance(bias, np.ndarray) else draw(f"{dtype}[{bias}]")]
+    return Case(TiledAttention(**options), tuple(ins))
+
+
+def backward(draw: Draw, case: Case, *, want: int | None = None) -> Case:
+    """The gradient, at the results of a forward case."""
+    op: Any = case.op
+    ins = list(case.inputs)
+    y, lse = (np.empty(t.shape, t.numpy) for t in op.infer(*map(TensorType.of, ins)))
+    types = [TensorType.of(a) for a in ins], [TensorType.of(a) for a in (y, lse)]
+    op.compute(np, ins, [y, lse], [np.empty(t.shape, t.numpy) for t in op.scratch(*types)])
+    dtype = types[0][0].dtype
+    down, other = (draw(f"{dtype}[{','.join(map(str, y.shape))}]") for _ in range(2))
+    if len(ins) > 3 and ins[3].shape[-1] == 1:  # all scores of a query at once change nothing: the gradient would be 0
+        y = other
+    grad = TiledAttentionGrad(scale=op.scale, first=op.first, last=op.last)
+    return Case(grad, (*(*ins, None)[:4], y, lse, down), want=want)
+
+
+def masked(shape: tuple[int, ...], dtype: type, hidden: tuple[Any, ...]) -> np.ndarray:
+    """A bias that hides some scores."""
+    bias = np.zeros(shape, dtype)
+    bias[hidden] = -math.inf
+    return bias
+
+
+def all_cases() -> dict[str, Case]:
+    """By name."""
+    draw = Draw("attention")
+    rows_hidden = masked((70, 90), np.float32, (slice(3, 66), slice(None)))
+    keys_hidden = masked((2, 1, 1, 80), np.float32, (1, 0, 0, slice(11, None)))
+    return {
+        "causal": forward(draw, "f32", ("3,150,24",) * 3, scale=0.2, last=0),
+        "odd": forward(draw, "f32", ("2,67,7", "2,101,7", "2,101,13"), scale=0.4),
+        "window": forward(draw, "f32", ("140,8", "170,8", "170,4"), first=-20, last=33),
+        "empty rows": forward(draw, "f32", ("140,8", "100,8", "100,4"), first=50, last=60),
+        "hidden rows": forward(draw, "f32", ("70,8", "90,8", "90,4"), rows_hidden),
+        "padding": forward(draw, "f32", ("2,2,70,8", "2,1,80,8", "2,1,80,8"), keys_hidden, scale=0.3),
+        "shared heads": forward(draw, "f32", ("2,6,70,8", "2,1,66,8", "2,1,66,8"), "6,1,66", scale=0.3, last=0),
+        "shared bias": forward(draw, "f32", ("2,2,3,66,4", "1,2,1,66,4", "1,2,1,66,4"), "1,2,3,66,66", last=4),
+        "a bias a query": forward(draw, "f32", ("3,70,8", "3,66,8", "3,66,8"), "3,70,1", first=-9),
+        "one bias": forward(draw, "f32", ("3,70,8", "3,66,8", "3,66,8"), "1"),
+        "wide": forward(draw, "f32", ("20,260", "37,260", "37,328"), scale=0.1),
+        "wide f64": forward(draw, "f64", ("20,70", "37,70", "37,150"), scale=0.1, last=3),
+        "f16": forward(draw, "f16", ("2,70,40", "1,130,40", "1,130,72"), draw("f32[2,1,130]"), scale=0.2, last=60),
+        "wide f16": forward(draw, "f16", ("20,136", "70,136", "70,264"), scale=0.1),
+        "bf16": forward(draw, "bf16", ("2,70,21", "2,90,21", "2,90,3"), "70,90", scale=0.2),
+    }
+
+
+CASES = all_cases()
+GRADIENTS = {n: backward(Draw(n), c, want=4 if len(c.inputs) > 3 else 3) for n, c in CASES.items()}
+#: those that are also multiplied in TF32
+TF32 = ("causal", "shared heads", "wide")
+
+
+def bind(case: Case, kernels: str = "cuda") -> cuda_cases.Bound:
+    """The case by a provider."""
+    op = cuda_cases.case_block(case)[0].operators[0]
+    assert provider(kernels).accepts(op)
+    return cuda_cases.Bound(case, op, provider(kernels), cuda_cases.device())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All kernels at once."""
+    runs = [bind(c) for c in (*CASES.values(), *GRADIENTS.values())]
+    runs += [bind(c, "cuda_tf32") for n in TF32 for c in (CASES[n], GRADIENTS[n])]
+    runs[0].device.compile(k for b in runs for k in b.kernels)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name: str) -> None:
+    made = bind(CASES[name])
+    assert len(made.calls) == 1
+    cuda_cases.check(CASES[name], [made])
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradient(name: str) -> None:
+    made = bind(GRADIENTS[name])
+    assert len(made.calls) == (3 if GRADIENTS[name].inputs[3] is None else 4)
+    cuda_cases.check(GRADIENTS[name], [made])
+
+
+@pytest.mark.parametrize("name", TF32)
+def test_tf32(name: str) -> None:
+    """Eleven bits of every factor; more than that would be float32's own."""
+    for case in (CASES[name], GRADIENTS[name]):
+        made = bind(case, "cuda_tf32")
+        assert all("tf32" in k.name or "delta" in k.name for k in made.kernels)
+        cuda_cases.check(case, [made], units=2.0**14)
+        with pytest.raises(AssertionError):
+            cuda_cases.check(case, [made], units=64)
+
+
+def test_shared_memory_is_what_any_device_has() -> None:
+    for way in WAYS:
+        for bias in ("", "f32"):
+            assert Tiles(way, 256 // chunk(way), 1, bias).shared <= SHARED
+
+
+@pytest.mark.parametrize("case", [CASES["causal"], GRADIENTS["causal"]], ids=["forward", "gradient"])
+def test_who_does_not_run_it(case: Case) -> None:
+    """Empty tensors are the operator's own numerics'."""
+    op = cuda_cases.case_block(case)[0].operators[0]
+    family: Any = Attention() if len(op.outputs) < 3 else AttentionGradient()
+    assert family.accepts(op)
+    empty = Case(case.op, tuple(None if a is None else a[:, :0] for a in case.inputs), want=case.want)
+    assert not family.accepts(cuda_cases.case_block(empty)[0].operators[0])
