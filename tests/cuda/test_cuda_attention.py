@@ -10,6 +10,7 @@ import cuda_cases
 import numpy as np
 import pytest
 
+import recompute as rc
 from recompute.language.kernels import provider
 from recompute.language.types import TensorType
 from recompute.ops.attention.tiled import TiledAttention
@@ -135,3 +136,26 @@ def test_who_does_not_run_it(case: Case) -> None:
     assert family.accepts(op)
     empty = Case(case.op, tuple(None if a is None else a[:, :0] for a in case.inputs), want=case.want)
     assert not family.accepts(cuda_cases.case_block(empty)[0].operators[0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_step_by_these_kernels(precision: str, cuda: Any) -> None:
+    """GPT-2's: the losses on the processor, the predicted peak, and the same bits when recomputed."""
+    found = []
+    for place, checkpoints in ((None, False), (cuda, False), (cuda, True)):
+        program = rc.load(rc.models.build("gpt2-tiny", batch=2, seq=20, context=32), mode="eval")
+        assert rc.fuse_attention(program)
+        rc.losses.cross_entropy(program)
+        kept = [c for c in rc.models.info("gpt2-tiny").checkpoints if c in program] if checkpoints else None
+        options: dict[str, Any] = {"precision": "fp32" if place is None else precision, "checkpoints": kept}
+        made = rc.compile_step(program, "loss", rc.SGD(0.05), place=place, **options)
+        draw, executor = np.random.default_rng(1), rc.Executor(place)
+        feed = {v.name: draw.integers(0, 90, v.shape) for v in program.inputs}
+        found.append([executor.run(made.program, feed, ["loss"])[0] for _ in range(2)])
+        session = executor.session(made.program, ["loss"])
+        assert session.measured_peak_bytes == made.figures.peak_bytes
+        if place is not None:
+            used = {o.kernel for o in made.program.block.operators if o.op.name.startswith("TiledAttention")}
+            assert used == {"cuda_tf32" if precision == "tf32" else "cuda"}
+    np.testing.assert_allclose(found[1], found[0], rtol={"fp32": 1e-5, "tf32": 1e-3}.get(precision, 2e-2))
+    assert [x.tobytes() for x in found[1]] == [x.tobytes() for x in found[2]]
