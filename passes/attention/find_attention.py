@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ...errors import RecomputeError
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.attention.tiled import TiledAttention
 from ..base import Pass
 from ..cleanup.dead_code import prune
+from .known import Known
+from .levels import Level, finest, refined
+from .masks import Masks
+from .scores import NotAttentionError, Scores, Walk, Weights
 
 
 @dataclass(frozen=True)
@@ -18,203 +23,252 @@ class FindAttention(Pass):
     """Replace softmax(scale · q kᵀ + bias) v by TiledAttention, which keeps no scores.
 
     For the forward pass, before differentiation.  What is found: scaling by constants before or after the product, any
-    number of added biases and of masks by Where, keys that are transposed or not, casts around the softmax.  The scores
-    and weights must have no other readers.  The function `find_attention` also says what was found, or why not.
+    number of biases and masks, soft caps, dropout, keys that are transposed or not, heads that share keys and values,
+    leading axes that are joined and split on the way, casts around the softmax.  Masks that are known and hide what is
+    outside of a band, such as the causal one, become windows.  The scores and weights must have no other readers.
+    `data`: contents of buffers, where masks may be.  `find_attention` also says what was found, or why not.
     """
+
+    data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def run(self, block: Block) -> Block:
         """The block itself if there is no attention."""
-        return find_attention(block)[0]
+        return find_attention(block, self.data)[0]
 
 
-@dataclass
-class _Scores:
-    """What is known of the scores while their operators are followed upwards."""
-
-    scale: float = 1.0
-    bias: list[Value] = None  # type: ignore[assignment]
-
-
-class _NotAttentionError(Exception):
-    """Why a softmax is not attention."""
-
-
-def find_attention(block: Block) -> tuple[Block, list[str]]:
+def find_attention(block: Block, data: Mapping[str, Any] | None = None) -> tuple[Block, list[str]]:
     """The rewritten block, and a note for each softmax: what was found, or why it is none."""
-    search = _Search(block)
+    search: _Search | None = None
     notes: list[str] = []
     made: dict[int, list[Operator]] = {}
-    for op in block.operators:
-        if op.op.name != "Softmax" or op.role is not Role.FORWARD:
+    for i, op in enumerate(block.operators):
+        if op.op.name not in ("Softmax", "TiledAttention") or op.role is not Role.FORWARD:
             continue
-        name = next(op.writes()).name
+        search = search or _Search(block, data or {})
+        search.builder.operators.clear()
         try:
-            at, operators = search.attention(op)
-            made[at] = operators
-            notes.append(f"'{next(block.operators[at].writes()).name}' is attention")
-        except _NotAttentionError as e:
-            notes.append(f"softmax '{name}' is not attention: {e}")
-    if not made:
+            if op.op.name == "TiledAttention":
+                made[i] = search.again(op) or [op]
+                at, what = i, described(next(o.op for o in made[i] if isinstance(o.op, TiledAttention)))
+            else:
+                at, made_here = search.attention(op)
+                made[at] = made_here
+                what = described(next(o.op for o in made_here if isinstance(o.op, TiledAttention)))
+            notes.append(f"'{next(block.operators[at].writes()).name}' is attention{what}")
+        except NotAttentionError as e:
+            notes.append(f"softmax '{next(op.writes()).name}' is not attention: {e}")
+    if search is None or not made:
         return block, notes
     operators = [new for i, op in enumerate(block.operators) for new in made.get(i, [op])]
     constants = (*block.constants, *search.builder.constants)
     found = block.with_operators(operators, constants=constants)
-    return found.with_operators(prune(operators, found.outputs, (Role.FORWARD,))), notes
+    kept = prune(operators, found.outputs, (Role.FORWARD,))
+    return _without_masks(found.with_operators(kept), block), notes
 
 
-class _Search:
-    """Follows operators of a block."""
+def described(op: TiledAttention) -> str:
+    """What a note says besides that it is attention."""
+    found = []
+    if (op.first, op.last) != (None, None):
+        ends = "the first" if op.first is None else f"{op.first:+d}", "the last" if op.last is None else f"{op.last:+d}"
+        found.append(f"keys from {ends[0]} to {ends[1]} of each query")
+    if op.cap:
+        found.append(f"soft cap {op.cap:g}")
+    if op.ratio:
+        found.append(f"dropout {op.ratio:g}")
+    return f" ({', '.join(found)})" if found else ""
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.producers = block.producers()
-        self.consumers = block.consumers()
-        self.builder = Builder.on(block)
-        self.numbers: Mapping[str, float] = {
-            c.value.name: float(c.data[0]) for c in block.constants if len(c.data) == 1 and c.value.type.is_float
-        }
 
-    def producer(self, v: Value | None) -> Operator | None:
-        at = None if v is None else self.producers.get(v.name)
-        return None if at is None else self.block.operators[at]
+def _without_masks(block: Block, before: Block) -> Block:
+    """The block without the buffers that were read before and are read no more."""
+    read, had = ({v.name for o in b.operators for v in o.reads()}.union(b.outputs) for b in (block, before))
+    gone = had - read
+    return block.with_operators(block.operators, buffers=tuple(v for v in block.buffers if v.name not in gone))
 
-    def only_reader(self, v: Value) -> int:
-        """The index of the only operator that reads a value."""
-        readers = self.consumers.get(v.name, [])
-        if len(readers) != 1 or v.name in self.block.outputs:
-            raise _NotAttentionError(f"'{v.name}' has {len(readers)} readers")
-        return readers[0]
+
+@dataclass
+class _Operand:
+    """Queries, keys or values: `value` is [*own, rows, columns], its `own` axes at `level` full or 1."""
+
+    value: Value
+    own: Level
+    level: Level
+    scale: float = 1.0
+    swapped: bool = False
+
+
+class _Search(Walk):
+    """Rewrites one attention of a block at a time."""
+
+    def __init__(self, block: Block, data: Mapping[str, Any]) -> None:
+        super().__init__(block, Known(block, data), Builder.on(block))
 
     def attention(self, softmax: Operator) -> tuple[int, list[Operator]]:
         """The index of the second product, and the operators that take its place."""
-        weights = next(softmax.writes())
-        if softmax.op.axis not in (-1, weights.ndim - 1):  # type: ignore[attr-defined]
-            raise _NotAttentionError(f"it is along axis {softmax.op.axis}")  # type: ignore[attr-defined]
-        at = self.only_reader(weights)
-        while (op := self.block.operators[at]).op.name in ("Cast", "Identity"):
-            at = self.only_reader(next(op.writes()))
-        if op.op.name != "MatMul" or op.op.transA or op.op.transB:  # type: ignore[attr-defined]
-            raise _NotAttentionError(f"a {op.op.name} reads its weights")
-        v = op.inputs[1]
-        path = op.inputs[0]
-        while path is not None and path.name != weights.name:
-            before = self.producer(path)
-            if before is None or before.op.name not in ("Cast", "Identity"):
-                raise _NotAttentionError("its weights are the right factor of the product")
-            path = before.inputs[0]
-        scores = _Scores(bias=[])
-        product = self.product(softmax.inputs[0], scores)
-        return at, self.emit(op, product, v, scores)
+        made = next(softmax.writes())
+        if softmax.op.axis not in (-1, made.ndim - 1):  # type: ignore[attr-defined]
+            raise NotAttentionError(f"it is along axis {softmax.op.axis}")  # type: ignore[attr-defined]
+        if made.ndim < 2:
+            raise NotAttentionError("its scores are no matrix")
+        weights = self.weights(softmax)
+        product, scores = self.scores(softmax)
+        for condition, inside in weights.cleared:
+            if not scores.masks.clear(condition, inside):
+                raise NotAttentionError("its weights are set to 0 where its scores are not hidden")
+        return weights.product, self.emit(weights, product, scores)
 
-    def product(self, v: Value | None, scores: _Scores) -> Operator:
-        """The product of queries and keys, above additions, scalings, masks and casts."""
-        while True:
-            op = self.producer(v)
-            if op is None or v is None:
-                raise _NotAttentionError("its scores are no product")
-            self.only_reader(v)
-            if op.op.name == "MatMul":
-                return op
-            if op.op.name in ("Cast", "Identity"):
-                v = op.inputs[0]
-            elif op.op.name in ("Mul", "Div"):
-                v = self.scaled(op, scores)
-            elif op.op.name == "Add":
-                v = self.biased(op, scores)
-            elif op.op.name == "Where":
-                v = self.masked(op, scores)
-            else:
-                raise _NotAttentionError(f"a {op.op.name} makes its scores")
+    # -- operands -----------------------------------------------------------------------------------------------
 
-    def scaled(self, op: Operator, scores: _Scores) -> Value | None:
-        """The other factor of a product with a constant; biases below it would be scaled too."""
-        a, b = op.inputs
-        if b is not None and b.name in self.numbers:
-            factor, rest = self.numbers[b.name], a
-        elif op.op.name == "Mul" and a is not None and a.name in self.numbers:
-            factor, rest = self.numbers[a.name], b
-        else:
-            raise _NotAttentionError("its scores are scaled by what is no constant")
-        if not factor or not math.isfinite(factor):
-            raise _NotAttentionError(f"its scores are scaled by {factor}")
-        scores.scale *= factor if op.op.name == "Mul" else 1 / factor
-        return rest
+    def operand(self, v: Value | None, level: Level, swapped: bool, dtype: str) -> _Operand:
+        """Where queries, keys or values come from, above scaling, transposition, repetition, regrouping, and casts from
+        `dtype`, in which the values are."""
+        if v is None or v.ndim < 2:
+            raise NotAttentionError("queries, keys or values are no matrices")
+        own = (1,) * (len(level) - v.ndim + 2) + v.shape[:-2]
+        best = at = _Operand(v, own, level, swapped=swapped)
+        for _ in range(24):
+            above = self.step(at, dtype)
+            if above is None:
+                return best
+            at = above
+            gained = at.own.count(1) > best.own.count(1) or at.scale != best.scale
+            if gained or at.level == best.level or at.value.dtype != best.value.dtype:
+                best = at
+        return best
 
-    def biased(self, op: Operator, scores: _Scores) -> Value | None:
-        """The summand that leads to the product; the other is a bias."""
-        if scores.scale != 1.0:
-            raise _NotAttentionError("a bias is scaled together with the scores")
-        shape = next(op.writes()).shape
-        for rest, bias in (op.inputs, op.inputs[::-1]):
-            if rest is not None and bias is not None and rest.shape == shape and self.leads(rest):
-                scores.bias.append(bias)
-                return rest
-        raise _NotAttentionError("no summand of its scores is a product")
+    def step(self, at: _Operand, dtype: str) -> _Operand | None:
+        """One operator further up; None where it does something else."""
+        op = self.producer(at.value)
+        source = op.inputs[0] if op is not None and op.inputs else None
+        if op is None or source is None:
+            return None
+        name, shape = op.op.name, at.value.shape
+        if name == "Identity" or (name == "Cast" and source.dtype == dtype != at.value.dtype):
+            return replace(at, value=source)
+        if name in ("Mul", "Div"):
+            return self.scaling(op, at)
+        lead = source.shape[:-2]
+        if name == "Transpose" and op.op.perm == (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2):  # type: ignore[attr-defined]
+            return replace(at, value=source, swapped=not at.swapped)
+        if name == "Reshape" and source.ndim >= 2 and source.shape[-2:] == shape[-2:] and at.own == at.level:
+            return replace(at, value=source, own=lead, level=lead)
+        if name == "Expand" and source.ndim >= 2 and source.shape[-2:] == shape[-2:] and at.own == at.level:
+            return replace(at, value=source, own=(1,) * (len(at.level) - len(lead)) + lead)
+        return None
 
-    def masked(self, op: Operator, scores: _Scores) -> Value | None:
-        """The branch of a Where that leads to the product; the other is a number far below 0."""
-        if scores.scale != 1.0:
-            raise _NotAttentionError("a mask is scaled together with the scores")
-        condition, a, b = op.inputs
-        for rest, low, swapped in ((a, b, False), (b, a, True)):
-            number = None if low is None else self.numbers.get(low.name)
-            if rest is None or low is None or number is None or number > -1e4 or not self.leads(rest):
-                continue
-            zero = self.builder.constant(0.0, rest)
-            below = self.builder.constant(-math.inf if number < -1e30 else number, rest)
-            scores.bias.append(self.builder.Where(condition, *((below, zero) if swapped else (zero, below))))
-            return rest
-        raise _NotAttentionError("a Where of its scores has no branch far below 0")
+    def scaling(self, op: Operator, at: _Operand) -> _Operand | None:
+        """Above a product with a number."""
+        for rest, by in (op.inputs, op.inputs[::-1]) if op.op.name == "Mul" else (op.inputs,):
+            factor = self.known.number(by)
+            if factor and rest is not None and rest.shape == at.value.shape:
+                return replace(at, value=rest, scale=at.scale * (factor if op.op.name == "Mul" else 1 / factor))
+        return None
 
-    def leads(self, v: Value) -> bool:
-        """Whether a product of matrices is above, through the operators that `product` follows."""
-        seen = 0
-        stack = [v]
-        while stack and seen < 16:
-            seen += 1
-            op = self.producer(stack.pop())
-            if op is None:
-                continue
-            if op.op.name == "MatMul":
-                return True
-            if op.op.name in ("Cast", "Identity", "Mul", "Div", "Add", "Where"):
-                stack += [x for x in op.inputs if x is not None and x.type.is_float]
-        return False
+    # -- the operator -------------------------------------------------------------------------------------------
 
-    def emit(self, op: Operator, product: Operator, v: Value | None, scores: _Scores) -> list[Operator]:
+    def emit(self, weights: Weights, product: Operator, scores: Scores) -> list[Operator]:
         """The operators that take the place of the second product."""
-        b = self.builder
-        made_before = list(b.operators)  # the masks of this search
-        b.operators.clear()
-        q, k = product.inputs
-        y = next(op.writes())
-        if q is None or k is None or v is None or product.op.transA:  # type: ignore[attr-defined]
-            raise _NotAttentionError("its queries are transposed")
-        if not product.op.transB:  # type: ignore[attr-defined]
-            k = self.transposed(k)
-        if not (q.ndim == k.ndim == v.ndim and q.dtype == k.dtype == v.dtype):
-            raise _NotAttentionError("queries, keys and values differ in rank or type")
-        bias = None
-        for x in scores.bias:
-            x = x if x.dtype == q.dtype else b.Cast(x, to=q.dtype)
-            bias = x if bias is None else b.Add(bias, x)
-        attention = TiledAttention(scale=scores.scale)
-        try:
-            attention.infer(*(None if x is None else x.type for x in (q, k, v, bias)))
-        except Exception as e:
-            raise _NotAttentionError(str(e)) from None
-        found = b.emit(attention, *([q, k, v] if bias is None else [q, k, v, bias]), want=1)
-        operators = [*made_before, *b.operators]
-        b.operators.clear()
-        return [replace(o.renamed({found.name: y.name}), role=op.role) for o in operators]
+        op = self.block.operators[weights.product]
+        if product.op.transA:  # type: ignore[attr-defined]
+            raise NotAttentionError("its queries are transposed")
+        y, top = next(op.writes()), next(product.writes()).shape[:-2]
+        q = self.operand(product.inputs[0], top, False, y.dtype)
+        k = self.operand(product.inputs[1], top, not product.op.transB, y.dtype)  # type: ignore[attr-defined]
+        v = self.operand(op.inputs[1], y.shape[:-2], bool(op.op.transB), y.dtype)  # type: ignore[attr-defined]
+        drop = weights.dropout
+        ratio, seed = (0.0, 0) if drop is None else (drop.op.ratio, drop.op.seed)  # type: ignore[attr-defined]
+        attention = TiledAttention(scale=scores.scale, cap=scores.cap, ratio=ratio, seed=seed)
+        levels = scores.levels + weights.levels
+        made = self.built(attention, (q, k, v), levels, scores, y, None if drop is None else drop.inputs[1])
+        return [replace(o, role=op.role) for o in made]
 
-    def transposed(self, k: Value) -> Value:
-        """Keys as rows: what was transposed, or a Transpose."""
-        op = self.producer(k)
-        swap = (*range(k.ndim - 2), k.ndim - 1, k.ndim - 2)
+    def again(self, op: Operator) -> list[Operator] | None:
+        """An attention that is one operator already, with windows in place of masks and without copies of shared heads;
+        None where it has none of these."""
+        attention, (q, k, v, bias, step) = op.op, (*op.inputs, None, None)[:5]
+        assert isinstance(attention, TiledAttention) and q is not None and k is not None and v is not None
+        if attention.rows or len(op.outputs) > 1:
+            return None
+        level, y = q.shape[:-2], next(op.writes())
+        masks = Masks(
+            self.known, self.builder, self.producer, q.shape[-2], k.shape[-2], attention.first, attention.last
+        )
+        if bias is not None:
+            masks.add(bias, level, 1.0)
+        operands = [_Operand(q, level, level), *(self.operand(x, level, False, q.dtype) for x in (k, v))]
+        if (
+            [b[0] for b in masks.biases] == [x for x in (bias,) if x is not None]
+            and not masks.hidden
+            and (all(x.value == old for x, old in zip(operands, (q, k, v), strict=True)))
+        ):
+            return None
+        return self.built(attention, operands, [level], Scores(masks), y, step)
+
+    def built(
+        self,
+        attention: TiledAttention,
+        operands: Sequence[_Operand],
+        levels: Sequence[Level],
+        scores: Scores,
+        y: Value,
+        step: Value | None,
+    ) -> list[Operator]:
+        """The operators that make y."""
+        b, masks = self.builder, scores.masks
+        fine = finest([*(x.level for x in operands), *levels])
+        if fine is None:
+            raise NotAttentionError("its leading axes are regrouped")
+        q, k, v = (self.fitted(x, fine) for x in operands)
+        if len({x.dtype for x in (q, k, v)}) > 1:
+            raise NotAttentionError("queries, keys and values differ in type")
+        for by, level in scores.factors:
+            q = b.Mul(q, self.regrouped(by, level, fine))
+        if tuple(q.shape[:-2]) != fine:
+            q = b.Expand(q, shape=(*fine, *q.shape[-2:]))
+        bias = None
+        for x, level in masks.emit(q.dtype):
+            x = self.regrouped(x, level, fine)
+            bias = x if bias is None else b.Add(bias, x)
+        scale = attention.scale * operands[0].scale * operands[1].scale
+        attention = replace(attention, scale=scale, first=masks.first, last=masks.last)
+        more = [bias] if bias is not None or step is not None else []
+        found = self.applied(attention, [q, k, v, *more, *([] if step is None else [step])], operands[2].scale)
+        found = found if found.shape == y.shape else b.Reshape(found, shape=y.shape)
+        return [o.renamed({found.name: y.name}) for o in b.operators]
+
+    def applied(self, attention: TiledAttention, inputs: list[Value | None], scale: float) -> Value:
+        """Emits attention; NotAttentionError where its rule refuses the types."""
+        try:
+            found = self.builder.emit(attention, *inputs, want=1)
+        except RecomputeError as e:
+            raise NotAttentionError(str(e)) from None
+        assert isinstance(found, Value)
+        return found if scale == 1 else self.builder.Mul(found, self.builder.constant(scale, found))
+
+    def fitted(self, x: _Operand, fine: Level) -> Value:
+        """An operand at the finest level, as rows."""
+        lead = refined(x.own, x.level, fine)
+        if lead is None:
+            raise NotAttentionError("its leading axes are regrouped")
+        v = self.rows(x.value) if x.swapped else x.value
+        shape = (*lead, *v.shape[-2:])
+        return v if v.shape == shape else self.builder.Reshape(v, shape=shape)
+
+    def rows(self, v: Value) -> Value:
+        """A matrix with its last two axes swapped: what was transposed, or a Transpose."""
+        op = self.producer(v)
+        swap = (*range(v.ndim - 2), v.ndim - 1, v.ndim - 2)
         if op is not None and op.op.name == "Transpose" and op.inputs[0] is not None:
             perm = tuple(op.op.perm)  # type: ignore[attr-defined]
-            if perm == swap:
-                return op.inputs[0]
             return self.builder.Transpose(op.inputs[0], perm=tuple(perm[i] for i in swap))
-        return self.builder.Transpose(k, perm=swap)
+        return self.builder.Transpose(v, perm=swap)
+
+    def regrouped(self, x: Value, level: Level, fine: Level) -> Value:
+        """A bias or factor at the finest level."""
+        if x.ndim <= 2:
+            return x
+        lead = refined(x.shape[:-2], level, fine)
+        if lead is None:
+            raise NotAttentionError("a bias does not broadcast to the scores")
+        shape = (*lead, *x.shape[-2:])
+        return x if x.shape == shape else self.builder.Reshape(x, shape=shape)

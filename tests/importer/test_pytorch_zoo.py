@@ -212,3 +212,16 @@ def test_exports_by_torchscript_train_as_in_pytorch(name: str) -> None:
 @pytest.mark.parametrize("name", having("default", SLOW))
 def test_other_default_exports_are_equal_or_tell_what_was_lost(name: str) -> None:
     check_default(name)
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"transformers/{n}" for n in ("Bert", "Llama", "GPT2", "Bart")), "torchvision/small_swin_v2"]
+)
+def test_with_attention_as_one_operator(name: str) -> None:
+    """All of it is found, and trains as in PyTorch."""
+    case = Case(name, "train")
+    program = case.load(mode="file")
+    assert all("' is attention" in note for note in rc.fuse_attention(program))
+    assert "TiledAttention" in {o.op.name for o in program.operators}
+    assert case.off(case.train(program, "SGD"), "SGD") < 1e-5
+    assert not case.changed_otherwise(program, "SGD")

@@ -39,6 +39,17 @@ def test_as_onnx_runtime_computes_it(name: str, theirs: dict[str, np.ndarray]) -
             np.testing.assert_allclose(mine, want, rtol=2e-5, atol=near)
 
 
+@pytest.mark.parametrize("name", [n for n in CASES if "ttention" in n and n != "QAttention"])
+def test_attention_is_found_in_them(name: str, theirs: dict[str, np.ndarray]) -> None:
+    """As one operator it computes the same; a score whose weight goes nowhere (a sink) it has not."""
+    source, feed = CASES[name]
+    program = rc.load(source)
+    (note,) = rc.fuse_attention(program)
+    assert ("a Slice reads its weights" if name.endswith(("sink", "smooth")) else "' is attention") in note
+    (mine, *_) = rc.Executor(providers=("numpy",)).run(program, feed, [source.graph.output[0].name])
+    np.testing.assert_allclose(mine, theirs[f"{name}/0"], rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(mine).max())))
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
 

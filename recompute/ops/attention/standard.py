@@ -1,7 +1,7 @@
-"""Attention (ONNX opset 23), taken apart at import in the cheapest way; what is rare is left to ONNX's function body.
+"""Attention (ONNX opset 23) as attention in tiles; what is rare is left to ONNX's function body.
 
-What differs from that body: no copies of keys and values for shared heads (matrix products broadcast), one scaling,
-no transposed keys, and rows that may attend to nothing are cleared in the result, not in the attention weights.
+What differs from that body: no scores are kept, no copies of keys and values for shared heads are made, there is one
+scaling, and causal masks and windows are attributes and no tensors.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import math
 from typing import Any
 
 from ...language.op import imports
-from ...language.types import TensorType, dtype_to_onnx
+from ...language.types import dtype_to_onnx
 from ..shape.reshape import reshape
+from .tiled import TiledAttention
+
+_FLOAT = 1
 
 
 @imports("Attention")
 def attention(node: Any) -> Any:
-    """softmax(scale · q kᵀ + bias) v, with bias from the mask and `is_causal`; None where the body is to be used."""
+    """softmax(cap(scale · q kᵀ) + bias) v, with a window from `is_causal`; None where the body is to be used."""
     q_type, mask_type = node.type(0), node.type(3)
     given = node.attributes
     past = node.type(4)
     precision = given.get("softmax_precision") or dtype_to_onnx(q_type.dtype)
-    biased = mask_type is not None or given.get("is_causal", 0)
-    rare = [node.wants(3), node.type(6) is not None, precision != dtype_to_onnx(q_type.dtype), (past is None) != (
-        node.type(5) is None), given.get("softcap", 0.0) and biased]  # fmt: skip
+    precisions = {dtype_to_onnx(q_type.dtype), *((_FLOAT,) if q_type.dtype in ("f16", "bf16") else ())}
+    rare = [node.wants(3), node.type(6) is not None, precision not in precisions, (past is None) != (
+        node.type(5) is None)]  # fmt: skip
     if any(rare):
         return None
     b = node.builder
@@ -60,43 +63,21 @@ def _window(options: Any, offset: int) -> tuple[int | None, int | None]:
     return (offset - left if left >= 0 else None), (offset + right if right >= 0 else None)
 
 
-def _outside(b: Any, t: TensorType, window: tuple[int | None, int | None]) -> Any:
-    """-inf for keys outside of the window, 0 inside; None where all are inside."""
-    first, last = window
-    parts = []
-    if last is not None:
-        parts.append(b.Trilu(b.fill(-math.inf, t), k=1 + last))
-    if first is not None and first > -t.shape[0]:
-        parts.append(b.Trilu(b.fill(-math.inf, t), k=first - 1, upper=0))
-    return b.add_all(parts) if parts else None
-
-
 def _attend(b: Any, q: Any, k: Any, v: Any, mask: Any, *, window: tuple[int | None, int | None], options: Any) -> Any:
     """The mathematics on [batch, heads, steps, size]; `window`: see `_window`."""
     batch, heads, steps, size = q.shape
     groups = heads // k.shape[1]
-    scale = options.get("scale") or 1.0 / math.sqrt(size)
-    q = b.Mul(q, b.constant(scale, q))
     if groups > 1:  # several heads share keys and values
         q = b.Reshape(q, shape=(batch, k.shape[1], groups, steps, size))
         k, v = (b.Reshape(x, shape=(*x.shape[:2], 1, *x.shape[2:])) for x in (k, v))
-    scores = b.MatMul(q, k, transB=1)
-    softcap = options.get("softcap", 0.0)
-    if softcap:
-        cap = b.constant(softcap, scores)
-        scores = b.Mul(b.Tanh(b.Div(scores, cap)), cap)
     bias = None if mask is None else _bias(b, mask, q.dtype, groups)
-    outside = _outside(b, TensorType(q.dtype, (steps, k.shape[-2])), window)
-    if outside is not None:
-        bias = outside if bias is None else b.Add(bias, outside)
-    nothing = None
-    if mask is not None or (bias is not None and window[0] is not None and window[0] + steps > k.shape[-2]):
-        nothing = b.Equal(b.ReduceMax(bias, axes=(-1,)), b.constant(-math.inf, bias))
-        bias = b.Where(nothing, b.constant(0.0, bias), bias)
-    weights = b.Softmax(scores if bias is None else b.Add(scores, bias), axis=-1)
-    y = b.MatMul(weights, v)
-    if nothing is not None:
-        y = b.Where(nothing, b.constant(0.0, y), y)
+    attention = TiledAttention(
+        scale=options.get("scale") or 1.0 / math.sqrt(size),
+        first=window[0],
+        last=window[1],
+        cap=options.get("softcap", 0.0),
+    )
+    y = b.emit(attention, q, k, v, *([] if bias is None else [bias]), want=1)
     return reshape(b, y, (batch, heads, steps, y.shape[-1]))
 
 

@@ -8,118 +8,39 @@ queries.  Tiles are taken in a fixed order, so that results are the same bits in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ...language.op import Cost, Op
+from ...language.op import Cost
 from ...language.types import TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
-
-#: queries and keys of a tile
-ROWS, COLUMNS = 256, 256
-
-
-class Tiled(Op, abstract=True):
-    """What attention and its gradient share.
-
-    q: [..., t, d]; k: [..., s, d]; v: [..., s, e]; bias: [..., t, s] or what broadcasts to it.  The leading axes of k,
-    v and bias are q's or 1 (heads that share keys and values).  score = scale · q kᵀ (+ bias); query i sees the keys
-    from i + first to i + last (None: all on that side).
-    """
-
-    autocast = "low"
-    autocast_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
-    scale: float
-    first: int | None
-    last: int | None
-
-    def check(self, q: TensorType, k: TensorType, v: TensorType, bias: TensorType | None) -> None:
-        """TypeRuleError where shapes or types do not fit."""
-        types = (q, k, v, bias)
-        if q.ndim < 2 or not q.is_float or any(x.dtype != q.dtype or x.ndim != q.ndim for x in (k, v)):
-            raise self.fail("q, k and v need one float type and as many axes, two at least", *types)
-        if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
-            raise self.fail("k needs v's axes but the last, and q's last", *types)
-        shapes = [k.shape[:-2]]
-        if bias is not None:
-            if bias.ndim > q.ndim or not bias.is_float:
-                raise self.fail("bias needs floats, and no more axes than q", *types)
-            full = (1,) * (q.ndim - bias.ndim) + bias.shape
-            shapes.append(full[:-2])
-            if full[-2] not in (1, q.shape[-2]) or full[-1] not in (1, k.shape[-2]):
-                raise self.fail("bias does not broadcast to the scores", *types)
-        if any(n not in (1, m) for s in shapes for n, m in zip(s, q.shape[:-2], strict=True)):
-            raise self.fail("leading axes must be q's or 1", *types)
-
-    def columns(self, start: int, stop: int, keys: int) -> tuple[int, int]:
-        """The keys that the queries from `start` to `stop` may see."""
-        low = 0 if self.first is None else max(start + self.first, 0)
-        high = keys if self.last is None else min(stop + self.last, keys)
-        return low, max(high, low)
-
-    def tiles(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
-        """All tiles with a score that counts: rows, and for each row its columns, from left to right."""
-        for r in range(0, queries, ROWS):
-            rows = slice(r, min(r + ROWS, queries))
-            low, high = self.columns(rows.start, rows.stop, keys)
-            for c in range(low - low % COLUMNS, high, COLUMNS):
-                yield rows, slice(max(c, low), min(c + COLUMNS, high))
-
-    def share(self, queries: int, keys: int) -> float:
-        """The share of all scores that lie in tiles."""
-        area = sum((r.stop - r.start) * (c.stop - c.start) for r, c in self.tiles(queries, keys))
-        return area / max(queries * keys, 1)
-
-    def score(self, xp: Any, s: Any, q: Any, k: Any, bias: Any, rows: slice, columns: slice) -> None:
-        """A tile's scores into s; -inf for keys that a query may not see."""
-        xp.matmul(q, k.T, out=s)
-        xp.multiply(s, self.scale, out=s)
-        if bias is not None:
-            xp.add(s, part_of(bias, rows, columns), out=s)
-        height, width = s.shape
-        offset = columns.start - rows.start  # key j, query i of the tile: key - query = j - i + offset
-        if self.last is not None and width - 1 + offset > self.last:
-            for i in range(min(height, max(width - 1 + offset - self.last, 0))):
-                s[i, max(i + self.last - offset + 1, 0) :] = -math.inf
-        if self.first is not None and offset - (height - 1) < self.first:
-            for i in range(max(offset - self.first + 1, 0), height):
-                s[i, : max(i + self.first - offset, 0)] = -math.inf
-
-
-def part_of(bias: Any, rows: slice, columns: slice) -> Any:
-    """The part of [t or 1, s or 1] for a tile."""
-    return bias[rows if bias.shape[0] > 1 else slice(None), columns if bias.shape[1] > 1 else slice(None)]
-
-
-def matrix_at(x: Any, index: tuple[int, ...]) -> Any:
-    """The matrix of x for an index of q's leading axes."""
-    lead = x.shape[:-2]
-    return x[tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(lead) :], lead, strict=True))]
-
-
-def full_bias(bias: Any, ndim: int) -> Any:
-    """The bias with as many axes as the queries."""
-    return None if bias is None else bias.reshape((1,) * (ndim - bias.ndim) + bias.shape)
+from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at
 
 
 @dataclass(frozen=True)
 class TiledAttention(Tiled):
-    """(q, k, v, bias?) → softmax(scale · q kᵀ + bias) v, and the log-sum-exp of every query's scores.
+    """(q, k, v, bias?, step?) → softmax(scale · q kᵀ + bias) v, and the log-sum-exp of every query's scores.
 
-    Of a query that sees no key the result is 0.
+    Of a query that sees no key the result is 0.  See `Tiled` for the attributes.
     """
 
     scale: float = 1.0
     first: int | None = None
     last: int | None = None
+    cap: float = 0.0
+    ratio: float = 0.0
+    seed: int = 0
+    rows: tuple[int, ...] = ()
+    at: tuple[int, ...] = ()
+    flat = ((), (1,))
 
-    def infer(self, q, k, v, bias=None):
+    def infer(self, q, k, v, bias=None, step=None):
         """[..., t, e], and [..., t] in at least float32."""
-        self.check(q, k, v, bias)
+        self.check(q, k, v, bias, step)
         y = q.with_shape((*q.shape[:-1], v.shape[-1]))
         return y, q.with_shape(q.shape[:-1]).with_dtype(wide(q.dtype))
 
@@ -133,39 +54,46 @@ class TiledAttention(Tiled):
         if kind != q.dtype:
             found.append(TensorType(kind, (height * q.shape[-1],)))
             found.append(TensorType(kind, (width * max(q.shape[-1], v.shape[-1]),)))
-        return tuple(found)
+        return (*found, *self.room(k.shape[-2]))
 
     def compute(self, xp, ins, outs, scratch):
         """Row by row of tiles: the largest score so far, the sum of exponentials, and the weighted sum of values."""
         q, k, v = ins[:3]
         bias = full_bias(ins[3] if len(ins) > 3 else None, q.ndim)
         y, lse = outs[0], outs[1] if len(outs) > 1 else None
+        out = self.dropped(xp, q, k.shape[-2], ins[4] if len(ins) > 4 else None)
         for index in np.ndindex(*q.shape[:-2]):
             part = None if bias is None else matrix_at(bias, index)
-            work = _Rows(self, xp, scratch, q[index], matrix_at(k, index), matrix_at(v, index), part)
+            work = _Rows(self, xp, scratch, q[index], matrix_at(k, index), matrix_at(v, index), part, (out, index))
             work.run(y[index], None if lse is None else lse[index])
 
     def gradient(self, b, ins, outs, grads):
         """One operator, from the result and its log-sum-exp."""
-        q, k, v, bias = (*ins, None)[:4]
+        q, k, v, bias, step = (*ins, None, None)[:5]
         if len(grads) > 1 and grads[1] is not None:
             return b.gradient_of_expansion(self, ins, grads)
-        options = {"scale": self.scale, "first": self.first, "last": self.last}
-        made = b.TiledAttentionGrad(
-            q, k, v, bias, outs[0], outs[1], grads[0], want=4 if bias is not None else 3, **options
-        )
-        return list(made)[: len(ins)]
+        values = [q, k, v, bias, outs[0], outs[1], grads[0], *([] if step is None else [step])]
+        made = b.TiledAttentionGrad(*values, want=4 if bias is not None else 3, **self.options())
+        return [*made, None, None][: len(ins)]
 
-    def expand(self, b, q, k, v, bias=None):
+    def inference(self, b, ins, running):
+        """Without dropout."""
+        if not self.ratio:
+            return None
+        kept = replace(self, ratio=0.0, seed=0, rows=(), at=())
+        made = b.emit(kept, *(ins[:4] if ins[3] is not None else ins[:3]), want=len(running))
+        return made if isinstance(made, tuple) else (made,)
+
+    def expand(self, b, q, k, v, bias=None, step=None):
         """Scores, their log-sum-exp, weights and the product."""
-        scores = all_scores(self, b, q, k, bias)
+        scores, _ = all_scores(self, b, q, k, bias)
         largest = b.Max(b.ReduceMax(scores, axes=(-1,)), b.constant(float(np.finfo(np.float32).min), scores))
         e = b.Exp(b.Sub(scores, largest))
         total = b.ReduceSum(e, axes=(-1,))
         nothing = b.Equal(total, b.constant(0.0, total))
         safe = b.Where(nothing, b.constant(1.0, total), total)
-        y = b.MatMul(as_type(b, b.Div(e, safe), v.dtype), v)
-        lse = b.Add(b.Log(total), largest)
+        y = b.MatMul(self.leave_out(b, as_type(b, b.Div(e, safe), v.dtype), step), v)
+        lse = b.Where(nothing, b.constant(-math.inf, total), b.Add(b.Log(safe), largest))
         return y, b.Reshape(lse, shape=q.shape[:-1])
 
     def cost(self, ins, outs):
@@ -173,14 +101,16 @@ class TiledAttention(Tiled):
         q, k, v = ins[:3]
         count = math.prod(q.shape[:-1]) * k.shape[-2] * self.share(q.shape[-2], k.shape[-2])
         moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
-        return Cost(int(count * (2 * (q.shape[-1] + v.shape[-1]) + 10)), moved)
+        return Cost(int(count * (2 * (q.shape[-1] + v.shape[-1]) + 10 + self.per_score())), moved)
 
     @classmethod
     def samples(cls, draw):
-        """Windows, biases, shared heads, halves, more than a tile."""
+        """Windows, biases, shared heads, halves, more than a tile, soft caps, dropout."""
 
         def case(options, *shapes, dtype="f64", want=None):
-            return draw.case(cls(**options), *(draw(f"{dtype}[{s}]") for s in shapes), want=want)
+            arrays = [draw(f"{dtype}[{s}]") for s in shapes]
+            step = [*[None] * (4 - len(arrays)), np.array(3)] if options.get("ratio") else []
+            return draw.case(cls(**options), *arrays, *step, want=want)
 
         yield case({"scale": 0.5}, "2,3,4", "2,5,4", "2,5,2")
         yield case({"scale": 0.3, "last": 0}, "5,4", "5,4", "5,3")
@@ -189,14 +119,23 @@ class TiledAttention(Tiled):
         yield case({"scale": 0.5}, "2,3,2", "1,4,2", "1,4,3", "3,4")
         yield case({"scale": 0.2, "last": 0}, "1,300,3", "1,300,3", "1,300,2", dtype="f32", want=1)
         yield case({"scale": 0.5}, "3,4", "5,4", "5,2", dtype="f16")
+        yield case({"scale": 0.9, "cap": 0.7, "last": 1}, "2,3,4", "2,5,4", "2,5,2", "2,3,5")
+        yield case({"scale": 0.5, "ratio": 0.4, "seed": 5}, "2,2,3,4", "2,1,5,4", "2,1,5,2")
+        yield case({"ratio": 0.3, "seed": 7, "cap": 2.0, "last": 0}, "2,3,4", "2,5,4", "2,5,2", "3,5")
+        yield case({"ratio": 0.3, "seed": 9, "rows": (3, 5, 7), "at": (1, 0, 2)}, "2,4,3,2", "2,4,9,2", "2,4,9,2")
+        yield case({"ratio": 0.5, "seed": 2**62 + 1}, "2,300,3", "2,299,3", "2,299,2", dtype="f32", want=1)
 
 
 class _Rows:
     """The forward pass of one matrix of queries."""
 
-    def __init__(self, op: TiledAttention, xp: Any, scratch: Any, q: Any, k: Any, v: Any, bias: Any) -> None:
-        self.op, self.xp, self.scratch = op, xp, scratch
+    def __init__(
+        self, op: TiledAttention, xp: Any, scratch: Any, q: Any, k: Any, v: Any, bias: Any, dropped: tuple[Any, Any]
+    ) -> None:
+        self.op, self.xp = op, xp
+        self.scratch, self.room = (scratch[:-2], scratch[-2:]) if op.ratio else (scratch, scratch)
         self.q, self.k, self.v, self.bias = q, k, v, bias
+        self.dropped, self.index = dropped
 
     def run(self, y: Any, lse: Any) -> None:
         """Writes all results and log-sum-exps."""
@@ -229,6 +168,8 @@ class _Rows:
             xp.sum(s, axis=1, out=part)
             xp.multiply(count, factor, out=count)
             xp.add(count, part, out=count)
+            if self.dropped is not None:
+                self.dropped.drop(s, self.index, rows, columns, self.room)
             xp.matmul(s, _widened(xp, self.v[columns], self.scratch, 4), out=product)
             xp.multiply(total, factor[:, None], out=total)
             xp.add(total, product, out=total)
@@ -249,18 +190,3 @@ def _widened(xp: Any, x: Any, scratch: Any, slot: int) -> Any:
     found = scratch[slot][: x.size].reshape(x.shape)
     found[...] = x
     return found
-
-
-def all_scores(op: Tiled, b: Any, q: Any, k: Any, bias: Any) -> Any:
-    """All scores, in at least float32."""
-    kind = wide(q.dtype)
-    scores = b.MatMul(as_type(b, q, kind), as_type(b, k, kind), transB=1)
-    scores = b.Mul(scores, b.constant(op.scale, scores))
-    if bias is not None:
-        scores = b.Add(scores, as_type(b, bias, kind))
-    shape = scores.type.with_shape((q.shape[-2], k.shape[-2]))
-    if op.last is not None:
-        scores = b.Add(scores, b.Trilu(b.fill(-math.inf, shape), k=1 + op.last))
-    if op.first is not None and op.first > -q.shape[-2]:
-        scores = b.Add(scores, b.Trilu(b.fill(-math.inf, shape), k=op.first - 1, upper=0))
-    return scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +13,35 @@ from ...language.op import Cost
 from ...language.types import TensorType
 from ..norm.fused import as_type
 from ..tiles import wide
-from .tiled import COLUMNS, ROWS, Tiled, TiledAttention, all_scores, full_bias, matrix_at, part_of
+from .shared import COLUMNS, ROWS, Tiled, all_scores, full_bias, matrix_at, part_of
+from .tiled import TiledAttention
 
 
 @dataclass(frozen=True)
 class TiledAttentionGrad(Tiled):
-    """(q, k, v, bias?, y, lse, dy) → dq, dk, dv, dbias (optional) of TiledAttention.
+    """(q, k, v, bias?, y, lse, dy, step?) → dq, dk, dv, dbias (optional) of TiledAttention.
 
-    With w = exp(score - lse): dv = wᵀ dy; ds = w · (dy vᵀ - Σ dy · y); dq = scale · ds k; dk = scale · dsᵀ q.
+    With w = exp(score - lse), m what dropout keeps (1 / (1 - ratio), or 0; all 1 without it) and c the derivative of
+    the soft cap: dv = (m · w)ᵀ dy; ds = w · (m · dy vᵀ - Σ dy · y); dq = scale · (c · ds) k; dk = scale · (c · ds)ᵀ q.
     """
 
     scale: float = 1.0
     first: int | None = None
     last: int | None = None
+    cap: float = 0.0
+    ratio: float = 0.0
+    seed: int = 0
+    rows: tuple[int, ...] = ()
+    at: tuple[int, ...] = ()
     required_outputs = 3
     autocast_inputs = (0, 1, 2, 4, 6)
+    linear = ((6,),)
+    keyed = (1, 2)
+    flat = ((5,), ())
 
-    def infer(self, q, k, v, bias, y, lse, dy):
+    def infer(self, q, k, v, bias, y, lse, dy, step=None):
         """Like the inputs."""
-        self.check(q, k, v, bias)
+        self.check(q, k, v, bias, step)
         if y.shape != (*q.shape[:-1], v.shape[-1]) or dy != y or lse.shape != q.shape[:-1]:
             raise self.fail("y, lse and dy are not those of these inputs", q, k, v, bias, y, lse, dy)
         return (q, k, v) if bias is None else (q, k, v, bias)
@@ -41,17 +52,22 @@ class TiledAttentionGrad(Tiled):
         kind = wide(q.dtype)
         height, width = min(ROWS, q.shape[-2]), min(COLUMNS, k.shape[-2])
         size = max(q.shape[-1], v.shape[-1])
-        found = [TensorType(kind, (2, height * width)), TensorType(kind, (max(height, width) * size,))]
+        found = [
+            TensorType(kind, (2 + bool(self.cap or self.ratio), height * width)),
+            TensorType(kind, (max(height, width) * size,)),
+        ]
         found.append(TensorType(kind, (q.shape[-2],)))
         found.append(TensorType(kind, (q.shape[-2], v.shape[-1])))
         if kind != q.dtype:
             found += [TensorType(kind, x.shape) for x in (*ins[:3], ins[6])]
             found += [TensorType(kind, x.shape) for x in ins[:3]]
-        return tuple(found)
+        return (*found, *self.room(k.shape[-2]))
 
     def compute(self, xp, ins, outs, scratch):
         """For each matrix of queries, all its tiles; gradients are added up in the order of the tiles."""
-        q, k, v, bias, y, lse, dy = ins
+        q, k, v, bias, y, lse, dy = ins[:7]
+        out = self.dropped(xp, q, k.shape[-2], ins[7] if len(ins) > 7 else None)
+        scratch, room = (scratch[:-2], scratch[-2:]) if self.ratio else (scratch, scratch)
         dq, dk, dv = outs[:3]
         dbias = outs[3] if len(outs) > 3 else None
         if len(scratch) > 4:
@@ -70,17 +86,25 @@ class TiledAttentionGrad(Tiled):
             xp.sum(product, axis=1, out=delta)
             parts = [None if x is None else matrix_at(x, index) for x in (q, k, v, bias, dy, *sums, dbias)]
             for rows, columns in self.tiles(q.shape[-2], k.shape[-2]):
-                self._tile(xp, scratch, (rows, columns), parts, lse[index][rows], delta[rows])
+                drop = (
+                    None
+                    if out is None
+                    else functools.partial(out.drop, index=index, rows=rows, columns=columns, room=room)
+                )
+                self._tile(xp, scratch, (rows, columns), parts, lse[index][rows], delta[rows], drop)
         if sums[0] is not dq:
-            for out, x in zip((dq, dk, dv), sums, strict=True):
-                out[...] = x
+            for target, x in zip((dq, dk, dv), sums, strict=True):
+                target[...] = x
 
-    def _tile(self, xp: Any, scratch: Any, at: tuple[slice, slice], parts: Any, lse: Any, delta: Any) -> None:
-        """Adds what one tile contributes."""
+    def _tile(
+        self, xp: Any, scratch: Any, at: tuple[slice, slice], parts: Any, lse: Any, delta: Any, drop: Any
+    ) -> None:
+        """Adds what one tile contributes; `drop` applies dropout to a tile."""
         q, k, v, bias, dy, dq, dk, dv, dbias = parts
         rows, columns = at
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        w, ds = (a[: height * width].reshape(height, width) for a in scratch[0])
+        w, ds, *more = (a[: height * width].reshape(height, width) for a in scratch[0])
+        slope = more[0] if self.cap else None
         self.score(xp, w, q[rows], k[columns], bias, rows, columns)
         xp.subtract(w, lse[:, None], out=w, where=(lse > -math.inf)[:, None])
         xp.exp(w, out=w)
@@ -90,30 +114,42 @@ class TiledAttentionGrad(Tiled):
             xp.matmul(a, b, out=product)
             xp.add(target, product, out=target)
 
-        add(dv[columns], w.T, dy[rows])
+        kept = w
+        if drop is not None:
+            kept = more[0]
+            kept[...] = w
+            drop(kept)
+        add(dv[columns], kept.T, dy[rows])
         xp.matmul(dy[rows], v[columns].T, out=ds)
+        if drop is not None:
+            drop(ds)
         xp.subtract(ds, delta[:, None], out=ds)
         xp.multiply(ds, w, out=ds)
         if dbias is not None:
             target = part_of(dbias, rows, columns)
             axes = tuple(i for i in (0, 1) if target.shape[i] == 1 and ds.shape[i] != 1)
             target += ds.sum(axis=axes, keepdims=True) if axes else ds
+        if self.cap:
+            self.score(xp, w, q[rows], k[columns], None, rows, columns, slope)
+            xp.multiply(ds, slope, out=ds)
         xp.multiply(ds, self.scale, out=ds)
         add(dq[rows], ds, k[columns])
         add(dk[columns], ds.T, q[rows])
 
-    def expand(self, b, q, k, v, bias, y, lse, dy):
+    def expand(self, b, q, k, v, bias, y, lse, dy, step=None):
         """The formulas over all scores."""
         kind = wide(q.dtype)
         axis = (*lse.shape, 1)
         known = b.Reshape(lse, shape=axis)
         none = b.Equal(known, b.constant(-math.inf, known))
-        w = b.Exp(b.Sub(all_scores(self, b, q, k, bias), b.Where(none, b.constant(0.0, known), known)))
+        scores, slope = all_scores(self, b, q, k, bias)
+        w = b.Exp(b.Sub(scores, b.Where(none, b.constant(0.0, known), known)))
         gy, vv, kk, qq = (as_type(b, x, kind) for x in (dy, v, k, q))
         delta = b.ReduceSum(b.Mul(gy, as_type(b, y, kind)), axes=(-1,))
-        ds = b.Mul(w, b.Sub(b.MatMul(gy, vv, transB=1), delta))
-        scaled = b.Mul(ds, b.constant(self.scale, ds))
-        dq, dk, dv = b.MatMul(scaled, kk), b.MatMul(scaled, qq, transA=1), b.MatMul(w, gy, transA=1)
+        ds = b.Mul(w, b.Sub(self.leave_out(b, b.MatMul(gy, vv, transB=1), step), delta))
+        scaled = b.Mul(ds if slope is None else b.Mul(ds, slope), b.constant(self.scale, ds))
+        dv = b.MatMul(self.leave_out(b, w, step), gy, transA=1)
+        dq, dk = b.MatMul(scaled, kk), b.MatMul(scaled, qq, transA=1)
         found = [as_type(b, b.sum_to(g, x.shape), x.dtype) for g, x in ((dq, q), (dk, k), (dv, v))]
         return (*found, as_type(b, b.sum_to(ds, bias.shape), bias.dtype)) if bias is not None else tuple(found)
 
@@ -122,7 +158,7 @@ class TiledAttentionGrad(Tiled):
         q, k, v = ins[:3]
         count = math.prod(q.shape[:-1]) * k.shape[-2] * self.share(q.shape[-2], k.shape[-2])
         moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
-        return Cost(int(count * (2 * (3 * q.shape[-1] + 2 * v.shape[-1]) + 12)), moved)
+        return Cost(int(count * (2 * (3 * q.shape[-1] + 2 * v.shape[-1]) + 12 + 2 * self.per_score())), moved)
 
     @classmethod
     def samples(cls, draw):
@@ -133,14 +169,20 @@ class TiledAttentionGrad(Tiled):
             ({"first": -1, "last": 1}, ("4,2", "6,2", "6,2"), None),
             ({"scale": 0.5, "last": 1}, ("2,3,3,2", "2,1,4,2", "2,1,4,2", "3,1,4"), 4),
             ({"scale": 0.5}, ("2,3,2", "1,4,2", "1,4,3", "3,4"), 3),
+            ({"scale": 0.9, "cap": 0.8, "last": 1}, ("2,3,4", "2,5,4", "2,5,2", "1,1,5"), 4),
+            ({"ratio": 0.4, "seed": 5}, ("2,2,3,4", "2,1,5,4", "2,1,5,2"), None),
+            ({"ratio": 0.3, "seed": 7, "cap": 2.0}, ("2,3,4", "2,5,4", "2,5,2", "3,5"), 4),
+            ({"ratio": 0.3, "seed": 9, "rows": (3, 5, 7), "at": (1, 0, 2)}, ("2,4,3,2", "2,4,9,2", "2,4,9,2"), None),
         ):
             ins = [draw(f"f64[{s}]") for s in shapes]
+            step = [np.array(3)] if options.get("ratio") else []
+            ins += [*[None] * (4 - len(ins)), *step]
             op = TiledAttention(**options)
-            types = [TensorType.of(a) for a in ins]
+            types = [None if a is None else TensorType.of(a) for a in ins]
             outs = [np.empty(t.shape, t.numpy) for t in op.infer(*types)]
             op.compute(
                 np, ins, outs, [np.empty(t.shape, t.numpy) for t in op.scratch(types, [TensorType.of(o) for o in outs])]
             )
             yield draw.case(
-                cls(**options), *(*ins, None)[:4], *outs, draw(f"f64[{','.join(map(str, outs[0].shape))}]"), want=want
+                cls(**options), *ins[:4], *outs, draw(f"f64[{','.join(map(str, outs[0].shape))}]"), *step, want=want
             )

@@ -45,10 +45,15 @@ def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], Non
 def uniform(xp: Any, seed: int, step: Any, block: int, count: int) -> Any:
     """`count` numbers of the stream from number 8 · `block` on, by array operations: for devices, and as a check."""
     blocks = -(-count // 8)
+    return numbers_of_blocks(xp, seed, step, xp.arange(block, block + blocks, dtype=np.uint64))[:count]
+
+
+def numbers_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
+    """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
     key0 = np.uint64(seed)
     key1 = xp.asarray(step).astype(np.uint64)
-    c0 = xp.arange(block + 1, block + blocks + 1, dtype=np.uint64)
-    c1, c2, c3 = (xp.zeros(blocks, np.uint64) for _ in range(3))
+    c0 = blocks + np.uint64(1)
+    c1, c2, c3 = (xp.zeros(len(blocks), np.uint64) for _ in range(3))
     with np.errstate(over="ignore"):
         for i in range(_ROUNDS):
             high0, low0 = _wide_product(c0, _MULTIPLIERS[0])
@@ -57,7 +62,7 @@ def uniform(xp: Any, seed: int, step: Any, block: int, count: int) -> Any:
             k1 = key1 + np.uint64(_BUMPS[1] * i & (1 << 64) - 1)
             c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
     words = xp.stack([c0, c1, c2, c3], axis=1)
-    halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)[:count]
+    halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
     return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
