@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ....language.types import TensorType
 from ....ops.tiles import wide
 from ..code.attention import AXES, ROWS, Axes, Problem, Tiles, chunk, delta, kernel
@@ -23,7 +25,7 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 #: columns of a result that a block has in registers, at most; half as many of two results, and of float64
 _REGISTERS = 256
 #: fields of an operator that these kernels know; the others must be as in attention without them
-_KNOWN = frozenset(("scale", "first", "last"))
+_KNOWN = frozenset(("scale", "first", "last", "cap", "ratio", "seed", "rows", "at"))
 
 
 def _known(op: Any) -> bool:
@@ -57,15 +59,14 @@ def _steps(sizes: Sequence[int], unit: int = 1) -> list[int]:
 class _Bound:
     """An operator's buffers, and what its launches have in common."""
 
-    def __init__(self, op: Any, way: str, q: Buffer, k: Buffer, v: Buffer, bias: Buffer | None) -> None:
-        self.way, self.q, self.k, self.v, self.bias = way, q, k, v, bias
+    def __init__(self, op: Any, way: str, q: Buffer, k: Buffer, v: Buffer, bias: Buffer | None, step: Any) -> None:
+        self.op, self.way, self.q, self.k, self.v, self.bias, self.step = op, way, q, k, v, bias, step
         self.lead = _lead(q.type, len(q.shape))
         self.t, self.s, self.d, self.e = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         self.matrices = math.prod(self.lead)
         low = -self.t if op.first is None else max(op.first, -self.t)
         high = self.s if op.last is None else min(op.last, self.s)
         self.window = (min(low, self.s), max(high, -self.t))
-        self.scale = float(op.scale)
 
     def problem(self, of: Buffer | None = None) -> Problem:
         """Sizes and places; `of`: whose matrices `own` and `sharing` are told for."""
@@ -81,7 +82,17 @@ class _Bound:
         parts = [_axes([n for n, _ in x], [s for _, s in x]) for x in (own, rest)]
         keys = _axes(self.lead, _steps(_lead(self.k, len(self.q.shape))))
         sizes = (self.t, self.s, self.d, self.e, *self.window)
-        return Problem(*sizes, row, column, self.scale, keys, biases, *parts)
+        start, threshold, numbers = self._dropout()
+        options = (self.op.scale, self.op.cap, 1 / (1 - self.op.ratio), self.op.seed, start, threshold)
+        return Problem(*sizes, row, column, *options, keys, biases, *parts, numbers)
+
+    def _dropout(self) -> tuple[int, int, Axes]:
+        """The number of the first weight, the least bits that are kept, and what a matrix's number counts."""
+        rows = self.op.rows or self.q.shape[:-1]
+        steps = [math.prod(rows[i + 1 :]) * self.s for i in range(len(rows))]
+        start = sum(a * n for a, n in zip(self.op.at, steps, strict=True)) if self.op.at else 0
+        threshold = math.ceil(float(np.float32(self.op.ratio)) * 2**24)
+        return start, threshold, _axes(self.lead, steps[:-1])
 
     def tiles(self, columns: int, most: int, buffers: Sequence[Buffer]) -> tuple[Tiles, int]:
         """The variant for a result of so many columns, `most` of them in a block's registers; groups of columns."""
@@ -90,11 +101,13 @@ class _Bound:
         width = {"f64": 1, "f32": 4}.get(self.q.dtype, 8)
         even = all(n % width == 0 for n in (self.d, self.e)) and all(b.address % 16 == 0 for b in buffers)
         bias = "" if self.bias is None or self.bias.dtype == self.q.dtype else self.bias.dtype
-        return Tiles(self.way, -(-chunks // groups), width if even else 1, bias), groups
+        extra = (self.op.cap > 0, self.op.ratio > 0)
+        return Tiles(self.way, -(-chunks // groups), width if even else 1, bias, *extra), groups
 
     def over_strips(self, name: str, tiles: tuple[Tiles, int], strips: int, *args: Any) -> Call:
         """The launch of a block for each strip and group of columns."""
-        return kernel(name, tiles[0]).blocks(strips, tiles[1], args=(self.q, self.k, self.v, self.bias, *args))
+        inputs = (self.q, self.k, self.v, self.bias, self.step)
+        return kernel(name, tiles[0]).blocks(strips, tiles[1], args=(*inputs, *args))
 
 
 def _accepts(op: Operator, way: str) -> bool:
@@ -123,7 +136,7 @@ def _way(op: Operator, *, tf32: bool) -> str:
 
 @family("TiledAttention")
 class Attention(Family):
-    """(q, k, v, bias?) → y, lse.  `tf32`: float32 factors may be rounded to TF32."""
+    """(q, k, v, bias?, step?) → y, lse.  `tf32`: float32 factors may be rounded to TF32."""
 
     def __init__(self, *, tf32: bool = False) -> None:
         self.tf32 = tf32
@@ -134,10 +147,10 @@ class Attention(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """One launch."""
-        q, k, v, bias = ins[:4]
+        q, k, v, bias, step = ins[:5]
         y, lse = outs[:2]
         assert q is not None and k is not None and v is not None and y is not None
-        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias)
+        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias, step)
         most = _REGISTERS // 2 if q.dtype == "f64" else _REGISTERS
         tiles = b.tiles(b.e, most, (q, k, v))
         return [b.over_strips("forward", tiles, b.matrices * -(-b.t // ROWS), y, lse, b.problem())]
@@ -145,7 +158,7 @@ class Attention(Family):
 
 @family("TiledAttentionGrad")
 class AttentionGradient(Family):
-    """(q, k, v, bias?, y, lse, dy) → dq, dk, dv, dbias?."""
+    """(q, k, v, bias?, y, lse, dy, step?) → dq, dk, dv, dbias?."""
 
     def __init__(self, *, tf32: bool = False) -> None:
         self.tf32 = tf32
@@ -163,10 +176,10 @@ class AttentionGradient(Family):
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
         """Three launches, and one for the bias."""
-        q, k, v, bias, y, lse, dy = ins[:7]
+        q, k, v, bias, y, lse, dy, step = ins[:8]
         dq, dk, dv, dbias = outs[:4]
         assert q is not None and k is not None and v is not None and y is not None and dy is not None
-        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias)
+        b = _Bound(op.op, _way(op, tf32=self.tf32), q, k, v, bias, step)
         calls: list[Call] = [_deltas(delta(q.dtype), y, dy, scratch[0])]
         down, most = (lse, scratch[0], dy), _REGISTERS // 2 if q.dtype == "f64" else _REGISTERS
         used = (q, k, v, dy)
