@@ -150,7 +150,7 @@ def test_who_does_not_run_it(case: Case) -> None:
 )
 def test_a_step_by_these_kernels(precision: str, mode: str, cuda: Any) -> None:
     """GPT-2's, with dropout and without: the processor's losses, the predicted peak, the same bits when recomputed."""
-    found = []
+    found, mode = [], "train" if precision == "fp32" else "eval"
     for place, checkpoints in ((None, False), (cuda, False), (cuda, True)):
         program = rc.load(rc.models.build("gpt2-tiny", batch=2, seq=20, context=32, dropout=0.2), mode=mode)
         assert all("is attention" in note for note in rc.fuse_attention(program))
