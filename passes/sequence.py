@@ -21,6 +21,7 @@ from .cleanup.dead_code import DeadCode
 from .cleanup.eager_updates import EagerUpdates
 from .gradient.autodiff import Autodiff
 from .gradient.precision import Precision
+from .loss.find_head import FindHead
 from .lowering.channels_last import ChannelsLast
 from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
@@ -66,6 +67,7 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
     """The passes that optimizers run; they add the updates before "eager-updates"."""
     low = target.precision not in (None, "fp32")
     return [
+        *([FindHead(loss)] if target.fuse_head and not low else ()),
         *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),
         Autodiff(loss),
         *([Recompute(tuple(checkpoints))] if checkpoints else ()),

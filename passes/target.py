@@ -33,7 +33,9 @@ class Target:
     of the place's device, or this CPU's roofline).  `precision`: "fp32", "tf32", "bf16" or "fp16" (None: that of the
     optimizer).  `schedule`: whether independent operators may be reordered to lower the peak.  `rebuild`: whether
     normalised values that gradients read may be recomputed from values that are kept anyway
-    (passes/recomputation/rebuild.py).  `link`: the rate of copies to host memory, which `resolved` takes from `cost`.
+    (passes/recomputation/rebuild.py).  `fuse_head`: whether a large product with a vocabulary and its cross
+    entropy may be one operator (passes/loss/find_head.py).  `link`: the rate of copies to host memory, which `resolved`
+    takes from `cost`.
     """
 
     place: Place = CPUPlace()  # noqa: RUF009 - frozen
@@ -42,6 +44,7 @@ class Target:
     precision: str | None = None
     schedule: bool = True
     rebuild: bool = True
+    fuse_head: bool = True
     link: Link = LINK
 
     def __post_init__(self) -> None:

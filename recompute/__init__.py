@@ -42,6 +42,7 @@ _LAZY = {
     "NotFiniteError": "errors",
     "stop_on_nan": "training.finite",
     "fuse_attention": "training.fuse_attention",
+    "fuse_head": "training.fuse_head",
     "from_torch": "importer.from_torch",
     "write_back": "importer.from_torch",
     "ModelWarning": "errors",

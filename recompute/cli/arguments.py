@@ -133,6 +133,7 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
     """Options of the compilation: order, recomputation by default, kernel providers, place."""
     what.add_argument("--no-schedule", action="store_true", help="do not reorder operators to lower the peak")
     what.add_argument("--no-rebuild", action="store_true", help="do not recompute normalised values by default")
+    what.add_argument("--no-fuse-head", action="store_true", help="keep the logits of a large vocabulary whole")
     what.add_argument(
         "--providers", metavar="A,B,...", help="kernel providers, in order of preference (numpy: no native kernels)"
     )

@@ -34,6 +34,7 @@ def target_of(args: argparse.Namespace) -> Target:
         args.precision,
         schedule=not args.no_schedule,
         rebuild=not args.no_rebuild,
+        fuse_head=not args.no_fuse_head,
     )
 
 

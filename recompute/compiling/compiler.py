@@ -100,7 +100,7 @@ def compile_step(
     optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
     with without_gc(), dumping(dump):
-        step = _made(program, loss, optimizer, fetch)
+        step = _made(program, loss, optimizer, fetch, fuse_head=target.fuse_head)
         saved = None
         if wanted is not None:
             with dumping(None):  # the plans that are tried
@@ -156,7 +156,9 @@ def _asked(
     return optimizer, wanted
 
 
-def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str]) -> Program:
+def _made(
+    program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[str], *, fuse_head: bool = True
+) -> Program:
     """A copy of the program with its backward pass and updates."""
     loss = program[loss].name
     step = Program(
@@ -165,6 +167,7 @@ def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[
         source=program.source,
     )
     step.take_origin(program)
+    step.fuse_head, step.fetched = step.fuse_head and fuse_head, tuple(fetch)
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
@@ -176,8 +179,10 @@ def _made(program: Program, loss: str, optimizer: AnyOptimizer, fetch: Sequence[
 def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: Target | None = None) -> Fitting:
     """The plain step of a program, as input of planners."""
     target = target_of(target)
+    optimizer = with_precision(optimizer, target.precision)
     with without_gc():
-        return fitting_of(_made(program, loss, with_precision(optimizer, target.precision), ()).block, target)
+        made = _made(program, loss, optimizer, (), fuse_head=target.fuse_head)
+        return fitting_of(made.block, target)
 
 
 def batch_of(program: Program) -> int | None:

@@ -164,6 +164,10 @@ class Program:
         self.forward: Block | None = None
         #: the loss that is trained
         self.loss = ""
+        #: whether training may make a large head one operator (passes/loss/find_head.py)
+        self.fuse_head = True
+        #: values that every step fetches, for which a head has to make its logits
+        self.fetched: tuple[str, ...] = ()
         #: the block as it was loaded from `source`
         self.imported: Block | None = None
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
@@ -279,6 +283,7 @@ class Program:
         """Takes over where another program of the same model comes from: its forward pass, names and reasons."""
         self.aliases, self.tensors, self.source_path = dict(other.aliases), list(other.tensors), other.source_path
         self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
+        self.fuse_head = other.fuse_head
 
     # -- training and evaluation ----------------------------------------------------------------------------------
 

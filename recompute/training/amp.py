@@ -99,6 +99,7 @@ class MixedPrecision(WrappedOptimizer):
         full = tuple(dict.fromkeys([*self._full, *kept]))
         program.begin_training(loss.name)
         if PRECISIONS[self.precision] is not None or self.precision == "tf32":
+            program.fuse_head = False  # of products in halves and TF32 a device's libraries are faster
             program.block = verify(Precision(self.precision, full).run(program.block))
         if self.loss_scaling is None:
             return self.inner.backward(program[loss.name], *options)

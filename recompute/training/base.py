@@ -19,6 +19,7 @@ from ..ops.optimizer.base import Update, work_dtype
 from ..ops.optimizer.updates import Increment
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import differentiate
+from ..passes.loss.find_head import FindHead
 from .groups import Group, assigned, groups_from
 from .protocol import AnyOptimizer, ParamsGrads
 
@@ -99,8 +100,9 @@ class Optimizer(AnyOptimizer):
         wanted = parameter_list if parameter_list is not None else self._parameters
         names = names_of(program, wanted or (), "parameter_list")
         no_grad = names_of(program, no_grad_set or (), "no_grad_set")
-        before = len(program.operators)
         program.begin_training(loss.name)
+        fuse_large_head(program, loss.name)
+        before = len(program.operators)
         block, pairs = differentiate(program.block, loss.name, names, no_grad)
         if not pairs:
             raise UsageError(f"the loss '{loss.name}' depends on no parameter that is trained")
@@ -313,6 +315,12 @@ def program_of(v: Any) -> Program:
     if not isinstance(v, Variable):
         raise UsageError(f"a Variable is needed (a loss function returns one; or program['name']), not {v!r}")
     return v.program
+
+
+def fuse_large_head(program: Program, loss: str) -> None:
+    """Makes a large head one operator (see `recompute.fuse_head`), unless the program leaves it out."""
+    if program.fuse_head:
+        program.block = FindHead(loss, program.fetched).run(program.block)
 
 
 def must_be_untrained(program: Program) -> None:

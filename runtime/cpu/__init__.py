@@ -19,7 +19,11 @@ PREFERRED = ("onednn", "loops", "numba", "convolution", "blas")
 
 #: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
 BITS_BY_THREADS = {
-    "onednn": ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose", "MatMul", "Gemm"),
+    "onednn": (
+        *("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose", "MatMul", "Gemm"),
+        *("LinearCrossEntropy", "LinearCrossEntropyGrad"),
+    ),
+    "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad"),
     "blas": ("MatMul", "Gemm"),
 }
 

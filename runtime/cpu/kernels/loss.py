@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 _MEAN, _SUM, _NONE = 0, 1, 2
-_REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
+REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 
 
 @inline
@@ -95,7 +95,7 @@ def reduced(losses, label_weights, out, reduction, begin, end):
 
 
 @kernel
-def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, ignore, status, begin, end):
+def label_scales(labels, weights, dloss, scales, classes, reduction, ignored, ignore, status, begin, end):
     """The gradient of each label's plain loss."""
     for r in range(labels.size):
         scales[r] = _weight(weights, labels[r], ignored, ignore, classes, status)
@@ -140,7 +140,7 @@ class LabelLosses(Family):
         """Reduction, the label that is ignored, whether there is one."""
         rule: Any = op.op
         ignored = rule.ignore_index
-        return _REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
+        return REDUCTIONS[rule.reduction], 0 if ignored is None else ignored, int(ignored is not None)
 
     def scores(self, op: Operator) -> Any:
         """The operand with the most axes."""
@@ -204,7 +204,7 @@ class LossGradients(LabelLosses):
         labels, weights, dloss = ins[1:4] if soft else ins[:3]
         labels, dx, scales = labels.reshape(-1), outs[0], scratch[0][0]
         given = (labels, _flat(weights, dx), dloss.reshape(-1), scales, classes, reduction, *ignore, native.STATUS)
-        first = _label_scales.call(*given, work=1, parallel=False)
+        first = label_scales.call(*given, work=1, parallel=False)
         if soft:
             lp = ins[0].reshape(n, classes)
             return [first, cross_entropy_gradient.call(lp, labels, scales, dx.reshape(n, classes), work=n)]

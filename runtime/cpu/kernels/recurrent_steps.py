@@ -11,9 +11,10 @@ from ..providers import blas
 
 
 class Products:
-    """A list of calls in which BLAS's own threads are switched off once."""
+    """A list of calls in which BLAS's own threads are switched off once.  `by`: another routine for `strided`."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: blas.Routine | None = None) -> None:
+        self.by = by
         self.calls: list[Call] = []
         self.switch: list[Call] = []
 
@@ -24,7 +25,13 @@ class Products:
     def product(self, a: Any, b: Any, c: Any, *, ta: bool = False, tb: bool = False, bias: Any = None) -> None:
         """c = A' B' (+ bias) for matrices."""
         k, m = a.shape if ta else a.shape[::-1]
-        found = blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias)
+        self._switched(blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias))
+
+    def strided(self, a: Any, b: Any, c: Any, *, more: bool = False) -> None:
+        """c = a b (+ c) for matrices of which one side lies together."""
+        self._switched(blas.strided(a, b, c, more=more, by=self.by))
+
+    def _switched(self, found: list[Call]) -> None:
         if len(found) == 3:
             self.switch = [found[0], found[2]]
             found = found[1:2]

@@ -254,6 +254,26 @@ def calls(
 _THREADS = np.zeros(1, np.int64)
 
 
+def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Routine | None = None) -> list[Call]:
+    """c = a b, or c += a b, for matrices of which one side lies together: parts of others, or transposed."""
+    by, (m, n), k = by or routine(c.dtype), c.shape, a.shape[1]
+    turned = [x.strides[1] != x.itemsize for x in (a, b)]
+    leads = [max(x.strides) // x.itemsize for x in (a, b, c)]
+    steps = [[s // x.itemsize for s in x.strides] for x in (a, b, c)]
+    parts = native.threads() if 2 * m * n * k >= _ALONE else 1
+    rows, columns = grid(m, n, parts)
+    tiles = [
+        (r0 * steps[0][0], c0 * steps[1][1], r0 * steps[2][0] + c0, r1 - r0, c1 - c0, r0, c0)
+        for r0, r1 in rows
+        for c0, c1 in columns
+    ]
+    flags = [(ord("T") if t else ord("N")) if by.status else (112 if t else 111) for t in turned]
+    words = (by.address, a, b, c, np.array(tiles, np.int64), k, leads[2], *leads[:2], *flags)
+    words += (1.0, 1.0, c if more else 0, 0, 0, native.STATUS)
+    kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
+    return _alone(by, Call(kernel, words, len(tiles), parallel=len(tiles) > 1))
+
+
 def _alone(by: Routine, call: Call) -> list[Call]:
     """The call while the library has one thread."""
     if by.threads is None:
@@ -282,7 +302,8 @@ def _switch() -> str:
 
 @functools.cache
 def _tiles_ir(single: bool, bits: int, status: bool) -> str:
-    """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into.
+    """IR of a kernel over tiles: each is filled with the bias, if there is one, and multiplied into; a bias that is C
+    itself is there already.
 
     (gemm, A, B, C, tiles, k, n, elements from row to row of A and of B, flags of A and B, alpha, beta, bias, steps of
     its rows and columns, cell for a status); `single`: float32; `bits` and `status`: see Routine.
@@ -297,6 +318,7 @@ def _tiles_ir(single: bool, bits: int, status: bool) -> str:
     steps = f.word("%args", 14), f.word("%args", 15)
     cell = f.word("%args", 16, "ptr")
     biased = f.let(f"icmp ne ptr {bias}, null")
+    other = f.let(f"and i1 {biased}, {f.let(f'icmp ne ptr {bias}, {c}')}")
     factor = f.let(f"select i1 {biased}, {real} {beta}, {real} 0.0")
 
     def integer(x: str, kind: str) -> str:
@@ -306,7 +328,7 @@ def _tiles_ir(single: bool, bits: int, status: bool) -> str:
     with f.loop("%begin", "%end") as t:
         a0, b0, c0, rows, columns, r0, q0 = (f.word(tiles, f.add(f.mul(t, 7), i)) for i in range(7))
         to = f.at(c, c0, real)
-        with f.when(biased):
+        with f.when(other):
             _fill(f, real, (to, n, rows, columns), (bias, r0, q0, *steps))
         m_, n_, k_, lda_, ldb_, ldc = (integer(x, f"i{bits}") for x in (rows, columns, k, lda, ldb, n))
         flags = [integer(x, "i8 signext" if status else "i32") for x in (ta, tb)]

@@ -1,7 +1,8 @@
 """Convolutions and matrix products by oneDNN, if its library is installed.
 
 A convolution's activations stay as they are, its weights get what layout the library likes.  A matrix product is cut
-into tiles as BLAS's are (runtime/cpu/providers/blas.py), each of them one call in one thread.
+into tiles as BLAS's are (runtime/cpu/providers/blas.py), each of them one call in one thread; so are the products of a
+head's loss, whose other kernels are numba's (runtime/cpu/kernels/linear_loss.py).
 
 A plan holds the library's primitives for one product; it depends on the product and the number of threads only, and is
 made once.  Packed weights and scratchpads are the operator's workspace: nothing is allocated when a step runs.
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ....language.kernels import register
 from ....language.types import TensorType
 from ....ops.linear.products import Gemm, MatMul
+from ....ops.loss.linear_cross_entropy import LinearLoss
 from ...shared.convolved import Convolved, convolved, operands
 from ...shared.trouble import LIBRARY
 from ..code.emit import Code, module
-from ..device import dnnl, native
+from ..device import dnnl, jit, native
 from ..device.native import Call
+from ..families import FAMILIES
 from . import blas
 from .blas import product, product_calls
 
@@ -135,7 +138,7 @@ class _Maker:
 
 
 class OneDnnProvider:
-    """Conv, its gradients and ConvTranspose in both layouts, MatMul and Gemm; float32."""
+    """Conv, its gradients and ConvTranspose in both layouts, MatMul and Gemm, heads' losses; float32."""
 
     name = "onednn"
 
@@ -148,6 +151,8 @@ class OneDnnProvider:
                 and not unavailable()
                 and product(op) is not None
             )
+        if isinstance(op.op, LinearLoss):
+            return op.inputs[0] is not None and op.inputs[0].dtype == "f32" and _family(op) is not None
         c = convolved(op)
         found = None if c is None else plan(c)
         return isinstance(found, Plan) and not any(s.implementation.startswith("ref") for s in found.stages)
@@ -160,6 +165,8 @@ class OneDnnProvider:
         """Packed weights and scratchpad."""
         if isinstance(op.op, (MatMul, Gemm)):
             return ()
+        if isinstance(op.op, LinearLoss):
+            return _family(op).scratch(op)
         return tuple(TensorType("u8", (n,)) for _, n in _planned(op).buffers)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
@@ -168,6 +175,9 @@ class OneDnnProvider:
         assert isinstance(lib, dnnl.Library)
         if isinstance(op.op, (MatMul, Gemm)):
             return product_calls(op, ins, outs, blas.Routine(lib.sgemm, status=True))
+        if isinstance(op.op, LinearLoss):
+            given, made = (*ins, None, None), (*outs, *[None] * 4)
+            return _family(op).calls(op, given, made, scratch, blas.Routine(lib.sgemm, status=True))
         found = _planned(op)
         arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
         arrays |= {name: a for (name, _), a in zip(found.buffers, scratch, strict=True)}
@@ -179,6 +189,11 @@ class OneDnnProvider:
             words = (lib.execute, s.primitive, lib.stream, arguments.count, arguments, native.STATUS)
             calls.append(Call(kernel, (*words, *(a for a in arrays.values() if a is not None)), parallel=False))
         return calls
+
+
+def _family(op: Operator) -> Any:
+    """The kernels between the products of a head's loss; None where they cannot run."""
+    return None if jit.unavailable() else FAMILIES.find(op)
 
 
 def _planned(op: Operator) -> Plan:

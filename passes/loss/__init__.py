@@ -1,0 +1,1 @@
+"""Losses: the head of a language model, found in what exporters write."""

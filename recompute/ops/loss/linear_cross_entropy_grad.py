@@ -1,0 +1,94 @@
+"""The gradient of the head's loss from its log-sum-exp: the logits again, a tile at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...language.op import Cost
+from ...language.types import TensorType
+from ..tiles import wide
+from .linear_cross_entropy import LinearLoss, expanded_gradients, head_samples, whole
+from .linear_tiles import Sizes, Tiles, slice_of, slices
+
+
+@dataclass(frozen=True)
+class LinearCrossEntropyGrad(LinearLoss):
+    """(x, w, bias?, labels, log-sum-exp, dloss) → the gradients of x, w and bias (optional).
+
+    For each slice of the vocabulary all rows, so that a gradient of w is complete before the next begins; in halves
+    that of x is summed in float32.
+    """
+
+    linear = ((5,),)
+    required_outputs = 2
+    reduction: str = "mean"
+    ignore_index: int | None = None
+    transB: int = 1
+    smoothing: float = 0.0
+    cap: float = 0.0
+    z_loss: float = 0.0
+    scale: float = 1.0
+
+    def infer(self, x, w, bias, labels, lse, dloss):
+        """Like the inputs."""
+        self.check(x, w, bias, labels)
+        if dloss != self.loss_type(x, labels) or lse != TensorType(wide(x.dtype), labels.shape):
+            raise self.fail("lse and dloss are not those of these inputs", x, w, bias, labels, lse, dloss)
+        return (x, w) if bias is None else (x, w, bias)
+
+    def axis_factors(self, ins, outs):
+        """Rows."""
+        count, single = len(outs), self.reduction == "none"
+        of_inputs = (True, False, False, True, True, single)
+        return self.row_factors(ins[3], of_inputs, (True, False, False)[:count], (0, 1, 2)[:count])
+
+    def checks(self, ins, outs):
+        """Labels are words."""
+        return self.label_checks(3, ins[1])
+
+    def scratch(self, ins, outs):
+        """A tile's logits and what is computed from them."""
+        sizes = Sizes(ins[0], ins[1], ins[3], transposed=bool(self.transB), held=False)
+        return sizes.types(wide(ins[0].dtype), held=False, gradient=True)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Words from left to right, rows from top to bottom."""
+        x, w, bias, labels, lse, dloss = ins
+        dx, dw, db = (*outs, None, None)[:3]
+        sizes = Sizes(x, w, labels, transposed=bool(self.transB), held=False)
+        tiles = Tiles(self, xp, (x, w, bias, labels), sizes, scratch)
+        whole_dx = None if dx is None else dx.reshape(tiles.x.shape)
+        tiles.share(dloss, slice(0, sizes.rows), tiles.losses)
+        for words in slices(sizes.words, sizes.step):
+            outs = (whole_dx, *slice_of(self, dw, db, words))
+            sums = tiles.sums(outs)
+            for rows in slices(sizes.rows, sizes.height):
+                block = tiles.block(rows, words, held=False)
+                tiles.logits(block, rows, words)
+                tiles.differentiate(block, rows, words, lse.reshape(-1)[rows], tiles.losses[rows])
+                tiles.spread(block, rows, words, sums)
+            for i, (out, found) in enumerate(zip(outs, sums, strict=True)):
+                if found is not out and (i > 0 or words.stop == sizes.words):
+                    out[...] = found
+
+    def expand(self, b, x, w, bias, labels, lse, dloss):
+        """The formulas over all logits."""
+        t, _, chosen, counted = whole(self, b, x, w, bias, labels)
+        known = b.Reshape(lse, shape=(labels.size, 1))
+        return tuple(expanded_gradients(self, b, (x, w, bias, labels), (t, known, chosen, counted), dloss))
+
+    def cost(self, ins, outs):
+        """Three products, and about ten operations for each logit."""
+        x, w = ins[:2]
+        count = ins[3].size * w.shape[1 - self.transB]
+        moved = sum(t.nbytes for t in (*ins, *outs) if t is not None)
+        return Cost(count * (6 * x.shape[-1] + 10), moved)
+
+    @classmethod
+    def samples(cls, draw):
+        """As the loss."""
+        for op, ins in head_samples(cls, draw):
+            types = [None if a is None else TensorType.of(a) for a in ins]
+            t = op.loss_type(types[0], types[3])
+            lse = draw(f"{t.dtype}[{','.join(map(str, types[3].shape))}]") + t.numpy.type(2)
+            yield draw.case(op, *ins, lse, draw(str(t)) + t.numpy.type(1), export=str(ins[0].dtype) != "bfloat16")

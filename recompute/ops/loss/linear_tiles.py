@@ -1,0 +1,273 @@
+"""Numerics of the head's loss and of its gradient, on logits of a tile: some rows with a slice of the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...language.types import TensorType
+from .cross_entropy import take_labels
+
+#: rows and words of a tile: 4 MiB of float32, in products large enough for a BLAS
+ROWS, WORDS = 1024, 1024
+#: where gradients are made with the loss, logits of some rows are held: of at least so many rows (products with fewer
+#: lose more speed than logits computed twice), usually, as many as have so many logits, and so many logits at most (64 MiB)
+LEAST, USUAL, SMALL, HELD = 128, 256, 1 << 18, 1 << 24
+
+
+def held_rows(rows: int, words: int) -> int:
+    """Rows whose logits are held, whole, until their gradients are made; 0 where those would be too few."""
+    most = HELD // max(words, 1)
+    if most < min(LEAST, rows):
+        return 0
+    wanted = min(most, max(USUAL, SMALL // max(words, 1)))
+    return rows if wanted >= rows else wanted - wanted % 16 or wanted
+
+
+def slices(size: int, step: int) -> Iterator[slice]:
+    """[0, size) in steps."""
+    return (slice(i, min(i + step, size)) for i in range(0, size, step))
+
+
+class Sizes:
+    """Sizes of a head: rows, words, width; of a tile; and the types of its workspace."""
+
+    def __init__(self, x: Any, w: Any, labels: Any, *, transposed: bool, held: bool) -> None:
+        self.rows, self.width = labels.size, x.shape[-1]
+        self.words = w.shape[0] if transposed else w.shape[1]
+        self.height = held_rows(self.rows, self.words) if held else min(ROWS, self.rows)
+        self.step = min(WORDS, self.words)
+        self.halves = x.dtype in ("f16", "bf16") if isinstance(x.dtype, str) else x.dtype.itemsize == 2
+
+    def types(self, kind: str, *, held: bool, gradient: bool) -> tuple[TensorType, ...]:
+        """Workspace that computes in `kind`: numbers of rows, labels, which are ignored; the same of a tile's rows;
+        logits, what stands beside them, a product; for halves the tile's x and w, and the gradients' sums."""
+        n, h, s, d = self.rows, self.height, self.step, self.width
+        found = [
+            TensorType(kind, (2, n)),
+            TensorType("i64", (n,)),
+            TensorType("bool", (n,)),
+            TensorType(kind, (6, h)),
+            TensorType("i64", (2, h)),
+            TensorType("bool", (2, h)),
+            TensorType(kind, (h * (self.words if held else s),)),
+            TensorType(kind, (h * s,)),
+            TensorType(kind, (max(h, s) * d if gradient else 0,)),
+            TensorType(kind, (h * d if self.halves else 0,)),
+            TensorType(kind, (s * d if self.halves else 0,)),
+        ]
+        if gradient and self.halves:
+            own = self.words if held else s
+            found += [TensorType(kind, shape) for shape in ((n, d), (own * d,), (own,))]
+        return tuple(found)
+
+
+class Tiles:
+    """One application: operands as matrices, and what is done to a tile.
+
+    `op`: the operator, for its options.  Labels are checked, and ignored ones become 0, when it is made.
+    """
+
+    def __init__(self, op: Any, xp: Any, operands: Sequence[Any], sizes: Sizes, scratch: Sequence[Any]) -> None:
+        x, w, bias, labels = operands
+        self.op, self.xp, self.sizes, self.bias = op, xp, sizes, bias
+        self.x = x.reshape(sizes.rows, sizes.width)
+        self.w = w if op.transB else w.T  # [words, width]
+        (self.weights, self.losses), self.labels, self.ignored = scratch[:3]
+        self.stats, self.places, self.inside, self.room, self.beside, self.spare, *self.copies = scratch[3:]
+        self._take(labels.reshape(-1))
+
+    def _take(self, labels: Any) -> None:
+        """Labels as i64, those that are ignored as 0, and 1 or 0 for each."""
+        xp, words = self.xp, self.sizes.words
+        self.labels[...] = labels
+        self.weights[...] = 1
+        if self.op.ignore_index is not None:
+            xp.equal(self.labels, self.op.ignore_index, out=self.ignored)
+            xp.copyto(self.labels, 0, where=self.ignored)
+            xp.copyto(self.weights, 0, where=self.ignored)
+        if xp.__name__ == "numpy" and labels.size:
+            low, high = int(self.labels.min()), int(self.labels.max())
+            if low < 0 or high >= words:
+                wrong = low if low < 0 else high
+                raise ValueError(f"label {wrong} is outside the {words} classes (and is not ignore_index)")
+
+    def rows_of(self, a: Any, rows: slice) -> Any:
+        """The first numbers of a row of the tile's."""
+        return a[: rows.stop - rows.start]
+
+    def _widened(self, x: Any, slot: int) -> Any:
+        """x, in float32 where it is a half."""
+        if not self.sizes.halves:
+            return x
+        found = self.copies[slot][: x.size].reshape(x.shape)
+        found[...] = x
+        return found
+
+    def block(self, rows: slice, words: slice, *, held: bool) -> Any:
+        """Where a tile's logits are: one after the other where they are held."""
+        height, width = rows.stop - rows.start, words.stop - words.start
+        start = height * words.start if held else 0
+        return self.room[start : start + height * width].reshape(height, width)
+
+    def logits(self, block: Any, rows: slice, words: slice) -> None:
+        """A tile's logits, scaled and capped."""
+        xp, op = self.xp, self.op
+        xp.matmul(self._widened(self.x[rows], 0), self._widened(self.w[words], 1).T, out=block)
+        if self.bias is not None:
+            xp.add(block, self.bias[words], out=block)
+        if op.cap:
+            xp.multiply(block, op.scale / op.cap, out=block)
+            xp.tanh(block, out=block)
+            xp.multiply(block, op.cap, out=block)
+        elif op.scale != 1:
+            xp.multiply(block, op.scale, out=block)
+
+    def chosen(self, rows: slice, words: slice) -> tuple[Any, Any]:
+        """Where in a tile the labels are (any place for those outside), and which lie inside."""
+        xp, width = self.xp, words.stop - words.start
+        (at, first), (inside, below) = ([self.rows_of(a, rows) for a in pair] for pair in (self.places, self.inside))
+        at[...] = 1
+        xp.cumsum(at, out=first)
+        xp.subtract(first, 1, out=first)
+        xp.multiply(first, width, out=first)
+        xp.subtract(self.labels[rows], words.start, out=at)
+        xp.greater_equal(at, 0, out=inside)
+        xp.less(at, width, out=below)
+        xp.logical_and(inside, below, out=inside)
+        xp.maximum(at, 0, out=at)
+        xp.minimum(at, width - 1, out=at)
+        xp.add(at, first, out=at)
+        return at, inside
+
+    def begin(self, rows: slice) -> None:
+        """No logits of these rows were seen: the largest, the sum of exponentials, the label's, the sum."""
+        largest, count, label, total, *_ = (self.rows_of(a, rows) for a in self.stats)
+        largest[...], count[...], label[...], total[...] = -math.inf, 0, 0, 0
+
+    def see(self, block: Any, rows: slice, words: slice) -> None:
+        """Adds a slice of the vocabulary to what is known of its rows: the online log-sum-exp."""
+        xp, op = self.xp, self.op
+        largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
+        e = self.beside[: block.size].reshape(block.shape)
+        at, inside = self.chosen(rows, words)
+        take_labels(xp, block.reshape(-1), at, number)
+        xp.copyto(label, number, where=inside)
+        if op.smoothing:
+            xp.sum(block, axis=1, out=number)
+            xp.add(total, number, out=total)
+        xp.max(block, axis=1, out=new)
+        xp.maximum(new, largest, out=new)
+        xp.subtract(largest, new, out=number)
+        xp.exp(number, out=number)
+        xp.multiply(count, number, out=count)
+        xp.subtract(block, new[:, None], out=e)
+        xp.exp(e, out=e)
+        xp.sum(e, axis=1, out=number)
+        xp.add(count, number, out=count)
+        largest[...] = new
+
+    def finish(self, rows: slice, lse: Any) -> Any:
+        """The rows' losses; their log-sum-exps, into `lse` where it is given, are returned."""
+        xp, op = self.xp, self.op
+        largest, count, label, total, new, number = (self.rows_of(a, rows) for a in self.stats)
+        known = new if lse is None else lse[rows]
+        xp.log(count, out=known)
+        xp.add(known, largest, out=known)
+        losses = self.losses[rows]
+        xp.multiply(label, 1 - op.smoothing, out=number)
+        xp.subtract(known, number, out=losses)
+        if op.smoothing:
+            xp.multiply(total, op.smoothing / self.sizes.words, out=number)
+            xp.subtract(losses, number, out=losses)
+        if op.z_loss:
+            xp.multiply(known, known, out=number)
+            xp.multiply(number, op.z_loss, out=number)
+            xp.add(losses, number, out=losses)
+        if op.ignore_index is not None:
+            xp.copyto(losses, 0, where=self.ignored[rows])
+        return known
+
+    def share(self, dloss: Any, rows: slice, out: Any) -> None:
+        """What these rows' losses count in the result, times the result's gradient (None: 1)."""
+        xp, op = self.xp, self.op
+        out[...] = 1 if dloss is None else dloss.reshape(-1)[rows] if op.reduction == "none" else dloss
+        if op.reduction == "mean":
+            xp.divide(out, xp.sum(self.weights), out=out)
+        xp.multiply(out, self.weights[rows], out=out)
+
+    def reduce(self, out: Any) -> None:
+        """The rows' losses to the result."""
+        if self.op.reduction == "none":
+            out.reshape(-1)[...] = self.losses
+            return
+        total = self.xp.sum(self.losses)
+        out[...] = total / self.xp.sum(self.weights) if self.op.reduction == "mean" else total
+
+    def differentiate(self, block: Any, rows: slice, words: slice, lse: Any, share: Any) -> None:
+        """The gradient of a tile's logits in their place: share · (softmax · (1 + 2 z lse) - even - onehot)."""
+        xp, op = self.xp, self.op
+        factor, number = (self.rows_of(a, rows) for a in self.stats[:2])
+        slope = self.beside[: block.size].reshape(block.shape)
+        if op.cap:
+            xp.divide(block, op.cap, out=slope)
+            xp.multiply(slope, slope, out=slope)
+            xp.subtract(1, slope, out=slope)
+        at, inside = self.chosen(rows, words)
+        xp.subtract(block, lse[:, None], out=block)
+        xp.exp(block, out=block)
+        factor[...] = 1
+        if op.z_loss:
+            xp.multiply(lse, 2 * op.z_loss, out=factor)
+            xp.add(factor, 1, out=factor)
+        xp.multiply(block, factor[:, None], out=block)
+        if op.smoothing:
+            xp.subtract(block, op.smoothing / self.sizes.words, out=block)
+        flat = block.reshape(-1)
+        take_labels(xp, flat, at, number)
+        xp.subtract(number, 1 - op.smoothing, out=number, where=inside)
+        flat[at] = number
+        xp.multiply(block, share[:, None], out=block)
+        if op.cap:
+            xp.multiply(block, slope, out=block)
+        if op.scale != 1:
+            xp.multiply(block, op.scale, out=block)
+
+    def add(self, target: Any, a: Any, b: Any, *, first: bool) -> None:
+        """target = a b, or target += a b unless it is the first."""
+        xp = self.xp
+        if first:
+            xp.matmul(a, b, out=target)
+            return
+        product = self.spare[: target.size].reshape(target.shape)
+        xp.matmul(a, b, out=product)
+        xp.add(target, product, out=target)
+
+    def spread(self, block: Any, rows: slice, words: slice, sums: Sequence[Any]) -> None:
+        """A tile's gradient of logits to those of all x, and of the slice's w and bias (None: not wanted)."""
+        dx, dw, dbias = sums
+        x = self.x[rows] if dw is None else self._widened(self.x[rows], 0)
+        if dx is not None:
+            self.add(dx[rows], block, self._widened(self.w[words], 1), first=words.start == 0)
+        if dw is not None:
+            a, b = (block.T, x) if self.op.transB else (x.T, block)
+            self.add(dw, a, b, first=rows.start == 0)
+        if dbias is not None:
+            if rows.start == 0:
+                self.xp.sum(block, axis=0, out=dbias)
+            else:
+                self.xp.add(dbias, self.xp.sum(block, axis=0), out=dbias)
+
+    def sums(self, outs: Sequence[Any]) -> list[Any]:
+        """Where gradients are added up: their own memory, or for halves float32."""
+        if not self.sizes.halves:
+            return list(outs)
+        rooms = zip(self.copies[2:], outs, strict=True)
+        return [None if out is None else room.reshape(-1)[: out.size].reshape(out.shape) for room, out in rooms]
+
+
+def slice_of(op: Any, dw: Any, dbias: Any, words: slice) -> tuple[Any, Any]:
+    """The gradients of a slice of the vocabulary."""
+    part = None if dw is None else dw[words] if op.transB else dw[:, words]
+    return part, None if dbias is None else dbias[words]
