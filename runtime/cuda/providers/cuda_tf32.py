@@ -1,4 +1,4 @@
-"""The provider "cuda_tf32": convolutions and recurrent operators of float32 that cuBLAS multiplies in TF32, and
+"""The provider "cuda_tf32": convolutions, recurrent operators and heads of float32 that cuBLAS multiplies in TF32, and
 attention, whose own kernels do.
 
 For programs that allow it: factors may be rounded to 11 bits, sums stay float32.  What is multiplied otherwise stays
@@ -19,6 +19,7 @@ from ..device.kernel import Buffer, Call, Product
 from ..families import Buffers, Family
 from ..kernels.attention import Attention, AttentionGradient
 from ..kernels.convolution import Convolutions, plan
+from ..kernels.linear_loss import HeadGradient, HeadLoss
 from ..kernels.recurrent import Backward, Forward
 from .cuda import Cuda
 
@@ -30,17 +31,19 @@ _RECURRENT: dict[str, Family] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), Forward()),
     **dict.fromkeys(("LSTMGrad", "GRUGrad", "RNNGrad"), Backward()),
 }
-_ATTENTION: dict[str, Family] = {
+_WHOLE: dict[str, Family] = {
     "TiledAttention": Attention(tf32=True),
     "TiledAttentionGrad": AttentionGradient(tf32=True),
+    "LinearCrossEntropy": HeadLoss(),
+    "LinearCrossEntropyGrad": HeadGradient(),
 }
 
 
 def _family(op: Operator) -> Family | None:
     """Who runs an operator whose products may be rounded."""
-    if op.op.name in _ATTENTION:
-        attention = _ATTENTION[op.op.name]
-        return attention if attention.accepts(op) else None
+    if op.op.name in _WHOLE:
+        whole = _WHOLE[op.op.name]
+        return whole if op.inputs[0].dtype == "f32" and whole.accepts(op) else None  # type: ignore[union-attr]
     if op.op.name in _RECURRENT:
         found = _RECURRENT[op.op.name]
         single = all(v.dtype == "f32" for v in (*op.reads(), *op.writes()) if v.type.is_float)
