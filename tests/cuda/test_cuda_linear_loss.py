@@ -102,3 +102,24 @@ def test_a_label_outside_of_the_words_is_reported() -> None:
     block, feed = cuda_cases.case_block(Case(op, (*ins[:3], wrong), want=1))
     with pytest.raises(rc.errors.JobError, match="label 70"):
         rc.Executor(EmulatedCUDAPlace()).run(rc.Program(block, {}), feed, list(block.outputs))
+
+
+def test_a_step_by_these_kernels(cuda: Any) -> None:
+    """GPT-2's: the processor's losses, the predicted peak, the same bits when recomputed."""
+    found = []
+    for place, checkpoints in ((None, False), (cuda, False), (cuda, True)):
+        program = rc.load(rc.models.build("gpt2-tiny", batch=2, seq=20, context=32), mode="eval")
+        rc.losses.cross_entropy(program)
+        assert ["are a head of" in note for note in rc.fuse_head(program)] == [True]
+        kept = [c for c in rc.models.info("gpt2-tiny").checkpoints if c in program] if checkpoints else None
+        made = rc.compile_step(program, "loss", rc.SGD(0.05), place=place, checkpoints=kept)
+        draw, executor = np.random.default_rng(1), rc.Executor(place)
+        feed = {v.name: draw.integers(0, 90, v.shape) for v in program.inputs}
+        found.append([executor.run(made.program, feed, ["loss"])[0] for _ in range(2)])
+        session = executor.session(made.program, ["loss"])
+        assert session.measured_peak_bytes == made.figures.peak_bytes
+        if place is not None:
+            assert {o.kernel for o in made.program.block.operators if o.op.name == "LinearCrossEntropy"} == {"cuda"}
+            assert not session.on_host
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    assert [x.tobytes() for x in found[1]] == [x.tobytes() for x in found[2]]
