@@ -3,6 +3,7 @@ tiles, windows, biases that broadcast, shared heads, queries without keys, halve
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,8 +17,8 @@ from recompute.language.kernels import provider
 from recompute.language.types import TensorType
 from recompute.ops.attention.tiled import TiledAttention
 from recompute.ops.attention.tiled_grad import TiledAttentionGrad
-from recompute.runtime.cuda.code.attention import SHARED, Tiles, chunk
-from recompute.runtime.cuda.code.warp_products import WAYS
+from recompute.runtime.cuda.code.attention import SHARED, Tiles, chunk, kernel
+from recompute.runtime.cuda.code.warp_products import WAYS, warp_products
 from recompute.runtime.cuda.kernels.attention import Attention, AttentionGradient
 from recompute.testing import Case, Draw
 
@@ -127,6 +128,19 @@ def test_tf32(name: str) -> None:
         cuda_cases.check(case, [made], units=2.0**14)
         with pytest.raises(AssertionError):
             cuda_cases.check(case, [made], units=64)
+
+
+def test_halves_without_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What devices before compute capability 8.0 run: the same tiles by fused multiply-adds."""
+    monkeypatch.setitem(WAYS, "f16", dataclasses.replace(WAYS["f16"], tensor=False))
+    for case in (CASES["f16"], GRADIENTS["f16"]):
+        warp_products.cache_clear()
+        kernel.cache_clear()
+        made = bind(case)
+        assert not any("mma" in k.text for k in made.kernels)
+        cuda_cases.check(case, [made])
+    warp_products.cache_clear()
+    kernel.cache_clear()
 
 
 def test_shared_memory_is_what_any_device_has() -> None:
