@@ -18,6 +18,7 @@ import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import compile_step
 from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime.cuda.code.attention import Tiles, kernel
 from recompute.runtime.cuda.device.kernel import Kernel, prelude
 from recompute.runtime.cuda.device.nvrtc import OPTIONS
 from recompute.runtime.cuda.traced.family import TRACED
@@ -107,6 +108,21 @@ def of_network(name: str) -> tuple[Kernel, ...]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name: str, target: str) -> None:
     check(of_network(name), target)
+
+
+NAMES = (("forward", 2), ("by_query", 2), ("by_key", 2), ("by_bias", 1))
+ATTENTION = (("tf32", "forward", 1, 4), ("bf16", "forward", 1, 8))
+ATTENTION_SLOW = tuple((w, n, c, p) for w, p in (("f32", 4), ("tf32", 4), ("f16", 8), ("bf16", 8)) for n, c in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("target", "variants"),
+    [("sm_90", ATTENTION), ("sm_75", ATTENTION[:1])]
+    + [pytest.param(t, ATTENTION_SLOW, marks=pytest.mark.slow) for t in ("sm_90", "sm_75")],
+)
+def test_attention(target: str, variants: tuple[tuple[str, str, int, int], ...]) -> None:
+    """Tensor cores' instructions, and what takes their place before compute capability 8.0."""
+    check([kernel(name, Tiles(way, chunks, pack)) for way, name, chunks, pack in variants], target)
 
 
 def test_a_wrong_text_is_found() -> None:

@@ -223,6 +223,16 @@ template <class T> static inline T shuffled(T x, int from)
     return y;
 }
 
+// what each thread of a warp gives, for all of them to read before they meet again
+template <class T> static inline const T* gathered(const T& own)
+{
+    static T given[2][MOST];
+    int phase = fibers[current].phase++ & 1;
+    given[phase][current] = own;
+    wait(AT_WARP);
+    return given[phase] + (current & ~31);
+}
+
 }  // namespace emulator
 
 static inline void __syncthreads() { emulator::wait(emulator::AT_BLOCK); }

@@ -9,34 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..code.philox import PHILOX
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
 from ..families import Buffers, Family, family
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-#: Philox4x64-10 (Salmon et al. 2011): numbers 8 · block ... 8 · block + 7 of the stream (seed, step), 24 bits each
-_PHILOX = """
-DEVICE void philox(unsigned long long block, unsigned long long seed, unsigned long long step, unsigned* u)
-{
-    const unsigned long long m0 = 0xD2E7470EE14C6C93ull, m1 = 0xCA5A826395121157ull;
-    unsigned long long c0 = block + 1, c1 = 0, c2 = 0, c3 = 0;
-    for (int i = 0; i < 10; i++) {
-        const unsigned long long h0 = __umul64hi(c0, m0), l0 = c0 * m0, h1 = __umul64hi(c2, m1), l1 = c2 * m1;
-        c0 = h1 ^ c1 ^ seed;
-        c1 = l1;
-        c2 = h0 ^ c3 ^ step;
-        c3 = l0;
-        seed += 0x9E3779B97F4A7C15ull;
-        step += 0xBB67AE8584CAA73Bull;
-    }
-    const unsigned long long words[4] = {c0, c1, c2, c3};
-    for (int i = 0; i < 4; i++) {
-        u[2 * i] = (unsigned)words[i] >> 8;
-        u[2 * i + 1] = (unsigned)(words[i] >> 32) >> 8;
-    }
-}
-"""
 _HEAD = """    const long long block = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = block * 8;
     if (first >= {numbers}) return;
     unsigned u[8];
@@ -66,7 +45,7 @@ def dropout(dtype: str, mask: bool) -> Kernel:
     )
     outputs = f"{c}* y{', bool* mask' if mask else ''}"
     parameters = f"const {c}* x, {_STEP}, {outputs}, unsigned threshold, double scale, long long n"
-    return Kernel(f"dropout_{dtype}", parameters, body, _PHILOX)
+    return Kernel(f"dropout_{dtype}", parameters, body, PHILOX)
 
 
 @functools.cache
@@ -81,7 +60,7 @@ def uniform(dtype: str) -> Kernel:
     }}
 """
     )
-    return Kernel(f"uniform_{dtype}", f"{_STEP}, {c}* y, float span, float low, long long n", body, _PHILOX)
+    return Kernel(f"uniform_{dtype}", f"{_STEP}, {c}* y, float span, float low, long long n", body, PHILOX)
 
 
 @functools.cache
@@ -98,9 +77,7 @@ def normal(dtype: str) -> Kernel:
     }}
 """
     )
-    return Kernel(
-        f"normal_{dtype}", f"{_STEP}, {c}* y, float turn, float scale, float mean, long long n", body, _PHILOX
-    )
+    return Kernel(f"normal_{dtype}", f"{_STEP}, {c}* y, float turn, float scale, float mean, long long n", body, PHILOX)
 
 
 @functools.cache
@@ -113,7 +90,7 @@ def bernoulli(p: str, dtype: str) -> Kernel:
         y[first + i] = narrow<{c}>((float)(({a}){_UNIFORM} < widen(p[first + i])));
 """
     )
-    return Kernel(f"bernoulli_{p}_{dtype}", f"const {C_TYPES[p]}* p, {_STEP}, {c}* y, long long n", body, _PHILOX)
+    return Kernel(f"bernoulli_{p}_{dtype}", f"const {C_TYPES[p]}* p, {_STEP}, {c}* y, long long n", body, PHILOX)
 
 
 def _seed(op: Operator) -> int:

@@ -1,4 +1,5 @@
-"""The provider "cuda_tf32": convolutions and recurrent operators of float32 that cuBLAS multiplies in TF32.
+"""The provider "cuda_tf32": convolutions, recurrent operators and heads of float32 that cuBLAS multiplies in TF32, and
+attention, whose own kernels do.
 
 For programs that allow it: factors may be rounded to 11 bits, sums stay float32.  What is multiplied otherwise stays
 with the provider "cuda".
@@ -16,7 +17,9 @@ from ..convolution.columns import ColumnsPlan, ColumnsWeighPlan
 from ..convolution.products import PointwisePlan
 from ..device.kernel import Buffer, Call, Product
 from ..families import Buffers, Family
+from ..kernels.attention import Attention, AttentionGradient
 from ..kernels.convolution import Convolutions, plan
+from ..kernels.linear_loss import HeadGradient, HeadLoss
 from ..kernels.recurrent import Backward, Forward
 from .cuda import Cuda
 
@@ -28,10 +31,19 @@ _RECURRENT: dict[str, Family] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), Forward()),
     **dict.fromkeys(("LSTMGrad", "GRUGrad", "RNNGrad"), Backward()),
 }
+_WHOLE: dict[str, Family] = {
+    "TiledAttention": Attention(tf32=True),
+    "TiledAttentionGrad": AttentionGradient(tf32=True),
+    "LinearCrossEntropy": HeadLoss(),
+    "LinearCrossEntropyGrad": HeadGradient(),
+}
 
 
 def _family(op: Operator) -> Family | None:
     """Who runs an operator whose products may be rounded."""
+    if op.op.name in _WHOLE:
+        whole = _WHOLE[op.op.name]
+        return whole if op.inputs[0].dtype == "f32" and whole.accepts(op) else None  # type: ignore[union-attr]
     if op.op.name in _RECURRENT:
         found = _RECURRENT[op.op.name]
         single = all(v.dtype == "f32" for v in (*op.reads(), *op.writes()) if v.type.is_float)
@@ -49,7 +61,7 @@ class Rounded(Cuda):
     name = "cuda_tf32"
 
     def find(self, op: Operator) -> Family | None:
-        """Who runs it, where cuBLAS multiplies, in float32."""
+        """Who runs it, where its products may be in TF32."""
         return _family(op)
 
     def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
