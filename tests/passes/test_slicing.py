@@ -26,6 +26,7 @@ HIDDEN, SCORES = "h.0.mlp.c_fc.matmul..h.0.mlp.c_proj.matmul:1:4", "h.0.attn.pro
 @functools.cache
 def forward(name: str, batch: int, **options: int) -> tuple[rc.Program, str]:
     program = rc.load(models.build(name, batch=batch, **options))
+    program.fuse_attention = program.fuse_head = False  # its parts are named below
     loss = attach_loss(program, None)[0]
     program.block = dataclasses.replace(program.block, outputs=(loss,))
     return program, loss
