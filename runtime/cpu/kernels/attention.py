@@ -1,0 +1,128 @@
+"""Attention in tiles and its gradient, in float32 (see runtime/cpu/attention for the code).
+
+A thread takes a panel of queries through all keys that it sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....language.types import TensorType
+from ..attention import forward
+from ..attention.code import LOG2E, vectors
+from ..attention.scores import Form
+from ..code.tiles import machine
+from ..device import native
+from ..device.native import Call
+from ..families import ENOUGH, Family, family
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: attributes of the operators that the kernels know; others must have their defaults
+_KNOWN = ("scale", "first", "last")
+#: what stands for a window without a bound
+_FAR = 1 << 40
+
+
+def panels(queries: int) -> np.ndarray:
+    """[panels, 3]: first query, queries, variant; nearly equal numbers of vectors, the larger ones first."""
+    width = machine().width
+    total = -(-queries // width)
+    count = -(-total // vectors())
+    sizes = [total // count + (i < total % count) for i in range(count)]
+    kinds = sorted(set(sizes), reverse=True)
+    found, row = [], 0
+    for n in sizes:
+        there = min(n * width, queries - row)
+        found.append((row, there, kinds.index(n)))
+        row += there
+    return np.array(found, np.int64)
+
+
+def variants(queries: int) -> tuple[int, ...]:
+    """Vectors of the panels, by variant."""
+    width = machine().width
+    total = -(-queries // width)
+    count = -(-total // vectors())
+    return tuple(sorted({-(-total // count), total // count}, reverse=True))
+
+
+def offsets(shape: Sequence[int], lead: Sequence[int], size: int) -> np.ndarray:
+    """Element offset of the matrix (or row) of `size` elements that each head reads; leading axes are the head's or 1."""
+    own = (1,) * (len(lead) - len(shape)) + tuple(shape)
+    at = np.arange(math.prod(own), dtype=np.int64).reshape(own) * size
+    return np.broadcast_to(at, lead).reshape(-1)
+
+
+class Attention(Family):
+    """What both passes share."""
+
+    def accepts(self, op: Operator) -> bool:
+        """float32, and enough to do."""
+        rule: Any = op.op
+        values = [v for v in (*op.reads(), *op.writes())]
+        plain = all(getattr(rule, f.name) == f.default for f in dataclasses.fields(rule) if f.name not in _KNOWN)
+        if not plain or any(v.dtype != "f32" or not v.size for v in values):
+            return False
+        q, k = (x.type for x in op.inputs[:2] if x is not None)
+        return math.prod(q.shape) * k.shape[-2] >= ENOUGH
+
+    def form(self, op: Operator) -> Form:
+        """What the code depends on."""
+        rule: Any = op.op
+        q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
+        assert q is not None and k is not None and v is not None
+        window = rule.first is not None or rule.last is not None
+        kind = ""
+        if bias is not None:
+            rows, columns = ((1, 1) + bias.shape)[-2:]
+            kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
+        return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]))
+
+    def words(self, op: Operator, ins: Sequence[Any]) -> list[Any]:
+        """The arguments of `scores.WORDS`."""
+        rule: Any = op.op
+        q, k, v, bias = ins[:4]
+        row = column = 0
+        if bias is not None:
+            rows, columns = ((1, 1) + bias.shape)[-2:]
+            row, column = (columns if rows > 1 else 0), int(columns > 1)
+        first = -_FAR if rule.first is None else rule.first
+        last = _FAR if rule.last is None else rule.last
+        return [q, k, v, 0 if bias is None else bias, row, column, rule.scale * LOG2E, first, last, k.shape[-2]]
+
+    def heads(self, op: Operator) -> np.ndarray:
+        """[heads, 6]: element offsets of each head's q, k, v, bias, y and log-sum-exp."""
+        q, k, v, bias = (None if x is None else x.type.shape for x in (*op.inputs, None)[:4])
+        assert q is not None and k is not None and v is not None
+        lead, (t, d), (s, e) = q[:-2], q[-2:], v[-2:]
+        biases = np.zeros(math.prod(lead), np.int64)
+        if bias is not None:
+            full = (1,) * (2 - len(bias)) + bias
+            biases = offsets(full[:-2], lead, full[-2] * full[-1])
+        columns = [offsets(q[:-2], lead, t * d), offsets(k[:-2], lead, s * d), offsets(v[:-2], lead, s * e), biases]
+        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t)], 1)
+
+
+@family("TiledAttention")
+class Forward(Attention):
+    """(q, k, v, bias?) → y, log-sum-exp?"""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Of each thread."""
+        return (TensorType("f32", (native.threads(), forward.room(self.form(op)))),)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call."""
+        table, parts = self.heads(op), panels(ins[0].shape[-2])
+        items = len(table) * len(parts)
+        pieces = min(native.threads(), items)
+        words = [*self.words(op, ins), outs[0], 0 if outs[1] is None else outs[1]]
+        words += [table, parts, len(parts), items, pieces, scratch[0]]
+        return [Call(native.compile_ir(forward.kernel(self.form(op))), tuple(words), pieces)]
