@@ -14,8 +14,8 @@ from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
 WORDS = (*scores.WORDS, "y", "lse", "heads", "panels", "count", "items", "pieces", "room")
-#: columns of the tables of heads (offsets of q, k, v, bias, y, lse) and of panels (first query, queries, variant)
-HEAD, PANEL = 6, 3
+#: columns of the tables of heads (offsets of q, k, v, bias, y, lse, dbias) and of panels (first query, queries, variant)
+HEAD, PANEL = 7, 3
 
 
 def room(form: Form) -> int:
@@ -66,7 +66,7 @@ def _weigh(form: Form, vectors: int) -> list[Code]:
 def _panel(form: Form, vectors: int) -> Code:
     """One panel of a head."""
     f = Code(f"panel_{vectors}", "ptr %args, ptr %head, i64 %row, i64 %there, ptr %room")
-    q, k, v, bias, y, lse = (f.word("%head", i) for i in range(HEAD))
+    q, k, v, bias, y, lse = (f.word("%head", i) for i in range(6))
     packed, result = "%room", f.at("%room", whole(form.size) * lanes())
     tile = f.at(result, whole(form.values) * lanes())
     state = f.at(tile, KEYS * lanes())

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....language.types import TensorType
-from ..attention import forward
+from ..attention import backward, forward
 from ..attention.code import LOG2E, vectors
+from ..attention.items import Items, offsets
 from ..attention.scores import Form
 from ..code.tiles import machine
 from ..device import native
+from ..device.jit import kernel
 from ..device.native import Call
-from ..families import ENOUGH, Family, family
+from ..families import ENOUGH, PARTS, Family, family
+from .copy import filling
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -51,13 +54,6 @@ def variants(queries: int) -> tuple[int, ...]:
     total = -(-queries // width)
     count = -(-total // vectors())
     return tuple(sorted({-(-total // count), total // count}, reverse=True))
-
-
-def offsets(shape: Sequence[int], lead: Sequence[int], size: int) -> np.ndarray:
-    """Element offset of the matrix (or row) of `size` elements that each head reads; leading axes are the head's or 1."""
-    own = (1,) * (len(lead) - len(shape)) + tuple(shape)
-    at = np.arange(math.prod(own), dtype=np.int64).reshape(own) * size
-    return np.broadcast_to(at, lead).reshape(-1)
 
 
 class Attention(Family):
@@ -98,7 +94,7 @@ class Attention(Family):
         return [q, k, v, 0 if bias is None else bias, row, column, rule.scale * LOG2E, first, last, k.shape[-2]]
 
     def heads(self, op: Operator) -> np.ndarray:
-        """[heads, 6]: element offsets of each head's q, k, v, bias, y and log-sum-exp."""
+        """[heads, 7]: element offsets of each head's q, k, v, bias, y, log-sum-exp and gradient of the bias."""
         q, k, v, bias = (None if x is None else x.type.shape for x in (*op.inputs, None)[:4])
         assert q is not None and k is not None and v is not None
         lead, (t, d), (s, e) = q[:-2], q[-2:], v[-2:]
@@ -107,7 +103,7 @@ class Attention(Family):
             full = (1,) * (2 - len(bias)) + bias
             biases = offsets(full[:-2], lead, full[-2] * full[-1])
         columns = [offsets(q[:-2], lead, t * d), offsets(k[:-2], lead, s * d), offsets(v[:-2], lead, s * e), biases]
-        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t)], 1)
+        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t), biases], 1)
 
 
 @family("TiledAttention")
@@ -126,3 +122,66 @@ class Forward(Attention):
         words = [*self.words(op, ins), outs[0], 0 if outs[1] is None else outs[1]]
         words += [table, parts, len(parts), items, pieces, scratch[0]]
         return [Call(native.compile_ir(forward.kernel(self.form(op))), tuple(words), pieces)]
+
+
+@kernel
+def add_up(parts, total, begin, end):
+    """The sum of the rows of `parts`, in their order."""
+    for j in range(begin, end):
+        x = parts[0, j]
+        for i in range(1, parts.shape[0]):
+            x += parts[i, j]
+        total[j] = x
+
+
+@family("TiledAttentionGrad")
+class Gradient(Attention):
+    """(q, k, v, bias?, y, log-sum-exp, dy) → dq, dk, dv, dbias?"""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Of each thread; partial sums of the bias's gradient."""
+        own = TensorType("f32", (native.threads(), backward.room(self.form(op))))
+        bias = self.wanted(op)
+        return (own,) if bias is None else (own, TensorType("f32", (self.parts(op), math.prod(bias))))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call for each wave."""
+        bias = self.wanted(op)
+        parts = self.parts(op)
+        heads, table = self.heads(op), panels(ins[0].shape[-2])
+        items = self.items(op)
+        calls, dbias = [], 0 if bias is None else outs[3]
+        if bias is not None and parts:
+            dbias = scratch[1]
+            heads[:, 6] += items.part(parts) * math.prod(bias)
+        if bias is not None:
+            calls.append(filling(dbias, 0))
+        words = [*self.words(op, ins), *ins[4:7], *outs[:3], dbias, op.op.scale, heads, table]
+        code = native.compile_ir(backward.kernel(self.form(op), bias is not None))
+        for wave in items.waves(table, parts):
+            pieces = min(native.threads(), len(wave))
+            calls.append(Call(code, (*words, wave, len(wave), pieces, scratch[0]), pieces))
+        if bias is not None and parts:
+            calls.append(add_up.call(dbias, outs[3].reshape(-1), work=outs[3].size))
+        return calls
+
+    def wanted(self, op: Operator) -> tuple[int, ...] | None:
+        """The shape of the bias whose gradient is wanted."""
+        bias = op.inputs[3]
+        return None if bias is None or len(op.outputs) < 4 or op.outputs[3] is None else bias.shape
+
+    def items(self, op: Operator) -> Items:
+        """The work."""
+        rule: Any = op.op
+        q, k = (x.shape for x in op.inputs[:2] if x is not None)
+        return Items(q[:-2], k[:-2], self.wanted(op), q[-2], k[-2], rule.columns)
+
+    def parts(self, op: Operator) -> int:
+        """Into how many sums the gradient of a bias is cut that heads share, so that there is work for the threads."""
+        items, bias = self.items(op), self.wanted(op)
+        q = op.inputs[0]
+        assert q is not None
+        if bias is None or items.shares or items.chains * items.blocks >= PARTS:
+            return 0
+        found = min(PARTS, items.length)
+        return found if found * math.prod(bias) <= q.size else 0
