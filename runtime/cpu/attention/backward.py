@@ -1,26 +1,27 @@
 """The gradient: each tile's weights once more, then five products, while the tile is in the cache.
 
-An item of work is a block of queries with a block of keys, of one head.  Items of one wave write to different places, and
-waves follow each other, so that gradients are added up in the same order by any number of threads, in place.
+An item of work is a block of queries with a block of keys, of one head.  Items of one wave write to different places,
+and waves follow each other, so that gradients are added up in place, in the same order by any number of threads.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 
 from ..code.emit import module
 from ..code.packing import lanes_below
 from ..code.tiles import load_lanes, machine, store_lanes
 from . import scores
 from .code import KEYS, LOG2E, Code, lanes, product, whole
-from .forward import HEAD, PANEL, pack
-from .scores import Form, real, seen, word
+from .forward import HEAD, PANEL, pack, run_panel
+from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
 WORDS = (*scores.WORDS, "y", "lse", "dy", "dq", "dk", "dv", "dbias", "plain", "heads", "panels", "table", "items",
          "pieces", "room")  # fmt: skip
 _NUMBERS = ("items", "pieces")
-#: columns of the table of items: head, panels from, to, keys from, to; whether dk and dv begin with 0, and whether dq does
+#: columns of the table of items: head, panels from, to, keys from, to; whether dk and dv begin with 0, whether dq does
 ITEM = 7
 
 
@@ -40,7 +41,7 @@ def kernel(form: Form, biased: bool) -> str:
     """IR of the kernel over pieces of a wave: each takes every so manieth item.  `biased`: the bias has a gradient."""
     functions = _by_keys(form)
     for v in form.vectors:
-        functions += [*scores.scores(form, v), *_by_queries(form, v), _weights(v), _panel(form, v, biased)]
+        functions += [*scores.scores(form, v), *_by_queries(form, v), _weights(v), _Panel(form, v, biased).code()]
     f = Code()
     heads, panels, table, start = (_word(f, n) for n in ("heads", "panels", "table", "room"))
     items, pieces = (_word(f, n) for n in _NUMBERS)
@@ -57,11 +58,8 @@ def kernel(form: Form, biased: bool) -> str:
             more = f.let(f"icmp eq i64 {first}, 0")
             with f.loop(begin, end) as panel:
                 at = f.at(panels, f.mul(panel, PANEL), "i64")
-                row, there, variant = (f.word(at, i) for i in range(PANEL))
-                for i, v in enumerate(form.vectors):
-                    with f.when(f.let(f"icmp eq i64 {variant}, {i}")):
-                        given = (("ptr", "%args"), ("ptr", head), ("i64", row), ("i64", there), ("i64", low))
-                        f.run(f"panel_{v}", *given, ("i64", high), ("i1", more), ("ptr", own))
+                given = (("i64", low), ("i64", high), ("i1", more), ("ptr", own))
+                run_panel(f, form, at, ("ptr", head), *given)
     return module(*functions, f)
 
 
@@ -76,112 +74,6 @@ def _by_queries(form: Form, vectors: int) -> list[Code]:
     columns = vectors * machine().width
     first = product(f"dweights_{vectors}", columns, (form.values, 1, lanes(), lanes()))
     return [*first, *product(f"add_dq_{vectors}", columns, (1, form.size, lanes(), lanes()))]
-
-
-def _panel(form: Form, vectors: int, biased: bool) -> Code:
-    """One panel of a head with its keys between two."""
-    arguments = "ptr %args, ptr %head, i64 %row, i64 %there, i64 %from, i64 %to, i1 %more, ptr %room"
-    f = Code(f"panel_{vectors}", arguments)
-    d, e = form.size, form.values
-    offsets = [f.word("%head", i) for i in range(HEAD)]
-    low, high = seen(f, "%row", "%there", "%from", "%to")
-    dq_at = f.at(_word(f, "dq"), f.add(offsets[0], f.mul("%row", d)))
-    some = f.let(f"icmp slt i64 {low}, {high}")
-    nothing = f.let(f"xor i1 {some}, true")
-    with f.when(f.let(f"and i1 {nothing}, {f.let('xor i1 %more, true')}")):
-        f.zero(dq_at, f.mul("%there", 4 * d))
-    with f.when(some):
-        places, at = [], "%room"
-        for rows in (whole(d), whole(e), whole(d), KEYS, KEYS, 2):
-            places.append(at)
-            at = f.at(at, rows * lanes())
-        queries = f.at(word(f, "q"), f.add(offsets[0], f.mul("%row", d)))
-        dys = f.at(_word(f, "dy"), f.add(offsets[4], f.mul("%row", e)))
-        pack(f, queries, d, d, places[0], real(f, "scale"))
-        pack(f, dys, e, e, places[1], f.f32(1) if biased else f.splat(_plain(f)))
-        _state(f, form, offsets, dys, places[5], biased)
-        _tiles(f, form, vectors, biased, (low, high), offsets, places, queries, dys)
-        f.turn_out(places[2], dq_at, d, "%there", d, lambda first, column, x: x, "%more")
-    return f
-
-
-def _plain(f: Code) -> str:
-    """The scale."""
-    return f.let(f"fptrunc double {_word(f, 'plain')} to float")
-
-
-def _state(f: Code, form: Form, offsets: list[str], dys: str, state: str, biased: bool) -> None:
-    """For each lane the log-sum-exp in powers of two (0 where there is none), and Σ dy · y, times the scale."""
-    w, e = machine().width, form.values
-    lse = f.at(_word(f, "lse"), f.add(offsets[5], "%row"))
-    for i in range(0, lanes(), w):
-        some = lanes_below(f, f.sub("%there", i))
-        x = load_lanes(f, f.at(lse, i), some)
-        nothing = f.op("fcmp oeq", "float", x, f.literal(float("-inf"), "f32"))
-        scaled = f.op("fmul", "float", x, f.f32(LOG2E))
-        f.store(f.select(nothing, "float", f.f32(0), scaled), f.at(state, i))
-        f.store(f.f32(0), f.at(state, lanes() + i))
-    results = f.at(_word(f, "y"), f.add(offsets[4], f.mul("%row", e)))
-    factor = "1.0" if biased else _plain(f)
-    v = machine().vector
-    with f.loop(0, "%there") as r:
-        a, b = (f.at(x, f.mul(r, e)) for x in (results, dys))
-        total = f.variable(v, "zeroinitializer")
-        with f.loop(0, e, w) as column:
-            some = lanes_below(f, f.sub(e, column))
-            x, y = (load_lanes(f, f.at(p, column), some) for p in (a, b))
-            f.set(total, v, f.fma(x, y, f.get(total, v)))
-        found = _sum(f, f.get(total, v))
-        f.line(f"store float {f.let(f'fmul float {found}, {factor}')}, ptr {f.at(state, f.add(lanes(), r))}")
-
-
-def _sum(f: Code, x: str) -> str:
-    """Of the lanes: halves are added up, in this order."""
-    w, v = machine().width, machine().vector
-    size = w // 2
-    while size:
-        order = ", ".join(f"i32 {(i + size) % w}" for i in range(w))
-        other = f.let(f"shufflevector {v} {x}, {v} {x}, <{w} x i32> <{order}>")
-        x = f.op("fadd", "float", x, other)
-        size //= 2
-    return f.let(f"extractelement {v} {x}, i64 0")
-
-
-def _tiles(
-    f: Code,
-    form: Form,
-    vectors: int,
-    biased: bool,
-    seen: tuple[str, str],
-    offsets: list[str],
-    places: list[str],
-    queries: str,
-    dys: str,
-) -> None:
-    """All tiles of a panel."""
-    d, e = form.size, form.values
-    packed, dpacked, dq, s, ds, state = places
-    keys, values = f.at(word(f, "k"), offsets[1]), f.at(word(f, "v"), offsets[2])
-    dk, dv = f.at(_word(f, "dk"), offsets[1]), f.at(_word(f, "dv"), offsets[2])
-    biases = f.at(word(f, "bias"), offsets[3])
-    rows, there = ("i64", "%row"), ("i64", "%there")
-    with f.loop(*seen, KEYS) as at:
-        n = f.smaller(f.sub(seen[1], at), KEYS)
-        count = ("i64", n)
-        key = ("ptr", f.at(keys, f.mul(at, d)))
-        value = ("ptr", f.at(values, f.mul(at, e)))
-        given = (("ptr", "%args"), ("ptr", s), ("ptr", packed), key, ("ptr", biases), rows, there, ("i64", at), count)
-        f.run(f"scores_{vectors}", *given)
-        f.run(f"dweights_{vectors}", ("ptr", ds), value, ("ptr", dpacked), count, ("i64", e), ("i1", "false"))
-        f.run(f"weights_{vectors}", ("ptr", s), ("ptr", ds), count, ("ptr", state))
-        if biased:
-            _add_to_bias(f, form, vectors, ds, offsets[6], at, n)
-        target = ("ptr", f.at(dv, f.mul(at, e)))
-        f.run("add_dv", target, ("ptr", s), ("ptr", dys), count, there, ("i1", "true"))
-        target = ("ptr", f.at(dk, f.mul(at, d)))
-        f.run("add_dk", target, ("ptr", ds), ("ptr", queries), count, there, ("i1", "true"))
-        more = f.let(f"icmp sgt i64 {at}, {seen[0]}")
-        f.run(f"add_dq_{vectors}", ("ptr", dq), key, ("ptr", ds), ("i64", d), count, ("i1", more))
 
 
 def _weights(vectors: int) -> Code:
@@ -200,36 +92,120 @@ def _weights(vectors: int) -> Code:
     return f
 
 
-def _add_to_bias(f: Code, form: Form, vectors: int, ds: str, offset: str, at: str, n: str) -> None:
-    """Adds dS to the bias's gradient, and scales it."""
-    target = f.at(_word(f, "dbias"), offset)
-    w, v = machine().width, machine().vector
-    if form.bias == "both":
-        apart = word(f, "bias_row")
-        target = f.at(target, f.add(f.mul("%row", apart), at))
-        f.turn_out(ds, target, apart, "%there", n, lambda first, column, x: x, "true")
-    inside = [lanes_below(f, f.sub("%there", j * w)) for j in range(vectors)]
-    sums = [f.variable(v, "zeroinitializer") for _ in range(vectors)]
-    scale, step = f.splat(_plain(f)), word(f, "bias_column")
-    with f.loop(0, n) as r:
-        row = f.at(ds, f.mul(r, lanes()))
-        found = []
-        for j in range(vectors):
-            here = f.at(row, j * w)
-            x = f.load(here)
-            found.append(f.let(f"select <{w} x i1> {inside[j]}, {v} {x}, {v} zeroinitializer"))
-            f.store(f.op("fmul", "float", x, scale), here)
-        if form.bias == "queries":
-            for s, x in zip(sums, found, strict=True):
-                f.set(s, v, f.op("fadd", "float", f.get(s, v), x))
-        elif form.bias == "keys":
-            total = found[0]
-            for x in found[1:]:
-                total = f.op("fadd", "float", total, x)
-            to = f.at(target, f.mul(f.add(at, r), step))
-            one = f.let(f"fadd float {f.let(f'load float, ptr {to}')}, {_sum(f, total)}")
-            f.line(f"store float {one}, ptr {to}")
-    if form.bias == "queries":
-        for j, s in enumerate(sums):
-            to = f.at(target, f.add("%row", j * w))
-            store_lanes(f, f.op("fadd", "float", load_lanes(f, to, inside[j]), f.get(s, v)), to, inside[j])
+class _Panel:
+    """The function `panel_N` (args, head, first query, queries, keys from, to, whether dq is added to, workspace).
+
+    The scale of dS = scale · P (dP - Σ dy · y) is part of the packed dy, so that it costs nothing; where the bias has a
+    gradient, dS is scaled once that is made.
+    """
+
+    def __init__(self, form: Form, vectors: int, biased: bool) -> None:
+        self.form, self.vectors, self.biased = form, vectors, biased
+        arguments = "ptr %args, ptr %head, i64 %row, i64 %there, i64 %from, i64 %to, i1 %more, ptr %room"
+        f = self.f = Code(f"panel_{vectors}", arguments)
+        d, e = form.size, form.values
+        q, k, v, bias, y, lse, dbias = (f.word("%head", i) for i in range(HEAD))
+        at_query, at_result = f.add(q, f.mul("%row", d)), f.add(y, f.mul("%row", e))
+        self.q, self.dq = f.at(word(f, "q"), at_query), f.at(_word(f, "dq"), at_query)
+        self.y, self.dy = f.at(_word(f, "y"), at_result), f.at(_word(f, "dy"), at_result)
+        self.k, self.dk = f.at(word(f, "k"), k), f.at(_word(f, "dk"), k)
+        self.v, self.dv = f.at(word(f, "v"), v), f.at(_word(f, "dv"), v)
+        self.bias, self.dbias = f.at(word(f, "bias"), bias), f.at(_word(f, "dbias"), dbias)
+        self.lse = f.at(_word(f, "lse"), f.add(lse, "%row"))
+        self.scale = f.let(f"fptrunc double {_word(f, 'plain')} to float")
+        places, at = [], "%room"
+        for rows in (whole(d), whole(e), whole(d), KEYS, KEYS, 2):
+            places.append(at)
+            at = f.at(at, rows * lanes())
+        self.packed_q, self.packed_dy, self.turned_dq, self.s, self.ds, self.state = places
+
+    def code(self) -> Code:
+        """The function."""
+        f, d, e = self.f, self.form.size, self.form.values
+        low, high = scores.seen(f, "%row", "%there", "%from", "%to")
+        some = f.let(f"icmp slt i64 {low}, {high}")
+        untouched = f.let(f"or i1 {some}, %more")
+        with f.unless(untouched):
+            f.zero(self.dq, f.mul("%there", 4 * d))
+        with f.when(some):
+            pack(f, self.q, d, d, self.packed_q, real(f, "scale"))
+            pack(f, self.dy, e, e, self.packed_dy, f.f32(1) if self.biased else f.splat(self.scale))
+            self.sums()
+            with f.loop(low, high, KEYS) as key:
+                self.tile(key, f.smaller(f.sub(high, key), KEYS), f.let(f"icmp sgt i64 {key}, {low}"))
+            f.turn_out(self.turned_dq, self.dq, d, "%there", d, lambda first, column, x: x, "%more")
+        return f
+
+    def sums(self) -> None:
+        """For each lane the log-sum-exp in powers of two (0 where there is none), and Σ dy · y."""
+        f, w, v, e = self.f, machine().width, machine().vector, self.form.values
+        for i in range(0, lanes(), w):
+            x = load_lanes(f, f.at(self.lse, i), lanes_below(f, f.sub("%there", i)))
+            nothing = f.op("fcmp oeq", "float", x, f.f32(-math.inf))
+            scaled = f.op("fmul", "float", x, f.f32(LOG2E))
+            f.store(f.select(nothing, "float", f.f32(0), scaled), f.at(self.state, i))
+            f.store(f.f32(0), f.at(self.state, lanes() + i))
+        with f.loop(0, "%there") as r:
+            rows = [f.at(x, f.mul(r, e)) for x in (self.y, self.dy)]
+            total = f.variable(v, "zeroinitializer")
+            with f.loop(0, e, w) as column:
+                some = lanes_below(f, f.sub(e, column))
+                x, y = (load_lanes(f, f.at(p, column), some) for p in rows)
+                f.set(total, v, f.fma(x, y, f.get(total, v)))
+            found = f.sum(f.get(total, v))
+            if not self.biased:
+                found = f.let(f"fmul float {found}, {self.scale}")
+            f.set(f.at(self.state, f.add(lanes(), r)), "float", found)
+
+    def tile(self, key: str, n: str, more: str) -> None:
+        """`n` keys from `key` on; `more`: dq has been begun."""
+        f, d, e, v = self.f, self.form.size, self.form.values, self.vectors
+        count, there = ("i64", n), ("i64", "%there")
+        keys, dkeys = (("ptr", f.at(x, f.mul(key, d))) for x in (self.k, self.dk))
+        values, dvalues = (("ptr", f.at(x, f.mul(key, e))) for x in (self.v, self.dv))
+        s, ds = ("ptr", self.s), ("ptr", self.ds)
+        place = (("i64", "%row"), there, ("i64", key), count)
+        f.run(f"scores_{v}", ("ptr", "%args"), s, ("ptr", self.packed_q), keys, ("ptr", self.bias), *place)
+        f.run(f"dweights_{v}", ds, values, ("ptr", self.packed_dy), count, ("i64", e), ("i1", "false"))
+        f.run(f"weights_{v}", s, ds, count, ("ptr", self.state))
+        if self.biased:
+            self.add_to_bias(key, n)
+            self.scale_tile(n)
+        f.run("add_dv", dvalues, s, ("ptr", self.dy), count, there, ("i1", "true"))
+        f.run("add_dk", dkeys, ds, ("ptr", self.q), count, there, ("i1", "true"))
+        f.run(f"add_dq_{v}", ("ptr", self.turned_dq), keys, ds, ("i64", d), count, ("i1", more))
+
+    def scale_tile(self, n: str) -> None:
+        """dS, scaled."""
+        f, factor = self.f, self.f.splat(self.scale)
+        with f.loop(0, n) as r:
+            for j in range(self.vectors):
+                at = f.at(self.ds, f.add(f.mul(r, lanes()), j * machine().width))
+                f.store(f.op("fmul", "float", f.load(at), factor), at)
+
+    def add_to_bias(self, key: str, n: str) -> None:
+        """dS, or its sums over keys or queries."""
+        f, v, w = self.f, machine().vector, machine().width
+        if self.form.bias == "both":
+            apart = word(f, "bias_row")
+            to = f.at(self.dbias, f.add(f.mul("%row", apart), key))
+            f.turn_out(self.ds, to, apart, "%there", n, lambda first, column, x: x, "true")
+            return
+        rows = [f.at(self.ds, j * w) for j in range(self.vectors)]
+        inside = [lanes_below(f, f.sub("%there", j * w)) for j in range(self.vectors)]
+        if self.form.bias == "keys":
+            step = word(f, "bias_column")
+            with f.loop(0, n) as r:
+                total = f.f32(0)
+                for row, lane in zip(rows, inside, strict=True):
+                    x = f.let(f"select <{w} x i1> {lane}, {v} {f.load(f.at(row, f.mul(r, lanes())))}, {v} {f.f32(0)}")
+                    total = f.op("fadd", "float", total, x)
+                to = f.at(self.dbias, f.mul(f.add(key, r), step))
+                f.set(to, "float", f.let(f"fadd float {f.get(to, 'float')}, {f.sum(total)}"))
+            return
+        for j, (row, lane) in enumerate(zip(rows, inside, strict=True)):
+            to = f.at(self.dbias, f.add("%row", j * w))
+            total = f.variable(v, load_lanes(f, to, lane))
+            with f.loop(0, n) as r:
+                f.set(total, v, f.op("fadd", "float", f.get(total, v), f.load(f.at(row, f.mul(r, lanes())))))
+            store_lanes(f, f.get(total, v), to, lane)

@@ -8,7 +8,7 @@ packed, keys and values are read where they lie.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..code import emit
 from ..code.packing import both, lanes_below, transposed
@@ -83,6 +83,17 @@ class Code(expressions.Code):
         found = self.op("fmul", "float", p, self.convert("bitcast", bits, "i32", "float"))
         return self.select(below, "float", self.f32(0), found)
 
+    def sum(self, x: str) -> str:
+        """Of the lanes of a vector: its halves, their halves, ..., are added up."""
+        w, v = machine().width, machine().vector
+        size = w // 2
+        while size:
+            order = ", ".join(f"i32 {(i + size) % w}" for i in range(w))
+            other = self.let(f"shufflevector {v} {x}, {v} {x}, <{w} x i32> <{order}>")
+            x = self.op("fadd", "float", x, other)
+            size //= 2
+        return self.let(f"extractelement {v} {x}, i64 0")
+
     def turn_in(
         self, source: str, apart: int | str, there: str, length: int | str, take: Callable[[str, str, str], None]
     ) -> None:
@@ -92,12 +103,10 @@ class Code(expressions.Code):
         """
         w = machine().width
         with self.loop(0, there, w) as first:
-            left = self.sub(there, first)
-            rows = [self.at(source, self.mul(self.add(first, i), apart)) for i in range(w)]
-            exists = [self.let(f"icmp sgt i64 {left}, {i}") for i in range(w)]
+            rows = self._rows(source, apart, first, there)
             with self.loop(0, length, w) as column:
                 some = lanes_below(self, self.sub(length, column))
-                square = [load_lanes(self, self.at(r, column), both(self, some, e)) for r, e in zip(rows, exists)]
+                square = [load_lanes(self, self.at(row, column), both(self, some, exists)) for row, exists in rows]
                 for i, x in enumerate(transposed(self, square)):
                     take(first, self.add(column, i), x)
 
@@ -115,23 +124,25 @@ class Code(expressions.Code):
 
         `change(first lane, column, vector)` is what is written; it is added to what is there where `more`.
         """
-        w = machine().width
+        w, bits = machine().width, f"<{machine().width} x i1>"
         with self.loop(0, there, w) as first:
-            left = self.sub(there, first)
-            rows = [self.at(target, self.mul(self.add(first, i), apart)) for i in range(w)]
-            exists = [self.let(f"icmp sgt i64 {left}, {i}") for i in range(w)]
+            rows = self._rows(target, apart, first, there)
             with self.loop(0, length, w) as column:
                 some = lanes_below(self, self.sub(length, column))
                 at = [self.at(tile, self.add(self.mul(self.add(column, i), lanes()), first)) for i in range(w)]
                 square = [change(first, self.add(column, i), self.load(a)) for i, a in enumerate(at)]
-                for row, e, x in zip(rows, exists, transposed(self, square), strict=True):
-                    mask, to = both(self, some, e), self.at(row, column)
-                    old = load_lanes(self, to, self.let(f"select i1 {more}, {_truths()} {mask}, {_truths()} zeroinitializer"))
-                    store_lanes(self, self.op("fadd", "float", old, x), to, mask)
+                for (row, exists), x in zip(rows, transposed(self, square), strict=True):
+                    to, mask = self.at(row, column), both(self, some, exists)
+                    known = self.let(f"select i1 {more}, {bits} {mask}, {bits} zeroinitializer")
+                    store_lanes(self, self.op("fadd", "float", load_lanes(self, to, known), x), to, mask)
 
-
-def _truths() -> str:
-    return f"<{machine().width} x i1>"
+    def _rows(self, start: str, apart: int | str, first: str, there: str) -> list[tuple[str, str]]:
+        """A vector's number of rows from the row `first` on: where they are, and whether there are that many."""
+        left = self.sub(there, first)
+        return [
+            (self.at(start, self.mul(self.add(first, i), apart)), self.let(f"icmp sgt i64 {left}, {i}"))
+            for i in range(machine().width)
+        ]
 
 
 def product(name: str, columns: int, steps: tuple[int, int, int, int]) -> list[Code]:

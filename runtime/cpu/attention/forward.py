@@ -14,7 +14,7 @@ from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
 WORDS = (*scores.WORDS, "y", "lse", "heads", "panels", "count", "items", "pieces", "room")
-#: columns of the tables of heads (offsets of q, k, v, bias, y, lse, dbias) and of panels (first query, queries, variant)
+#: columns of two tables: heads (offsets of q, k, v, bias, y, lse, dbias), panels (first query, queries, variant)
 HEAD, PANEL = 7, 3
 
 
@@ -31,7 +31,9 @@ def _word(f: Code, name: str) -> str:
 @functools.cache
 def kernel(form: Form) -> str:
     """IR of the kernel over pieces of the work: each takes every so manieth (head, panel)."""
-    functions = [c for v in form.vectors for c in (*scores.scores(form, v), *_weigh(form, v), _online(v), _panel(form, v))]
+    functions = []
+    for v in form.vectors:
+        functions += [*scores.scores(form, v), *_weigh(form, v), _online(v), _panel(form, v)]
     f = Code()
     heads, panels, start = (_word(f, n) for n in ("heads", "panels", "room"))
     count, items, pieces = (_word(f, n) for n in ("count", "items", "pieces"))
@@ -40,12 +42,16 @@ def kernel(form: Form) -> str:
         with f.loop(piece, items, pieces) as item:
             head = f.at(heads, f.mul(f.div(item, count), HEAD), "i64")
             at = f.at(panels, f.mul(f.rem(item, count), PANEL), "i64")
-            row, there, variant = (f.word(at, i) for i in range(PANEL))
-            for i, v in enumerate(form.vectors):
-                with f.when(f.let(f"icmp eq i64 {variant}, {i}")):
-                    given = (("ptr", "%args"), ("ptr", head), ("i64", row), ("i64", there), ("ptr", own))
-                    f.run(f"panel_{v}", *given)
+            run_panel(f, form, at, ("ptr", head), ("ptr", own))
     return module(*functions, f)
+
+
+def run_panel(f: Code, form: Form, at: str, head: tuple[str, str], *given: tuple[str, str]) -> None:
+    """Calls the function for a row of the table of panels: (args, head, first query, queries, what is given)."""
+    row, there, variant = (f.word(at, i) for i in range(PANEL))
+    for i, v in enumerate(form.vectors):
+        with f.when(f.let(f"icmp eq i64 {variant}, {i}")):
+            f.run(f"panel_{v}", ("ptr", "%args"), head, ("i64", row), ("i64", there), *given)
 
 
 def pack(f: Code, source: str, apart: int, size: int, target: str, factor: str) -> None:
@@ -64,34 +70,33 @@ def _weigh(form: Form, vectors: int) -> list[Code]:
 
 
 def _panel(form: Form, vectors: int) -> Code:
-    """One panel of a head."""
+    """The function `panel_N` (args, head, first query, queries, workspace)."""
     f = Code(f"panel_{vectors}", "ptr %args, ptr %head, i64 %row, i64 %there, ptr %room")
-    q, k, v, bias, y, lse = (f.word("%head", i) for i in range(6))
-    packed, result = "%room", f.at("%room", whole(form.size) * lanes())
-    tile = f.at(result, whole(form.values) * lanes())
+    d, e, w = form.size, form.values, machine().width
+    q, k, v, bias, y, lse, _ = (f.word("%head", i) for i in range(HEAD))
+    packed, result = "%room", f.at("%room", whole(d) * lanes())
+    tile = f.at(result, whole(e) * lanes())
     state = f.at(tile, KEYS * lanes())
-    source = f.at(word(f, "q"), f.add(q, f.mul("%row", form.size)))
-    pack(f, source, form.size, form.size, packed, real(f, "scale"))
+    pack(f, f.at(word(f, "q"), f.add(q, f.mul("%row", d))), d, d, packed, real(f, "scale"))
     for i in range(vectors):
-        f.store(f.f32(-math.inf), f.at(state, i * machine().width))
-        f.store(f.f32(0), f.at(state, lanes() + i * machine().width))
+        f.store(f.f32(-math.inf), f.at(state, i * w))
+        f.store(f.f32(0), f.at(state, lanes() + i * w))
     low, high = scores.seen(f, "%row", "%there", "0", word(f, "keys"))
     with f.when(f.let(f"icmp eq i64 {low}, {high}")):
-        f.zero(result, whole(form.values) * lanes() * 4)
-    keys, values = f.at(word(f, "k"), k), f.at(word(f, "v"), v)
-    biases = f.at(word(f, "bias"), bias)
-    with f.loop(low, high, KEYS) as at:
-        n = f.smaller(f.sub(high, at), KEYS)
-        here = f.at(keys, f.mul(at, form.size))
-        given = (("ptr", "%args"), ("ptr", tile), ("ptr", packed), ("ptr", here), ("ptr", biases))
-        f.run(f"scores_{vectors}", *given, ("i64", "%row"), ("i64", "%there"), ("i64", at), ("i64", n))
-        more = f.let(f"icmp sgt i64 {at}, {low}")
-        f.run(f"online_{vectors}", ("ptr", tile), ("i64", n), ("ptr", state))
+        f.zero(result, whole(e) * lanes() * 4)
+    keys, values, biases = (f.at(word(f, n), at) for n, at in (("k", k), ("v", v), ("bias", bias)))
+    s = ("ptr", tile)
+    with f.loop(low, high, KEYS) as key:
+        count = ("i64", f.smaller(f.sub(high, key), KEYS))
+        more = f.let(f"icmp sgt i64 {key}, {low}")
+        place = (("i64", "%row"), ("i64", "%there"), ("i64", key), count)
+        here = ("ptr", f.at(keys, f.mul(key, d)))
+        f.run(f"scores_{vectors}", ("ptr", "%args"), s, ("ptr", packed), here, ("ptr", biases), *place)
+        f.run(f"online_{vectors}", s, count, ("ptr", state))
         with f.when(more):
-            _rescale(f, result, state, form.values, vectors)
-        here = f.at(values, f.mul(at, form.values))
-        given = (("ptr", result), ("ptr", here), ("ptr", tile), ("i64", form.values), ("i64", n), ("i1", more))
-        f.run(f"weigh_{vectors}", *given)
+            _rescale(f, result, state, e, vectors)
+        here = ("ptr", f.at(values, f.mul(key, e)))
+        f.run(f"weigh_{vectors}", ("ptr", result), here, s, ("i64", e), count, ("i1", more))
     _finish(f, form, vectors, (result, state, y, lse))
     return f
 

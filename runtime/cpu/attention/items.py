@@ -1,7 +1,7 @@
 """The work of the gradient: blocks of queries with blocks of keys, in waves whose items write to different places.
 
-Heads that add to the same gradient (shared keys and values, a shared bias) are a chain: one after the other.  In wave w of
-a head, block i of the queries meets block i + w of the keys, counted around.  All of it follows from the shapes alone.
+Heads that add to the same gradient (shared keys and values, a shared bias) are a chain: one after the other.  In wave w
+of a head, block i of the queries meets block i + w of the keys, counted around.  All of it follows from the shapes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-#: queries or keys of a block, at least, and items of a wave that are enough
-BLOCK, ENOUGH = 512, 64
+#: queries or keys of a block, at most
+BLOCK = 512
 
 
 def offsets(shape: Sequence[int], lead: Sequence[int], size: int) -> np.ndarray:
@@ -45,8 +45,8 @@ class Items:
         along = [n if 1 in (a, b) else 1 for n, a, b in zip(lead, shared, full[:-2], strict=True)]
         self.length = math.prod(along)
         self.chains = math.prod(lead) // max(self.length, 1)
-        most = 1 if full[-2:] == (1, 1) else -(-ENOUGH // self.chains)
-        self._counts = min(-(-queries // BLOCK), most), min(-(-keys // BLOCK), most)
+        whole = full[-2:] == (1, 1)  # all add to one number
+        self._counts = (1, 1) if whole else (-(-queries // BLOCK), -(-keys // BLOCK))
         self.blocks = max(self._counts)
         #: each head's place in its chain
         self.places = np.broadcast_to(np.arange(self.length).reshape(along), lead).reshape(-1)
@@ -64,7 +64,7 @@ class Items:
             starts = np.array([-(-self.length * p // parts) for p in range(parts)])
             order = self.places - starts[self.part(parts)]
         rows = _cut(len(panels), self._counts[0])
-        columns = [(a, b) for a, b in _cut(self.keys, self._counts[1])]
+        columns = _cut(self.keys, self._counts[1])
         touched: set[tuple[str, int, int]] = set()
         found = []
         for place, turn in itertools.product(range(max(order, default=-1) + 1), range(self.blocks)):

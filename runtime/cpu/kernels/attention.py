@@ -62,7 +62,7 @@ class Attention(Family):
     def accepts(self, op: Operator) -> bool:
         """float32, and enough to do."""
         rule: Any = op.op
-        values = [v for v in (*op.reads(), *op.writes())]
+        values = (*op.reads(), *op.writes())
         plain = all(getattr(rule, f.name) == f.default for f in dataclasses.fields(rule) if f.name not in _KNOWN)
         if not plain or any(v.dtype != "f32" or not v.size for v in values):
             return False
@@ -77,7 +77,7 @@ class Attention(Family):
         window = rule.first is not None or rule.last is not None
         kind = ""
         if bias is not None:
-            rows, columns = ((1, 1) + bias.shape)[-2:]
+            rows, columns = (1, 1, *bias.shape)[-2:]
             kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
         return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]))
 
@@ -87,7 +87,7 @@ class Attention(Family):
         q, k, v, bias = ins[:4]
         row = column = 0
         if bias is not None:
-            rows, columns = ((1, 1) + bias.shape)[-2:]
+            rows, columns = (1, 1, *bias.shape)[-2:]
             row, column = (columns if rows > 1 else 0), int(columns > 1)
         first = -_FAR if rule.first is None else rule.first
         last = _FAR if rule.last is None else rule.last
