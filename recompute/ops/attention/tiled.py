@@ -56,10 +56,10 @@ class Tiled(Op, abstract=True):
             raise self.fail("leading axes must be q's or 1", *types)
 
     def columns(self, start: int, stop: int, keys: int) -> tuple[int, int]:
-        """The keys that the queries from `start` to `stop` may see."""
+        """The keys that the queries from `start` to `stop` may see; (0, 0) where there are none."""
         low = 0 if self.first is None else max(start + self.first, 0)
         high = keys if self.last is None else min(stop + self.last, keys)
-        return low, max(high, low)
+        return (low, high) if low < high else (0, 0)
 
     def tiles(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
         """All tiles with a score that counts: rows, and for each row its columns, from left to right."""

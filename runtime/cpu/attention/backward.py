@@ -13,7 +13,7 @@ from ..code.emit import module
 from ..code.packing import lanes_below
 from ..code.tiles import load_lanes, machine, store_lanes
 from . import scores
-from .code import KEYS, LOG2E, Code, lanes, product, whole
+from .code import KEYS, Code, lanes, product, whole
 from .forward import HEAD, PANEL, pack, run_panel
 from .scores import Form, real, word
 
@@ -41,7 +41,7 @@ def kernel(form: Form, biased: bool) -> str:
     """IR of the kernel over pieces of a wave: each takes every so manieth item.  `biased`: the bias has a gradient."""
     functions = _by_keys(form)
     for v in form.vectors:
-        functions += [*scores.scores(form, v), *_by_queries(form, v), _weights(v), _Panel(form, v, biased).code()]
+        functions += [*scores.scores(form, v), *_by_queries(form, v), _weights(form, v), _Panel(form, v, biased).code()]
     f = Code()
     heads, panels, table, start = (_word(f, n) for n in ("heads", "panels", "table", "room"))
     items, pieces = (_word(f, n) for n in _NUMBERS)
@@ -76,7 +76,7 @@ def _by_queries(form: Form, vectors: int) -> list[Code]:
     return [*first, *product(f"add_dq_{vectors}", columns, (1, form.size, lanes(), lanes()))]
 
 
-def _weights(vectors: int) -> Code:
+def _weights(form: Form, vectors: int) -> Code:
     """(scores, dP, rows, state): weights in place of scores, and dS = P (dP - Σ dy · y) in place of dP."""
     f, w = Code(f"weights_{vectors}", "ptr %s, ptr %d, i64 %n, ptr %state"), machine().width
     lse, delta = ([f.load(f.at("%state", i * lanes() + j * w)) for j in range(vectors)] for i in range(2))
@@ -85,8 +85,8 @@ def _weights(vectors: int) -> Code:
         for j in range(vectors):
             at, dat = f.at(row, j * w), f.at(drow, j * w)
             x = f.op("fsub", "float", f.load(at), lse[j])
-            above = f.op("fcmp ogt", "float", x, f.f32(127))
-            weight = f.power(f.select(above, "float", f.f32(127), x))
+            above = f.op("fcmp ogt", "float", x, f.f32(80))  # rounding makes some a little larger than 0
+            weight = scores.weight(f, form, f.select(above, "float", f.f32(80), x))
             f.store(weight, at)
             f.store(f.op("fmul", "float", weight, f.op("fsub", "float", f.load(dat), delta[j])), dat)
     return f
@@ -137,12 +137,12 @@ class _Panel:
         return f
 
     def sums(self) -> None:
-        """For each lane the log-sum-exp in powers of two (0 where there is none), and Σ dy · y."""
+        """For each lane the log-sum-exp over the scores' unit (0 where there is none), and Σ dy · y."""
         f, w, v, e = self.f, machine().width, machine().vector, self.form.values
         for i in range(0, lanes(), w):
             x = load_lanes(f, f.at(self.lse, i), lanes_below(f, f.sub("%there", i)))
             nothing = f.op("fcmp oeq", "float", x, f.f32(-math.inf))
-            scaled = f.op("fmul", "float", x, f.f32(LOG2E))
+            scaled = f.op("fmul", "float", x, f.f32(1 / self.form.unit))
             f.store(f.select(nothing, "float", f.f32(0), scaled), f.at(self.state, i))
             f.store(f.f32(0), f.at(self.state, lanes() + i))
         with f.loop(0, "%there") as r:

@@ -15,7 +15,6 @@ from ..code.packing import both, lanes_below, transposed
 from ..code.tiles import Tile, finish, load_lanes, machine, multiply, new_sums, store_lanes
 from ..loops import expressions
 
-LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 #: (2ᶠ - 1) / f on |f| ≤ ½, from the highest power; the error of 2ᶠ is 9.2e-8 (fitted by reweighted least squares)
 _POWER = (0.001326472876860042, 0.00967151318311527, 0.05550733744478903, 0.24022242077091216, 0.693146977595113)
 #: 1.5 · 2²³ + 127: adding it rounds to an integer, whose last bits are the exponent of a power of two

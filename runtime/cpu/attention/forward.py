@@ -9,7 +9,7 @@ from ..code.emit import module
 from ..code.packing import lanes_below
 from ..code.tiles import machine, store_lanes
 from . import scores
-from .code import KEYS, LN2, Code, lanes, product, whole
+from .code import KEYS, Code, lanes, product, whole
 from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
@@ -33,7 +33,7 @@ def kernel(form: Form) -> str:
     """IR of the kernel over pieces of the work: each takes every so manieth (head, panel)."""
     functions = []
     for v in form.vectors:
-        functions += [*scores.scores(form, v), *_weigh(form, v), _online(v), _panel(form, v)]
+        functions += [*scores.scores(form, v), *_weigh(form, v), _online(form, v), _panel(form, v)]
     f = Code()
     heads, panels, start = (_word(f, n) for n in ("heads", "panels", "room"))
     count, items, pieces = (_word(f, n) for n in ("count", "items", "pieces"))
@@ -101,10 +101,11 @@ def _panel(form: Form, vectors: int) -> Code:
     return f
 
 
-def _online(vectors: int) -> Code:
+def _online(form: Form, vectors: int) -> Code:
     """(tile of scores, its rows, state): weights in place of scores; largest score, sum and factor of the state.
 
-    The factor is what has been added up so far is multiplied by: 2 to the old largest score minus the new one.
+    The factor, by which what has been added up so far is multiplied: the exponential of the old largest score minus the
+    new one.
     """
     f, w, v = Code(f"online_{vectors}", "ptr %s, i64 %n, ptr %state"), machine().width, machine().vector
     largest, sums, factors = ([f.at("%state", i * lanes() + j * w) for j in range(vectors)] for i in range(3))
@@ -119,7 +120,7 @@ def _online(vectors: int) -> Code:
         found = f.get(x, v)
         nothing = f.op("fcmp oeq", "float", found, f.f32(-math.inf))  # queries that have seen no key yet
         shifts.append(f.select(nothing, "float", f.f32(0), found))
-        factor = f.power(f.op("fsub", "float", old[j], shifts[j]))
+        factor = scores.weight(f, form, f.op("fsub", "float", old[j], shifts[j]))
         f.store(found, largest[j])
         f.store(factor, factors[j])
         f.store(f.op("fmul", "float", f.load(sums[j]), factor), sums[j])
@@ -128,7 +129,7 @@ def _online(vectors: int) -> Code:
         row = f.at("%s", f.mul(r, lanes()))
         for j in range(vectors):
             at = f.at(row, j * w)
-            weight = f.power(f.op("fsub", "float", f.load(at), shifts[j]))
+            weight = scores.weight(f, form, f.op("fsub", "float", f.load(at), shifts[j]))
             f.store(weight, at)
             f.set(total[j], v, f.op("fadd", "float", f.get(total[j], v), weight))
     for j in range(vectors):
@@ -160,7 +161,7 @@ def _finish(f: Code, form: Form, vectors: int, given: tuple[str, str, str, str])
         f.store(f.op("fdiv", "float", f.f32(1), safe), factor)
         with f.when(wanted):
             largest = f.load(f.at(state, j * w))
-            found = f.fma(largest, f.f32(LN2), f.log_f32(total))
+            found = f.fma(largest, f.f32(form.unit), f.log_f32(total))
             to = f.at(target, f.add(lse, "%row", j * w))
             store_lanes(f, found, to, lanes_below(f, f.sub("%there", j * w)))
     factors = f.at(state, 2 * lanes())

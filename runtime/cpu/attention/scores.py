@@ -1,4 +1,4 @@
-"""A tile of scores: the product of keys and a panel's queries, the bias, the window; in powers of two.
+"""A tile of scores: the product of keys and a panel's queries, the bias, the window.
 
 Whatever else becomes of a score belongs here: both passes make their scores with this code.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..code.packing import lanes_below
 from ..code.tiles import load_lanes, machine
-from .code import LOG2E, Code, lanes, product
+from .code import Code, lanes, product
 
 #: arguments of both passes, in order: pointers, integers and doubles
 WORDS = ("q", "k", "v", "bias", "bias_row", "bias_column", "scale", "first", "last", "keys")
@@ -30,6 +30,17 @@ class Form:
     window: bool
     vectors: tuple[int, ...]
 
+    @property
+    def base(self) -> float:
+        """A score is an exponent of 2, whose logarithm is part of the scale, or of e where something is added to it:
+        a bias of the largest numbers must not become infinite."""
+        return math.e if self.bias else 2.0
+
+    @property
+    def unit(self) -> float:
+        """Scores of base e over these."""
+        return math.log(self.base)
+
 
 def word(f: Code, name: str) -> str:
     """One of the arguments of `WORDS`."""
@@ -42,6 +53,11 @@ def real(f: Code, name: str) -> str:
     return f.splat(f.let(f"fptrunc double {word(f, name)} to float"))
 
 
+def weight(f: Code, form: Form, x: str) -> str:
+    """The exponential of a score that the largest one, or the log-sum-exp, was subtracted from."""
+    return f.power(x if form.base == 2 else f.op("fmul", "float", x, f.f32(1 / math.log(2))))
+
+
 def seen(f: Code, row: str, there: str, begin: str, end: str) -> tuple[str, str]:
     """The keys between two that a panel's queries may see: (first, behind the last)."""
     low = f.larger(f.add(row, word(f, "first")), begin)
@@ -51,7 +67,7 @@ def seen(f: Code, row: str, there: str, begin: str, end: str) -> tuple[str, str]
 
 def scores(form: Form, vectors: int) -> list[Code]:
     """Functions for the scores of a tile, the last one `scores_N` (args, tile, packed queries, keys, bias, first
-    query, queries, first key, keys): scale · log₂e · q kᵀ + log₂e · bias, -inf where a query does not see a key."""
+    query, queries, first key, keys): scale · q kᵀ + bias, over the unit; -inf where a query does not see a key."""
     name = f"scores_{vectors}"
     columns = vectors * machine().width
     parts = product(f"{name}_product", columns, (form.size, 1, lanes(), lanes()))
@@ -72,7 +88,7 @@ def _both(f: Code, vectors: int) -> None:
 
     def add(first: str, column: str, x: str) -> None:
         at = f.at("%s", f.add(f.mul(column, lanes()), first))
-        f.store(f.fma(x, f.f32(LOG2E), f.load(at)), at)
+        f.store(f.op("fadd", "float", f.load(at), x), at)
 
     f.turn_in(source, apart, "%there", "%n", add)
 
@@ -103,7 +119,7 @@ def _add_to_row(f: Code, row: str, given: list[str]) -> None:
     start = f.at("%s", f.mul(row, lanes()))
     for i, x in enumerate(given):
         at = f.at(start, i * machine().width)
-        f.store(f.fma(x, f.f32(LOG2E), f.load(at)), at)
+        f.store(f.op("fadd", "float", f.load(at), x), at)
 
 
 def _window(f: Code, vectors: int) -> None:

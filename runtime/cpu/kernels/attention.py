@@ -14,7 +14,7 @@ import numpy as np
 
 from ....language.types import TensorType
 from ..attention import backward, forward
-from ..attention.code import LOG2E, vectors
+from ..attention.code import vectors
 from ..attention.items import Items, offsets
 from ..attention.scores import Form
 from ..code.tiles import machine
@@ -84,6 +84,7 @@ class Attention(Family):
     def words(self, op: Operator, ins: Sequence[Any]) -> list[Any]:
         """The arguments of `scores.WORDS`."""
         rule: Any = op.op
+        form = self.form(op)
         q, k, v, bias = ins[:4]
         row = column = 0
         if bias is not None:
@@ -91,7 +92,7 @@ class Attention(Family):
             row, column = (columns if rows > 1 else 0), int(columns > 1)
         first = -_FAR if rule.first is None else rule.first
         last = _FAR if rule.last is None else rule.last
-        return [q, k, v, 0 if bias is None else bias, row, column, rule.scale * LOG2E, first, last, k.shape[-2]]
+        return [q, k, v, 0 if bias is None else bias, row, column, rule.scale / form.unit, first, last, k.shape[-2]]
 
     def heads(self, op: Operator) -> np.ndarray:
         """[heads, 7]: element offsets of each head's q, k, v, bias, y, log-sum-exp and gradient of the bias."""
