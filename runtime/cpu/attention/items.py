@@ -68,7 +68,7 @@ class Items:
         touched: set[tuple[str, int, int]] = set()
         found = []
         for place, turn in itertools.product(range(max(order, default=-1) + 1), range(self.blocks)):
-            wave = []
+            wave: list[tuple[int, ...]] = []
             for head in np.flatnonzero(order == place):
                 wave += self._of_head(int(head), turn, (rows, columns), panels, touched)
             found.append(wave)

@@ -142,28 +142,25 @@ class Gradient(Attention):
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Of each thread; partial sums of the bias's gradient."""
         own = TensorType("f32", (native.threads(), backward.room(self.form(op))))
-        bias = self.wanted(op)
-        return (own,) if bias is None else (own, TensorType("f32", (self.parts(op), math.prod(bias))))
+        bias, parts = self.wanted(op), self.parts(op)
+        return (own,) if bias is None or not parts else (own, TensorType("f32", (parts, math.prod(bias))))
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
-        """One call for each wave."""
-        bias = self.wanted(op)
-        parts = self.parts(op)
+        """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
+        rule: Any = op.op
+        bias, parts, items = self.wanted(op), self.parts(op), self.items(op)
         heads, table = self.heads(op), panels(ins[0].shape[-2])
-        items = self.items(op)
-        calls, dbias = [], 0 if bias is None else outs[3]
+        target = scratch[1] if parts else outs[3]
         if bias is not None and parts:
-            dbias = scratch[1]
             heads[:, 6] += items.part(parts) * math.prod(bias)
-        if bias is not None:
-            calls.append(filling(dbias, 0))
-        words = [*self.words(op, ins), *ins[4:7], *outs[:3], dbias, op.op.scale, heads, table]
+        words = [*self.words(op, ins), *ins[4:7], *outs[:3], 0 if bias is None else target, rule.scale, heads, table]
         code = native.compile_ir(backward.kernel(self.form(op), bias is not None))
+        calls = [] if bias is None else [filling(target, 0)]
         for wave in items.waves(table, parts):
             pieces = min(native.threads(), len(wave))
             calls.append(Call(code, (*words, wave, len(wave), pieces, scratch[0]), pieces))
-        if bias is not None and parts:
-            calls.append(add_up.call(dbias, outs[3].reshape(-1), work=outs[3].size))
+        if parts:
+            calls.append(add_up.call(target, outs[3].reshape(-1), work=outs[3].size))
         return calls
 
     def wanted(self, op: Operator) -> tuple[int, ...] | None:
