@@ -21,6 +21,8 @@ from ..tiles import wide
 
 #: queries and keys of a tile
 ROWS, COLUMNS = 256, 256
+#: queries that kernels take at a time, for estimates of costs
+STRIP = 64
 
 
 class Tiled(Op, abstract=True):
@@ -70,8 +72,12 @@ class Tiled(Op, abstract=True):
                 yield rows, slice(max(c, low), min(c + COLUMNS, high))
 
     def share(self, queries: int, keys: int) -> float:
-        """The share of all scores that lie in tiles."""
-        area = sum((r.stop - r.start) * (c.stop - c.start) for r, c in self.tiles(queries, keys))
+        """The share of all scores that kernels compute: of `STRIP` queries at a time those with the keys they see."""
+        area = 0
+        for start in range(0, queries, STRIP):
+            stop = min(start + STRIP, queries)
+            low, high = self.columns(start, stop, keys)
+            area += (stop - start) * (high - low)
         return area / max(queries * keys, 1)
 
     def score(self, xp: Any, s: Any, q: Any, k: Any, bias: Any, rows: slice, columns: slice) -> None:
