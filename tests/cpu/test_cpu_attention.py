@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from test_cpu_rows import native_results, numpy_results
 import recompute as rc
 from recompute.ops.attention.tiled import TiledAttention
 from recompute.ops.attention.tiled_grad import TiledAttentionGrad
-from recompute.runtime.cpu.attention.items import BLOCK, Items
+from recompute.runtime.cpu.attention.items import Items
 from recompute.runtime.cpu.device import jit, native
 from recompute.runtime.cpu.families import ENOUGH
 from recompute.runtime.cpu.kernels import attention
@@ -32,6 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "a window": ({"first": -20, "last": 7}, ((2, 300, 8), (2, 290, 8), (2, 290, 8))),
     "a window behind": ({"first": 33}, ((2, 100, 8), (2, 120, 8), (2, 120, 8))),
     "a window without keys": ({"first": 500}, ((2, 100, 8), (2, 120, 8), (2, 120, 8))),
+    "keys that all share": ({}, ((5, 140, 8), (1, 300, 8), (1, 300, 8))),
     "shared keys": ({"last": 0}, ((2, 2, 3, 90, 16), (2, 2, 1, 90, 16), (2, 2, 1, 90, 16))),
     "a bias": ({}, ((2, 3, 49, 32), (2, 3, 49, 32), (2, 3, 49, 32), (2, 3, 49, 49))),
     "a shared bias": ({}, ((20, 3, 49, 32), (20, 3, 49, 32), (20, 3, 49, 32), (3, 49, 49))),
@@ -135,7 +137,9 @@ def test_a_query_has_the_same_bits_among_others() -> None:
     assert all(np.array_equal(a[:, 37:90], b) for a, b in zip(whole, some, strict=True))
 
 
-@pytest.mark.parametrize("name", ["a shared bias", "shared keys", "blocks", "blocks, windows", "odd sizes"])
+@pytest.mark.parametrize(
+    "name", ["a shared bias", "shared keys", "keys that all share", "blocks", "blocks, windows", "odd sizes"]
+)
 def test_the_bits_do_not_depend_on_the_number_of_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, given = arrays(name)
     full = gradient_inputs(options, given)
@@ -165,27 +169,29 @@ def test_which_operators_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not takes(TiledAttention(last=3), q, q, q)  # with an attribute that the kernel does not know
 
 
-def test_items_of_a_wave_write_to_different_places() -> None:
-    panels = np.array([(r, min(64, 1700 - r), 0) for r in range(0, 1700, 64)], np.int64)
+@pytest.mark.parametrize(("queries", "keys", "blocks"), [(1700, 1200, 4), (100, 120, 1), (260, 120, 2)])
+def test_runs_of_a_wave_write_to_different_places(queries: int, keys: int, blocks: int) -> None:
+    panels = np.array([(r, min(64, queries - r), 0) for r in range(0, queries, 64)], np.int64)
     op = TiledAttention(last=100, first=-600)
-    items = Items((2, 3), (2, 1), None, 1700, 1200, op.columns)
-    assert (items.chains, items.length, items.blocks) == (2, 3, 4)
-    pairs, begun = set(), set()
-    for wave in items.waves(panels, 0):
-        keys = [(head // 3, low) for head, _, _, low, high, _, _ in wave.tolist() if high > low]
-        queries = [(head, begin) for head, begin, end, *_ in wave.tolist() if end > begin]
-        assert len(set(keys)) == len(keys)
-        assert len(set(queries)) == len(queries)
-        for head, begin, end, low, high, fresh, first in wave.tolist():
-            if high > low:
-                assert bool(fresh) == ((head // 3, low) not in begun)
-                begun.add((head // 3, low))
-            if end > begin:
-                assert bool(first) == ((head, begin, "q") not in begun)
-                begun.add((head, begin, "q"))
-                pairs.add((head, begin, low))
-    assert len(begun) == 2 * 3 + 6 * 4  # blocks of keys for each chain, of queries for each head
-    assert max(b for _, b, _ in pairs) > BLOCK // 64
+    items = Items((2, 3), (2, 1), None, queries, keys, op.columns)
+    assert (items.chains, items.length, items.blocks) == (2, 3, blocks)
+    begun, seen = set(), set()
+    for runs, wave in items.waves(panels, 0):
+        by_run = []
+        for start, stop in runs.tolist():
+            written = set()
+            for head, begin, end, low, high, fresh, first in wave[start:stop].tolist():
+                places = [("keys", head // 3, low)] * (high > low) + [("queries", head, begin)] * (end > begin)
+                flags = [fresh] * (high > low) + [first] * (end > begin)
+                assert [bool(x) for x in flags] == [p not in begun for p in places]
+                begun.update(places)
+                written.update(places)
+                seen.update((head, q, k) for q in range(begin, end) for k in range(low, high))
+            by_run.append(written)
+        assert sum(map(len, by_run)) == len(set().union(*by_run))
+    for head, (p, (row, there, _)) in itertools.product(range(6), enumerate(panels.tolist())):
+        low, high = op.columns(row, row + there, keys)
+        assert all((head, p, k) in seen for k in range(low, high))
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -18,9 +18,9 @@ from .forward import HEAD, PANEL, pack, run_panel
 from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
-WORDS = (*scores.WORDS, "y", "lse", "dy", "dq", "dk", "dv", "dbias", "plain", "heads", "panels", "table", "items",
-         "pieces", "room")  # fmt: skip
-_NUMBERS = ("items", "pieces")
+WORDS = (*scores.WORDS, "y", "lse", "dy", "dq", "dk", "dv", "dbias", "plain", "heads", "panels", "table", "runs",
+         "count", "pieces", "room")  # fmt: skip
+_NUMBERS = ("count", "pieces")
 #: columns of the table of items: head, panels from, to, keys from, to; whether dk and dv begin with 0, whether dq does
 ITEM = 7
 
@@ -38,29 +38,37 @@ def _word(f: Code, name: str) -> str:
 
 @functools.cache
 def kernel(form: Form, biased: bool) -> str:
-    """IR of the kernel over pieces of a wave: each takes every so manieth item.  `biased`: the bias has a gradient."""
+    """IR of the kernel over pieces of a wave: each takes every so manieth run.  `biased`: the bias has a gradient."""
     functions = _by_keys(form)
     for v in form.vectors:
         functions += [*scores.scores(form, v), *_by_queries(form, v), _weights(form, v), _Panel(form, v, biased).code()]
     f = Code()
-    heads, panels, table, start = (_word(f, n) for n in ("heads", "panels", "table", "room"))
-    items, pieces = (_word(f, n) for n in _NUMBERS)
+    runs, start = (_word(f, n) for n in ("runs", "room"))
+    count, pieces = (_word(f, n) for n in _NUMBERS)
     with f.loop("%begin", "%end") as piece:
         own = f.at(start, f.mul(piece, room(form)))
-        with f.loop(piece, items, pieces) as item:
-            at = f.at(table, f.mul(item, ITEM), "i64")
-            number, begin, end, low, high, fresh, first = (f.word(at, i) for i in range(ITEM))
-            head = f.at(heads, f.mul(number, HEAD), "i64")
-            with f.when(f.let(f"icmp ne i64 {fresh}, 0")):
-                for name, column, size in (("dk", 1, form.size), ("dv", 2, form.values)):
-                    to = f.at(_word(f, name), f.add(f.word(head, column), f.mul(low, size)))
-                    f.zero(to, f.mul(f.sub(high, low), size, 4))
-            more = f.let(f"icmp eq i64 {first}, 0")
-            with f.loop(begin, end) as panel:
-                at = f.at(panels, f.mul(panel, PANEL), "i64")
-                given = (("i64", low), ("i64", high), ("i1", more), ("ptr", own))
-                run_panel(f, form, at, ("ptr", head), *given)
+        with f.loop(piece, count, pieces) as run:
+            begin, end = (f.word(runs, f.add(f.mul(run, 2), i)) for i in range(2))
+            with f.loop(begin, end) as item:
+                _item(f, form, item, own)
     return module(*functions, f)
+
+
+def _item(f: Code, form: Form, item: str, own: str) -> None:
+    """A block of queries with a block of keys."""
+    heads, panels, table = (_word(f, n) for n in ("heads", "panels", "table"))
+    at = f.at(table, f.mul(item, ITEM), "i64")
+    number, begin, end, low, high, fresh, first = (f.word(at, i) for i in range(ITEM))
+    head = f.at(heads, f.mul(number, HEAD), "i64")
+    with f.when(f.let(f"icmp ne i64 {fresh}, 0")):
+        for name, column, size in (("dk", 1, form.size), ("dv", 2, form.values)):
+            to = f.at(_word(f, name), f.add(f.word(head, column), f.mul(low, size)))
+            f.zero(to, f.mul(f.sub(high, low), size, 4))
+    more = f.let(f"icmp eq i64 {first}, 0")
+    with f.loop(begin, end) as panel:
+        at = f.at(panels, f.mul(panel, PANEL), "i64")
+        given = (("i64", low), ("i64", high), ("i1", more), ("ptr", own))
+        run_panel(f, form, at, ("ptr", head), *given)
 
 
 def _by_keys(form: Form) -> list[Code]:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-#: queries or keys of a block, at most
-BLOCK = 512
+#: queries or keys of a block, at most, and at least where heads that share keys are few
+BLOCK, SMALL = 512, 128
+#: items of a wave that are enough
+ENOUGH = 8
 
 
 def offsets(shape: Sequence[int], lead: Sequence[int], size: int) -> np.ndarray:
@@ -43,12 +45,14 @@ class Items:
         #: whether heads share keys
         self.shares = any(a == 1 < n for a, n in zip(shared, lead, strict=True))
         along = [n if 1 in (a, b) else 1 for n, a, b in zip(lead, shared, full[:-2], strict=True)]
-        self.length = math.prod(along)
-        self.chains = math.prod(lead) // max(self.length, 1)
-        whole = full[-2:] == (1, 1)  # all add to one number
-        self._counts = (1, 1) if whole else (-(-queries // BLOCK), -(-keys // BLOCK))
+        across = [1 if 1 in (a, b) else n for n, a, b in zip(lead, shared, full[:-2], strict=True)]
+        self.length, self.chains = math.prod(along), math.prod(across)
+        self._counts = self._blocks(queries), self._blocks(keys)
+        if full[-2:] == (1, 1):  # all add to one number
+            self._counts = (1, 1)
         self.blocks = max(self._counts)
-        #: each head's place in its chain
+        #: each head's chain and its place in it
+        self.chain = np.broadcast_to(np.arange(self.chains).reshape(across), lead).reshape(-1)
         self.places = np.broadcast_to(np.arange(self.length).reshape(along), lead).reshape(-1)
         #: each head's keys
         self.targets = offsets(shared, lead, 1)
@@ -57,23 +61,33 @@ class Items:
         """Which of so many parts of its chain each head is in."""
         return self.places * parts // self.length
 
-    def waves(self, panels: np.ndarray, parts: int) -> list[np.ndarray]:
-        """The tables of items (see backward.ITEM); parts of a chain need not wait for each other."""
-        order = self.places
-        if parts:
-            starts = np.array([-(-self.length * p // parts) for p in range(parts)])
-            order = self.places - starts[self.part(parts)]
-        rows = _cut(len(panels), self._counts[0])
-        columns = _cut(self.keys, self._counts[1])
+    def waves(self, panels: np.ndarray, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each wave its runs (first item, behind the last), and its items (see backward.ITEM).
+
+        A run is done by one thread.  Where a head is one block, all chains run through at once: in one wave.
+        """
+        cuts = _cut(len(panels), self._counts[0]), _cut(self.keys, self._counts[1])
         touched: set[tuple[str, int, int]] = set()
-        found = []
-        for place, turn in itertools.product(range(max(order, default=-1) + 1), range(self.blocks)):
-            wave: list[tuple[int, ...]] = []
-            for head in np.flatnonzero(order == place):
-                wave += self._of_head(int(head), turn, (rows, columns), panels, touched)
-            found.append(wave)
-        found.append(list(self._untouched(rows, columns, touched)))
-        return [np.array(w, np.int64) for w in found if w]
+        waves: list[list[list[tuple[int, ...]]]] = []
+        if self.blocks == 1:
+            group = self.chain * self.length + (self.part(parts) if parts else 0)
+            order = np.argsort(group, kind="stable")  # heads of a chain stay in order
+            runs = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+            found = [[list(self._of_head(int(head), 0, cuts, panels, touched)) for head in run] for run in runs]
+            waves.append([list(itertools.chain(*run)) for run in found])
+        else:
+            for place, turn in itertools.product(range(self.length), range(self.blocks)):
+                heads = np.flatnonzero(self.places == place)
+                waves.append([[x] for h in heads for x in self._of_head(int(h), turn, cuts, panels, touched)])
+        waves[0] += [[x] for x in self._untouched(*cuts, touched)]
+        return [_tables(w) for w in waves if any(w)]
+
+    def _blocks(self, size: int) -> int:
+        """Of so many queries or keys."""
+        found = -(-size // BLOCK)
+        if self.length > 1:
+            found = max(found, min(-(-ENOUGH // self.chains), size // SMALL))
+        return found
 
     def _of_head(
         self, head: int, turn: int, cuts: tuple[list, list], panels: np.ndarray, touched: set
@@ -103,6 +117,13 @@ class Items:
             for i, (begin, end) in enumerate(rows):
                 if ("queries", head, i) not in touched:
                     yield head, begin, end, 0, 0, 0, 1
+
+
+def _tables(runs: list[list[tuple[int, ...]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Where each run begins and ends, and the items of all of them."""
+    ends = list(itertools.accumulate(len(r) for r in runs))
+    bounds = [(end - len(r), end) for r, end in zip(runs, ends, strict=True)]
+    return np.array(bounds, np.int64), np.array([x for r in runs for x in r], np.int64)
 
 
 def _cut(size: int, parts: int) -> list[tuple[int, int]]:

@@ -156,9 +156,9 @@ class Gradient(Attention):
         words = [*self.words(op, ins), *ins[4:7], *outs[:3], 0 if bias is None else target, rule.scale, heads, table]
         code = native.compile_ir(backward.kernel(self.form(op), bias is not None))
         calls = [] if bias is None else [filling(target, 0)]
-        for wave in items.waves(table, parts):
-            pieces = min(native.threads(), len(wave))
-            calls.append(Call(code, (*words, wave, len(wave), pieces, scratch[0]), pieces))
+        for runs, wave in items.waves(table, parts):
+            pieces = min(native.threads(), len(runs))
+            calls.append(Call(code, (*words, wave, runs, len(runs), pieces, scratch[0]), pieces))
         if parts:
             calls.append(add_up.call(target, outs[3].reshape(-1), work=outs[3].size))
         return calls
@@ -179,7 +179,7 @@ class Gradient(Attention):
         items, bias = self.items(op), self.wanted(op)
         q = op.inputs[0]
         assert q is not None
-        if bias is None or items.shares or items.chains * items.blocks >= PARTS:
+        if bias is None or items.shares or items.blocks > 1 or items.chains >= PARTS:
             return 0
         found = min(PARTS, items.length)
         return found if found * math.prod(bias) <= q.size else 0
