@@ -4,7 +4,7 @@
 |---|---|---|
 | `onednn` | convolutions, matrix products | the extra `onednn` |
 | `loops` | element-wise chains with sums over rows, generated | llvmlite (extra `cpu`) |
-| `numba` | softmax, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
+| `numba` | softmax, attention, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
 | `convolution` | convolutions without oneDNN | llvmlite |
 | `blas` | matrix products, by NumPy's own OpenBLAS | llvmlite |
 

@@ -16,6 +16,8 @@ from .dropped import Dropped, check_part, dropped
 
 #: queries and keys of a tile
 ROWS, COLUMNS = 256, 256
+#: queries that kernels take at a time, for estimates of costs
+STRIP = 64
 
 
 class Tiled(Op, abstract=True):
@@ -86,10 +88,10 @@ class Tiled(Op, abstract=True):
     # -- tiles --------------------------------------------------------------------------------------------------
 
     def columns(self, start: int, stop: int, keys: int) -> tuple[int, int]:
-        """The keys that the queries from `start` to `stop` may see."""
+        """The keys that the queries from `start` to `stop` may see; (0, 0) where there are none."""
         low = 0 if self.first is None else max(start + self.first, 0)
         high = keys if self.last is None else min(stop + self.last, keys)
-        return low, max(high, low)
+        return (low, high) if low < high else (0, 0)
 
     def tiles(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
         """All tiles with a score that counts: rows, and for each row its columns, from left to right."""
@@ -100,8 +102,12 @@ class Tiled(Op, abstract=True):
                 yield rows, slice(max(c, low), min(c + COLUMNS, high))
 
     def share(self, queries: int, keys: int) -> float:
-        """The share of all scores that lie in tiles."""
-        area = sum((r.stop - r.start) * (c.stop - c.start) for r, c in self.tiles(queries, keys))
+        """The share of all scores that kernels compute: of `STRIP` queries at a time those with the keys they see."""
+        area = 0
+        for start in range(0, queries, STRIP):
+            stop = min(start + STRIP, queries)
+            low, high = self.columns(start, stop, keys)
+            area += (stop - start) * (high - low)
         return area / max(queries * keys, 1)
 
     def per_score(self) -> int:

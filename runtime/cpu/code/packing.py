@@ -107,11 +107,11 @@ def turn(*, unpack: bool) -> str:
                 for e in range(w):  # columns behind the last read it once more
                     at = f.at(to, f.add(f.word(offsets, f.add(first, f.smaller(e, last))), j))
                     square.append(load_lanes(f, at, full))
-                for i, x in enumerate(_transpose(f, square)):
-                    store_lanes(f, x, at_row[i], _both(f, some, exists[i]))
+                for i, x in enumerate(transposed(f, square)):
+                    store_lanes(f, x, at_row[i], both(f, some, exists[i]))
             else:
-                square = [load_lanes(f, at_row[i], _both(f, some, exists[i])) for i in range(w)]
-                for e, x in enumerate(_transpose(f, square)):
+                square = [load_lanes(f, at_row[i], both(f, some, exists[i])) for i in range(w)]
+                for e, x in enumerate(transposed(f, square)):
                     with f.when(f.let(f"icmp sgt i64 {length}, {e}")):
                         at = f.at(to, f.add(f.word(offsets, f.add(first, e)), j))
                         f.line(f"store {machine().vector} {x}, ptr {at}, align 4")
@@ -125,12 +125,13 @@ def lanes_below(f: Code, count: str) -> str:
     return f.let(f"icmp slt <{w} x i64> {numbers}, {f.spread(count, 'i64', w)}")
 
 
-def _both(f: Code, lanes: str, condition: str) -> str:
+def both(f: Code, lanes: str, condition: str) -> str:
+    """Lanes, or none where the condition does not hold."""
     w = machine().width
     return f.let(f"select i1 {condition}, <{w} x i1> {lanes}, <{w} x i1> zeroinitializer")
 
 
-def _transpose(f: Code, square: list[str]) -> list[str]:
+def transposed(f: Code, square: list[str]) -> list[str]:
     """Rows of a square of vectors become its columns: blocks of 1, 2, 4, ... elements change places."""
     w, v = len(square), machine().vector
     size = 1

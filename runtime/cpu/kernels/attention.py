@@ -1,0 +1,185 @@
+"""Attention in tiles and its gradient, in float32 (see runtime/cpu/attention for the code).
+
+A thread takes a panel of queries through all keys that it sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....language.types import TensorType
+from ..attention import backward, forward
+from ..attention.code import vectors
+from ..attention.items import Items, offsets
+from ..attention.scores import Form
+from ..code.tiles import machine
+from ..device import native
+from ..device.jit import kernel
+from ..device.native import Call
+from ..families import ENOUGH, PARTS, Family, family
+from .copy import filling
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: attributes of the operators that the kernels know; others must have their defaults
+_KNOWN = ("scale", "first", "last")
+#: what stands for a window without a bound
+_FAR = 1 << 40
+
+
+def panels(queries: int) -> np.ndarray:
+    """[panels, 3]: first query, queries, variant; nearly equal numbers of vectors, the larger ones first."""
+    width = machine().width
+    total = -(-queries // width)
+    count = -(-total // vectors())
+    sizes = [total // count + (i < total % count) for i in range(count)]
+    kinds = sorted(set(sizes), reverse=True)
+    found, row = [], 0
+    for n in sizes:
+        there = min(n * width, queries - row)
+        found.append((row, there, kinds.index(n)))
+        row += there
+    return np.array(found, np.int64)
+
+
+def variants(queries: int) -> tuple[int, ...]:
+    """Vectors of the panels, by variant."""
+    width = machine().width
+    total = -(-queries // width)
+    count = -(-total // vectors())
+    return tuple(sorted({-(-total // count), total // count}, reverse=True))
+
+
+class Attention(Family):
+    """What both passes share."""
+
+    def accepts(self, op: Operator) -> bool:
+        """float32, and enough to do."""
+        rule: Any = op.op
+        values = (*op.reads(), *op.writes())
+        plain = all(getattr(rule, f.name) == f.default for f in dataclasses.fields(rule) if f.name not in _KNOWN)
+        if not plain or any(v.dtype != "f32" or not v.size for v in values):
+            return False
+        q, k = (x.type for x in op.inputs[:2] if x is not None)
+        return math.prod(q.shape) * k.shape[-2] >= ENOUGH
+
+    def form(self, op: Operator) -> Form:
+        """What the code depends on."""
+        rule: Any = op.op
+        q, k, v, bias = (None if x is None else x.type for x in (*op.inputs, None)[:4])
+        assert q is not None and k is not None and v is not None
+        window = rule.first is not None or rule.last is not None
+        kind = ""
+        if bias is not None:
+            rows, columns = (1, 1, *bias.shape)[-2:]
+            kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
+        return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]))
+
+    def words(self, op: Operator, ins: Sequence[Any]) -> list[Any]:
+        """The arguments of `scores.WORDS`."""
+        rule: Any = op.op
+        form = self.form(op)
+        q, k, v, bias = ins[:4]
+        row = column = 0
+        if bias is not None:
+            rows, columns = (1, 1, *bias.shape)[-2:]
+            row, column = (columns if rows > 1 else 0), int(columns > 1)
+        first = -_FAR if rule.first is None else rule.first
+        last = _FAR if rule.last is None else rule.last
+        return [q, k, v, 0 if bias is None else bias, row, column, rule.scale / form.unit, first, last, k.shape[-2]]
+
+    def heads(self, op: Operator) -> np.ndarray:
+        """[heads, 7]: element offsets of each head's q, k, v, bias, y, log-sum-exp and gradient of the bias."""
+        q, k, v, bias = (None if x is None else x.type.shape for x in (*op.inputs, None)[:4])
+        assert q is not None and k is not None and v is not None
+        lead, (t, d), (s, e) = q[:-2], q[-2:], v[-2:]
+        biases = np.zeros(math.prod(lead), np.int64)
+        if bias is not None:
+            full = (1,) * (2 - len(bias)) + bias
+            biases = offsets(full[:-2], lead, full[-2] * full[-1])
+        columns = [offsets(q[:-2], lead, t * d), offsets(k[:-2], lead, s * d), offsets(v[:-2], lead, s * e), biases]
+        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t), biases], 1)
+
+
+@family("TiledAttention")
+class Forward(Attention):
+    """(q, k, v, bias?) → y, log-sum-exp?"""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Of each thread."""
+        return (TensorType("f32", (native.threads(), forward.room(self.form(op)))),)
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call."""
+        table, parts = self.heads(op), panels(ins[0].shape[-2])
+        items = len(table) * len(parts)
+        pieces = min(native.threads(), items)
+        words = [*self.words(op, ins), outs[0], 0 if outs[1] is None else outs[1]]
+        words += [table, parts, len(parts), items, pieces, scratch[0]]
+        return [Call(native.compile_ir(forward.kernel(self.form(op))), tuple(words), pieces)]
+
+
+@kernel
+def add_up(parts, total, begin, end):
+    """The sum of the rows of `parts`, in their order."""
+    for j in range(begin, end):
+        x = parts[0, j]
+        for i in range(1, parts.shape[0]):
+            x += parts[i, j]
+        total[j] = x
+
+
+@family("TiledAttentionGrad")
+class Gradient(Attention):
+    """(q, k, v, bias?, y, log-sum-exp, dy) → dq, dk, dv, dbias?"""
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Of each thread; partial sums of the bias's gradient."""
+        own = TensorType("f32", (native.threads(), backward.room(self.form(op))))
+        bias, parts = self.wanted(op), self.parts(op)
+        return (own,) if bias is None or not parts else (own, TensorType("f32", (parts, math.prod(bias))))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """One call for each wave; before them what clears the bias's gradient, behind them what adds its parts up."""
+        rule: Any = op.op
+        bias, parts, items = self.wanted(op), self.parts(op), self.items(op)
+        heads, table = self.heads(op), panels(ins[0].shape[-2])
+        target = scratch[1] if parts else outs[3]
+        if bias is not None and parts:
+            heads[:, 6] += items.part(parts) * math.prod(bias)
+        words = [*self.words(op, ins), *ins[4:7], *outs[:3], 0 if bias is None else target, rule.scale, heads, table]
+        code = native.compile_ir(backward.kernel(self.form(op), bias is not None))
+        calls = [] if bias is None else [filling(target, 0)]
+        for runs, wave in items.waves(table, parts):
+            pieces = min(native.threads(), len(runs))
+            calls.append(Call(code, (*words, wave, runs, len(runs), pieces, scratch[0]), pieces))
+        if parts:
+            calls.append(add_up.call(target, outs[3].reshape(-1), work=outs[3].size))
+        return calls
+
+    def wanted(self, op: Operator) -> tuple[int, ...] | None:
+        """The shape of the bias whose gradient is wanted."""
+        bias = op.inputs[3]
+        return None if bias is None or len(op.outputs) < 4 or op.outputs[3] is None else bias.shape
+
+    def items(self, op: Operator) -> Items:
+        """The work."""
+        rule: Any = op.op
+        q, k = (x.shape for x in op.inputs[:2] if x is not None)
+        return Items(q[:-2], k[:-2], self.wanted(op), q[-2], k[-2], rule.columns)
+
+    def parts(self, op: Operator) -> int:
+        """Into how many sums the gradient of a bias is cut that heads share, so that there is work for the threads."""
+        items, bias = self.items(op), self.wanted(op)
+        q = op.inputs[0]
+        assert q is not None
+        if bias is None or items.shares or items.blocks > 1 or items.chains >= PARTS:
+            return 0
+        found = min(PARTS, items.length)
+        return found if found * math.prod(bias) <= q.size else 0

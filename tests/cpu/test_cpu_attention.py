@@ -1,0 +1,223 @@
+"""Attention's kernels against the operators' own numerics in float64: windows, biases, shared heads, odd sizes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_cases import applied
+from test_cpu_rows import native_results, numpy_results
+
+import recompute as rc
+from recompute.ops.attention.tiled import TiledAttention
+from recompute.ops.attention.tiled_grad import TiledAttentionGrad
+from recompute.runtime.cpu.attention.items import Items
+from recompute.runtime.cpu.device import jit, native
+from recompute.runtime.cpu.families import ENOUGH
+from recompute.runtime.cpu.kernels import attention
+from recompute.runtime.cpu.providers.numba import Numba
+
+pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
+
+#: options, shapes of q, k, v and bias
+CASES: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
+    "whole panels and tiles": ({}, ((2, 128, 64), (2, 256, 64), (2, 256, 64))),
+    "odd sizes": ({}, ((2, 197, 40), (2, 333, 40), (2, 333, 33))),
+    "one query": ({}, ((16, 1, 64), (16, 77, 64), (16, 77, 64))),
+    "one key": ({}, ((16, 77, 64), (16, 1, 64), (16, 1, 64))),
+    "wide heads": ({"last": 0}, ((1, 70, 130), (1, 70, 130), (1, 70, 72))),
+    "causal": ({"last": 0}, ((2, 3, 150, 16), (2, 3, 150, 16), (2, 3, 150, 16))),
+    "causal, fewer keys": ({"last": -60}, ((2, 150, 16), (2, 90, 16), (2, 90, 16))),
+    "a window": ({"first": -20, "last": 7}, ((2, 300, 8), (2, 290, 8), (2, 290, 8))),
+    "a window behind": ({"first": 33}, ((2, 100, 8), (2, 120, 8), (2, 120, 8))),
+    "a window without keys": ({"first": 500}, ((2, 100, 8), (2, 120, 8), (2, 120, 8))),
+    "keys that all share": ({}, ((5, 140, 8), (1, 300, 8), (1, 300, 8))),
+    "shared keys": ({"last": 0}, ((2, 2, 3, 90, 16), (2, 2, 1, 90, 16), (2, 2, 1, 90, 16))),
+    "a bias": ({}, ((2, 3, 49, 32), (2, 3, 49, 32), (2, 3, 49, 32), (2, 3, 49, 49))),
+    "a shared bias": ({}, ((20, 3, 49, 32), (20, 3, 49, 32), (20, 3, 49, 32), (3, 49, 49))),
+    "a bias of all": ({"last": 3}, ((4, 70, 16), (4, 90, 16), (4, 90, 16), (70, 90))),
+    "a bias and shared keys": ({}, ((2, 4, 70, 16), (2, 1, 90, 16), (2, 1, 90, 16), (4, 70, 90))),
+    "a bias of keys": ({"first": -9}, ((2, 3, 70, 16), (2, 3, 90, 16), (2, 3, 90, 16), (2, 1, 1, 90))),
+    "a vector": ({}, ((3, 70, 16), (3, 90, 16), (3, 90, 16), (90,))),
+    "a bias of queries": ({"last": 3}, ((2, 70, 16), (2, 90, 16), (2, 90, 16), (2, 70, 1))),
+    "a number": ({"last": 3}, ((2, 70, 16), (2, 90, 16), (2, 90, 16), (1, 1))),
+    "blocks": ({"last": 0}, ((2, 1100, 8), (2, 1300, 8), (2, 1300, 8))),
+    "blocks, windows": ({"first": -700, "last": -300}, ((2, 1300, 8), (1, 1100, 8), (1, 1100, 8), (1, 1100))),
+}
+
+
+def arrays(name: str, dtype: Any = np.float32) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """A case's options and inputs."""
+    options, shapes = CASES[name]
+    g = np.random.default_rng(len(name))
+    return {"scale": 0.3, **options}, [g.standard_normal(s).astype(dtype) for s in shapes]
+
+
+def doubled(given: list[Any]) -> list[Any]:
+    return [None if a is None else a.astype(np.float64) for a in given]
+
+
+def gradient_inputs(options: dict[str, Any], given: list[np.ndarray]) -> list[Any]:
+    """The forward pass's inputs and results, and a gradient."""
+    y, lse = (a.astype(np.float32) for a in numpy_results(TiledAttention(**options), doubled(given)))
+    dy = np.random.default_rng(3).standard_normal(y.shape).astype(np.float32)
+    return [*given, *[None] * (4 - len(given)), y, lse, dy]
+
+
+def close(got: list[np.ndarray], want: list[np.ndarray]) -> None:
+    """Within float32's rounding of the largest element of all."""
+    largest = max(np.abs(b[np.isfinite(b) & (np.abs(b) < 1e6)]).max(initial=0) for b in want)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=4e-6 * largest)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_forward_pass(name: str) -> None:
+    options, given = arrays(name)
+    op = TiledAttention(**options)
+    close(native_results(op, given), numpy_results(op, doubled(given)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient(name: str) -> None:
+    options, given = arrays(name)
+    op, full = TiledAttentionGrad(**options), gradient_inputs(options, given)
+    for want in (3, 4) if len(given) > 3 else (3,):
+        close(native_results(op, full, want), numpy_results(op, doubled(full), want))
+
+
+def test_without_the_log_sum_exp() -> None:
+    options, given = arrays("odd sizes")
+    op = TiledAttention(**options)
+    assert np.array_equal(native_results(op, given, 1)[0], native_results(op, given)[0])
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.finfo(np.float32).min, -1e30, -1e4, 3e38])
+def test_biases_of_large_numbers(value: float) -> None:
+    g = np.random.default_rng(5)
+    q, k, v = (g.standard_normal((2, 40, 16)).astype(np.float32) for _ in range(3))
+    bias = np.where(g.random((2, 40, 40)) < 0.5, 0, value).astype(np.float32)
+    bias[0, 3] = value  # a query of which all keys have it
+    op = TiledAttention(scale=0.3)
+    got, want = native_results(op, [q, k, v, bias]), numpy_results(op, [q, k, v, bias])
+    close(got, want)
+    if value == -np.inf:
+        assert not got[0][0, 3].any()
+        assert got[1][0, 3] == -np.inf
+    full = [q, k, v, bias, *want, v]
+    grad = TiledAttentionGrad(scale=0.3)
+    close(native_results(grad, full, 4), numpy_results(grad, full, 4))
+
+
+def test_scores_up_to_large_numbers() -> None:
+    g = np.random.default_rng(5)
+    q, k, v = (g.standard_normal((2, 60, 16)).astype(np.float32) for _ in range(3))
+    op = TiledAttention(scale=100.0)
+    y, lse = native_results(op, [q, k, v])
+    expected = numpy_results(op, doubled([q, k, v]))
+    np.testing.assert_allclose(lse, expected[1], rtol=1e-6)
+    np.testing.assert_allclose(y, expected[0], atol=3e-3)  # scores of 1,000 are rounded to 6e-5
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_nan_reaches_what_it_belongs_to(where: str) -> None:
+    g = np.random.default_rng(5)
+    given = {n: g.standard_normal((2, 60, 16)).astype(np.float32) for n in "qkv"}
+    given[where][0, 7, 2] = np.nan
+    got, want = (f(TiledAttention(scale=0.3), list(given.values())) for f in (native_results, numpy_results))
+    assert np.array_equal(np.isnan(got[0]), np.isnan(want[0]))
+
+
+def test_a_query_has_the_same_bits_among_others() -> None:
+    options, (q, k, v) = arrays("odd sizes")
+    op = TiledAttention(**options)
+    whole, some = native_results(op, [q, k, v]), native_results(op, [q[:, 37:90], k, v])
+    assert all(np.array_equal(a[:, 37:90], b) for a, b in zip(whole, some, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["a shared bias", "shared keys", "keys that all share", "blocks", "blocks, windows", "odd sizes"]
+)
+def test_the_bits_do_not_depend_on_the_number_of_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, given = arrays(name)
+    full = gradient_inputs(options, given)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(native, "threads", lambda n=threads: n)
+        results = native_results(TiledAttention(**options), given)
+        results += native_results(TiledAttentionGrad(**options), full, 4 if len(given) > 3 else 3)
+        found.append([a.tobytes() for a in results])
+    assert found[0] == found[1] == found[2]
+
+
+def test_which_operators_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes(op: Any, *given: np.ndarray) -> bool:
+        return Numba().accepts(applied(op, *given))
+
+    q = np.zeros((ENOUGH // 64, 8), np.float32)
+    assert takes(TiledAttention(), q, q[:8], q[:8])
+    assert not takes(TiledAttention(), q, q[:7], q[:7])
+    assert not takes(TiledAttention(), *[q.astype(np.float64)] * 3)
+    assert not takes(TiledAttention(), *[q.astype(np.float16)] * 3)
+    bias = np.zeros((1, 1), np.float64)
+    assert not takes(TiledAttention(), q, q, q, bias)
+
+    monkeypatch.setattr(attention, "_KNOWN", ("scale", "first"))
+    assert takes(TiledAttention(scale=2.0, first=3), q, q, q)
+    assert not takes(TiledAttention(last=3), q, q, q)  # with an attribute that the kernel does not know
+
+
+@pytest.mark.parametrize(("queries", "keys", "blocks"), [(1700, 1200, 4), (100, 120, 1), (260, 120, 2)])
+def test_runs_of_a_wave_write_to_different_places(queries: int, keys: int, blocks: int) -> None:
+    panels = np.array([(r, min(64, queries - r), 0) for r in range(0, queries, 64)], np.int64)
+    op = TiledAttention(last=100, first=-600)
+    items = Items((2, 3), (2, 1), None, queries, keys, op.columns)
+    assert (items.chains, items.length, items.blocks) == (2, 3, blocks)
+    begun, seen = set(), set()
+    for runs, wave in items.waves(panels, 0):
+        by_run = []
+        for start, stop in runs.tolist():
+            written = set()
+            for head, begin, end, low, high, fresh, first in wave[start:stop].tolist():
+                places = [("keys", head // 3, low)] * (high > low) + [("queries", head, begin)] * (end > begin)
+                flags = [fresh] * (high > low) + [first] * (end > begin)
+                assert [bool(x) for x in flags] == [p not in begun for p in places]
+                begun.update(places)
+                written.update(places)
+                seen.update((head, q, k) for q in range(begin, end) for k in range(low, high))
+            by_run.append(written)
+        assert sum(map(len, by_run)) == len(set().union(*by_run))
+    for head, (p, (row, there, _)) in itertools.product(range(6), enumerate(panels.tolist())):
+        low, high = op.columns(row, row + there, keys)
+        assert all((head, p, k) in seen for k in range(low, high))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_step_runs_on_it_in_the_planned_memory(heads: int) -> None:
+    text = f"""program p {{
+      input %x: f32[2,150,32]
+      input %t: f32[2,{heads},150,32]
+      param %w: f32[32,{32 * heads}]
+      %h: f32[2,150,{32 * heads}] = MatMul(%x, %w)
+      %i: f32[2,150,{heads},32] = Reshape(%h) {{shape=[2,150,{heads},32]}}
+      %q: f32[2,{heads},150,32] = Transpose(%i) {{perm=[0,2,1,3]}}
+      %y: f32[2,{heads},150,32], %lse: f32[2,{heads},150] = TiledAttention(%q, %q, %q) {{scale=0.2, last=0}}
+      output %y
+    }}"""
+    losses = []
+    for providers in (None, []):
+        program = rc.Program(rc.verify(rc.parse(text)), {"w": np.eye(32, 32 * heads, dtype=np.float32)})
+        loss = rc.losses.mse(program["y"], program["t"])
+        rc.SGD(0.5).minimize(loss)
+        executor = rc.Executor(providers=providers)
+        g = np.random.default_rng(0)
+        feed = {v.name: g.standard_normal(v.shape).astype(np.float32) for v in program.block.inputs}
+        losses.append([float(executor.run(program, feed, [loss.name])[0]) for _ in range(3)])
+        session = executor.session(program, [loss.name])
+        kernels = {op.op.name: op.kernel for op in session.block.operators if op.op.name.startswith("Tiled")}
+        assert kernels == dict.fromkeys(("TiledAttention", "TiledAttentionGrad"), "" if providers == [] else "numba")
+        assert session.measured_peak_bytes == session.report.peak
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert losses[0][2] < losses[0][0]
