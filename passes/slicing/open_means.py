@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
 from ...ops.loss.cross_entropy import LabelLoss
+from ...ops.loss.linear_cross_entropy import LinearLoss
 
 
 def open_means(block: Block) -> Block:
@@ -19,7 +20,7 @@ def open_means(block: Block) -> Block:
     counts: dict[object, Value] = {}
     b = Builder.on(block)
     for o in block.operators:
-        if not isinstance(o.op, LabelLoss) or o.op.reduction != "mean":
+        if not isinstance(o.op, (LabelLoss, LinearLoss)) or o.op.reduction != "mean":
             found.append(o)
             continue
         b.role, b.prefix = o.role, next(o.writes()).name
@@ -32,36 +33,53 @@ def open_means(block: Block) -> Block:
 def _opened(b: Builder, o: Operator, counts: dict[object, Value]) -> Sequence[Operator]:
     """The operators in place of a mean or its gradient; `counts`: the divisors so far, by what they count."""
     b.operators.clear()
-    labels, weights, dloss = (*o.inputs[1:], None, None)[:3]
-    op, result = o.op, o.outputs[0]
-    assert isinstance(op, LabelLoss) and labels is not None and result is not None
-    like = result if dloss is None else dloss
+    op = o.op
+    assert isinstance(op, (LabelLoss, LinearLoss))
+    labels, weights, dloss = _labels(o)
+    like = dloss or o.outputs[0]
+    assert labels is not None and like is not None
     what = (labels, weights, op.ignore_index, like.dtype)
     count = counts.get(what)
     if count is None:
-        count = counts[what] = _count(b, op, labels, weights, like)
+        count = counts[what] = _count(b, op.ignore_index, labels, weights, like)
     total = dataclasses.replace(op, reduction="sum")  # type: ignore[call-arg]
     if dloss is not None:
-        scaled = b.Div(dloss, count)
-        return [*b.operators, dataclasses.replace(o, op=total, inputs=(*o.inputs[:3], scaled))]
-    summed = Value(b.names.take(f"{result.name}.sum"), result.type)
-    mean = b.Div(summed, count)
-    *before, last = b.operators
-    loss = dataclasses.replace(o, op=total, outputs=(summed, *o.outputs[1:]))
-    return [*before, loss, last.renamed({mean.name: result.name})]
+        inputs = tuple(b.Div(v, count) if v is dloss else v for v in o.inputs)
+        return [*b.operators, dataclasses.replace(o, op=total, inputs=inputs)]
+    before = list(b.operators)
+    b.operators.clear()
+    # the loss, and what it makes of gradients with it, are divided; a log-sum-exp is not
+    divided = [
+        i for i, v in enumerate(o.outputs) if v is not None and (i == 0 or (isinstance(op, LinearLoss) and i > 1))
+    ]
+    outputs = list(o.outputs)
+    names: dict[str, str] = {}
+    for i in divided:
+        v = outputs[i]
+        assert v is not None
+        outputs[i] = Value(b.names.take(f"{v.name}.sum"), v.type)
+        names[b.Div(outputs[i], count if v.dtype == count.dtype else b.Cast(count, to=v.dtype)).name] = v.name
+    return [*before, dataclasses.replace(o, op=total, outputs=tuple(outputs)), *(x.renamed(names) for x in b.operators)]
 
 
-def _count(b: Builder, op: LabelLoss, labels: Value, weights: Value | None, like: Value) -> Value:
+def _labels(o: Operator) -> tuple[Value | None, Value | None, Value | None]:
+    """Labels, class weights and the gradient of the loss (of a gradient's operator) among the inputs."""
+    if isinstance(o.op, LinearLoss):
+        return o.inputs[3], None, (*o.inputs[5:], None)[0]
+    labels, weights, dloss = (*o.inputs[1:], None, None)[:3]
+    return labels, weights, dloss
+
+
+def _count(b: Builder, ignore_index: int | None, labels: Value, weights: Value | None, like: Value) -> Value:
     """What the mean divides by: how many labels count, or the sum of their weights."""
-    ignored = None if op.ignore_index is None else b.Equal(labels, b.constant(op.ignore_index, labels))
-    if weights is not None:
-        safe = labels if ignored is None else b.Where(ignored, b.constant(0, labels), labels)
-        each = b.Gather(weights, safe, axis=0)
-    elif ignored is None:
+    ignored = None if ignore_index is None else b.Equal(labels, b.constant(ignore_index, labels))
+    if weights is None and ignored is None:
         return b.constant(labels.type.size, like)
+    if weights is None:
+        each = b.constant(1, like)
     else:
-        each = b.Where(ignored, b.constant(0, like), b.constant(1, like))
-    if ignored is not None and weights is not None:
+        each = b.Gather(weights, labels if ignored is None else b.Where(ignored, b.constant(0, labels), labels), axis=0)
+    if ignored is not None:
         each = b.Where(ignored, b.constant(0, each), each)
     found = b.ReduceSum(each, axes=tuple(range(each.ndim)), keepdims=0)
     return found if found.dtype == like.dtype else b.Cast(found, to=like.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.axes import Cut, Followed, State, advance
+from ...language.axes import Cut, Followed, Partial, State, advance
 from ...language.factors import Factor, Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.linear.products import Gemm, MatMul
@@ -41,6 +41,7 @@ class Graph:
         self.values = block.values()
         self.producers, self.consumers = block.producers(), block.consumers()
         self.persistent = {v.name for v in block.persistent()}
+        self.trained = {v.name for v in (*block.parameters, *block.buffers)}
         self.outputs = set(block.outputs)
         if not any(o.role is Role.OPTIMIZE for o in block.operators):  # gradients wait for their updates
             backward = (o for o in block.operators if o.role is Role.BACKWARD)
@@ -55,8 +56,16 @@ def grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], s
     """The operators among `positions` (in order) that run in slices where the values of `starts` are cut.
 
     Whole values that they read in slices, such as the gradient that comes from outside, are cut as well, wherever they
-    are read.  An operator that needs all of a cut value is no member: it reads the joined value.
+    are read.  An operator that needs all of a cut value is no member: it reads the joined value.  Nor is what is
+    computed from inputs alone and summed up, such as how many labels count: later members may need the sum.
     """
+    found = _grown(graph, positions, starts, size)
+    counts = _counts(graph, found)
+    return _grown(graph, [i for i in positions if i not in counts], starts, size) if counts else found
+
+
+def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int) -> Region:
+    """`grown`, sums of inputs included."""
     cut = {n: Cut(p, size) for n, p in starts.items()}
     own = {v.name for i in positions for v in graph.operators[i].writes()}
     while True:
@@ -79,6 +88,20 @@ def grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], s
         cut = more | cut
 
 
+def _counts(graph: Graph, region: Region) -> set[int]:
+    """Members that only serve a sum, or another partial result, of what is computed from inputs alone; small ones."""
+    members = set(region.members)
+    found: set[int] = set()
+    total = _made_bytes(graph, members)
+    for i in region.members:
+        if all(isinstance(region.states.get(v.name), Partial) for v in graph.operators[i].writes()):
+            own = _ancestors(graph, i) & members
+            reads = {v.name for k in own for v in graph.operators[k].reads()}
+            if not reads & graph.trained and _made_bytes(graph, own) <= total / 100:
+                found |= own
+    return found
+
+
 def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
     f = found.factors.get(i)
@@ -87,7 +110,7 @@ def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     if any(v is not None and p is None for v, p in zip(o.outputs, f.outputs, strict=False)):
         return False
     partial = sum(v.nbytes for v, p in zip(o.outputs, f.outputs, strict=False) if v is not None and isinstance(p, str))
-    if isinstance(o.op, (MatMul, Gemm)) or not partial:
+    if isinstance(o.op, (MatMul, Gemm)) or not all(isinstance(p, str) for p in f.outputs if p is not None):
         return True
     # each slice has a partial result of its own beside the sum: as the gradient of an embedding, it can be larger than
     # what it is made from
@@ -189,20 +212,10 @@ def _whole_bytes(graph: Graph, region: Region) -> int:
 
 
 def at_once(graph: Graph, forward: Region, backward: Region) -> Region | None:
-    """Both passes of a region as one; None where the backward pass needs something of all slices first.
-
-    What is computed from the labels alone, such as how many of them count, is computed whole before.
-    """
+    """Both passes of a region as one; None where the backward pass needs something of all slices first."""
     members = {*forward.members, *backward.members}
-    while clash := around(graph.block, members)[2]:
-        first = _ancestors(graph, graph.producers[clash]) & members
-        if (
-            not first
-            or not first <= set(forward.members)
-            or _made_bytes(graph, first) > _made_bytes(graph, members) / 10
-        ):
-            return None
-        members -= first
+    if around(graph.block, members)[2]:
+        return None
     states = {**forward.states, **backward.states}
     return Region(tuple(sorted(members)), {**forward.factors, **backward.factors}, states, forward.size)
 
