@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ class Graph:
         self.values = block.values()
         self.producers, self.consumers = block.producers(), block.consumers()
         self.persistent = {v.name for v in block.persistent()}
+        self.forward = {i for i, o in enumerate(self.operators) if o.role in FORWARD}
+        self.backward = [i for i, o in enumerate(self.operators) if o.role is Role.BACKWARD]
         self.trained = {v.name for v in (*block.parameters, *block.buffers)}
         self.outputs = set(block.outputs)
         if not any(o.role is Role.OPTIMIZE for o in block.operators):  # gradients wait for their updates
@@ -90,16 +93,32 @@ def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], 
 
 def _counts(graph: Graph, region: Region) -> set[int]:
     """Members that only serve a sum, or another partial result, of what is computed from inputs alone; small ones."""
-    members = set(region.members)
+    given: dict[str, int] = {}  # values computed from inputs alone → the member that makes them
     found: set[int] = set()
-    total = _made_bytes(graph, members)
+    limit = _made_bytes(graph, region.members) / 100
     for i in region.members:
-        if all(isinstance(region.states.get(v.name), Partial) for v in graph.operators[i].writes()):
-            own = _ancestors(graph, i) & members
-            reads = {v.name for k in own for v in graph.operators[k].reads()}
-            if not reads & graph.trained and _made_bytes(graph, own) <= total / 100:
+        o = graph.operators[i]
+        if not all(v.name in given or not (v.name in graph.trained or v.name in graph.producers) for v in o.reads()):
+            continue
+        given.update((v.name, i) for v in o.writes())
+        if all(isinstance(region.states.get(v.name), Partial) for v in o.writes()):
+            own = _makers(graph, i, given)
+            if _made_bytes(graph, own) <= limit:
                 found |= own
     return found
+
+
+def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
+    """The operators that make what an operator needs, as far as `given` names them; itself included."""
+    seen = {position}
+    stack = [position]
+    while stack:
+        for v in graph.operators[stack.pop()].reads():
+            at = given.get(v.name)
+            if at is not None and at not in seen:
+                seen.add(at)
+                stack.append(at)
+    return seen
 
 
 def _in_slices(found: Followed, i: int, o: Operator) -> bool:
@@ -135,10 +154,10 @@ def contiguous(v: Value, place: Place) -> bool:
 def hidden(graph: Graph, forward: Region) -> set[str]:
     """The cut values of a region of the forward pass that no other operator of the forward pass reads."""
     members = set(forward.members)
-    others = {i for i, o in enumerate(graph.operators) if o.role in FORWARD} - members
 
     def seen(name: str) -> bool:
-        return name in graph.outputs or any(i in others for i in graph.consumers.get(name, ()))
+        readers = graph.consumers.get(name, ())
+        return name in graph.outputs or any(i in graph.forward and i not in members for i in readers)
 
     return {n for n in forward.written(graph.block) if isinstance(forward.states.get(n), Cut) and not seen(n)}
 
@@ -160,9 +179,8 @@ def backward_of(graph: Graph, forward: Region) -> Region | None:
     if not readers:
         return None
     known = inside | {v.name for i in forward.members for v in graph.operators[i].reads()}
-    backward = [i for i, o in enumerate(graph.operators) if o.role is Role.BACKWARD]
-    at = {i: n for n, i in enumerate(backward)}
-    low, high = at[min(readers)], at[max(readers)] + 1
+    backward = graph.backward
+    low, high = bisect_left(backward, min(readers)), bisect_left(backward, max(readers)) + 1
     starts = {n: s.place for n in inside if isinstance(s := forward.states[n], Cut)}
 
     def region(low: int, high: int) -> Region:
@@ -211,6 +229,14 @@ def _whole_bytes(graph: Graph, region: Region) -> int:
     )
 
 
+def possible(graph: Graph, forward: Region) -> bool:
+    """Whether a region of the forward pass, and what belongs to it in the backward pass, can run in slices."""
+    backward = backward_of(graph, forward)
+    if backward is not None and at_once(graph, forward, backward) is not None:
+        return True
+    return not any(around(graph.block, set(r.members))[2] for r in (forward, backward) if r is not None and r.members)
+
+
 def at_once(graph: Graph, forward: Region, backward: Region) -> Region | None:
     """Both passes of a region as one; None where the backward pass needs something of all slices first."""
     members = {*forward.members, *backward.members}
@@ -218,19 +244,6 @@ def at_once(graph: Graph, forward: Region, backward: Region) -> Region | None:
         return None
     states = {**forward.states, **backward.states}
     return Region(tuple(sorted(members)), {**forward.factors, **backward.factors}, states, forward.size)
-
-
-def _ancestors(graph: Graph, position: int) -> set[int]:
-    """The operators that an operator depends on, itself included."""
-    seen = {position}
-    stack = [position]
-    while stack:
-        for v in graph.operators[stack.pop()].reads():
-            at = graph.producers.get(v.name)
-            if at is not None and at not in seen:
-                seen.add(at)
-                stack.append(at)
-    return seen
 
 
 def _made_bytes(graph: Graph, positions: Iterable[int]) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...errors import UsageError
 from ...language.axes import Cut, Followed, advance, of_operator
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Value
 from .open_means import open_means
-from .region import FORWARD, Graph, Region, contiguous, grown, hidden
-from .slicing import Slicing, rewritten
+from .region import FORWARD, Graph, Region, contiguous, grown, hidden, possible
+from .slicing import Slicing
 
 #: a region must hide this many bytes, for each byte of its inputs and outputs, to be worth it
 _WORTH = 0.5
@@ -156,11 +155,9 @@ def _described(graph: Graph, region: Region) -> Found | None:
     state = region.states.get(first.name)
     if not isinstance(state, Cut):
         return None
-    slicing = Slicing(first.name, last.name, state.place.axis, 2)
-    try:
-        rewritten(graph, region, 2, str(slicing))
-    except UsageError:
+    if not possible(graph, region):
         return None
+    slicing = Slicing(first.name, last.name, state.place.axis, 2)
     return Found(slicing, region.size, inside, tuple(graph.operators[i] for i in region.members))
 
 
