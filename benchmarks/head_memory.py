@@ -3,8 +3,8 @@
     python benchmarks/head_memory.py [--rows 8192] [--width 2304] [--words 256000] [--cap 30]
 
 The default is Gemma 2's 2B head, as in Apple's Cut Cross-Entropy (arXiv 2411.09009, table 1).  Prints, unfused and as
-one operator, in bfloat16 and float32, the arena for the loss alone, and for the loss with the gradients of its input and
-of the matrix; inputs and weights are not counted, gradients are.
+one operator, in bfloat16 and float32, the arena for the loss alone, and for the loss with the gradients of its input
+and of the matrix; inputs and weights are not counted, gradients are.
 """
 
 from __future__ import annotations
