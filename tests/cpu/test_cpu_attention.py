@@ -12,6 +12,7 @@ from kernel_cases import applied
 from test_cpu_rows import native_results, numpy_results
 
 import recompute as rc
+from recompute import models
 from recompute.ops.attention.tiled import TiledAttention
 from recompute.ops.attention.tiled_grad import TiledAttentionGrad
 from recompute.runtime.cpu.attention.items import Items
@@ -276,3 +277,22 @@ def test_a_step_runs_on_it_in_the_planned_memory(heads: int) -> None:
         assert session.measured_peak_bytes == session.report.peak
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert losses[0][2] < losses[0][0]
+
+
+def test_a_network_with_dropout_trains_on_it() -> None:
+    """With the losses of the step whose attention is left as it is: the same weights are dropped."""
+    losses = []
+    for fused in (True, False):
+        program = rc.load(models.build("gpt2-tiny", batch=2, seq=70, layers=1, vocab=90), mode="train")
+        rc.fuse_attention(program, fused)
+        rc.losses.cross_entropy(program)
+        rc.SGD(0.05).minimize(program["loss"])
+        g = np.random.default_rng(1)
+        feed = {v.name: g.integers(0, 90, v.shape) for v in program.inputs}
+        executor = rc.Executor()
+        losses.append([float(executor.run(program, feed, ["loss"])[0]) for _ in range(3)])
+        session = executor.session(program, ["loss"])
+        kernels = {op.op.name: op.kernel for op in session.block.operators if op.op.name.startswith("Tiled")}
+        assert kernels == (dict.fromkeys(("TiledAttention", "TiledAttentionGrad"), "numba") if fused else {})
+        assert session.measured_peak_bytes == session.report.peak
+    np.testing.assert_allclose(*losses, rtol=1e-6)
