@@ -25,17 +25,18 @@ from recompute.ops.attention.tiled_grad import TiledAttentionGrad
 from recompute.runtime.cpu import register_all
 from recompute.runtime.cpu.device import native
 
-#: batch, heads, heads of keys, sequence, elements of a head; causal; whether there is a bias that learns
-SHAPES: dict[str, tuple[tuple[int, int, int, int, int], bool, bool]] = {
-    "GPT-2, causal": ((1, 12, 12, 1024, 64), True, False),
-    "BERT": ((8, 12, 12, 512, 64), False, False),
-    "BERT, short": ((8, 12, 12, 128, 64), False, False),
-    "ViT-B/16": ((8, 12, 12, 197, 64), False, False),
-    "Swin's windows": ((256, 3, 3, 49, 32), False, True),
-    "LLaMA, causal": ((1, 32, 8, 2048, 128), True, False),
-    "4,096": ((1, 4, 4, 4096, 64), False, False),
-    "4,096, causal": ((1, 4, 4, 4096, 64), True, False),
-    "16,384": ((1, 4, 4, 16384, 64), False, False),
+#: batch, heads, heads of keys, sequence, elements of a head; causal; whether there is a bias that learns; dropout
+SHAPES: dict[str, tuple[tuple[int, int, int, int, int], bool, bool, float]] = {
+    "GPT-2, causal": ((1, 12, 12, 1024, 64), True, False, 0.0),
+    "BERT": ((8, 12, 12, 512, 64), False, False, 0.0),
+    "BERT, dropout": ((8, 12, 12, 512, 64), False, False, 0.1),
+    "BERT, short": ((8, 12, 12, 128, 64), False, False, 0.0),
+    "ViT-B/16": ((8, 12, 12, 197, 64), False, False, 0.0),
+    "Swin's windows": ((256, 3, 3, 49, 32), False, True, 0.0),
+    "LLaMA, causal": ((1, 32, 8, 2048, 128), True, False, 0.0),
+    "4,096": ((1, 4, 4, 4096, 64), False, False, 0.0),
+    "4,096, causal": ((1, 4, 4, 4096, 64), True, False, 0.0),
+    "16,384": ((1, 4, 4, 16384, 64), False, False, 0.0),
 }
 LINE = (
     "{network:16} PyTorch {torch_forward:8.2f} {torch_backward:8.2f}  ours {forward:8.2f} {backward:8.2f} ms  ratios "
@@ -56,7 +57,7 @@ def bound(op: Any, arrays: Sequence[Any], want: int) -> tuple[list[np.ndarray], 
 
 def measured(name: str, given: Any) -> dict[str, Any]:
     """A row."""
-    (batch, heads, shared, length, size), causal, biased = given
+    (batch, heads, shared, length, size), causal, biased, ratio = given
     clock = time.process_time if native.threads() == 1 else time.perf_counter
     g = np.random.default_rng(0)
     shapes = ((batch, heads, length, size), (batch, shared, length, size), (batch, shared, length, size))
@@ -68,18 +69,19 @@ def measured(name: str, given: Any) -> dict[str, Any]:
     if groups > 1:  # heads that share keys are an axis of their own
         full = (batch, shared, groups, length, size)
         arrays = [a.reshape(full if i == 0 else (batch, shared, 1, length, size)) for i, a in enumerate(arrays)]
-    options: dict[str, Any] = {"scale": size**-0.5, "last": 0 if causal else None}
-    made, forward = bound(TiledAttention(**options), arrays, 2)
-    read = [*arrays, *[None] * (4 - len(arrays)), *made, dy.reshape(made[0].shape)]
+    options: dict[str, Any] = {"scale": size**-0.5, "last": 0 if causal else None, "ratio": ratio}
+    full, step = [*arrays, *[None] * (4 - len(arrays))], [np.array(0)] if ratio else []
+    made, forward = bound(TiledAttention(**options), [*full, *step], 2)
+    read = [*full, *made, dy.reshape(made[0].shape), *step]
     grads, backward = bound(TiledAttentionGrad(**options), read, len(arrays))
 
     def attention() -> torch.Tensor:
         mask = leaves[3] if biased else None
         return functional.scaled_dot_product_attention(
-            *leaves[:3], attn_mask=mask, is_causal=causal, enable_gqa=groups > 1
+            *leaves[:3], attn_mask=mask, is_causal=causal, enable_gqa=groups > 1, dropout_p=ratio
         )
 
-    times, difference = [], 0.0
+    times, difference = [], float("nan") if ratio else 0.0
     for turn in range(4 if length > 8192 else 10):
         marks = [clock()]
         y = attention()
@@ -91,7 +93,7 @@ def measured(name: str, given: Any) -> dict[str, Any]:
             marks.append(clock())
         if turn:  # the first one warms up
             times.append(np.diff(marks))
-        else:
+        elif not ratio:  # others are dropped
             pairs = zip((made[0], *grads), (y.detach(), *theirs), strict=True)
             difference = max(float(np.abs(a.reshape(-1) - b.numpy().reshape(-1)).max() / a.max()) for a, b in pairs)
     return row(name, np.array(times), difference, 14 * batch * heads * length**2 * size // (2 if causal else 1))

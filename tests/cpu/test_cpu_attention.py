@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,25 @@ CASES: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "a bias of queries": ({"last": 3}, ((2, 70, 16), (2, 90, 16), (2, 90, 16), (2, 70, 1))),
     "a number": ({"last": 3}, ((2, 70, 16), (2, 90, 16), (2, 90, 16), (1, 1))),
     "blocks": ({"last": 0}, ((2, 1100, 8), (2, 1300, 8), (2, 1300, 8))),
+    "a cap": ({"cap": 0.8}, ((2, 150, 24), (2, 140, 24), (2, 140, 24))),
+    "a cap of large scores": ({"cap": 50.0, "scale": 30.0}, ((1, 90, 16), (1, 90, 16), (1, 90, 16))),
+    "a cap, a window": ({"cap": 2.0, "first": -40, "last": 3}, ((2, 150, 16), (1, 170, 16), (1, 170, 16))),
+    "a cap, a bias": ({"cap": 1.5, "last": 3}, ((2, 3, 70, 16), (2, 3, 90, 16), (2, 3, 90, 16), (3, 70, 90))),
+    "a cap, a bias of keys": ({"cap": 1.5}, ((2, 70, 16), (2, 90, 16), (2, 90, 16), (1, 90))),
+    "dropout": ({"ratio": 0.1, "seed": 3}, ((2, 128, 64), (2, 256, 64), (2, 256, 64))),
+    "dropout, odd sizes": ({"ratio": 0.4, "seed": 2**63 + 5}, ((2, 97, 40), (2, 333, 40), (2, 333, 33))),
+    "dropout, a window": ({"ratio": 0.3, "first": -50, "last": 9}, ((2, 300, 8), (2, 290, 8), (2, 290, 8))),
+    "dropout, shared keys": ({"ratio": 0.3, "last": 0}, ((2, 3, 90, 16), (2, 1, 99, 16), (2, 1, 99, 16))),
+    "dropout, a bias": ({"ratio": 0.2, "seed": 9}, ((4, 3, 49, 32), (4, 3, 49, 32), (4, 3, 49, 32), (3, 49, 49))),
+    "dropout, a part": (
+        {"ratio": 0.3, "seed": 1, "rows": (7, 5, 200), "at": (4, 2, 61)},
+        ((2, 3, 75, 16), (2, 3, 77, 16), (2, 3, 77, 16)),
+    ),
+    "dropout, a cap, a bias": (
+        {"ratio": 0.3, "cap": 1.5, "first": -60, "rows": (2, 4, 90), "at": (0, 1, 20)},
+        ((2, 3, 70, 16), (2, 1, 90, 16), (2, 1, 90, 16), (3, 70, 90)),
+    ),
+    "dropout, blocks": ({"ratio": 0.5, "last": 0, "cap": 3.0}, ((2, 1100, 8), (2, 1300, 8), (2, 1300, 8))),
     "blocks, windows": ({"first": -700, "last": -300}, ((2, 1300, 8), (1, 1100, 8), (1, 1100, 8), (1, 1100))),
 }
 
@@ -56,14 +76,20 @@ def arrays(name: str, dtype: Any = np.float32) -> tuple[dict[str, Any], list[np.
 
 
 def doubled(given: list[Any]) -> list[Any]:
-    return [None if a is None else a.astype(np.float64) for a in given]
+    return [a.astype(np.float64) if a is not None and a.dtype == np.float32 else a for a in given]
+
+
+def with_step(options: dict[str, Any], given: list[Any]) -> list[Any]:
+    """The forward pass's inputs: with dropout also the step's number."""
+    return [*given, *[None] * (4 - len(given)), np.array(-7)] if options.get("ratio") else given
 
 
 def gradient_inputs(options: dict[str, Any], given: list[np.ndarray]) -> list[Any]:
     """The forward pass's inputs and results, and a gradient."""
-    y, lse = (a.astype(np.float32) for a in numpy_results(TiledAttention(**options), doubled(given)))
+    full = with_step(options, given)
+    y, lse = (a.astype(np.float32) for a in numpy_results(TiledAttention(**options), doubled(full)))
     dy = np.random.default_rng(3).standard_normal(y.shape).astype(np.float32)
-    return [*given, *[None] * (4 - len(given)), y, lse, dy]
+    return [*given, *[None] * (4 - len(given)), y, lse, dy, *full[4:]]
 
 
 def close(got: list[np.ndarray], want: list[np.ndarray]) -> None:
@@ -76,8 +102,8 @@ def close(got: list[np.ndarray], want: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_forward_pass(name: str) -> None:
     options, given = arrays(name)
-    op = TiledAttention(**options)
-    close(native_results(op, given), numpy_results(op, doubled(given)))
+    op, full = TiledAttention(**options), with_step(options, given)
+    close(native_results(op, full), numpy_results(op, doubled(full)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,6 +118,23 @@ def test_without_the_log_sum_exp() -> None:
     options, given = arrays("odd sizes")
     op = TiledAttention(**options)
     assert np.array_equal(native_results(op, given, 1)[0], native_results(op, given)[0])
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.999])
+@pytest.mark.parametrize(("keys", "first"), [(300, None), (128, None), (300, -33)])
+def test_dropout_leaves_out_the_elements_of_the_stream(ratio: float, keys: int, first: int | None) -> None:
+    g = np.random.default_rng(2)
+    q, k = (g.standard_normal(s).astype(np.float32) for s in ((2, 100, 8), (2, keys, 8)))
+    v = np.broadcast_to(np.eye(keys, dtype=np.float32), (2, keys, keys))  # results are the weights
+    whole = TiledAttention(scale=0.1, ratio=ratio, seed=2**40 + 1, first=first)
+    (weights,) = native_results(whole, [q, k, v, None, np.array(5)], 1)
+    u = np.random.Generator(np.random.Philox(key=[2**40 + 1, 5])).random(2 * 100 * keys, dtype=np.float32)
+    hidden = np.arange(keys) < np.arange(100)[:, None] + (-keys if first is None else first)
+    assert np.array_equal(weights != 0, (u.reshape(2, 100, keys) >= np.float32(ratio)) & ~hidden)
+    part = replace(whole, rows=(2, 100), at=(1, 27), first=None if first is None else first + 27)
+    (some,) = native_results(part, [q[1:, 27:90], k[1:], v[1:], None, np.array(5)], 1)
+    assert np.array_equal(some != 0, weights[1:, 27:90] != 0)
+    np.testing.assert_allclose(some, weights[1:, 27:90], rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.finfo(np.float32).min, -1e30, -1e4, 3e38])
@@ -138,7 +181,11 @@ def test_a_query_has_the_same_bits_among_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a shared bias", "shared keys", "keys that all share", "blocks", "blocks, windows", "odd sizes"]
+    "name",
+    [
+        *("a shared bias", "shared keys", "keys that all share", "blocks", "blocks, windows", "odd sizes"),
+        *("dropout, shared keys", "dropout, a part", "dropout, a cap, a bias", "dropout, blocks"),
+    ],
 )
 def test_the_bits_do_not_depend_on_the_number_of_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, given = arrays(name)
@@ -146,7 +193,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name: str, monkeypatch:
     found = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(native, "threads", lambda n=threads: n)
-        results = native_results(TiledAttention(**options), given)
+        results = native_results(TiledAttention(**options), with_step(options, given))
         results += native_results(TiledAttentionGrad(**options), full, 4 if len(given) > 3 else 3)
         found.append([a.tobytes() for a in results])
     assert found[0] == found[1] == found[2]
@@ -163,6 +210,14 @@ def test_which_operators_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not takes(TiledAttention(), *[q.astype(np.float16)] * 3)
     bias = np.zeros((1, 1), np.float64)
     assert not takes(TiledAttention(), q, q, q, bias)
+
+    assert takes(TiledAttention(cap=50.0), q, q, q)
+    assert not takes(TiledAttention(cap=1e-20), q, q, q)  # scores over the cap may be infinite
+    assert not takes(TiledAttention(cap=1e38), q, q, q)
+    step: Any = [None, np.array(1)]
+    assert takes(TiledAttention(ratio=0.5, rows=(9999,), at=(3,)), q, q, q, *step)
+    assert not takes(TiledAttention(ratio=1 - 1e-12), q, q, q, *step)  # 1 in float32
+    assert not takes(TiledAttention(ratio=0.5), *[q.astype(np.float64)] * 3, *step)
 
     monkeypatch.setattr(attention, "_KNOWN", ("scale", "first"))
     assert takes(TiledAttention(scale=2.0, first=3), q, q, q)
@@ -194,21 +249,26 @@ def test_runs_of_a_wave_write_to_different_places(queries: int, keys: int, block
         assert all((head, p, k) in seen for k in range(low, high))
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-def test_a_step_runs_on_it_in_the_planned_memory(heads: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "inputs", "options"), [(1, "", "scale=0.2, last=0"), (2, ", _, %step", "cap=2.0, ratio=0.3, seed=4")]
+)
+def test_a_step_runs_on_it_in_the_planned_memory(heads: int, inputs: str, options: str) -> None:
     text = f"""program p {{
       input %x: f32[2,150,32]
       input %t: f32[2,{heads},150,32]
       param %w: f32[32,{32 * heads}]
+      state %step: i64[]
       %h: f32[2,150,{32 * heads}] = MatMul(%x, %w)
       %i: f32[2,150,{heads},32] = Reshape(%h) {{shape=[2,150,{heads},32]}}
       %q: f32[2,{heads},150,32] = Transpose(%i) {{perm=[0,2,1,3]}}
-      %y: f32[2,{heads},150,32], %lse: f32[2,{heads},150] = TiledAttention(%q, %q, %q) {{scale=0.2, last=0}}
+      %y: f32[2,{heads},150,32], %lse: f32[2,{heads},150] = TiledAttention(%q, %q, %q{inputs}) {{{options}}}
       output %y
     }}"""
     losses = []
     for providers in (None, []):
-        program = rc.Program(rc.verify(rc.parse(text)), {"w": np.eye(32, 32 * heads, dtype=np.float32)})
+        program = rc.Program(
+            rc.verify(rc.parse(text)), {"w": np.eye(32, 32 * heads, dtype=np.float32), "step": np.array(5)}
+        )
         loss = rc.losses.mse(program["y"], program["t"])
         rc.SGD(0.5).minimize(loss)
         executor = rc.Executor(providers=providers)

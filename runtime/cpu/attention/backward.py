@@ -12,7 +12,7 @@ import math
 from ..code.emit import module
 from ..code.packing import lanes_below
 from ..code.tiles import load_lanes, machine, store_lanes
-from . import scores
+from . import dropping, scores
 from .code import KEYS, Code, lanes, product, whole
 from .forward import HEAD, PANEL, pack, run_panel
 from .scores import Form, real, word
@@ -26,9 +26,15 @@ ITEM = 7
 
 
 def room(form: Form) -> int:
-    """Floats of workspace for a thread: packed queries and results' gradients, queries' gradients, two tiles, two
-    numbers for each lane."""
-    return (2 * whole(form.size) + whole(form.values) + 2 * KEYS + 2) * lanes()
+    """Floats of workspace for a thread."""
+    return sum(_rows(form)) * lanes()
+
+
+def _rows(form: Form) -> tuple[int, ...]:
+    """Rows of its parts: packed queries and results' gradients, queries' gradients, two tiles, two numbers for each
+    lane, a tile of the soft cap's derivative, dropout's bits."""
+    d = whole(form.size)
+    return d, whole(form.values), d, KEYS, KEYS, 2, KEYS if form.cap else 0, dropping.room(form)
 
 
 def _word(f: Code, name: str) -> str:
@@ -41,7 +47,8 @@ def kernel(form: Form, biased: bool) -> str:
     """IR of the kernel over pieces of a wave: each takes every so manieth run.  `biased`: the bias has a gradient."""
     functions = _by_keys(form)
     for v in form.vectors:
-        functions += [*scores.scores(form, v), *_by_queries(form, v), _weights(form, v), _Panel(form, v, biased).code()]
+        functions += [*scores.scores(form, v, slopes=form.cap), *_by_queries(form, v), *dropping.functions(form, v)]
+        functions += [_weights(form, v, biased), _Panel(form, v, biased).code()]
     f = Code()
     runs, start = (_word(f, n) for n in ("runs", "room"))
     count, pieces = (_word(f, n) for n in _NUMBERS)
@@ -84,19 +91,31 @@ def _by_queries(form: Form, vectors: int) -> list[Code]:
     return [*first, *product(f"add_dq_{vectors}", columns, (1, form.size, lanes(), lanes()))]
 
 
-def _weights(form: Form, vectors: int) -> Code:
-    """(scores, dP, rows, state): weights in place of scores, and dS = P (dP - Σ dy · y) in place of dP."""
-    f, w = Code(f"weights_{vectors}", "ptr %s, ptr %d, i64 %n, ptr %state"), machine().width
+def _weights(form: Form, vectors: int, biased: bool) -> Code:
+    """(scores, dP, rows, state, slopes, dropout's bits): weights in place of scores, and dS = P (dP - Σ dy · y) in
+    place of dP, with dropout on the weights that are written and on dP; dS is times the slopes, but where the bias has
+    a gradient, to which they do not belong."""
+    arguments = "ptr %args, ptr %s, ptr %d, i64 %n, ptr %state, ptr %slopes, ptr %bits"
+    f, w = Code(f"weights_{vectors}", arguments), machine().width
+    factor = real(f, "kept") if form.drops else ""
     lse, delta = ([f.load(f.at("%state", i * lanes() + j * w)) for j in range(vectors)] for i in range(2))
     with f.loop(0, "%n") as r:
-        row, drow = (f.at(x, f.mul(r, lanes())) for x in ("%s", "%d"))
+        row, drow, slopes = (f.at(x, f.mul(r, lanes())) for x in ("%s", "%d", "%slopes"))
+        kept = dropping.kept(f, "%bits", r, vectors) if form.drops else []
         for j in range(vectors):
             at, dat = f.at(row, j * w), f.at(drow, j * w)
             x = f.op("fsub", "float", f.load(at), lse[j])
             above = f.op("fcmp ogt", "float", x, f.f32(80))  # rounding makes some a little larger than 0
             weight = scores.weight(f, form, f.select(above, "float", f.f32(80), x))
-            f.store(weight, at)
-            f.store(f.op("fmul", "float", weight, f.op("fsub", "float", f.load(dat), delta[j])), dat)
+            found, dweight = weight, f.load(dat)
+            if kept:
+                times = f.select(kept[j], "float", factor, f.f32(0))
+                found, dweight = (f.op("fmul", "float", a, times) for a in (weight, dweight))
+            f.store(found, at)
+            ds = f.op("fmul", "float", weight, f.op("fsub", "float", dweight, delta[j]))
+            if form.cap and not biased:
+                ds = f.op("fmul", "float", ds, f.load(f.at(slopes, j * w)))
+            f.store(ds, dat)
     return f
 
 
@@ -104,7 +123,7 @@ class _Panel:
     """The function `panel_N` (args, head, first query, queries, keys from, to, whether dq is added to, workspace).
 
     The scale of dS = scale · P (dP - Σ dy · y) is part of the packed dy, so that it costs nothing; where the bias has a
-    gradient, dS is scaled once that is made.
+    gradient, dS is scaled once that is made.  So are the slopes of the soft cap.
     """
 
     def __init__(self, form: Form, vectors: int, biased: bool) -> None:
@@ -112,7 +131,7 @@ class _Panel:
         arguments = "ptr %args, ptr %head, i64 %row, i64 %there, i64 %from, i64 %to, i1 %more, ptr %room"
         f = self.f = Code(f"panel_{vectors}", arguments)
         d, e = form.size, form.values
-        q, k, v, bias, y, lse, dbias = (f.word("%head", i) for i in range(HEAD))
+        q, k, v, bias, y, lse, dbias = (f.word("%head", i) for i in range(7))
         at_query, at_result = f.add(q, f.mul("%row", d)), f.add(y, f.mul("%row", e))
         self.q, self.dq = f.at(word(f, "q"), at_query), f.at(_word(f, "dq"), at_query)
         self.y, self.dy = f.at(_word(f, "y"), at_result), f.at(_word(f, "dy"), at_result)
@@ -122,10 +141,10 @@ class _Panel:
         self.lse = f.at(_word(f, "lse"), f.add(lse, "%row"))
         self.scale = f.let(f"fptrunc double {_word(f, 'plain')} to float")
         places, at = [], "%room"
-        for rows in (whole(d), whole(e), whole(d), KEYS, KEYS, 2):
+        for rows in _rows(form):
             places.append(at)
             at = f.at(at, rows * lanes())
-        self.packed_q, self.packed_dy, self.turned_dq, self.s, self.ds, self.state = places
+        self.packed_q, self.packed_dy, self.turned_dq, self.s, self.ds, self.state, self.slopes, self.bits = places
 
     def code(self) -> Code:
         """The function."""
@@ -173,9 +192,13 @@ class _Panel:
         values, dvalues = (("ptr", f.at(x, f.mul(key, e))) for x in (self.v, self.dv))
         s, ds = ("ptr", self.s), ("ptr", self.ds)
         place = (("i64", "%row"), there, ("i64", key), count)
-        f.run(f"scores_{v}", ("ptr", "%args"), s, ("ptr", self.packed_q), keys, ("ptr", self.bias), *place)
+        args, slopes, bits = ("ptr", "%args"), ("ptr", self.slopes), ("ptr", self.bits)
+        more_to_write = [slopes] if self.form.cap else []
+        f.run(f"scores_{v}", args, s, ("ptr", self.packed_q), keys, ("ptr", self.bias), *place, *more_to_write)
+        if self.form.drops:
+            dropping.call(f, v, self.bits, "%head", key, n)
         f.run(f"dweights_{v}", ds, values, ("ptr", self.packed_dy), count, ("i64", e), ("i1", "false"))
-        f.run(f"weights_{v}", s, ds, count, ("ptr", self.state))
+        f.run(f"weights_{v}", args, s, ds, count, ("ptr", self.state), slopes, bits)
         if self.biased:
             self.add_to_bias(key, n)
             self.scale_tile(n)
@@ -184,12 +207,14 @@ class _Panel:
         f.run(f"add_dq_{v}", ("ptr", self.turned_dq), keys, ds, ("i64", d), count, ("i1", more))
 
     def scale_tile(self, n: str) -> None:
-        """dS, scaled."""
+        """dS, scaled, and times the slopes."""
         f, factor = self.f, self.f.splat(self.scale)
         with f.loop(0, n) as r:
             for j in range(self.vectors):
-                at = f.at(self.ds, f.add(f.mul(r, lanes()), j * machine().width))
-                f.store(f.op("fmul", "float", f.load(at), factor), at)
+                place = f.add(f.mul(r, lanes()), j * machine().width)
+                at = f.at(self.ds, place)
+                x = f.op("fmul", "float", f.load(at), factor)
+                f.store(f.op("fmul", "float", x, f.load(f.at(self.slopes, place))) if self.form.cap else x, at)
 
     def add_to_bias(self, key: str, n: str) -> None:
         """dS, or its sums over keys or queries."""

@@ -8,19 +8,20 @@ import math
 from ..code.emit import module
 from ..code.packing import lanes_below
 from ..code.tiles import machine, store_lanes
-from . import scores
+from . import dropping, scores
 from .code import KEYS, Code, lanes, product, whole
 from .scores import Form, real, word
 
 #: arguments behind those of `scores.WORDS`
 WORDS = (*scores.WORDS, "y", "lse", "heads", "panels", "count", "items", "pieces", "room")
-#: columns of two tables: heads (offsets of q, k, v, bias, y, lse, dbias), panels (first query, queries, variant)
-HEAD, PANEL = 7, 3
+#: columns of two tables: heads (offsets of q, k, v, bias, y, lse, dbias; number of the first query among those of all
+#: weights), panels (first query, queries, variant)
+HEAD, PANEL = 8, 3
 
 
 def room(form: Form) -> int:
-    """Floats of workspace for a thread: packed queries, results, a tile, three numbers for each lane."""
-    return (whole(form.size) + whole(form.values) + KEYS + 3) * lanes()
+    """Floats of workspace for a thread: packed queries, results, a tile, three numbers a lane, dropout's bits."""
+    return (whole(form.size) + whole(form.values) + KEYS + 3 + dropping.room(form)) * lanes()
 
 
 def _word(f: Code, name: str) -> str:
@@ -33,7 +34,8 @@ def kernel(form: Form) -> str:
     """IR of the kernel over pieces of the work: each takes every so manieth (head, panel)."""
     functions = []
     for v in form.vectors:
-        functions += [*scores.scores(form, v), *_weigh(form, v), _online(form, v), _panel(form, v)]
+        functions += [*scores.scores(form, v), *_weigh(form, v), *dropping.functions(form, v)]
+        functions += [_online(form, v), _panel(form, v)]
     f = Code()
     heads, panels, start = (_word(f, n) for n in ("heads", "panels", "room"))
     count, items, pieces = (_word(f, n) for n in ("count", "items", "pieces"))
@@ -73,10 +75,11 @@ def _panel(form: Form, vectors: int) -> Code:
     """The function `panel_N` (args, head, first query, queries, workspace)."""
     f = Code(f"panel_{vectors}", "ptr %args, ptr %head, i64 %row, i64 %there, ptr %room")
     d, e, w = form.size, form.values, machine().width
-    q, k, v, bias, y, lse, _ = (f.word("%head", i) for i in range(HEAD))
+    q, k, v, bias, y, lse = (f.word("%head", i) for i in range(6))
     packed, result = "%room", f.at("%room", whole(d) * lanes())
     tile = f.at(result, whole(e) * lanes())
     state = f.at(tile, KEYS * lanes())
+    bits = f.at(state, 3 * lanes())
     pack(f, f.at(word(f, "q"), f.add(q, f.mul("%row", d))), d, d, packed, real(f, "scale"))
     for i in range(vectors):
         f.store(f.f32(-math.inf), f.at(state, i * w))
@@ -87,12 +90,15 @@ def _panel(form: Form, vectors: int) -> Code:
     keys, values, biases = (f.at(word(f, n), at) for n, at in (("k", k), ("v", v), ("bias", bias)))
     s = ("ptr", tile)
     with f.loop(low, high, KEYS) as key:
-        count = ("i64", f.smaller(f.sub(high, key), KEYS))
+        n = f.smaller(f.sub(high, key), KEYS)
+        count = ("i64", n)
         more = f.let(f"icmp sgt i64 {key}, {low}")
         place = (("i64", "%row"), ("i64", "%there"), ("i64", key), count)
         here = ("ptr", f.at(keys, f.mul(key, d)))
         f.run(f"scores_{vectors}", ("ptr", "%args"), s, ("ptr", packed), here, ("ptr", biases), *place)
-        f.run(f"online_{vectors}", s, count, ("ptr", state))
+        if form.drops:
+            dropping.call(f, vectors, bits, "%head", key, n)
+        f.run(f"online_{vectors}", s, count, ("ptr", state), ("ptr", bits))
         with f.when(more):
             _rescale(f, result, state, e, vectors)
         here = ("ptr", f.at(values, f.mul(key, e)))
@@ -102,12 +108,13 @@ def _panel(form: Form, vectors: int) -> Code:
 
 
 def _online(form: Form, vectors: int) -> Code:
-    """(tile of scores, its rows, state): weights in place of scores; largest score, sum and factor of the state.
+    """(tile of scores, its rows, state, dropout's bits): weights in place of scores; largest score, sum and factor of
+    the state.
 
     The factor, by which what has been added up so far is multiplied: the exponential of the old largest score minus the
-    new one.
+    new one.  The sum is that of all weights; those that dropout leaves out become 0.
     """
-    f, w, v = Code(f"online_{vectors}", "ptr %s, i64 %n, ptr %state"), machine().width, machine().vector
+    f, w, v = Code(f"online_{vectors}", "ptr %s, i64 %n, ptr %state, ptr %bits"), machine().width, machine().vector
     largest, sums, factors = ([f.at("%state", i * lanes() + j * w) for j in range(vectors)] for i in range(3))
     old = [f.load(x) for x in largest]
     new = [f.variable(v, x) for x in old]
@@ -127,10 +134,11 @@ def _online(form: Form, vectors: int) -> Code:
     total = [f.variable(v, "zeroinitializer") for _ in range(vectors)]
     with f.loop(0, "%n") as r:
         row = f.at("%s", f.mul(r, lanes()))
+        kept = dropping.kept(f, "%bits", r, vectors) if form.drops else []
         for j in range(vectors):
             at = f.at(row, j * w)
             weight = scores.weight(f, form, f.op("fsub", "float", f.load(at), shifts[j]))
-            f.store(weight, at)
+            f.store(f.select(kept[j], "float", weight, f.f32(0)) if kept else weight, at)
             f.set(total[j], v, f.op("fadd", "float", f.get(total[j], v), weight))
     for j in range(vectors):
         f.store(f.op("fadd", "float", f.load(sums[j]), f.get(total[j], v)), sums[j])
@@ -149,16 +157,17 @@ def _rescale(f: Code, result: str, state: str, values: int, vectors: int) -> Non
 
 
 def _finish(f: Code, form: Form, vectors: int, given: tuple[str, str, str, str]) -> None:
-    """The results over the sums, and the log-sum-exp where it is wanted."""
+    """The results over the sums, times what dropout multiplies by, and the log-sum-exp where it is wanted."""
     result, state, y, lse = given
     w = machine().width
     target = _word(f, "lse")
     wanted = f.let(f"icmp ne ptr {target}, null")
+    numerator = real(f, "kept") if form.drops else f.f32(1)
     for j in range(vectors):
         total, factor = f.load(f.at(state, lanes() + j * w)), f.at(state, 2 * lanes() + j * w)
         nothing = f.op("fcmp oeq", "float", total, f.f32(0))
         safe = f.select(nothing, "float", f.f32(1), total)
-        f.store(f.op("fdiv", "float", f.f32(1), safe), factor)
+        f.store(f.op("fdiv", "float", numerator, safe), factor)
         with f.when(wanted):
             largest = f.load(f.at(state, j * w))
             found = f.fma(largest, f.f32(form.unit), f.log_f32(total))

@@ -12,8 +12,14 @@ from ..code.packing import lanes_below
 from ..code.tiles import load_lanes, machine
 from .code import Code, lanes, product
 
-#: arguments of both passes, in order: pointers, integers and doubles
-WORDS = ("q", "k", "v", "bias", "bias_row", "bias_column", "scale", "first", "last", "keys")
+#: arguments of both passes, in order.  `cap`: over the scores' unit; `kept`: what dropout multiplies a weight by;
+#: `limit`: halves of the random stream's words that are less are dropped
+WORDS = ("q", "k", "v", "bias", "bias_row", "bias_column", "scale", "first", "last", "keys", "cap", "seed", "step",
+         "limit", "kept")  # fmt: skip
+_KINDS = {
+    **dict.fromkeys(("q", "k", "v", "bias", "step"), "ptr"),
+    **dict.fromkeys(("scale", "cap", "kept"), "double"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,8 @@ class Form:
     """What the code of both passes depends on.
 
     `size`, `values`: elements of a query and of a value; `bias`: "", or which index it varies with: "queries", "keys"
-    (or none), "both"; `window`: whether a query sees some keys only; `vectors`: of the panels.
+    (or none), "both"; `window`: whether a query sees some keys only; `vectors`: of the panels; `cap`: whether there is
+    a soft cap; `drops`: whether there is dropout on the weights.
     """
 
     size: int
@@ -29,6 +36,8 @@ class Form:
     bias: str
     window: bool
     vectors: tuple[int, ...]
+    cap: bool = False
+    drops: bool = False
 
     @property
     def base(self) -> float:
@@ -44,8 +53,7 @@ class Form:
 
 def word(f: Code, name: str) -> str:
     """One of the arguments of `WORDS`."""
-    kind = "ptr" if name in WORDS[:4] else "double" if name == "scale" else "i64"
-    return f.word("%args", WORDS.index(name), kind)
+    return f.word("%args", WORDS.index(name), _KINDS.get(name, "i64"))
 
 
 def real(f: Code, name: str) -> str:
@@ -65,20 +73,39 @@ def seen(f: Code, row: str, there: str, begin: str, end: str) -> tuple[str, str]
     return low, f.larger(low, high)
 
 
-def scores(form: Form, vectors: int) -> list[Code]:
+def scores(form: Form, vectors: int, *, slopes: bool = False) -> list[Code]:
     """Functions for the scores of a tile, the last one `scores_N` (args, tile, packed queries, keys, bias, first
-    query, queries, first key, keys): scale · q kᵀ + bias, over the unit; -inf where a query does not see a key."""
+    query, queries, first key, keys): scale · q kᵀ + bias, over the unit; -inf where a query does not see a key.
+
+    `slopes`: one more argument, a tile for the derivative of the soft cap."""
     name = f"scores_{vectors}"
     columns = vectors * machine().width
     parts = product(f"{name}_product", columns, (form.size, 1, lanes(), lanes()))
-    f = Code(name, "ptr %args, ptr %s, ptr %q, ptr %k, ptr %bias, i64 %row, i64 %there, i64 %from, i64 %n")
+    arguments = "ptr %args, ptr %s, ptr %q, ptr %k, ptr %bias, i64 %row, i64 %there, i64 %from, i64 %n"
+    f = Code(name, arguments + (", ptr %slope" if slopes else ""))
     given = (("ptr", "%s"), ("ptr", "%k"), ("ptr", "%q"), ("i64", "%n"), ("i64", form.size), ("i1", "false"))
     f.run(f"{name}_product", *given)
+    if form.cap:
+        _cap(f, vectors, slopes)
     if form.bias:
         _BIASES[form.bias](f, vectors)
     if form.window:
         _window(f, vectors)
     return [*parts, f]
+
+
+def _cap(f: Code, vectors: int, slopes: bool) -> None:
+    """cap · tanh of what is there: the packed queries' scale is over the cap."""
+    cap = real(f, "cap")
+    with f.loop(0, "%n") as r:
+        for i in range(vectors):
+            place = f.add(f.mul(r, lanes()), i * machine().width)
+            at = f.at("%s", place)
+            turned = f.tanh_f32(f.load(at))
+            f.store(f.op("fmul", "float", turned, cap), at)
+            if slopes:
+                slope = f.op("fsub", "float", f.f32(1), f.op("fmul", "float", turned, turned))
+                f.store(slope, f.at("%slope", place))
 
 
 def _both(f: Code, vectors: int) -> None:

@@ -23,12 +23,15 @@ from ..device.jit import kernel
 from ..device.native import Call
 from ..families import ENOUGH, PARTS, Family, family
 from .copy import filling
+from .random import signed
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
 #: attributes of the operators that the kernels know; others must have their defaults
-_KNOWN = ("scale", "first", "last")
+_KNOWN = ("scale", "first", "last", "cap", "ratio", "seed", "rows", "at")
+#: soft caps that leave float32 room for what is over the cap, and for what is a logarithm's base less
+_CAPS = (1e-9, 1e30)
 #: what stands for a window without a bound
 _FAR = 1 << 40
 
@@ -56,15 +59,23 @@ def variants(queries: int) -> tuple[int, ...]:
     return tuple(sorted({-(-total // count), total // count}, reverse=True))
 
 
+def _threshold(ratio: float) -> int:
+    """Numbers of the random stream that are less, of 2²⁴, are dropped."""
+    return math.ceil(float(np.float32(ratio)) * 2**24)
+
+
 class Attention(Family):
     """What both passes share."""
 
     def accepts(self, op: Operator) -> bool:
         """float32, and enough to do."""
         rule: Any = op.op
-        values = (*op.reads(), *op.writes())
+        step = op.inputs[-1] if rule.ratio else None
+        values = [v for v in (*op.reads(), *op.writes()) if v is not step]
         plain = all(getattr(rule, f.name) == f.default for f in dataclasses.fields(rule) if f.name not in _KNOWN)
         if not plain or any(v.dtype != "f32" or not v.size for v in values):
+            return False
+        if (rule.cap and not _CAPS[0] <= rule.cap <= _CAPS[1]) or _threshold(rule.ratio) >> 24:
             return False
         q, k = (x.type for x in op.inputs[:2] if x is not None)
         return math.prod(q.shape) * k.shape[-2] >= ENOUGH
@@ -79,7 +90,7 @@ class Attention(Family):
         if bias is not None:
             rows, columns = (1, 1, *bias.shape)[-2:]
             kind = "keys" if rows == 1 else "queries" if columns == 1 else "both"
-        return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]))
+        return Form(q.shape[-1], v.shape[-1], kind, window, variants(q.shape[-2]), rule.cap > 0, rule.ratio > 0)
 
     def words(self, op: Operator, ins: Sequence[Any]) -> list[Any]:
         """The arguments of `scores.WORDS`."""
@@ -92,10 +103,16 @@ class Attention(Family):
             row, column = (columns if rows > 1 else 0), int(columns > 1)
         first = -_FAR if rule.first is None else rule.first
         last = _FAR if rule.last is None else rule.last
-        return [q, k, v, 0 if bias is None else bias, row, column, rule.scale / form.unit, first, last, k.shape[-2]]
+        scale, cap = rule.scale / (rule.cap or form.unit), rule.cap / form.unit
+        found = [q, k, v, 0 if bias is None else bias, row, column, scale, first, last, k.shape[-2], cap]
+        if not rule.ratio:
+            return [*found, 0, 0, 0, 1.0]
+        step = ins[len(op.inputs) - 1].reshape(1)
+        return [*found, signed(rule.seed), step, _threshold(rule.ratio) << 8, 1 / (1 - rule.ratio)]
 
     def heads(self, op: Operator) -> np.ndarray:
-        """[heads, 7]: element offsets of each head's q, k, v, bias, y, log-sum-exp and gradient of the bias."""
+        """[heads, 8]: element offsets of each head's q, k, v, bias, y, log-sum-exp and gradient of the bias; the number
+        of its first query among those of all weights."""
         q, k, v, bias = (None if x is None else x.type.shape for x in (*op.inputs, None)[:4])
         assert q is not None and k is not None and v is not None
         lead, (t, d), (s, e) = q[:-2], q[-2:], v[-2:]
@@ -104,7 +121,20 @@ class Attention(Family):
             full = (1,) * (2 - len(bias)) + bias
             biases = offsets(full[:-2], lead, full[-2] * full[-1])
         columns = [offsets(q[:-2], lead, t * d), offsets(k[:-2], lead, s * d), offsets(v[:-2], lead, s * e), biases]
-        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t), biases], 1)
+        return np.stack([*columns, offsets(lead, lead, t * e), offsets(lead, lead, t), biases, self.numbers(op)], 1)
+
+    def numbers(self, op: Operator) -> np.ndarray:
+        """[heads]: the number of each head's first query among those of all weights, of which these may be a part."""
+        rule: Any = op.op
+        q = op.inputs[0]
+        assert q is not None
+        own = q.shape[:-1]
+        whole, start = rule.rows or own, rule.at or (0,) * len(own)
+        found = np.zeros(own[:-1], np.int64)
+        for axis, (size, first) in enumerate(zip(whole[:-1], start[:-1], strict=True)):
+            place = np.arange(own[axis]).reshape(-1, *[1] * (len(own) - 2 - axis))
+            found = found * size + first + place
+        return (found * whole[-1] + start[-1]).reshape(-1)
 
 
 @family("TiledAttention")

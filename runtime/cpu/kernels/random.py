@@ -104,7 +104,7 @@ def bernoulli(p, step, y, seed, skipped, begin, end):
             y[first + i] = np.float32(half(found, i)) * _SCALE < p[first + i]
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """The bits of a seed as a signed word."""
     return int(np.array(seed, np.uint64).astype(np.int64))
 
@@ -124,7 +124,7 @@ class Dropouts(Family):
         x, step, y = ins[0].reshape(-1), ins[1].reshape(1), outs[0].reshape(-1)
         mask = np.empty(0, np.bool_) if outs[1] is None else outs[1].reshape(-1)
         threshold = math.ceil(float(np.float32(rule.ratio)) * 2**24)
-        given = (_signed(rule.seed), threshold, 1 / (1 - rule.ratio), rule.first // 8)
+        given = (signed(rule.seed), threshold, 1 / (1 - rule.ratio), rule.first // 8)
         return [dropout.call(x, step, y, mask, *given, work=-(-x.size // 8))]
 
 
@@ -145,7 +145,7 @@ class Draws(Family):
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
         rule: Any = op.op
-        y, seed = outs[0].reshape(-1), _signed(rule.seed)
+        y, seed = outs[0].reshape(-1), signed(rule.seed)
         work = -(-y.size // 8)
         if op.op.name == "RandomUniform":
             given = (seed, float(rule.high - rule.low), float(rule.low), rule.first // 8)
