@@ -14,7 +14,7 @@ from .registry import Family, Variant, register
 
 _EPSILON = 1e-5
 _STD = 0.02
-_MASKED = -10000.0
+_MASKED = float(np.finfo(np.float32).min)
 
 
 def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
