@@ -31,8 +31,8 @@ def with_chains(block: Block) -> Block:
 
         h = Mul(Swish(gate), up)
 
-    The gradients keep `gate` and `up` anyway, so that neither h nor Swish(gate) need wait for the backward pass: each is
-    made right before the first operator there that reads it, with the same bits.  A chain may take as much as memory
+    The gradients keep `gate` and `up` anyway, so that neither h nor Swish(gate) need wait for the backward pass: each
+    is made right before the first operator there that reads it, with the same bits.  A chain may take as much as memory
     takes to keep a value, or a small part of the product that reads it.  It begins with values that something reads as
     late or later, and consists of element-wise operators, views, and the last steps of layer normalisations.
     """

@@ -109,8 +109,8 @@ def test_the_last_steps_have_the_bits_of_the_whole(dtype: str, native: bool) -> 
     g = np.random.default_rng(0)
     feed: Any = {n: g.standard_normal(s).astype(dtype) for n, s in (("x", (5, 67)), ("s", 67), ("b", 67))}
     e = rc.Executor() if native else rc.Executor(providers=("numpy",))
-    l, l2, r, r2 = e.run(rc.Program(verify(parse(text))), feed, ["l", "l2", "r", "r2"])
-    assert l.tobytes() == l2.tobytes() and r.tobytes() == r2.tobytes()
+    layer, last, rms, scaled = e.run(rc.Program(verify(parse(text))), feed, ["l", "l2", "r", "r2"])
+    assert layer.tobytes() == last.tobytes() and rms.tobytes() == scaled.tobytes()
 
 
 def test_norms_without_their_statistics_or_in_halves_are_not_made_again() -> None:
