@@ -93,16 +93,16 @@ def test_what_costs_more_than_a_twelfth_of_its_product_is_kept() -> None:
 def test_what_is_made_from_parameters_alone_is_kept() -> None:
     """Such as a weight's copy in low precision."""
     block = step(f"  %t: f32[{WIDE},HIDDEN] = Mul(%w1, %two)\n  %h: {H} = MatMul(%x, %t)\n")
-    text = f"""program p {{
+    text = """program p {
   input %x: f32[8,4]
   param %w: f32[4,4]
   const %two: f32[] = [2.0]
   %t: f32[4,4] = Mul(%w, %two)
   %u: f32[8,4] = MatMul(%x, %t)
   %y: f32[8,4] = MatMul(%u, %t)
-  loss %loss: f32[] = ReduceMean(%y) {{keepdims=0}}
+  loss %loss: f32[] = ReduceMean(%y) {keepdims=0}
   output %loss
-}}"""
+}"""
     other = Autodiff().run(verify(parse(text)))
     assert not again(Rebuild().run(block)) and Rebuild().run(other) is other
 
