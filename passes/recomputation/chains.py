@@ -83,8 +83,8 @@ class _Chains:
         chain = _Chain()
         if not self.extend(chain, v, first, self.allowed(v)) or all(map(_is_view, chain.operators)):
             return
-        made = {next(o.writes()).name for o in chain.operators}
-        if made.union(self.persistent).issuperset(r.name for o in chain.operators for r in o.reads()):
+        inside = {next(o.writes()).name for o in chain.operators}
+        if inside.union(self.persistent).issuperset(r.name for o in chain.operators for r in o.reads()):
             return  # a parameter in another precision, which all of its readers share
         new: dict[str, Value] = {}
         for o in chain.operators:
