@@ -31,6 +31,8 @@ from .lowering.layouts import turned, turned_operator
 from .memory.liveness import Liveness
 from .memory.memory_plan import MemoryPlan
 from .offloading.offload import Offload, offloaded, without_copies
+from .patterns.find_gates import FindGates
+from .patterns.find_norms import FindNorms
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
@@ -68,6 +70,8 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
     """The passes that optimizers run; they add the updates before "eager-updates"."""
     low = target.precision not in (None, "fp32")
     return [
+        FindNorms(),
+        FindGates(),
         *([FindAttention()] if target.fuse_attention else ()),
         *([FindHead(loss)] if target.fuse_head and not low else ()),
         *([Precision(target.precision, (loss,))] if low and target.precision is not None else ()),

@@ -1,4 +1,4 @@
-"""Recomputation of normalised values from inputs and statistics that are kept anyway."""
+"""Recomputation of normalised values and activations from what is kept anyway."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ...language.builder import Names
 from ...language.ir import Block, Free, Operator, Role, Value
 from ...ops.common import Elementwise
 from ..base import Pass
+from .chains import with_chains
 
 #: a copy to the host does not need its source again: what reads it later reads what comes back
 _FORWARD = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
@@ -20,7 +21,7 @@ _CHEAP = 5
 
 @dataclass(frozen=True)
 class Rebuild(Pass):
-    """Make normalised values, and cheap activations of them, again for the backward operators that read them.
+    """Make normalised values, and cheap activations, again for the backward operators that read them.
 
         y = Relu(BatchNormTrain(x))
 
@@ -28,16 +29,17 @@ class Rebuild(Pass):
     right before the first operator there that reads it, y is made again by one pass over x, in y's own buffer and
     with the same bits (Bulò et al. 2018, arXiv 1712.02616; Pleiss et al. 2017, arXiv 1707.06990).  Nothing is rebuilt
     that outlives the step, that recomputation reads, or whose source is gone by then.  Comes after recomputation,
-    whose values are made right before they are read as it is.
+    whose values are made right before they are read as it is.  Values that cheap element-wise operators make from
+    what gradients keep are made again in the same way: see `chains.py`.
     """
 
     def run(self, block: Block) -> Block:
         """The block with rebuilding operators among the backward ones; but for a few vectors, memory is never more."""
         if any(isinstance(op.op, Free) for op in block.operators):
             raise UsageError("'rebuild' comes before 'liveness': it adds operators, and frees must follow")
-        if not any(op.op.small_outputs for op in block.operators):
-            return block
-        return _Rebuilder(block).run()
+        if any(op.op.small_outputs for op in block.operators):
+            block = _Rebuilder(block).run()
+        return with_chains(block)
 
 
 class _Rebuilder:

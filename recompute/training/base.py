@@ -21,6 +21,8 @@ from ..passes.attention.find_attention import find_attention
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.gradient.autodiff import differentiate
 from ..passes.loss.find_head import FindHead
+from ..passes.patterns.find_gates import FindGates
+from ..passes.patterns.find_norms import FindNorms
 from .groups import Group, assigned, groups_from
 from .protocol import AnyOptimizer, ParamsGrads
 
@@ -296,15 +298,30 @@ def _times(b: Builder, g: Value, factor: Value) -> Value:
 
 
 def begin_training(program: Program, loss: str, kept: Iterable[str] = ()) -> None:
-    """What comes before the backward pass: attention becomes one operator, unless the program says no.
+    """What comes before the backward pass: normalisations and activations that are written out become one operator
+    each, and so does attention, unless the program says no.
 
     `kept`: values that stay because the user named them.
     """
     must_be_untrained(program)
-    if program.forward is None and program.fuse_attention:
-        with_attention(program, (loss, *kept))
-        program.also_at_other_batches(program.again, with_attention)
+    if program.forward is None:
+        if with_patterns(program, (loss, *kept)):
+            program.also_at_other_batches(program.again, with_patterns)
+        if program.fuse_attention:
+            with_attention(program, (loss, *kept))
+            program.also_at_other_batches(program.again, with_attention)
     program.begin_training(loss)
+
+
+def with_patterns(program: Program, kept: Iterable[str] = ()) -> bool:
+    """Makes normalisations and gated activations one operator each; returns whether there were any."""
+    block, outputs = program.block, program.block.outputs
+    values = block.values()
+    marked = block.with_operators(block.operators, outputs=(*outputs, *(n for n in kept if n in values)))
+    found = FindGates().run(FindNorms().run(marked))
+    if found is not marked:
+        program.block = verify(found.with_operators(found.operators, outputs=outputs))
+    return found is not marked
 
 
 def with_attention(program: Program, kept: Iterable[str] = ()) -> list[str]:

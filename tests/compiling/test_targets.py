@@ -73,9 +73,9 @@ def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         line.split()[1].partition("{")[0] for line in out.splitlines() if line.split()[:1] and line.split()[0].isdigit()
     ]
     assert names == [
-        "find-attention", "find-head", "autodiff", "recompute", "eager-updates", "unplan", "dead-code", "rebuild",
-        "commit-updates", "fold-transposes", "channels-last", "open-norms", "fusion", "choose-kernels", "in-best-order",
-        "liveness", "memory-plan",
+        "find-norms", "find-gates", "find-attention", "find-head", "autodiff", "recompute", "eager-updates", "unplan",
+        "dead-code", "rebuild", "commit-updates", "fold-transposes", "channels-last", "open-norms", "fusion",
+        "choose-kernels", "in-best-order", "liveness", "memory-plan",
     ]  # fmt: skip
     assert main(["resnet50", "--print-passes", "--memory-budget", "60%", "--providers", "numpy", "--no-schedule"]) == 0
     out = capsys.readouterr().out

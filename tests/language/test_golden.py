@@ -19,6 +19,8 @@ from recompute.passes import Precision, pipeline, run_passes
 from recompute.passes.attention.find_attention import FindAttention
 from recompute.passes.cleanup.for_test import ForTest
 from recompute.passes.loss.find_head import FindHead
+from recompute.passes.patterns.find_gates import FindGates
+from recompute.passes.patterns.find_norms import FindNorms
 from recompute.passes.slicing.slicing import Slice
 from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
@@ -46,7 +48,8 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
     if any(isinstance(p, ForTest) for p in pipeline(line)):
         return  # computes something else: tests/training/test_modes.py
     tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18, FindHead: 2.0**-18, Slice: 2.0**-20}
-    compare_values(before, after, tolerance=max(tolerances.get(type(p), 0.0) for p in pipeline(line)))
+    patterns = {FindNorms: 2.0**-18, FindGates: 2.0**-18}
+    compare_values(before, after, tolerance=max((tolerances | patterns).get(type(p), 0.0) for p in pipeline(line)))
 
 
 def compare_values(before: Block, after: Block, *, tolerance: float = 0.0) -> None:

@@ -18,6 +18,7 @@ from ..shape.reshape import reshape
 from . import numerics as kernels
 from .axes import by_group, rows
 from .numerics import View, wide
+from .row_parts import last_steps
 
 
 def as_type(b: Any, v: Any, dtype: str) -> Any:
@@ -36,6 +37,8 @@ class Normalization(Op, abstract=True):
     epsilon: float
     small_outputs = (1, 2)
     centred: ClassVar[bool] = True
+    #: scale and bias broadcast to x as they are, and the statistics do
+    by_rows: ClassVar[bool] = False
 
     def view(self, x: TensorType) -> View:
         """x as [a, g, s, p]."""
@@ -77,6 +80,10 @@ class Normalization(Op, abstract=True):
         """About eight operations an element."""
         assert ins[0] is not None
         return Cost(8 * ins[0].size, super().cost(ins, outs).bytes)
+
+    def again(self, ins, outs):
+        """The last steps, where rows lie together and nothing is rounded to a narrower type."""
+        return last_steps(ins, outs[1:], centred=self.centred) if self.by_rows else None
 
     def expand(self, b, x, scale, bias=None):
         """The formula, over x as [a, g, s, p]."""
@@ -234,6 +241,7 @@ class LayerNormalization(Normalization, onnx=True):
     axis: int = -1
     epsilon: float = 1e-5
     inplace = (0,)
+    by_rows = True
     weights = (1, 2)
 
     def axis_factors(self, ins, outs):
@@ -303,6 +311,7 @@ class RMSNormalization(Normalization):
     axis: int = -1
     epsilon: float = 1e-5
     inplace = (0,)
+    by_rows = True
     centred = False
     weights = (1,)
 

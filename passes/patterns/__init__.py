@@ -1,0 +1,1 @@
+"""Compositions in the forward pass that become one operator, whose gradient keeps less."""

@@ -1,0 +1,82 @@
+"""The last steps of layer and RMS normalisation, once the statistics of each row are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common import Elementwise
+
+
+@dataclass(frozen=True)
+class RowCentreScale(Elementwise):
+    """(x, mean, 1/deviation, scale, bias) → (x - mean) · inverse · scale + bias: LayerNormalization's, to the bit."""
+
+    inplace = (0,)
+    floats = True
+    flops_per_element = 4
+
+    def compute(self, xp, ins, outs, scratch):
+        """Four steps in the output."""
+        x, mean, inverse, scale, bias = ins
+        xp.subtract(x, mean, out=outs[0])
+        xp.multiply(outs[0], inverse, out=outs[0])
+        xp.multiply(outs[0], scale, out=outs[0])
+        xp.add(outs[0], bias, out=outs[0])
+
+    def element(self, x, mean, inverse, scale, bias):
+        """The formula."""
+        return (x - mean) * inverse * scale + bias
+
+    def expand(self, b, x, mean, inverse, scale, bias):
+        """The formula."""
+        return (b.Add(b.Mul(b.Mul(b.Sub(x, mean), inverse), scale), bias),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Statistics of rows, vectors along the last axis, two types."""
+        yield draw.case(
+            cls(), draw("f64[2,4,3]"), draw("f64[2,4,1]"), draw("f64[2,4,1]"), draw("f64[3]"), draw("f64[3]")
+        )
+        yield draw.case(cls(), draw("f32[5,3]"), draw("f32[5,1]"), draw("f32[5,1]"), draw("f32[3]"), draw("f32[3]"))
+
+
+@dataclass(frozen=True)
+class RowScale(Elementwise):
+    """(x, 1/deviation, scale) → x · inverse · scale: RMSNormalization's last steps, to the bit."""
+
+    inplace = (0,)
+    floats = True
+    flops_per_element = 2
+
+    def compute(self, xp, ins, outs, scratch):
+        """Two steps in the output."""
+        x, inverse, scale = ins
+        xp.multiply(x, inverse, out=outs[0])
+        xp.multiply(outs[0], scale, out=outs[0])
+
+    def element(self, x, inverse, scale):
+        """The formula."""
+        return x * inverse * scale
+
+    def expand(self, b, x, inverse, scale):
+        """The formula."""
+        return (b.Mul(b.Mul(x, inverse), scale),)
+
+    @classmethod
+    def samples(cls, draw):
+        """Statistics of rows, a vector along the last axis, two types."""
+        yield draw.case(cls(), draw("f64[2,4,3]"), draw("f64[2,4,1]"), draw("f64[3]"))
+        yield draw.case(cls(), draw("f32[5,3]"), draw("f32[5,1]"), draw("f32[3]"))
+
+
+def last_steps(ins: Sequence[Any], statistics: Sequence[Any], *, centred: bool) -> Any:
+    """The last steps of a normalisation of (x, scale, bias), and their inputs; None where a type is another."""
+    x, scale, bias = (*ins, None)[:3]
+    given = (scale, *statistics) if not centred else (scale, bias, *statistics)
+    if len(given) < (4 if centred else 2) or any(v is None or v.dtype != x.dtype for v in given):
+        return None
+    if centred:
+        return RowCentreScale(), (x, *statistics, scale, bias)
+    return RowScale(), (x, *statistics, scale)
