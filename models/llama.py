@@ -1,6 +1,6 @@
 """LLaMA (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288): RMSNorm, rotary embedding, grouped heads, SwiGLU.
 
-Parameters have the names of the usual PyTorch port without `model.`; the weights that go to MatMul are stored [in, out].
+Parameters have the names of the usual PyTorch port without `model.`; the weights of MatMul are stored [in, out].
 The graph is what exporters make of that port: the cosines and sines are constants, the mask is computed of positions,
 and the heads of keys and values are repeated by Expand.
 """
@@ -24,9 +24,7 @@ def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
 
 
 @register(
-    _variant(
-        "tiny", batches=(8, 64), layers=2, hidden=128, inner=352, heads=4, groups=2, vocab=2000, seq=128
-    ),
+    _variant("tiny", batches=(8, 64), layers=2, hidden=128, inner=352, heads=4, groups=2, vocab=2000, seq=128),
     _variant("block", batches=(1, 4), layers=1, hidden=1024, inner=2816, heads=16, groups=4, seq=2048),
     _variant("7b", batches=(1, 4), layers=32, hidden=4096, inner=11008, heads=32, groups=32, seq=4096),
 )
