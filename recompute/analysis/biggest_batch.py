@@ -141,8 +141,8 @@ def max_batch(
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
     lowest peak; "auto": the plan with the lowest peak (docs/planning.md) whose extra time is at most one forward
     pass; "slices" and "slices+auto": the whole step in 4 slices of the batch, without and with such a plan
-    (`slicing=False` leaves both out).  `target`: where the step will run (no device is needed).  `effort`, `seconds`:
-    how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search with the best plan so
+    (`slicing=False` leaves both out).  `target`: where the step will run (no device is needed).  `effort` and
+    `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search with the best plan so
     far.  `model` and the other arguments are those of `estimate`.  UsageError if batch 1 does not fit, or if the model fixes its batch.
     """
     check_limits(effort, seconds)
@@ -237,7 +237,11 @@ def _in_slices(
     if best > guess and not watch.interrupted:
         auto = _planned(steps, SLICES * best, watch, peaks.progress, notes, part)
         if auto is not None:
-            made[auto] = SLICES * largest_fitting(lambda b: peaks(auto, SLICES * b), budget, best)
+            try:
+                peaks(auto, SLICES * best)  # the plan numbers the operators of this step
+                made[auto] = SLICES * largest_fitting(lambda b: peaks(auto, SLICES * b), budget, best)
+            except UsageError as e:
+                notes.append(f"slices+auto: {e}")
     for s in [s for s, b in made.items() if not b]:
         del made[s]
         notes.append(f"{s.name}: even {SLICES} slices of one sample take {human_bytes(peaks(s, SLICES))}")
