@@ -67,7 +67,8 @@ class BatchOf:
 
     `peak_bytes` is at `batch` (at 1 where that is 0), `next_peak_bytes` at one more (in `slices`: one more in each);
     `step_seconds` by the cost model;
-    `overhead` is the extra time over a plain step of the same batch; `curve` holds (batch, peak) pairs, each compiled.
+    `overhead` is the extra time over a plain step of the same batch; `curve` holds (batch, peak) pairs, each
+    compiled.
     """
 
     strategy: str
