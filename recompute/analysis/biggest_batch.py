@@ -143,7 +143,8 @@ def max_batch(
     lowest peak; "auto": the plan with the lowest peak (docs/planning.md) whose extra time is at most one forward
     pass; "slices" and "slices+auto": the whole step in 4 slices of the batch, without and with such a plan
     (`slicing=False` leaves both out).  `target`: where the step will run (no device is needed).  `effort` and
-    `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search with the best plan so
+    `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search
+    with the best plan so
     far.  `model` and the other arguments are those of `estimate`.  UsageError if batch 1 does not fit, or if
     the model fixes its batch.
     """
