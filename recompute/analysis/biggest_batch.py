@@ -36,6 +36,8 @@ _CURVE = 6
 _LOWER, _MOVES = 0.93, 3000
 #: rounds of local search, after which it ends with the first round without improvement
 _PATIENCE = 4
+#: slices of the batch that the search tries: each compiles all operators again
+SLICES = 4
 #: the largest batch of the search
 LARGEST_BATCH = 1 << 20
 
@@ -49,6 +51,11 @@ class Strategy:
     plan: RecomputePlan | None = None
 
     @property
+    def slices(self) -> tuple[str, ...]:
+        """The parts that run in slices (see passes/slicing)."""
+        return () if self.plan is None else self.plan.slices
+
+    @property
     def kept(self) -> tuple[str, ...] | RecomputePlan | None:
         """The argument for `Steps`: checkpoints or plan."""
         return self.checkpoints if self.plan is None else self.plan
@@ -58,8 +65,10 @@ class Strategy:
 class BatchOf:
     """The biggest batch of one strategy.  `batch` is 0 where not even one sample fits.
 
-    `peak_bytes` is at `batch` (at 1 where that is 0), `next_peak_bytes` at one more; `step_seconds` by the cost model;
-    `overhead` is the extra time over a plain step of the same batch; `curve` holds (batch, peak) pairs, each compiled.
+    `peak_bytes` is at `batch` (at 1 where that is 0), `next_peak_bytes` at one more (in `slices`: one more in each);
+    `step_seconds` by the cost model;
+    `overhead` is the extra time over a plain step of the same batch; `curve` holds (batch, peak) pairs, each
+    compiled.
     """
 
     strategy: str
@@ -71,6 +80,7 @@ class BatchOf:
     seconds_per_sample: float
     overhead: float
     curve: tuple[tuple[int, int], ...]
+    slices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,7 @@ def max_batch(
     target: Target | None = None,
     effort: float | None = None,
     seconds: float | None = None,
+    slicing: bool = True,
     **fields: Any,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
@@ -130,16 +141,20 @@ def max_batch(
     Strategies: "plain"; "checkpoints" (yours, if given); "sqrt": about √n of the n values that cut the graph, with
     equal work between them (Chen et al. 2016, arXiv 1604.06174); "best-k": the number of equally spaced cuts with the
     lowest peak; "auto": the plan with the lowest peak (docs/planning.md) whose extra time is at most one forward
-    pass.  `target`: where the step will run (no device is needed).  `effort`, `seconds`: how long "auto" searches (see
-    `RecomputeOptimizer.set_budget`); an interrupt ends the search with the best plan so far.  `model` and the other
-    arguments are those of `estimate`.  UsageError if batch 1 does not fit, or if the model fixes its batch.
+    pass; "slices" and "slices+auto": the whole step in 4 slices of the batch, without and with such a plan
+    (`slicing=False` leaves both out).  `target`: where the step will run (no device is needed).  `effort` and
+    `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search
+    with the best plan so
+    far.  `model` and the other arguments are those of `estimate`.  UsageError if batch 1 does not fit, or if
+    the model fixes its batch.
     """
     check_limits(effort, seconds)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         target=target_given(target, fields, "max_batch"),
     )  # fmt: skip
-    return max_batch_of(steps, parse_bytes(budget), watch=Watch(effort=effort or 1.0, seconds=seconds))
+    watch = Watch(effort=effort or 1.0, seconds=seconds)
+    return max_batch_of(steps, parse_bytes(budget), watch=watch, slicing=slicing)
 
 
 def max_batch_of(
@@ -147,6 +162,8 @@ def max_batch_of(
     budget: int,
     progress: Callable[[str], None] = lambda text: None,
     watch: Watch | None = None,
+    *,
+    slicing: bool = True,
 ) -> MaxBatch:
     """`max_batch` of steps, with a line of progress before each program is compiled."""
     if not steps.open_batch:
@@ -164,21 +181,89 @@ def max_batch_of(
     if best is not None:
         found[best] = largest_fitting(lambda b: peaks(best, b), budget, reference)
     reference = max([*found.values(), 1])
-    progress(f"auto: planning batch {reference}")
-    notes: tuple[str, ...] = ()
-    try:
-        watch = watch or Watch()
-        auto = lowest_plan(steps, reference, watch)
-        if watch.interrupted:
-            notes = ("auto: planning was interrupted, using the best plan so far",)
-    except MissingExtraError as e:
-        auto, notes = None, (f"auto: {e}",)
+    notes: list[str] = []
+    watch = watch or Watch()
+    auto = _planned(steps, reference, watch, progress, notes)
     if auto is not None:
-        found[auto] = largest_fitting(lambda b: peaks(auto, b), budget, reference)
+        found[auto] = _fitting_plan(auto, peaks, budget, reference, notes)
+    if slicing and not steps.is_step:
+        found |= _in_slices(steps, found, peaks, budget, watch, notes)
     if not any(found.values()):
         _hopeless(steps, budget, {s.name: peaks(s, 1) for s in found})
     rows = tuple(_row(steps, s, b, peaks) for s, b in found.items())
-    return MaxBatch(steps.name, budget, rows, steps.cost.name, notes)
+    limited = [s.name for s, b in found.items() if b == LARGEST_BATCH * (SLICES if s.slices else 1)]
+    if limited:
+        notes.append(f"{', '.join(limited)}: the search ends at batch {LARGEST_BATCH:,}, or as much in each slice")
+    return MaxBatch(steps.name, budget, rows, steps.cost.name, tuple(notes))
+
+
+def _planned(
+    steps: Steps, batch: int, watch: Watch, progress: Callable[[str], None], notes: list[str], slices: str = ""
+) -> Strategy | None:
+    """`lowest_plan`, with notes on what went wrong."""
+    progress(f"auto: planning batch {batch}")
+    try:
+        found = lowest_plan(steps, batch, watch, slices)
+        if watch.interrupted:
+            notes.append("auto: planning was interrupted, using the best plan so far")
+        return found
+    except MissingExtraError as e:
+        notes.append(f"auto: {e}")
+        return None
+
+
+def _fitting_plan(s: Strategy, peaks: _Peaks, budget: int, reference: int, notes: list[str]) -> int:
+    """The biggest batch of a plan that was made at `reference`."""
+    peaks(s, reference)  # the plan numbers the operators of this step
+
+    batch = largest_fitting(lambda b: peaks.or_plain(s, b), budget, reference)
+    fits = max((b for b, p in peaks.known[s].items() if p <= budget), default=0)
+    if batch != fits or (fits and batch + 1 not in peaks.known[s]):
+        notes.append(f"{s.name}: its plan for batch {reference:,} does not apply to batch {max(batch, fits + 1):,}")
+    return fits
+
+
+def _in_slices(
+    steps: Steps, found: Mapping[Strategy, int], peaks: _Peaks, budget: int, watch: Watch, notes: list[str]
+) -> dict[Strategy, int]:
+    """The whole step in slices of the batch, without and with recomputation: batches that are multiples of `SLICES`."""
+    made: dict[Strategy, int] = {}
+    part = f"all:0:{SLICES}"
+    plain = Strategy("slices", plan=RecomputePlan(slices=(part,)))
+    guess = max((b for s, b in found.items() if s.name == "plain"), default=1)
+    try:
+        made[plain] = SLICES * largest_fitting(lambda b: peaks(plain, SLICES * b), budget, guess)
+    except UsageError as e:
+        notes.append(f"slices: {e}")
+        return {}
+    best = max([*found.values(), 1])
+    if best > guess and not watch.interrupted:
+        auto = _planned(steps, SLICES * best, watch, peaks.progress, notes, part)
+        if auto is not None:
+            try:
+                peaks(auto, SLICES * best)  # the plan numbers the operators of this step
+                made[auto] = SLICES * largest_fitting(lambda b: peaks(auto, SLICES * b), budget, best)
+            except UsageError as e:
+                notes.append(f"slices+auto: {e}")
+    for s in [s for s, b in made.items() if not b]:
+        del made[s]
+        notes.append(f"{s.name}: even {SLICES} slices of one sample take {human_bytes(peaks(s, SLICES))}")
+    if plain in made:
+        notes.append(_beyond(steps, plain, made[plain], peaks))
+    return made
+
+
+def _beyond(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> str:
+    """What more slices of as many samples would take."""
+    each = batch // SLICES
+    half = Strategy(s.name, plan=RecomputePlan(slices=(f"all:0:{SLICES // 2}",)))
+    more = (peaks(s, batch) - peaks(half, each * (SLICES // 2))) * 2 // SLICES
+    inputs = sum(v.nbytes for v in steps.program(each)[0].block.inputs)
+    what = "its inputs alone" if more <= 1.1 * inputs else f"{human_bytes(inputs)} of them inputs"
+    return (
+        f"slices: {SLICES} of {each:,}, where the search ends; each further slice adds about "
+        f"{human_bytes(max(more, 0))}, {what}"
+    )
 
 
 class _Peaks:
@@ -195,25 +280,34 @@ class _Peaks:
             known[batch] = self.steps.peak(batch, s.kept)
         return known[batch]
 
+    def or_plain(self, s: Strategy, batch: int) -> int:
+        """The peak; where the step has other operators than the strategy's plan, that of the plain step."""
+        try:
+            return self(s, batch)
+        except UsageError:
+            return self(Strategy("plain"), batch)
+
 
 def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
-    at = max(batch, 1)
+    at, more = max(batch, 1), SLICES if s.slices else 1
     for part in (at // 2, at // 4):
-        if len(peaks.known[s]) < _CURVE:
-            peaks(s, max(1, part))
+        if len(peaks.known[s]) < _CURVE and not s.slices:
+            peaks.or_plain(s, max(1, part))
     curve = sorted(peaks.known[s].items())
-    seconds = steps.figures(at, s.kept).estimated_step_seconds
-    again = steps.repeat_seconds(at, s.kept)
+    kept = s.kept if at in peaks.known[s] else None  # None: the plan does not apply to so small a batch
+    seconds = steps.figures(at, kept).estimated_step_seconds
+    again = steps.repeat_seconds(at, kept)
     return BatchOf(
         strategy=s.name,
         checkpoints=s.checkpoints,
         batch=batch,
-        peak_bytes=peaks(s, at),
-        next_peak_bytes=peaks(s, batch + 1),
+        peak_bytes=peaks.or_plain(s, at),
+        next_peak_bytes=peaks.or_plain(s, batch + more),
         step_seconds=seconds,
         seconds_per_sample=seconds / at,
         overhead=again / (seconds - again),
         curve=tuple(curve),
+        slices=s.slices,
     )
 
 
@@ -304,14 +398,15 @@ def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> S
     return min(choices, key=lambda s: peaks(s, batch), default=None)
 
 
-def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strategy | None:
-    """The plan with the lowest peak at `batch` whose extra cost is at most one forward pass.
+def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None, slices: str = "") -> Strategy | None:
+    """The plan with the lowest peak at `batch` whose extra cost is at most one forward pass; of the step in `slices`.
 
     None if recomputation cannot help, or if the step cannot be planned.  An interrupt ends the search.
     """
     if steps.is_step:
         return None
-    derived = steps.fitting(batch).derived
+    parts = (slices,) if slices else ()
+    derived = steps.fitting(batch).of(parts).derived
     problem = derived.problem
     most = problem.cost + sum(n.cost for n in problem.nodes if not n.backward)
     frontier = frontier_of(problem)
@@ -335,7 +430,9 @@ def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None) -> Strateg
         forget(problem)
     point = point if watch.interrupted else next((p for p in frontier if p.cost <= most), None)
     plan = None if point is None else derived.for_block(plan_of(point.sequence))
-    return Strategy("auto", plan=plan) if plan is not None and plan.reruns else None
+    if plan is None or not plan.reruns:
+        return None
+    return Strategy("slices+auto" if slices else "auto", plan=dataclasses.replace(plan, slices=parts))
 
 
 def equal_work(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ class Steps:
         if self.target.precision is not None and self.is_step:
             raise UsageError("the program is already a training step, and minimize() fixed its precision: leave it out")
         self._programs: dict[int, tuple[Program, str]] = {}
+        self._numbered: dict[RecomputePlan, int] = {}
         self._figures: dict[tuple[int, tuple[str, ...] | RecomputePlan | None], tuple[StepFigures, float]] = {}
 
     @property
@@ -154,6 +155,17 @@ class Steps:
         program, loss = self.program(batch)
         return plain_fitting(program, loss, copy.copy(self._optimizer), self.target)
 
+    def _sliced(self, batch: int, plan: RecomputePlan) -> Fitting:
+        """The step, in the plan's slices.  UsageError where its operators are not those of the plan.
+
+        A network may have other operators at batch 1, which the plan's numbers would miss.
+        """
+        fitting = self.fitting(batch).of(plan.slices)
+        found = hash(tuple(o.op.name for o in fitting.block.operators))
+        if self._numbered.setdefault(plan, found) != found:
+            raise UsageError(f"at batch {batch}, {self.name} has other operators than the plan")
+        return fitting
+
     def _remember(
         self, batch: int, kept: tuple[str, ...] | RecomputePlan | None, block: Block, found: StepFigures
     ) -> None:
@@ -166,7 +178,7 @@ class Steps:
             again = any(known == key for _, known in self._figures)
             with trusted() if again else contextlib.nullcontext():
                 if isinstance(key, RecomputePlan):
-                    made = self.fitting(batch).carry_out(key, False)
+                    made = self._sliced(batch, key).carry_out(key, False)
                     self._remember(batch, key, made.block, figures(made.compiled, self.cost, made.block))
                 else:
                     self.compile(batch, key)

@@ -77,7 +77,9 @@ def max_batch_text(m: Any) -> str:
     lines = [render(table), f"  times: {m.costs}", *(f"  {n}" for n in m.notes), "", *_curve_lines(m), "", said]
     if best.checkpoints:
         lines.append(f"--batch {best.batch} --checkpoints {','.join(map(one_line, best.checkpoints))}")
-    elif best.strategy == "auto":
+    elif best.strategy == "slices":
+        lines.append(f"--batch {best.batch} --slice {best.slices[0]}")
+    elif best.strategy in ("auto", "slices+auto"):
         lines.append(f"--batch {best.batch} --memory-budget {m.budget}")
     return "\n".join(lines)
 
@@ -89,7 +91,8 @@ def _curve_lines(m: Any, width: int = 64, height: int = 12) -> list[str]:
     grid = [[" "] * width for _ in range(height)]
     level = height - 1 - round((height - 1) * m.budget / top)
     grid[level] = ["·"] * width
-    signs = {s.strategy: s.strategy[0] for s in m.strategies}
+    signs = {s.strategy: "+" if "+" in s.strategy else s.strategy[0] for s in m.strategies}
+    signs |= {"slices": "|"} if "slices" in signs else {}
     for s in m.strategies:
         for x in range(width):
             batch = 1 + (last - 1) * x / (width - 1)

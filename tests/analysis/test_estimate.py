@@ -174,7 +174,7 @@ def test_pieces_of_known_functions() -> None:
 )
 def test_the_biggest_batch_fits_and_one_more_does_not(name: str, options: dict, budget: int | str) -> None:
     names = [n for n in models.info(name, **options).checkpoints if "residual" not in n]
-    found = rc.max_batch(name, budget, checkpoints=names, options=options)
+    found = rc.max_batch(name, budget, checkpoints=names, options=options, slicing=False)
     assert found.names()[:4] == ["plain", "checkpoints", "sqrt", "best-k"] and set(found.names()[4:]) <= {"auto"}
     steps = Steps(name, options=options)
     for s in found.strategies[:4]:
@@ -200,6 +200,35 @@ def test_the_biggest_batch_by_a_plan() -> None:
     # a budget on the command line finds a plan for that batch
     program, loss = steps.program(auto.batch)
     assert compile_step(program, loss, rc.Adam(), budget=found.budget).figures.peak_bytes <= found.budget
+
+
+def test_the_biggest_batch_in_slices() -> None:
+    found = rc.max_batch("mlp", "100KB", optimizer=rc.SGD(0.1))
+    whole, best = found["plain"], found["slices"]
+    assert best.slices == ("all:0:4",) and best.batch > 2 * whole.batch and best.batch % 4 == 0
+    sliced = Steps("mlp", optimizer=rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices("all:0:4"))
+    assert sliced.peak(best.batch) == best.peak_bytes <= found.budget < best.next_peak_bytes
+    assert any(n.startswith(f"slices: 4 of {best.batch // 4:,}, where the search ends") for n in found.notes)
+    assert f"--batch {found.batch} --" in str(found)
+    without = rc.max_batch("mlp", "100KB", optimizer=rc.SGD(0.1), slicing=False)
+    assert not any(s.slices for s in without.strategies) and without["plain"].batch == whole.batch
+
+
+def test_a_batch_that_only_the_search_limits_is_reported() -> None:
+    found = rc.max_batch("mlp", "64GiB", slicing=False)
+    assert found.batch == 1 << 20 and "the search ends at batch 1,048,576" in found.notes[-1]
+
+
+def test_a_plan_is_not_used_for_other_operators() -> None:
+    # at batch 1 the gradients of what is the same for all samples need no sum: the numbers are of other operators
+    options = {"layers": 1, "hidden": 32, "heads": 2, "seq": 32, "vocab": 100}
+    steps = Steps("gpt2-tiny", options=options)
+    auto = lowest_plan(steps, 8)
+    assert auto is not None and steps.peak(8, auto.kept) < steps.peak(8)
+    with pytest.raises(rc.UsageError, match="at batch 1, gpt2-tiny has other operators than the plan"):
+        steps.peak(1, auto.kept)
+    found = rc.max_batch("gpt2-tiny", "8MB", options=options, slicing=False)
+    assert found["auto"].peak_bytes <= found.budget
 
 
 def test_the_search_asks_little_and_looks_past_a_dip() -> None:

@@ -47,6 +47,7 @@ PUBLISHED = {
     "vgg16_bn": 138_365_992,
     "vgg19_bn": 143_678_248,
     "gpt2-small": 124_439_808,
+    "llama-7b": 6_738_415_616,
 }
 SMALL = {
     "alexnet": {"width": 8, "hidden": 32, "image": 63, "classes": 10},
@@ -72,6 +73,7 @@ SMALL = {
     "vgg11_bn": {"image": 32, "classes": 10, "hidden": 64},
     "bert-tiny": {"seq": 16},
     "gpt2-tiny": {"seq": 16},
+    "llama-tiny": {"seq": 16},
 }
 
 
@@ -214,9 +216,10 @@ def test_bert_does_not_see_masked_positions() -> None:
     assert np.abs(run(model, feeds) - before).max() > 1e-5
 
 
-def test_gpt2_does_not_see_what_comes_after() -> None:
-    model = models.build("gpt2-tiny", seq=8)
-    feeds = feeds_of("gpt2-tiny", 2, seq=8)
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_language_models_do_not_see_what_comes_after(name: str) -> None:
+    model = models.build(name, seq=8)
+    feeds = feeds_of(name, 2, seq=8)
     before = run(model, feeds)
     feeds["input_ids"][:, 5] = 17
     after = run(model, feeds)
@@ -287,6 +290,8 @@ def test_no_dropout_keeps_the_checkpoints() -> None:
         ("bert-tiny", {"heads": 3}, "option 'hidden' (128) must be a multiple of 'heads' (3)"),
         ("bert-tiny", {"head": "qa"}, "option 'head' must be one of classifier, mlm, not 'qa'"),
         ("gpt2-tiny", {"seq": 257}, "option 'seq' (257) must not exceed 'context' (256)"),
+        ("llama-tiny", {"heads": 5}, "option 'hidden' (128) must be a multiple of twice 'heads' (5)"),
+        ("llama-tiny", {"groups": 3}, "option 'heads' (4) must be a multiple of 'groups' (3)"),
         ("mlp", {"batch": 0}, "batch must be a size of at least 1"),
         ("mlp", {"batch": ""}, "batch must be a size of at least 1"),
         ("mlp", {"seed": -1}, "seed must be in [0, 2**64), not -1"),

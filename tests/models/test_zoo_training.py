@@ -20,7 +20,7 @@ from recompute.language.ir import Role
 from recompute.training.data import synthetic_batch
 
 #: networks that train in a moment, of each kind one
-QUICK = ("mlp", "mlp4", "lenet", "lstm", "vgg11", "resnet18", "darts", "unet", "bert-tiny", "gpt2-tiny")
+QUICK = ("mlp", "mlp4", "lenet", "lstm", "vgg11", "resnet18", "darts", "unet", "bert-tiny", "gpt2-tiny", "llama-tiny")
 NARROW: dict[str, dict[str, Any]] = {
     "alexnet": {"width": 4, "image": 63, "classes": 10, "hidden": 16},
     "amoebanet": {"width": 2, "cells": 3, "image": 16},
@@ -38,6 +38,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "vgg": {"image": 32, "classes": 10, "hidden": 32},
     "bert": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
     "gpt2": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "context": 16},
+    "llama": {"hidden": 32, "inner": 48, "heads": 4, "groups": 2, "seq": 12, "vocab": 50},
     "lstm": {"seq": 6, "features": 8, "hidden": 12},
 }
 
