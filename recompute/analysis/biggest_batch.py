@@ -7,58 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import math
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..budgets import parse_bytes
-from ..compiling.compiler import Candidate, checkpoint_candidates
 from ..compiling.steps import Loss, Model, Steps
 from ..errors import MissingExtraError, UsageError
 from ..passes import RecomputePlan, Target
-from ..passes.planners import plan_of
-from ..passes.planners.core.watch import Watch, watching
-from ..passes.planners.methods.auto import Auto, forget, frontier_of
+from ..passes.planners.core.watch import Watch
 from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
 from ..training.protocol import AnyOptimizer
+from .strategies import Strategy, best_k, fixed_strategies, lowest_plan
 
 #: the first batch of the search
 _FIRST_GUESS = 8
 #: approximate minimum number of batches of a curve
 _CURVE = 6
-#: local search looks for plans at this share of the lowest peak found by cuts and blocks; its number of moves
-_LOWER, _MOVES = 0.93, 3000
-#: rounds of local search, after which it ends with the first round without improvement
-_PATIENCE = 4
 #: slices of the batch that the search tries: each compiles all operators again
 SLICES = 4
 #: the largest batch of the search
 LARGEST_BATCH = 1 << 20
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A recomputation strategy: the checkpoints that it keeps, or its plan (both None: everything is kept)."""
-
-    name: str
-    checkpoints: tuple[str, ...] | None = None
-    plan: RecomputePlan | None = None
-
-    @property
-    def slices(self) -> tuple[str, ...]:
-        """The parts that run in slices (see passes/slicing)."""
-        return () if self.plan is None else self.plan.slices
-
-    @property
-    def kept(self) -> tuple[str, ...] | RecomputePlan | None:
-        """The argument for `Steps`: checkpoints or plan."""
-        return self.checkpoints if self.plan is None else self.plan
 
 
 @dataclass(frozen=True)
@@ -133,7 +105,6 @@ def max_batch(
     target: Target | None = None,
     effort: float | None = None,
     seconds: float | None = None,
-    slicing: bool = True,
     **fields: Any,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
@@ -143,12 +114,12 @@ def max_batch(
     lowest peak; "auto": the plan with the lowest peak (docs/planning.md) whose extra time is at most one forward
     pass; "slices" and "slices+auto": the whole step in 4 slices of the batch, without and with such a plan
     (`slicing=False` leaves both out).  `target`: where the step will run (no device is needed).  `effort` and
-    `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search
-    with the best plan so
-    far.  `model` and the other arguments are those of `estimate`.  UsageError if batch 1 does not fit, or if
-    the model fixes its batch.
+    `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search with the
+    best plan so far.  `model` and the other arguments are those of `estimate`.  UsageError if batch 1 does not fit, or
+    if the model fixes its batch.
     """
     check_limits(effort, seconds)
+    slicing = bool(fields.pop("slicing", True))
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         target=target_given(target, fields, "max_batch"),
@@ -369,93 +340,6 @@ def _next_trial(fits: Mapping[int, int], over: Mapping[int, int], budget: int) -
 
 
 # -- strategies -------------------------------------------------------------------------------------------------------
-
-
-def candidates_of(steps: Steps) -> list[Candidate]:
-    """Values that cut the forward pass, at the default batch."""
-    if steps.is_step:
-        return []
-    return checkpoint_candidates(steps.program(steps.default_batch)[0].block)[0]
-
-
-def fixed_strategies(steps: Steps) -> list[Strategy]:
-    """Strategies without a search: plain, the given checkpoints, and √n."""
-    found = [Strategy("plain")]
-    if steps.asked is not None:
-        found.append(Strategy("checkpoints", steps.resolved(steps.asked)))
-    candidates = candidates_of(steps)
-    if candidates:
-        found.append(Strategy("sqrt", equal_work(candidates, max(1, round(math.sqrt(len(candidates)))))))
-    return found
-
-
-def best_k(steps: Steps, batch: int, peaks: Callable[[Strategy, int], int]) -> Strategy | None:
-    """The equally spaced cuts with the lowest peak at `batch`; None if no value cuts the graph."""
-    candidates = candidates_of(steps)
-    n = len(candidates)
-    counts = sorted({min(max(k, 1), n) for k in (round(n**0.5 * 1.5), n // 3, n // 2, n)} if n else ())
-    choices = [Strategy("best-k", spaced(candidates, k)) for k in counts]
-    return min(choices, key=lambda s: peaks(s, batch), default=None)
-
-
-def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None, slices: str = "") -> Strategy | None:
-    """The plan with the lowest peak at `batch` whose extra cost is at most one forward pass; of the step in `slices`.
-
-    None if recomputation cannot help, or if the step cannot be planned.  An interrupt ends the search.
-    """
-    if steps.is_step:
-        return None
-    parts = (slices,) if slices else ()
-    derived = steps.fitting(batch).of(parts).derived
-    problem = derived.problem
-    most = problem.cost + sum(n.cost for n in problem.nodes if not n.backward)
-    frontier = frontier_of(problem)
-    watch = watch or Watch()
-    watch.found = True  # plans from cuts and blocks
-    point = lowest = next((p for p in frontier if p.cost <= most), None)
-    try:
-        with watching(watch), contextlib.suppress(UsageError):  # proven: no plan has so low a peak
-            for number in itertools.count():
-                if lowest is None or (number and (watch.over or (number >= watch.effort and watch.seconds is None))):
-                    break
-                goal = problem.fixed + int((lowest.peak - problem.fixed) * _LOWER)
-                moves = int(_MOVES * min(1.0, watch.effort))
-                Auto(moves=moves, effort=0.0).refine(frontier, goal, number)
-                lowest, before = next((p for p in frontier if p.cost <= most), None), lowest
-                if number >= _PATIENCE and lowest is before:
-                    break
-                point = lowest
-    except KeyboardInterrupt:
-        watch.interrupted = True
-        forget(problem)
-    point = point if watch.interrupted else next((p for p in frontier if p.cost <= most), None)
-    plan = None if point is None else derived.for_block(plan_of(point.sequence))
-    if plan is None or not plan.reruns:
-        return None
-    return Strategy("slices+auto" if slices else "auto", plan=dataclasses.replace(plan, slices=parts))
-
-
-def equal_work(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
-    """k candidates that divide the work of the forward pass into about equal parts."""
-    done: list[int] = []
-    for c in candidates:
-        done.append((done[-1] if done else 0) + c.flops)
-    picked: dict[int, None] = {}
-    for i in range(1, k + 1):
-        want = done[-1] * i / (k + 1)
-        at = bisect_left(done, want)
-        nearest = min((j for j in (at - 1, at) if 0 <= j < len(done)), key=lambda j: abs(done[j] - want))
-        picked[nearest] = None
-    return tuple(candidates[j].value.name for j in sorted(picked))
-
-
-def spaced(candidates: Sequence[Candidate], k: int) -> tuple[str, ...]:
-    """k candidates at equal distances in their list, without both ends if there are enough."""
-    n = len(candidates)
-    return tuple(candidates[j].value.name for j in sorted({min(n - 1, (i * n) // (k + 1)) for i in range(1, k + 1)}))
-
-
-# -- a batch beyond memory --------------------------------------------------------------------------------------------
 
 
 def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None] = lambda text: None) -> str:

@@ -158,7 +158,9 @@ def pareto(fitting: Fitting, progress: Progress = lambda text: None) -> Curve:
         f = figures_of(fitting, step, strategy=p.method, budget=step.peak)
         bound = (f.bound or 0.0) / f.plain_seconds - 1
         found[step.peak] = CurvePoint(step.peak, f.overhead, bound if math.isfinite(bound) else 0.0, p.method)
-    return Curve(fitting.plain.peak, tuple(_unbeaten(found)), cost_of(fitting).name)
+    found = {peak: p for peak, p in found.items() if peak < high}  # the plain step repeats a little itself
+    found[high] = CurvePoint(high, 0.0, 0.0, "plain")
+    return Curve(high, tuple(_unbeaten(found)), cost_of(fitting).name)
 
 
 def _unbeaten(found: dict[int, CurvePoint]) -> list[CurvePoint]:

@@ -161,6 +161,8 @@ class Steps:
         A network may have other operators at batch 1, which the plan's numbers would miss.
         """
         fitting = self.fitting(batch).of(plan.slices)
+        if not plan.reruns:
+            return fitting
         found = hash(tuple(o.op.name for o in fitting.block.operators))
         if self._numbered.setdefault(plan, found) != found:
             raise UsageError(f"at batch {batch}, {self.name} has other operators than the plan")

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute import models
-from recompute.analysis.biggest_batch import equal_work, largest_fitting, lowest_plan, spaced
+from recompute.analysis.biggest_batch import largest_fitting
 from recompute.analysis.estimates import ROLES, fit, layer_of
+from recompute.analysis.strategies import equal_work, lowest_plan, spaced
 from recompute.budgets import parse_bytes
 from recompute.cli import main
 from recompute.compiling.compiler import checkpoint_candidates, compile_step

@@ -13,7 +13,7 @@ from tiers import but_slow
 
 import recompute as rc
 from recompute import models
-from recompute.analysis.biggest_batch import spaced
+from recompute.analysis.strategies import spaced
 from recompute.compiling.compiler import CompiledStep, checkpoint_candidates, compile_step
 from recompute.passes.memory.storage import storages
 from recompute.testing import in_float64
