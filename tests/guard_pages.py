@@ -278,7 +278,7 @@ def describe(run: Run) -> str:
 class Operands:
     """The buffers of one run, each in a slot of its own."""
 
-    def __init__(self, count: int = 48, align: int = 1) -> None:
+    def __init__(self, count: int = 96, align: int = 1) -> None:
         self.slots, self.align = [Slot() for _ in range(count)], align
 
     def placed(self, run: Run, scratch: Sequence[TensorType], at_end: bool) -> tuple[list, list, list]:

@@ -123,14 +123,15 @@ class _Chains:
         at = self.producers.get(v.name)
         return None if at is None else self.block.operators[at]
 
-    def extend(self, chain: _Chain, v: Value, at: int, most: float) -> bool:
-        """Adds what makes `v` again before a position to a chain; False where nothing cheap does."""
+    def extend(self, chain: _Chain, v: Value, at: int, most: float, above: int = 1) -> bool:
+        """Adds what makes `v` again before a position to a chain, as operator `above` from its end; False where nothing
+        cheap does."""
         op = self.again(v)
-        if op is None:
+        if op is None or above + len(chain.operators) > _LONGEST:
             return False
         for r in op.reads():
             made = any(next(o.writes()) == r for o in chain.operators)
-            if not made and not self.there(r, at) and not self.extend(chain, r, at, most):
+            if not made and not self.there(r, at) and not self.extend(chain, r, at, most, above + 1):
                 return False
         chain.operators.append(op)
         chain.flops += op.op.flops_per_element if isinstance(op.op, Elementwise) else 0
