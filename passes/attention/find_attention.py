@@ -124,7 +124,7 @@ class _Search(Walk):
         names: dict[str, Value] = {}
         found = []
         for i, op in enumerate(operators):
-            o = replace(op, inputs=tuple(v if v is None else names.get(v.name, v) for v in op.inputs))
+            o = op.reading(names)
             made = next(o.writes())
             key = (o.op, o.inputs)
             before, same = self.emitted.get(key, (at, made))

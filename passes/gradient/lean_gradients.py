@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 
 from ...language.builder import Builder
@@ -95,6 +94,5 @@ def drop_again(b: Builder, forward: Sequence[Operator], backward: Sequence[Opera
     result: list[Operator] = []
     for i, o in enumerate(backward):
         result += before.get(i, ())
-        inputs = tuple(v if v is None else again.get(v.name, v) for v in o.inputs)
-        result.append(o if inputs == o.inputs else dataclasses.replace(o, inputs=inputs))
+        result.append(o.reading(again))
     return result

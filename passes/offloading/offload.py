@@ -86,11 +86,8 @@ def without_copies(block: Block) -> Block:
             source, made = op.inputs[0], op.outputs[0]
             assert source is not None and made is not None
             origin[made.name] = origin.get(source.name, source)
-        elif any(v.name in origin for v in op.reads()):
-            inputs = tuple(None if v is None else origin.get(v.name, v) for v in op.inputs)
-            kept.append(dataclasses.replace(op, inputs=inputs))
         else:
-            kept.append(op)
+            kept.append(op.reading(origin))
     return block if not origin else block.with_operators(kept, addresses={})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 from ...language.builder import Names
@@ -65,15 +64,8 @@ class _Chains:
         result: list[Operator] = []
         for i, op in enumerate(self.block.operators):
             result += self.added.get(i, ())
-            result.append(op if op.role in _FORWARD else self.reading(op))
+            result.append(op if op.role in _FORWARD else op.reading(self.renamed))
         return self.block.with_operators(result)
-
-    def reading(self, op: Operator) -> Operator:
-        """The operator with copies as its inputs."""
-        if not any(v.name in self.renamed for v in op.reads()):
-            return op
-        inputs = tuple(v if v is None else self.renamed.get(v.name, v) for v in op.inputs)
-        return dataclasses.replace(op, inputs=inputs)
 
     def value(self, v: Value) -> None:
         """Makes a value again where that pays."""
@@ -91,8 +83,7 @@ class _Chains:
             made = next(o.writes())
             new[made.name] = made.renamed(self.names.take(f"{made.name}.again"))
         for o in chain.operators:
-            inputs = tuple(r if r is None else new.get(r.name, r) for r in o.inputs)
-            copy = Operator(o.op, inputs, (new[next(o.writes()).name],), Role.BACKWARD)
+            copy = Operator(o.op, o.reading(new).inputs, (new[next(o.writes()).name],), Role.BACKWARD)
             self.added.setdefault(first, []).append(copy)
         self.renamed[v.name] = new[v.name]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,16 +71,9 @@ class _Rebuilder:
                 self.normalisation(i, operators[i])
         result: list[Operator] = []
         for i, op in enumerate(operators):
-            result += map(self.reading, self.added.get(i, ()))
-            result.append(op if op.role in _FORWARD else self.reading(op))
+            result += (o.reading(self.renamed) for o in self.added.get(i, ()))
+            result.append(op if op.role in _FORWARD else op.reading(self.renamed))
         return self.block.with_operators(result)
-
-    def reading(self, op: Operator) -> Operator:
-        """The operator with rebuilt values as its inputs."""
-        if not any(v.name in self.renamed for v in op.reads()):
-            return op
-        inputs = tuple(v if v is None else self.renamed.get(v.name, v) for v in op.inputs)
-        return dataclasses.replace(op, inputs=inputs)
 
     def normalisation(self, at: int, op: Operator) -> None:
         """Rebuilds an operator's output, and activations of it, where the backward pass reads them."""

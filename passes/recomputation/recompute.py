@@ -64,14 +64,14 @@ def apply(block: Block, plan: RecomputePlan) -> Block:
         if not 0 <= r.operator < r.before < len(block.operators):
             raise UsageError(f"the plan recomputes operator {r.operator} before operator {r.before}: out of order")
         reruns.setdefault(r.before, []).append(r.operator)
-    latest: dict[str, str] = {}
+    latest: dict[str, Value] = {}
     count: dict[str, int] = {}
     taken = set(block.values())
     result: list[Operator] = []
     for i, op in enumerate(block.operators):
         for again in reruns.get(i, ()):
             result.append(_clone(block.operators[again], latest, count, taken))
-        result.append(_reading(op, latest))
+        result.append(op.reading(latest))
     # optional outputs go where the reruns have taken their readers; one that had none (a gradient) is there to stay
     read = {v.name for o in block.operators for v in o.reads()}
     needed = {v.name for o in block.operators for v in o.writes() if v.name not in read}
@@ -90,20 +90,12 @@ def _updates_wait(block: Block) -> Block:
     return block
 
 
-def _reading(op: Operator, latest: dict[str, str]) -> Operator:
-    """The operator with inputs renamed to their latest copies; outputs keep their names."""
-    if not latest or not any(v.name in latest for v in op.reads()):
-        return op
-    inputs = tuple(v if v is None or v.name not in latest else Value(latest[v.name], v.type) for v in op.inputs)
-    return dataclasses.replace(op, inputs=inputs)
-
-
-def _clone(op: Operator, latest: dict[str, str], count: dict[str, int], taken: set[str]) -> Operator:
+def _clone(op: Operator, latest: dict[str, Value], count: dict[str, int], taken: set[str]) -> Operator:
     """A copy of a forward operator, or of a view, that writes NAME@1 (NAME@2 the next time, ...)."""
     if op.op.updates or (op.role not in _FORWARD and not op.views()):
         why = "changes state or is not a forward operator: it cannot be recomputed"
         raise UsageError(f"{op.op.name} ({op.role.value}) {why}")
-    copy = _reading(op, latest)
+    copy = op.reading(latest)
     outputs: list[Value | None] = []
     for v in op.outputs:
         if v is not None:
@@ -111,9 +103,9 @@ def _clone(op: Operator, latest: dict[str, str], count: dict[str, int], taken: s
             while f"{v.name}@{n}" in taken:
                 n += 1
             count[v.name] = n
-            latest[v.name] = f"{v.name}@{n}"
-            taken.add(latest[v.name])
-            v = v.renamed(latest[v.name])
+            latest[v.name] = v.renamed(f"{v.name}@{n}")
+            v = latest[v.name]
+            taken.add(v.name)
         outputs.append(v)
     return dataclasses.replace(copy, outputs=tuple(outputs), role=Role.RECOMPUTE)
 

@@ -84,6 +84,13 @@ class Operator:
         """Inputs whose contents are checked when it runs, and the conditions (see `Op.checks`)."""
         return self.op.checks([_type(v) for v in self.inputs], [_type(v) for v in self.outputs])
 
+    def reading(self, others: Mapping[str, Value]) -> Operator:
+        """The same operator with other inputs in place of those named; outputs stay."""
+        if not any(v.name in others for v in self.reads()):
+            return self
+        inputs = tuple(v if v is None else others.get(v.name, v) for v in self.inputs)
+        return dataclasses.replace(self, inputs=inputs)
+
     def renamed(self, names: Mapping[str, str]) -> Operator:
         """The same operator with values renamed."""
 
