@@ -7,7 +7,7 @@ Peaks are above the parameters: PyTorch's from the profiler's memory events of t
 holds them (the prediction must be the same number).  SGD, float32; dropout is off, so that losses can be compared.
 `budget`: the lowest of some budgets, as shares of PyTorch's peak, for which a plan was found, and its time.
 Environment: TURNS (steps of each that are timed, 5), COMPILE=0 (leaves torch.compile out), EXACT=1 (losses and
-gradients beside float64), BUDGET=1.
+gradients beside float64), BUDGET=1, EXPORTER (of ours: dynamo or torchscript; default: the first that can).
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def ours(net: nn.Module, x: Any, target: Any) -> tuple[rc.Program, dict[str, np.
     """The exported program with its loss, and the batch."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")
-        program = rc.from_torch(net, (x,), loss=loss_of, targets=(target,))
+        exporter = os.environ.get("EXPORTER", "auto")
+        program = rc.from_torch(net, (x,), loss=loss_of, targets=(target,), exporter=exporter)
     names = [v.name for v in program.block.inputs]
     return program, dict(zip(names, (x.numpy(), target.numpy()), strict=True))
 

@@ -42,7 +42,7 @@ class Graph:
         self.values = block.values()
         self.producers, self.consumers = block.producers(), block.consumers()
         self.persistent = {v.name for v in block.persistent()}
-        self.forward = {i for i, o in enumerate(self.operators) if o.role in FORWARD}
+        self.forward = {i: None for i, o in enumerate(self.operators) if o.role in FORWARD}  # in order
         self.backward = [i for i, o in enumerate(self.operators) if o.role is Role.BACKWARD]
         self.trained = {v.name for v in (*block.parameters, *block.buffers)}
         self.outputs = set(block.outputs)
@@ -144,6 +144,15 @@ def _forget(found: Followed, i: int, o: Operator) -> None:
         found.cuts.pop((i, k), None)
     for v in o.writes():
         found.states.pop(v.name, None)
+
+
+def given_places(graph: Graph, o: Operator, f: Factor) -> dict[str, Place]:
+    """Where an operator's inputs have an index; weights and other values that stay are left out."""
+    return {
+        v.name: p
+        for v, p in zip(o.inputs, f.inputs, strict=True)
+        if v is not None and p is not None and v.name not in graph.persistent
+    }
 
 
 def contiguous(v: Value, place: Place) -> bool:

@@ -9,7 +9,7 @@ from ...language.axes import Cut, Followed, advance, of_operator
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Value
 from .open_means import open_means
-from .region import FORWARD, Graph, Region, contiguous, grown, hidden, possible
+from .region import FORWARD, Graph, Region, contiguous, given_places, grown, hidden, possible
 from .slicing import Slicing
 
 #: a region must hide this many bytes, for each byte of its inputs and outputs, to be worth it
@@ -36,7 +36,7 @@ def found_regions(block: Block, wide: bool) -> list[Found]:
     made from to one that is smaller again, as the hidden layer of a transformer's block is.
     """
     graph = Graph(open_means(block))  # as the pass does
-    positions = [i for i, o in enumerate(graph.operators) if o.role in FORWARD]
+    positions = list(graph.forward)
     found: list[Found] = []
     at = 0
     while at < len(positions):
@@ -79,13 +79,10 @@ def _start(graph: Graph, o: Operator) -> tuple[dict[str, Place], int] | None:
         return None
     axis = next((a for a, d in enumerate(made.shape) if d > 1), -1)
     for f in of_operator(o) if axis >= 0 else ():
-        given = {
-            v.name: (v, p)
-            for v, p in zip(o.inputs, f.inputs, strict=True)
-            if v is not None and p is not None and v.name not in graph.persistent
-        }
-        if f.outputs[0] == Place(axis) and not f.whole and given and all(contiguous(v, p) for v, p in given.values()):
-            return {n: p for n, (_, p) in given.items()}, f.size
+        given = given_places(graph, o, f)
+        apart = any(not contiguous(graph.values[n], p) for n, p in given.items())
+        if f.outputs[0] == Place(axis) and not f.whole and given and not apart:
+            return given, f.size
     return None
 
 

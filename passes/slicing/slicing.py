@@ -16,7 +16,7 @@ from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
 from .open_means import open_means
 from .pieces import Pieces, bounds, needed_again
-from .region import FORWARD, Graph, Region, around, at_once, backward_of, grown
+from .region import Graph, Region, around, at_once, backward_of, given_places, grown
 
 #: the region that is the whole forward pass
 ALL = "all"
@@ -80,13 +80,13 @@ def region_of(graph: Graph, slicing: Slicing) -> Region:
     """The region that a slicing describes.  UsageError for unknown names, other axes, too many pieces."""
     what = f"slicing '{slicing}'"
     if slicing.first == ALL:
-        positions = [i for i, o in enumerate(graph.operators) if o.role in FORWARD]
+        positions = list(graph.forward)
         starts, size = _from_inputs(graph, slicing.axis, what)
     else:
         at = [_producer(graph, name, what) for name in (slicing.first, slicing.last)]
         if at[0] > at[1]:
             raise UsageError(f"{what}: '{slicing.last}' is made before '{slicing.first}': exchange them")
-        positions = [i for i in range(at[0], at[1] + 1) if graph.operators[i].role in FORWARD]
+        positions = [i for i in range(at[0], at[1] + 1) if i in graph.forward]
         starts, size = _from_operator(graph, graph.operators[at[0]], slicing, what)
     if not 2 <= slicing.pieces <= size:
         raise UsageError(f"{what}: along this axis there are {size} values: give from 2 to {size} pieces")
@@ -107,8 +107,8 @@ def _reads_cut(graph: Graph, region: Region, i: int) -> bool:
 def _producer(graph: Graph, name: str, what: str) -> int:
     """The forward operator that makes a value."""
     at = graph.producers.get(name)
-    forward = [n for n, i in graph.producers.items() if graph.operators[i].role in FORWARD]
-    if at is None or graph.operators[at].role not in FORWARD:
+    if at is None or at not in graph.forward:
+        forward = [n for n, i in graph.producers.items() if i in graph.forward]
         raise UsageError(f"{what}: no operator of the forward pass makes '{name}'{nearest(name, forward)}")
     return at
 
@@ -129,19 +129,15 @@ def _from_operator(graph: Graph, o: Operator, slicing: Slicing, what: str) -> tu
     if not -made.ndim <= slicing.axis < made.ndim:
         raise UsageError(f"{what}: '{made.name}' of type {made.type} has no axis {slicing.axis}")
     place = Place(slicing.axis % made.ndim)
+    can: set[int] = set()
     for f in of_operator(o):
-        given = {
-            v.name: p
-            for v, p in zip(o.inputs, f.inputs, strict=True)
-            if v is not None and p is not None and v.name not in graph.persistent
-        }
-        if f.outputs[k] == place and not f.whole and given:
+        at, given = f.outputs[k], given_places(graph, o, f)
+        if not isinstance(at, Place) or f.whole or not given:
+            continue
+        if at == place:
             return given, f.size
-    can = sorted({p.axis for f in of_operator(o) if isinstance(p := f.outputs[k], Place) and not f.whole and any(
-        v is not None and q is not None and v.name not in graph.persistent
-        for v, q in zip(o.inputs, f.inputs, strict=True)
-    )})  # fmt: skip
-    axes = ", ".join(map(str, can)) or "none"
+        can.add(at.axis)
+    axes = ", ".join(map(str, sorted(can))) or "none"
     raise UsageError(
         f"{what}: {o.op.name} cannot make '{made.name}' in slices along axis {slicing.axis}; it can along {axes}"
     )

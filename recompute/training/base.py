@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UsageError, nearest
 from ..language.builder import Builder
-from ..language.ir import Operator, Role, Value
+from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.types import DTYPES, TensorType
 from ..language.verify import verify
@@ -315,24 +315,27 @@ def begin_training(program: Program, loss: str, kept: Iterable[str] = ()) -> Non
 
 def with_patterns(program: Program, kept: Iterable[str] = ()) -> bool:
     """Makes normalisations and gated activations one operator each; returns whether there were any."""
-    block, outputs = program.block, program.block.outputs
-    values = block.values()
-    marked = block.with_operators(block.operators, outputs=(*outputs, *(n for n in kept if n in values)))
+    marked = _keeping(program, kept)
     found = FindGates().run(FindNorms().run(marked))
     if found is not marked:
-        program.block = verify(found.with_operators(found.operators, outputs=outputs))
+        program.block = verify(found.with_operators(found.operators, outputs=program.block.outputs))
     return found is not marked
 
 
 def with_attention(program: Program, kept: Iterable[str] = ()) -> list[str]:
     """Makes attention in a program one operator, where this leaves the values `kept`; returns the notes."""
+    found, notes = find_attention(_keeping(program, kept), program.data)
+    if any("' is attention" in note for note in notes):
+        program.block = verify(found.with_operators(found.operators, outputs=program.block.outputs))
+    return notes
+
+
+def _keeping(program: Program, kept: Iterable[str]) -> Block:
+    """The program's block with more outputs, which passes leave in it: those of the values `kept` that it has."""
     block = program.block
     values = block.values()
     outputs = dict.fromkeys([*block.outputs, *(n for n in kept if n in values)])
-    found, notes = find_attention(block.with_operators(block.operators, outputs=tuple(outputs)), program.data)
-    if any("' is attention" in note for note in notes):
-        program.block = verify(found.with_operators(found.operators, outputs=block.outputs))
-    return notes
+    return block.with_operators(block.operators, outputs=tuple(outputs))
 
 
 def number(name: str, value: Any) -> float:
