@@ -14,14 +14,14 @@ from typing import Any
 from ..budgets import parse_bytes
 from ..compiling.steps import Loss, Model, Steps
 from ..errors import MissingExtraError, UsageError
-from ..passes import RecomputePlan, Target
+from ..passes import Target
 from ..passes.planners.core.watch import Watch
 from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
 from ..training.protocol import AnyOptimizer
-from .strategies import Strategy, best_k, fixed_strategies, lowest_plan
+from .strategies import Strategy, best_k, fixed_strategies, in_slices, lowest_plan
 
 #: the first batch of the search
 _FIRST_GUESS = 8
@@ -158,7 +158,7 @@ def max_batch_of(
     if auto is not None:
         found[auto] = _fitting_plan(auto, peaks, budget, reference, notes)
     if slicing and not steps.is_step:
-        found |= _in_slices(steps, found, peaks, budget, watch, notes)
+        found |= _sliced(steps, found, peaks, budget, watch, notes)
     if not any(found.values()):
         _hopeless(steps, budget, {s.name: peaks(s, 1) for s in found})
     rows = tuple(_row(steps, s, b, peaks) for s, b in found.items())
@@ -183,24 +183,25 @@ def _planned(
         return None
 
 
-def _fitting_plan(s: Strategy, peaks: _Peaks, budget: int, reference: int, notes: list[str]) -> int:
-    """The biggest batch of a plan that was made at `reference`."""
+def _fitting_plan(s: Strategy, peaks: _Peaks, budget: int, reference: int, notes: list[str], each: int = 1) -> int:
+    """The biggest batch, a multiple of `each`, of a plan that was made at `reference`."""
     peaks(s, reference)  # the plan numbers the operators of this step
 
-    batch = largest_fitting(lambda b: peaks.or_plain(s, b), budget, reference)
+    n = largest_fitting(lambda n: peaks.either(s, n * each), budget, reference // each)
     fits = max((b for b, p in peaks.known[s].items() if p <= budget), default=0)
-    if batch != fits or (fits and batch + 1 not in peaks.known[s]):
-        notes.append(f"{s.name}: its plan for batch {reference:,} does not apply to batch {max(batch, fits + 1):,}")
+    if n * each != fits or (fits and (n + 1) * each not in peaks.known[s]):
+        beyond = max(n * each, fits + each)
+        notes.append(f"{s.name}: its plan for batch {reference:,} does not apply to batch {beyond:,}")
     return fits
 
 
-def _in_slices(
+def _sliced(
     steps: Steps, found: Mapping[Strategy, int], peaks: _Peaks, budget: int, watch: Watch, notes: list[str]
 ) -> dict[Strategy, int]:
     """The whole step in slices of the batch, without and with recomputation: batches that are multiples of `SLICES`."""
     made: dict[Strategy, int] = {}
     part = f"all:0:{SLICES}"
-    plain = Strategy("slices", plan=RecomputePlan(slices=(part,)))
+    plain = in_slices(part)
     guess = max((b for s, b in found.items() if s.name == "plain"), default=1)
     try:
         made[plain] = SLICES * largest_fitting(lambda b: peaks(plain, SLICES * b), budget, guess)
@@ -212,8 +213,10 @@ def _in_slices(
         auto = _planned(steps, SLICES * best, watch, peaks.progress, notes, part)
         if auto is not None:
             try:
-                peaks(auto, SLICES * best)  # the plan numbers the operators of this step
-                made[auto] = SLICES * largest_fitting(lambda b: peaks(auto, SLICES * b), budget, best)
+                made[auto] = _fitting_plan(auto, peaks, budget, SLICES * best, notes, SLICES)
+                if made[auto] <= made[plain]:
+                    del made[auto]
+                    notes.append("slices+auto: no plan was found that lowers the peak of the step in slices")
             except UsageError as e:
                 notes.append(f"slices+auto: {e}")
     for s in [s for s, b in made.items() if not b]:
@@ -227,7 +230,7 @@ def _in_slices(
 def _beyond(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> str:
     """What more slices of as many samples would take."""
     each = batch // SLICES
-    half = Strategy(s.name, plan=RecomputePlan(slices=(f"all:0:{SLICES // 2}",)))
+    half = in_slices(f"all:0:{SLICES // 2}")
     more = (peaks(s, batch) - peaks(half, each * (SLICES // 2))) * 2 // SLICES
     inputs = sum(v.nbytes for v in steps.program(each)[0].block.inputs)
     what = "its inputs alone" if more <= 1.1 * inputs else f"{human_bytes(inputs)} of them inputs"
@@ -251,29 +254,29 @@ class _Peaks:
             known[batch] = self.steps.peak(batch, s.kept)
         return known[batch]
 
-    def or_plain(self, s: Strategy, batch: int) -> int:
-        """The peak; where the step has other operators than the strategy's plan, that of the plain step."""
+    def either(self, s: Strategy, batch: int) -> int:
+        """The peak; where the step has other operators than the strategy's plan, that without recomputation."""
         try:
             return self(s, batch)
         except UsageError:
-            return self(Strategy("plain"), batch)
+            return self(s.plain, batch)
 
 
 def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
     at, more = max(batch, 1), SLICES if s.slices else 1
     for part in (at // 2, at // 4):
         if len(peaks.known[s]) < _CURVE and not s.slices:
-            peaks.or_plain(s, max(1, part))
+            peaks.either(s, max(1, part))
     curve = sorted(peaks.known[s].items())
-    kept = s.kept if at in peaks.known[s] else None  # None: the plan does not apply to so small a batch
+    kept = s.kept if at in peaks.known[s] else s.plain.kept  # the plan does not apply to so small a batch
     seconds = steps.figures(at, kept).estimated_step_seconds
     again = steps.repeat_seconds(at, kept)
     return BatchOf(
         strategy=s.name,
         checkpoints=s.checkpoints,
         batch=batch,
-        peak_bytes=peaks.or_plain(s, at),
-        next_peak_bytes=peaks.or_plain(s, batch + more),
+        peak_bytes=peaks.either(s, at),
+        next_peak_bytes=peaks.either(s, batch + more),
         step_seconds=seconds,
         seconds_per_sample=seconds / at,
         overhead=again / (seconds - again),

@@ -38,9 +38,19 @@ class Strategy:
         return () if self.plan is None else self.plan.slices
 
     @property
+    def plain(self) -> Strategy:
+        """The same without recomputation."""
+        return in_slices(*self.slices) if self.slices else Strategy("plain")
+
+    @property
     def kept(self) -> tuple[str, ...] | RecomputePlan | None:
         """The argument for `Steps`: checkpoints or plan."""
         return self.checkpoints if self.plan is None else self.plan
+
+
+def in_slices(*parts: str) -> Strategy:
+    """Slices without recomputation."""
+    return Strategy("slices", plan=RecomputePlan(slices=parts))
 
 
 def candidates_of(steps: Steps) -> list[Candidate]:
