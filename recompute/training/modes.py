@@ -21,7 +21,7 @@ from ..passes.cleanup.for_test import ForTest, in_inference
 from ..support.patterns import Patterns
 from .base import must_be_untrained
 
-__all__ = ["at_other_batches", "evaluate", "for_test", "freeze"]
+__all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays"]
 
 
 def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:
@@ -82,7 +82,7 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
         names = tuple(_name(made, n) for n in names)
     made.block = verify(ForTest(names).run(made.block))
     if made.data is not program.data:
-        _share(made, program)
+        share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
     if drawn:
         warnings.warn(
@@ -106,7 +106,7 @@ def _at(program: Program, batch: int) -> Program:
     return program.again(int(batch))
 
 
-def _share(made: Program, program: Program) -> None:
+def share_arrays(made: Program, program: Program) -> None:
     """Gives a program of another batch the arrays of the training program, by name.
 
     Tables that the importer computed for the batch have other shapes: they get names of their own.
