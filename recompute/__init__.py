@@ -62,6 +62,7 @@ _MODULES = {
     "runtime": "runtime",
     "models": "models",
     "losses": "training.losses",
+    "metrics": "metrics",
     "optimizers": "training.optimizers",
     "amp": "training.amp",
     "fleet": "training.fleet",

@@ -25,7 +25,7 @@ LAYERS = [
     {"passes"},
     {"runtime", "importer", "models"},
     {"cost"},
-    {"profile", "onnx_backend", "planning"},
+    {"profile", "onnx_backend", "planning", "metrics"},
     {"training", "testing"},
     {"exporter"},
     {"compiling"},
