@@ -55,6 +55,9 @@ _LAZY = {
     "compile_step": "compiling.compiler",
     "estimate": "analysis.estimates",
     "max_batch": "analysis.biggest_batch",
+    "Trainer": "trainer.trainer",
+    "Callback": "trainer.callbacks",
+    "EarlyStopping": "trainer.callbacks",
 }
 #: modules of the public interface, by public name
 _MODULES = {

@@ -16,6 +16,9 @@ from .values import input_shapes, split, zoo_option
 class ModelJob:
     """One invocation of a command, as far as it loads a model and sets an optimizer up; `report` has its results."""
 
+    #: whether networks of the zoo are built for any batch, and not for one
+    open_batch = False
+
     def __init__(self, args: argparse.Namespace, report: Any) -> None:
         self.args, self.report = args, report
         self.specs: dict[str, Any] = {}
@@ -42,7 +45,8 @@ class ModelJob:
         options: dict[str, Any] = {}
         batch = args.batch
         if not Path(args.model).is_file() and args.model in models.names():
-            source, batch = self.build_zoo(models), None
+            source = self.build_zoo(models)
+            batch = self.report.batch if self.open_batch else None
         elif args.option:
             raise UsageError("--option applies only to networks of the zoo")
         elif not Path(args.model).exists():
@@ -83,7 +87,8 @@ class ModelJob:
             # figures alone need no weights: drawing them takes longer than planning for some networks
             self.without_weights = not self.needs_weights()
             chosen = {"seed": self.args.seed, "weights": not self.without_weights}
-            return models.build(self.args.model, batch=self.report.batch, **chosen, **options)
+            fixed = None if self.open_batch else self.report.batch
+            return models.build(self.args.model, batch=fixed, **chosen, **options)
         except ValueError as e:
             raise UsageError(str(e)) from None
 

@@ -18,6 +18,10 @@ from .train_arguments import check, parser
 from .values import finite, split
 
 
+#: losses whose labels are classes
+_OF_CLASSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "LinearCrossEntropy")
+
+
 @dataclass
 class TrainReport:
     """What `--json` holds, besides the fields of `rc.trainer`'s History."""
@@ -53,6 +57,7 @@ class _TrainJob(ModelJob):
     """One invocation, from the model to the results."""
 
     report: TrainReport
+    open_batch = True
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args, TrainReport(model=args.model))
@@ -70,7 +75,7 @@ class _TrainJob(ModelJob):
         program = self.load()
         loss = self.attach_loss(program)
         optimizer = self._optimizer(program, len(data))
-        metrics = self._metrics(program, loss, evaluation is not None)
+        metrics = self._metrics(program, evaluation is not None)
         callbacks: list[Any] = [self._printer()]
         if args.patience is not None:
             callbacks.append(
@@ -106,13 +111,14 @@ class _TrainJob(ModelJob):
         # slices would add gradients up in another order: the bits of a run must not depend on its budget
         return RecomputeOptimizer(found).set_budget(args.budget, target=target, slicing=False)
 
-    def _metrics(self, program: Any, loss: str, evaluates: bool) -> list[Any]:
+    def _metrics(self, program: Any, evaluates: bool) -> list[Any]:
         """The metrics of --metrics; by default accuracy, where the labels are classes."""
         from .. import metrics
 
         if self.args.metrics is not None:
             return [metrics.named(name) for name in split(self.args.metrics)]
-        return metrics.natural(program, loss) if evaluates else []
+        classes = any(op.op.name in _OF_CLASSES for op in program.operators)
+        return [metrics.Accuracy()] if evaluates and classes else []
 
     def _printer(self) -> Any:
         """A callback that prints the memory before the first step, and a line after each epoch."""

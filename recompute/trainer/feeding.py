@@ -25,7 +25,7 @@ class Feeding:
         self.name = found.name
         self._seed, self._shuffle = seed, shuffle
         self.batch, self.rest = program.block.batch or 1, True
-        limits = limits_of(program.forward_block, inputs)
+        limits = limits_of(program.forward_block)
         self._source: Any = fitted(found, inputs, limits) if inputs else found
         self.streams = isinstance(self._source, Stream)
         if inputs and not self.streams:

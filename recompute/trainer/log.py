@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import JobError, need_extra
+from ..support.files import make_folder
 
 
 class Log:
@@ -20,6 +21,7 @@ class Log:
             return
         path = folder / "log.jsonl"
         try:
+            make_folder(folder)
             kept = _until(path, resumed_at) if resumed_at is not None else b""
             temporary = path.with_name(".log.jsonl.tmp")
             temporary.write_bytes(kept)

@@ -80,7 +80,7 @@ class Trainer:
         if not name:
             raise UsageError("the training step does not say what its loss is: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet
-        self.metrics = [m.bound(program, name) if hasattr(m, "bound") else m for m in metrics]
+        self.metrics = [m.bind(program) for m in metrics]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed)
         self.callbacks = list(callbacks)
@@ -152,7 +152,6 @@ class Trainer:
             self._end(run, save, interrupted=bool(interrupts.received))
         finally:
             run.log.close()
-        interrupts.again()
         return run.history
 
     def _begin(
@@ -185,6 +184,10 @@ class Trainer:
             raise UsageError("save_steps needs save, the folder for checkpoints")
         run = _Run(feeding, other, epochs, epoch, checkpoints, Log(None, None), save_steps, monitor)
         run.monitor = monitor or ("eval.loss" if other is not None else "train.loss")
+        known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
+        if not any(run.monitor == n or run.monitor.startswith(f"{n}.") for n in known):
+            raise UsageError(f"an epoch has no result '{monitor}' to monitor{nearest(monitor, known)}; it has: "
+                             f"{', '.join(known)}")  # fmt: skip
         run.history.notes = notes
         self._run = run
         return run
