@@ -72,6 +72,7 @@ _MODULES = {
     "testing": "testing",
     "lr": "training.lr",
     "clip": "training.clip",
+    "data": "data",
     "cost": "cost",
     "profile": "profile",
     "state": "training.state",

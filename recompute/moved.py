@@ -24,7 +24,7 @@ _ROOMS = {
     "language": "builder element ir kernels op program text types",
     "report": "pictures plot report=data snapshot timeline trace",
     "support": "files show_table=tables threads",
-    "training": "amp clip data fleet losses lr optimizer_base=base optimizers state",
+    "training": "amp clip fleet losses lr optimizer_base=base optimizers state",
 }
 #: folder → modules that were in its parent
 _PASSES = {
@@ -44,7 +44,7 @@ _PASSES = {
     "passes.scheduling": "schedule",
 }
 #: former names that stay
-PUBLIC = ("amp", "clip", "data", "fleet", "losses", "lr", "optimizers", "state")
+PUBLIC = ("amp", "clip", "fleet", "losses", "lr", "optimizers", "state")
 #: former name → name, both below the package
 MOVED = {
     former: f"{room}.{new or former}"

@@ -15,6 +15,7 @@ import recompute
 
 ROOT = Path(recompute.__file__).parent
 HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safetensors", "onnx.reference")
+HEAVY += ("PIL", "pyarrow", "tokenizers")
 
 #: rooms and single files of the package, the lowest first: each may import from those before it, and within itself
 LAYERS = [
@@ -22,6 +23,7 @@ LAYERS = [
     {"support", "budgets", "places"},
     {"language"},
     {"ops"},
+    {"data"},
     {"passes"},
     {"runtime", "importer", "models"},
     {"cost"},

@@ -1,0 +1,33 @@
+"""Data for training: datasets of arrays, files and other libraries' objects, fitted to a program's inputs."""
+
+from __future__ import annotations
+
+from .batches import check_npz, npz_batches, synthetic_batch
+from .cifar import cifar10
+from .combining import encoded, mapped, select, split, subset
+from .dataset import Dataset, Stream, dataset
+from .fitting import check_values, fitted
+from .images import ImageFolder
+from .limits import Limit, limits_of
+from .pixels import Pixels
+
+__all__ = [
+    "Dataset",
+    "ImageFolder",
+    "Limit",
+    "Pixels",
+    "Stream",
+    "check_npz",
+    "check_values",
+    "cifar10",
+    "dataset",
+    "encoded",
+    "fitted",
+    "limits_of",
+    "mapped",
+    "npz_batches",
+    "select",
+    "split",
+    "subset",
+    "synthetic_batch",
+]

@@ -1,0 +1,204 @@
+"""Datasets of arrays: in memory, or mapped from .npy files; and arrays of other libraries without a copy."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError, OutOfMemoryError, UsageError
+from ..language.types import DTYPES
+from .base import TEXT, Column, Dataset, is_text, show_columns
+
+
+class Rows:
+    """One column: its type, its number of rows, and rows by number.  `load` is called once, when needed."""
+
+    def __init__(self, dtype: np.dtype, shape: Sequence[int], load: Callable[[], np.ndarray]) -> None:
+        text = is_text(dtype)
+        self.count = shape[0]
+        self.column: Column = (TEXT if text else dtype.newbyteorder("="), tuple(shape[1:]))
+        self._load: Callable[[], np.ndarray] | None = load
+        self._lock = threading.Lock()
+        self._rows: np.ndarray | None = None
+        #: the type of the elements, if `_rows` has their bytes
+        self._stored: np.dtype | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Rows:
+        """Those of an array in memory or mapped."""
+        return cls(array.dtype, array.shape, lambda: array)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """A C-contiguous array of the rows, in the machine's byte order."""
+        rows = self._rows if self._rows is not None else self._loaded()
+        dtype, shape = self.column
+        if self._stored is not None:
+            taken = rows.take(indices, axis=0).view(self._stored)
+            return taken.astype(dtype, copy=False).reshape(len(taken), *shape)
+        if is_text(dtype):
+            return rows[indices].astype(TEXT)
+        taken = rows.take(indices, axis=0) if rows.flags.c_contiguous and rows.flags.aligned else rows[indices]
+        return np.ascontiguousarray(taken, dtype=dtype)
+
+    def _loaded(self) -> np.ndarray:
+        """The whole column; rows of unaligned or foreign bytes as bytes, which are copied fastest."""
+        with self._lock:
+            if self._rows is None and self._load is not None:
+                array = self._load().view(np.ndarray)
+                whole = array.flags.c_contiguous and array.size and not is_text(array.dtype)
+                if whole and not (array.flags.aligned and array.dtype.isnative):
+                    self._stored = array.dtype
+                    array = array.reshape(-1).view(np.uint8).reshape(self.count, -1)
+                self._rows, self._load = array, None
+        assert self._rows is not None
+        return self._rows
+
+
+class Arrays(Dataset):
+    """Columns with a row for each sample."""
+
+    def __init__(self, rows: Mapping[str, Rows], name: str, notes: Mapping[str, str] | None = None) -> None:
+        if not rows:
+            why = "; ".join(f"'{n}' {text}" for n, text in (notes or {}).items())
+            raise UsageError(f"{name} has no column of samples{f': {why}' if why else ''}")
+        self.rows, self.name, self.notes = dict(rows), name, dict(notes or {})
+        self.columns = {n: r.column for n, r in rows.items()}
+        counts = {r.count for r in rows.values()}
+        if len(counts) > 1:
+            shown = ", ".join(f"'{n}' has {r.count}" for n, r in rows.items())
+            raise UsageError(f"the columns of {name} have different numbers of rows: {shown}; choose some by columns=")
+        self._count = counts.pop()
+        if not self._count:
+            raise UsageError(f"{name} is empty: its columns ({show_columns(self.columns)}) have 0 rows")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """See `Dataset.read`: one look-up a column."""
+        return {name: self.rows[name].take(indices) for name in names}
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Dataset.take`."""
+        return self.read(indices, tuple(self.rows))
+
+
+def of_equal_length(rows: Mapping[str, Rows], name: str, notes: Mapping[str, str]) -> Arrays:
+    """The columns of a file that have as many rows as most of them; the others (lists of class names) are noted."""
+    counts = [r.count for r in rows.values()]
+    most = max(counts, key=counts.count, default=0)
+    if counts.count(most) == max((counts.count(c) for c in counts if c != most), default=0):
+        return Arrays(rows, name, notes)  # which is right of two lengths cannot be known: its error
+    odd = {n: f"has {r.count} rows, the other columns have {most}" for n, r in rows.items() if r.count != most}
+    return Arrays({n: r for n, r in rows.items() if n not in odd}, name, {**notes, **odd})
+
+
+def from_arrays(arrays: Mapping[str, Any], name: str = "arrays") -> Arrays:
+    """A dataset of arrays by column: NumPy's, PyTorch's, CuPy's, lists, or paths of .npy files (mapped).
+
+    Arrays on the host are used in place.  UsageError for what is no array of numbers or strings.
+    """
+    rows = {}
+    for column, given in arrays.items():
+        if not isinstance(column, str):
+            raise UsageError(f"columns of {name} are named by strings, not {type(column).__name__} ({column!r})")
+        if isinstance(given, (str, Path)):
+            array = mapped_npy(given)
+        else:
+            array = as_array(given, f"column '{column}' of {name}")
+        if why := why_no_column(array.dtype, array.shape, array):
+            raise UsageError(f"column '{column}' of {name} {why}")
+        rows[column] = Rows.of(array)
+    return Arrays(rows, name)
+
+
+def as_array(given: Any, what: str) -> np.ndarray:
+    """A NumPy array that shares the memory of `given` if that is an array on the host; of a device's array, a copy."""
+    if isinstance(given, np.ndarray):
+        return given
+    if hasattr(given, "detach"):  # a tensor of PyTorch
+        return _of_tensor(given.detach())
+    if hasattr(given, "__dlpack__"):
+        try:
+            if given.__dlpack_device__()[0] != 1 and hasattr(given, "get"):  # CuPy's, on a device
+                return given.get()
+            return np.from_dlpack(given)
+        except (BufferError, RuntimeError, TypeError, ValueError) as e:
+            raise UsageError(f"{what} cannot be read as an array: {e}") from None
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise UsageError(f"{what} is no array: its rows have different shapes; pad them to one length") from None
+
+
+def _of_tensor(tensor: Any) -> np.ndarray:
+    """The memory of a tensor; bfloat16 goes by its bits, since DLPack of NumPy does not know it."""
+    host = tensor if tensor.device.type == "cpu" else tensor.cpu()
+    if str(host.dtype) == "torch.bfloat16":
+        import ml_dtypes
+
+        torch: Any = sys.modules["torch"]
+        return np.from_dlpack(host.view(torch.int16)).view(ml_dtypes.bfloat16)
+    host = host.resolve_conj().resolve_neg() if host.is_conj() or host.is_neg() else host
+    return np.from_dlpack(host)
+
+
+def why_no_column(dtype: np.dtype, shape: Sequence[int], array: np.ndarray | None = None) -> str:
+    """Why an array cannot be a column, or ""."""
+    if not shape:
+        return "is a single value, without a row for each sample"
+    if dtype.kind == "O":
+        if array is not None and all(isinstance(a, str) for a in array.flat):
+            return ""
+        return "has Python objects, which are not read from files and cannot be fed: store numbers or strings"
+    if dtype.kind == "U" or dtype.newbyteorder("=") in DTYPES.values():
+        return ""
+    return f"has elements of type {dtype}, which programs do not have: store numbers or strings"
+
+
+def mapped_npy(path: str | Path) -> np.ndarray:
+    """The array of an .npy file, mapped.  ModelError if it cannot be read, UsageError for Python objects."""
+    try:
+        with open(path, "rb") as file:
+            shape, fortran, dtype = npy_header(file)
+            start = file.tell()
+            rest = file.seek(0, 2) - start
+    except OSError as e:
+        raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
+    except Exception as e:  # damaged headers raise exceptions of many kinds
+        why = "it is empty" if not Path(path).stat().st_size else f"not an .npy file, or damaged ({e})"
+        raise ModelError(f"cannot read the data file '{path}': {why}") from None
+    if why := why_no_column(dtype, shape):
+        raise UsageError(f"the array of '{path}' {why}")
+    if math.prod(shape) * dtype.itemsize > rest:
+        raise ModelError(f"cannot read the data file '{path}': it has {rest:,} bytes, fewer than {dtype}{list(shape)}")
+    return mapped(path, start, dtype, shape, fortran)
+
+
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran's order, and type of the array of an .npy file that begins here."""
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"unknown version {version}")
+    shape, fortran, dtype = read(file)
+    return tuple(shape), fortran, dtype
+
+
+def mapped(path: str | Path, start: int, dtype: np.dtype, shape: tuple[int, ...], fortran: bool) -> np.ndarray:
+    """An array that lies in a file."""
+    if not math.prod(shape):
+        return np.empty(shape, dtype)
+    try:
+        order = "F" if fortran else "C"
+        return np.memmap(path, mode="r", offset=start, dtype=dtype, shape=shape, order=order)  # type: ignore[call-overload]
+    except OSError as e:
+        raise ModelError(f"cannot map the data file '{path}': {e.strerror or e}") from None
+    except MemoryError:
+        raise OutOfMemoryError(f"not enough address space to map '{path}'") from None

@@ -1,0 +1,137 @@
+"""Datasets: columns of samples that are taken by number; and streams: batches in the order in which they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import UsageError, nearest
+
+#: element type and shape of one sample of a column; text has the type `TEXT`
+Column = tuple[np.dtype, tuple[int, ...]]
+#: the type of columns of text: arrays of Python strings
+TEXT = np.dtype(object)
+#: most names of columns that an error lists
+_LISTED = 8
+
+
+class Dataset:
+    """Samples that can be taken in any order.  A subclass sets the fields and defines `__len__` and `take` or `read`.
+
+    `columns`: name → element type and shape of one sample.  `name`: where it is from, for messages.  `notes`: name →
+    what an error about that column should mention (why it was left out, which row made it text).  `finite`: columns
+    that cannot contain NaN or infinity, which are not searched for them.
+    """
+
+    columns: Mapping[str, Column] = {}
+    name: str = "data"
+    notes: Mapping[str, str] = {}
+    finite: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        raise NotImplementedError
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The samples with these numbers, stacked along axis 0: a C-contiguous array a column.
+
+        Threads may take at the same time.
+        """
+        return self.read(indices, tuple(self.columns))
+
+    def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """`take` for some columns only; the others are not read."""
+        taken = self.take(indices)
+        return {name: taken[name] for name in names}
+
+    def at_epoch(self, epoch: int) -> Dataset:
+        """The dataset in this epoch; another one only where samples are drawn anew in each (augmented images)."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {len(self)} samples, {show_columns(self.columns)}>"
+
+
+class Stream:
+    """Batches without random access, such as those of a PyTorch DataLoader.  `name`: where it is from."""
+
+    name: str = "stream"
+
+    def batches(self, epoch: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of an epoch, arrays by column."""
+        raise NotImplementedError
+
+
+class Wrapped(Dataset):
+    """A dataset made of another one; by itself it is the same samples."""
+
+    def __init__(self, inner: Dataset) -> None:
+        if not isinstance(inner, Dataset):
+            raise UsageError(f"a dataset is needed here, not {type(inner).__name__}: rc.data.dataset(...) makes one")
+        self.inner = inner
+        self.name, self.columns, self.notes, self.finite = inner.name, inner.columns, inner.notes, inner.finite
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Dataset.take`."""
+        return self.read(indices, tuple(self.columns))
+
+    def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """See `Dataset.read`."""
+        return self.inner.read(indices, names)
+
+    def at_epoch(self, epoch: int) -> Dataset:
+        """The same of the inner dataset in this epoch."""
+        inner = self.inner.at_epoch(epoch)
+        return self if inner is self.inner else self.around(inner)
+
+    def around(self, inner: Dataset) -> Dataset:
+        """A copy of this dataset that is made of another one."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.inner = inner
+        return other
+
+
+def show_column(column: Column) -> str:
+    """`float32[3,224,224]`, or `text`."""
+    dtype, shape = column
+    return "text" if is_text(dtype) else f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def show_columns(columns: Mapping[str, Column]) -> str:
+    """The first columns with their types, for messages."""
+    shown = [f"{name}: {show_column(c)}" for name, c in list(columns.items())[:_LISTED]]
+    return ", ".join(shown) + ", ..." * (len(columns) > _LISTED) if columns else "no columns"
+
+
+def is_text(dtype: np.dtype) -> bool:
+    """Whether a column has strings."""
+    return dtype.kind in "OU"
+
+
+def as_indices(indices: object, count: int, name: str) -> np.ndarray:
+    """Numbers of samples as an array of int64.  UsageError where one is no sample of a dataset of `count`."""
+    found = np.asarray(indices)
+    if found.dtype == np.bool_ and found.shape == (count,):
+        return np.flatnonzero(found)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise UsageError(f"samples of {name} are chosen by whole numbers, not by {found.dtype}{list(found.shape)}")
+    wrong = found[(found < 0) | (found >= count)]
+    if wrong.size:
+        raise UsageError(f"{name} has no sample {wrong[0]}: its samples are numbered 0 to {count - 1}")
+    return found.astype(np.int64, copy=False)
+
+
+def need_column(dataset: Dataset, column: str) -> Column:
+    """The type of a column.  UsageError if there is none of this name."""
+    if column in dataset.columns:
+        return dataset.columns[column]
+    note = dataset.notes.get(column)
+    raise UsageError(
+        f"{dataset.name} has no column '{column}'{f' ({note})' if note else nearest(column, dataset.columns)}; "
+        f"it has: {show_columns(dataset.columns)}"
+    )

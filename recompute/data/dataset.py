@@ -1,0 +1,142 @@
+"""`dataset(source)`: a dataset or stream of anything that has samples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError, UsageError, nearest
+from .arrays import Arrays, from_arrays, mapped_npy
+from .base import Dataset, Stream
+from .cifar import cifar10, is_cifar
+from .combining import select
+from .foreign import Batches, HuggingFace, Samples, has_samples, is_hugging_face, is_loader, is_stream
+from .images import ImageFolder, is_image_folder
+from .npz import from_npz
+from .tables import from_csv, from_parquet
+
+__all__ = ["Dataset", "Stream", "dataset"]
+
+Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+def _one_npy(path: Path) -> Arrays:
+    return from_arrays({path.stem: mapped_npy(path)}, f"'{path}'")
+
+
+#: end of a file's name → what reads it
+_FILES: dict[str, Callable[..., Dataset]] = {
+    ".npz": from_npz,
+    ".npy": _one_npy,
+    ".csv": from_csv,
+    ".tsv": from_csv,
+    ".parquet": from_parquet,
+    ".bin": cifar10,
+}
+
+
+def dataset(source: Any, columns: Columns | None = None, **options: Any) -> Dataset | Stream:
+    """A dataset of `source`, or a stream where its samples cannot be taken in any order.
+
+    Arrays (NumPy's, PyTorch's, CuPy's, paths of .npy files) by column; the path of an .npz, .npy, .csv, .tsv or
+    .parquet file, or of a folder of .npy files, of Parquet files, of images in a folder for each class, or of
+    CIFAR-10's binary files; a `datasets.Dataset`; a dataset or DataLoader of PyTorch; an iterable of batches, or a
+    function that returns one.
+
+    `columns`: the columns to keep; or new name → column, or → columns that make a row; of samples and batches that are
+    tuples, their names by position.  `options` are those of the source (see docs/data.md).  UsageError for what is no
+    source, ModelError for a file that cannot be read.
+    """
+    if isinstance(source, (str, Path)):
+        return _chosen(_opened(Path(source), options), columns)
+    if isinstance(source, Dataset):
+        found: Dataset | Stream = source
+    elif isinstance(source, Stream):
+        found = source
+    elif isinstance(source, Mapping):
+        found = from_arrays(source)
+    elif is_hugging_face(source):
+        found = HuggingFace(source)
+    else:
+        return _by_position(source, columns, options)
+    _no_options(source, options)
+    if isinstance(found, Stream) and columns is not None:
+        raise UsageError("columns= does not apply to a stream that is one already")
+    return found if isinstance(found, Stream) else _chosen(found, columns)
+
+
+def _by_position(source: Any, columns: Columns | None, options: Mapping[str, Any]) -> Dataset | Stream:
+    """Datasets and batches whose values may be without names."""
+    _no_options(source, options)
+    names = None if columns is None else list(columns)
+    if isinstance(columns, Mapping):
+        raise UsageError("columns= must be a list of names here: one for each value of a sample")
+    if isinstance(source, (np.ndarray, bytes)) or hasattr(source, "__dlpack__"):
+        raise UsageError(
+            f"one {type(source).__name__} has no name as a column: give a dict, {{'x': ..., 'label': ...}}"
+        )
+    if is_loader(source):
+        return Batches(source, names)
+    if has_samples(source):
+        return Samples(source, names)
+    if not is_stream(source):
+        raise UsageError(f"a {type(source).__name__} is no source of data: see docs/data.md for what is")
+    return Batches(source, names)
+
+
+def _opened(path: Path, options: Mapping[str, Any]) -> Dataset:
+    """The dataset of a file or folder."""
+    if path.is_dir():
+        return _of_folder(path, options)
+    read = _FILES.get(path.suffix.lower())
+    if read is None:
+        known = ", ".join(_FILES)
+        raise UsageError(
+            f"the data file '{path}' must be a folder or end in one of {known}; '{path.suffix}' is unknown"
+        )
+    if not path.exists():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ModelError(f"cannot read the data file '{path}': it does not exist{nearest(path.name, beside)}")
+    return _called(read, path, options)
+
+
+def _of_folder(path: Path, options: Mapping[str, Any]) -> Dataset:
+    """The dataset of a folder, by what lies in it."""
+    if is_cifar(path):
+        return _called(cifar10, path, options)
+    tables = sorted(path.glob("*.parquet"))
+    if tables:
+        return _called(from_parquet, tables, options)
+    arrays = sorted(path.glob("*.npy"))
+    if arrays:
+        _no_options(path, options)
+        return from_arrays({p.stem: p for p in arrays}, f"'{path}'")
+    if is_image_folder(path):
+        return _called(ImageFolder, path, options)
+    raise ModelError(
+        f"the folder '{path}' has no data: it needs folders of images (one for each class), .npy or .parquet files, or "
+        "the binary files of CIFAR-10"
+    )
+
+
+def _called(read: Callable[..., Dataset], path: Any, options: Mapping[str, Any]) -> Dataset:
+    """What reads the source, with its options."""
+    known = list(inspect.signature(read).parameters)[1:]
+    for name in options:
+        if name not in known:
+            has = f"it takes: {', '.join(known)}" if known else "it takes none"
+            raise UsageError(f"'{path}' is read without an option '{name}'{nearest(name, known)}; {has}")
+    return read(path, **options)
+
+
+def _no_options(source: Any, options: Mapping[str, Any]) -> None:
+    if options:
+        raise UsageError(f"a {type(source).__name__} takes no option '{next(iter(options))}'")
+
+
+def _chosen(found: Dataset, columns: Columns | None) -> Dataset:
+    return found if columns is None else select(found, columns)
