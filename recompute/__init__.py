@@ -56,6 +56,7 @@ _LAZY = {
     "estimate": "analysis.estimates",
     "max_batch": "analysis.biggest_batch",
     "Trainer": "trainer.trainer",
+    "Saving": "trainer.saving",
     "Callback": "trainer.callbacks",
     "EarlyStopping": "trainer.callbacks",
 }

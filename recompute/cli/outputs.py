@@ -84,7 +84,7 @@ def write_models(job: Job, step: Any) -> None:
         job.written.append((job.args.save_trained, f" (the model after {job.args.run} steps, for inference)"))
 
 
-def report_attention(job: Job, program: Any) -> None:
+def report_attention(job: Any, program: Any) -> None:
     """Says where attention will be one operator, and where not, and why."""
     from ..passes.attention.find_attention import find_attention
 

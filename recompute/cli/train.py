@@ -17,7 +17,6 @@ from .model import ModelJob
 from .train_arguments import check, parser
 from .values import finite, split
 
-
 #: losses whose labels are classes
 _OF_CLASSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "LinearCrossEntropy")
 
@@ -64,12 +63,14 @@ class _TrainJob(ModelJob):
 
     def run(self) -> int:
         """Trains.  Returns the exit code: 130 after Ctrl-C, 143 after SIGTERM, once the run is saved."""
-        from ..data import dataset
+        from ..data import Dataset, dataset
         from ..trainer.callbacks import EarlyStopping
+        from ..trainer.saving import Saving
         from ..trainer.trainer import Trainer
 
         args = self.args
         data = dataset(args.data)
+        assert isinstance(data, Dataset)
         evaluation = None if args.eval is None else dataset(args.eval)
         place = named_place(args.place)
         program = self.load()
@@ -81,12 +82,14 @@ class _TrainJob(ModelJob):
             callbacks.append(
                 EarlyStopping(args.monitor or ("eval.loss" if evaluation is not None else "train.loss"), args.patience)
             )
+        saving = None
+        if args.save is not None:
+            saving = Saving(args.save, steps=args.save_steps, keep=args.keep, tensorboard=args.tensorboard)
         trainer = Trainer(program, optimizer, loss=loss, metrics=metrics, seed=args.seed, place=place,
-                          callbacks=callbacks, quiet=args.quiet)  # fmt: skip
+                          callbacks=callbacks, monitor=args.monitor, quiet=args.quiet)  # fmt: skip
         history = trainer.fit(
             data, epochs=args.epochs, eval_data=evaluation, eval_batch=args.eval_batch, shuffle=not args.no_shuffle,
-            drop_last=args.drop_last, save=args.save, resume=args.resume, save_steps=args.save_steps, keep=args.keep,
-            monitor=args.monitor, tensorboard=args.tensorboard,
+            drop_last=args.drop_last, save=saving, resume=args.resume,
         )  # fmt: skip
         self._finish(history)
         return {"interrupted": 130, "ended by SIGTERM": 143}.get(history.stopped, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data import Stream, check_values, dataset, fitted, limits_of
+from ..data import Dataset, Stream, check_values, dataset, fitted, limits_of
 from ..language.ir import Value
 from ..language.program import Program
 from .batches import Epoch, batches
@@ -28,7 +28,7 @@ class Feeding:
         limits = limits_of(program.forward_block)
         self._source: Any = fitted(found, inputs, limits) if inputs else found
         self.streams = isinstance(self._source, Stream)
-        if inputs and not self.streams:
+        if inputs and isinstance(self._source, Dataset):
             check_values(self._source, inputs, limits)
 
     @property

@@ -44,6 +44,27 @@ class Checkpoint:
     position: dict[str, Any]
 
 
+class Saving:
+    """Where and when a run is saved: in a folder, after each epoch, and every `steps` steps.
+
+    The last `keep` checkpoints stay, and that of the best epoch.  `tensorboard`: TensorBoard's event files are written,
+    too (extra).  UsageError where nothing can be written to the folder.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, steps: int | None = None, keep: int = 2, tensorboard: bool = False
+    ) -> None:
+        for name, value in (("steps", steps), ("keep", keep)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        self.folder, self.steps, self.tensorboard = Path(folder), steps, tensorboard
+        self.checkpoints = Checkpoints(self.folder, keep)
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is written after a step within an epoch."""
+        return self.steps is not None and step % self.steps == 0
+
+
 class Checkpoints:
     """The checkpoints below a folder; the last `keep` of them stay, and those that are asked for by step.
 
@@ -51,8 +72,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise UsageError(f"keep must be at least 1, not {keep}: the last checkpoint always stays")
         self.root, self.keep = folder / "checkpoints", keep
         #: messages about checkpoints that were found damaged
         self.damaged: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..compiling.steps import attach_loss
-from ..errors import NotFiniteError, UsageError
+from ..errors import NotFiniteError, UsageError, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
 from ..places import Place
@@ -25,29 +24,9 @@ from .interrupts import Interrupts
 from .log import Log
 from .programs import Peak, Programs
 from .progress import Progress, shown
-from .saving import Checkpoints, load, weights_sha256
-
-
-@dataclass
-class _Run:
-    """One call of `fit`: its options, and where it is."""
-
-    data: Feeding
-    eval_data: Feeding | None
-    epochs: int
-    epoch: Epoch | None
-    checkpoints: Checkpoints | None
-    log: Log
-    save_steps: int | None
-    monitor: str
-    history: History = field(default_factory=History)
-    first_epoch: int = 1
-    first_batch: int = 0
-    total: float = 0.0  # of losses of the epoch, times samples
-    samples: int = 0  # of the epoch, so far
-    reason: str = ""
-    best_step: int | None = None
-    progress: Progress = field(default_factory=Progress)
+from .run import Run, must_be_fresh, take_over
+from .run import save as save_checkpoint
+from .saving import Saving, weights_sha256
 
 
 class Trainer:
@@ -57,7 +36,8 @@ class Trainer:
     `RecomputeOptimizer`) makes a training step; or a training step, with `optimizer` None.  `loss`: a Variable, the
     name of a value or of a function of `rc.losses` (None: the program's own, or the natural one).  `metrics`: objects
     of `rc.metrics`, for the evaluation.  `seed`: of the order of samples; the same seed gives the same run, to the bit.
-    `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `quiet`: no progress bar.
+    `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that says which
+    epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: no progress bar.
 
     After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
     """
@@ -72,6 +52,7 @@ class Trainer:
         seed: int = 0,
         place: Place | None = None,
         callbacks: Sequence[Callback] = (),
+        monitor: str = "",
         quiet: bool = False,
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
@@ -80,11 +61,12 @@ class Trainer:
         if not name:
             raise UsageError("the training step does not say what its loss is: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet
+        self.monitor = monitor
         self.metrics = [m.bind(program) for m in metrics]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed)
         self.callbacks = list(callbacks)
-        self._run: _Run | None = None
+        self._run: Run | None = None
 
     @property
     def executor(self) -> Any:
@@ -112,12 +94,8 @@ class Trainer:
         eval_batch: int | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        save: str | PathLike[str] | None = None,
+        save: str | PathLike[str] | Saving | None = None,
         resume: bool = False,
-        save_steps: int | None = None,
-        keep: int = 2,
-        monitor: str = "",
-        tensorboard: bool = False,
     ) -> History:
         """Trains for `epochs` epochs of `data` (anything `rc.data.dataset` takes), and returns the results.
 
@@ -126,20 +104,23 @@ class Trainer:
         leaves it out, as do models with a fixed batch.  `eval_data` is evaluated after each epoch, in inference mode,
         in batches of `eval_batch` (default: the program's).
 
-        `save`: a folder for checkpoints (after each epoch, and every `save_steps` steps; the last `keep` stay, and the
-        best by `monitor`, such as "eval.accuracy"), for log.jsonl, and, at the end, for the trained model, model.onnx.
-        `resume` continues from the newest complete checkpoint there, if there is one: the following losses and the
-        final weights are the same bits as those of a run that was never interrupted, also with another memory budget.
-        Ctrl-C ends the run after the step, and saves.  `tensorboard`: also writes its event files (extra).
+        `save`: a folder for checkpoints, log.jsonl, and, at the end, the trained model, model.onnx; or a `Saving`, to
+        say more.  `resume` continues from the newest complete checkpoint there, if there is one: the following losses
+        and the final weights are the same bits as those of a run that was never interrupted, also with another memory
+        budget.  Ctrl-C ends the run after the step, and saves.
 
         UsageError for data that do not fit the model, JobError for a folder that cannot be written.
         """
         _whole("epochs", epochs)
-        _whole("save_steps", save_steps)
-        run = self._begin(data, epochs, eval_data, shuffle, drop_last, save, save_steps, keep, monitor)
-        resumed = self._resumed(run) if resume else self._fresh(run)
+        saving = Saving(save) if isinstance(save, (str, PathLike)) else save
+        run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
+        resumed: int | None = None
+        if resume:
+            resumed = take_over(run, self.program, self._facts(run), self.callbacks)
+        else:
+            must_be_fresh(run)
         peak = self._planned(run, eval_batch)
-        run.log = Log(None if save is None else Path(save), resumed, tensorboard)
+        run.log = Log(None if saving is None else saving.folder, resumed, saving is not None and saving.tensorboard)
         try:
             run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
             with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop) as interrupts:
@@ -149,15 +130,14 @@ class Trainer:
                     if run.reason:
                         break
                     self._epoch(run, number)
-            self._end(run, save, interrupted=bool(interrupts.received))
+            self._end(run, None if interrupts.received or saving is None else saving.folder)
         finally:
             run.log.close()
         return run.history
 
     def _begin(
-        self, data: Any, epochs: int, eval_data: Any, shuffle: bool, drop_last: bool, save: Any,
-        save_steps: int | None, keep: int, monitor: str,
-    ) -> _Run:  # fmt: skip
+        self, data: Any, epochs: int, eval_data: Any, shuffle: bool, drop_last: bool, saving: Saving | None
+    ) -> Run:
         """The run before its first step: the data are checked."""
         feeding = Feeding(data, self.program, self.programs.inputs(training=True), self.seed, shuffle)
         other = None
@@ -179,20 +159,17 @@ class Trainer:
             epoch = Epoch(feeding.samples, batch, not drop_last and not why)
             if not epoch.batches:
                 raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
-        checkpoints = None if save is None else Checkpoints(Path(save), keep)
-        if save_steps is not None and save is None:
-            raise UsageError("save_steps needs save, the folder for checkpoints")
-        run = _Run(feeding, other, epochs, epoch, checkpoints, Log(None, None), save_steps, monitor)
-        run.monitor = monitor or ("eval.loss" if other is not None else "train.loss")
+        run = Run(feeding, other, epochs, epoch, saving)
+        run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
         known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
         if not any(run.monitor == n or run.monitor.startswith(f"{n}.") for n in known):
-            raise UsageError(f"an epoch has no result '{monitor}' to monitor{nearest(monitor, known)}; it has: "
+            raise UsageError(f"an epoch has no result '{run.monitor}' to monitor{nearest(run.monitor, known)}; it has: "
                              f"{', '.join(known)}")  # fmt: skip
         run.history.notes = notes
         self._run = run
         return run
 
-    def _planned(self, run: _Run, eval_batch: int | None) -> Peak:
+    def _planned(self, run: Run, eval_batch: int | None) -> Peak:
         """The memory of all programs, before anything runs."""
         batch = self.programs.batch
         training = [batch, *([run.epoch.left_over] if run.epoch is not None and run.epoch.left_over else [])]
@@ -207,7 +184,7 @@ class Trainer:
         }  # fmt: skip
         return peak
 
-    def _why_no_evaluation(self, run: _Run, batch: int) -> str:
+    def _why_no_evaluation(self, run: Run, batch: int) -> str:
         """Why the smaller last batch of the evaluation is left out; "" if it is not."""
         assert run.eval_data is not None
         try:
@@ -220,7 +197,7 @@ class Trainer:
             return str(e)
         return ""
 
-    def _epoch(self, run: _Run, number: int) -> None:
+    def _epoch(self, run: Run, number: int) -> None:
         """The steps of an epoch from `first_batch` on, its evaluation and its checkpoint."""
         first, run.first_batch = run.first_batch, 0
         if not first:
@@ -234,7 +211,7 @@ class Trainer:
                 done += 1
                 run.total, run.samples = run.total + loss * count, run.samples + count
                 run.progress.step(loss, count)
-                if run.save_steps and run.history.steps % run.save_steps == 0:
+                if run.saving is not None and run.saving.due(run.history.steps):
                     self._save(run, number, done)
                 if run.reason:
                     break
@@ -253,7 +230,7 @@ class Trainer:
             results["eval"] = self._evaluated(run.eval_data, run.progress)
         self._finished(run, number, results)
 
-    def _finished(self, run: _Run, number: int, results: dict[str, Any]) -> None:
+    def _finished(self, run: Run, number: int, results: dict[str, Any]) -> None:
         """What comes after an epoch: the log, the best result, callbacks, a checkpoint."""
         run.history.epochs.append(results)
         run.log.write("epoch", run.history.steps, **{k: v for k, v in results.items() if k != "steps"})
@@ -265,12 +242,12 @@ class Trainer:
             callback.on_epoch(self, results)
         self._save(run, number + 1, 0)
 
-    def _batches(self, run: _Run, number: int, first: int) -> Iterator[dict[str, np.ndarray]]:
+    def _batches(self, run: Run, number: int, first: int) -> Iterator[dict[str, np.ndarray]]:
         if run.epoch is None:
             return run.data.stream(number, first)
         return batches(run.data.at_epoch(number), run.epoch, run.data.order(number), first)
 
-    def _step(self, run: _Run, feed: dict[str, np.ndarray]) -> tuple[float, int]:
+    def _step(self, run: Run, feed: dict[str, np.ndarray]) -> tuple[float, int]:
         """A training step; its loss, and the number of its samples."""
         count = samples_of(feed)
         program = self.programs.training(count)
@@ -286,8 +263,8 @@ class Trainer:
             callback.on_step(self, number, loss)
         return loss, count
 
-    def _end(self, run: _Run, save: Any, *, interrupted: bool) -> None:
-        """The last figures, and the trained model."""
+    def _end(self, run: Run, folder: Path | None) -> None:
+        """The last figures, and the trained model in a folder."""
         history = run.history
         history.stopped = run.reason
         history.peak_bytes["measured"] = self.programs.measured_bytes()
@@ -296,60 +273,16 @@ class Trainer:
             callback.on_end(self)
         run.log.write("end", history.steps, stopped=history.stopped, peak_bytes=history.peak_bytes["measured"],
                       weights_sha256=history.weights_sha256)  # fmt: skip
-        if save is not None and not interrupted and self.program.source is not None:
-            export_trained(self.program, Path(save) / "model.onnx")
+        if folder is not None and self.program.source is not None:
+            export_trained(self.program, folder / "model.onnx")
 
-    # -- checkpoints ----------------------------------------------------------------------------------------------
+    def _facts(self, run: Run) -> dict[str, Any]:
+        """What must be the same when the run is resumed."""
+        return {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
 
-    def _save(self, run: _Run, epoch: int, batch: int) -> None:
+    def _save(self, run: Run, epoch: int, batch: int) -> None:
         """A checkpoint from which epoch `epoch` goes on at batch `batch`."""
-        if run.checkpoints is None:
-            return
-        position = {
-            "epoch": epoch, "batch": batch, "total": run.total, "samples": run.samples, "seed": self.seed,
-            "batch_size": self.programs.batch, "data": run.data.facts(), "epochs": run.history.epochs,
-            "best": run.history.best, "callbacks": [c.state() for c in self.callbacks],
-            "plan": _plan_facts(self.program),
-        }  # fmt: skip
-        path = run.checkpoints.save(
-            self.program, run.history.steps, position, () if run.best_step is None else (run.best_step,)
-        )
-        run.log.write("checkpoint", run.history.steps, path=path.name)
-
-    def _fresh(self, run: _Run) -> None:
-        """UsageError where a folder has a run already: it would be overwritten."""
-        if run.checkpoints is not None and run.checkpoints.newest() is not None:
-            raise UsageError(
-                f"'{run.checkpoints.root.parent}' has the checkpoints of a run already: resume it (resume=True, "
-                "--resume), or give another folder"
-            )
-
-    def _resumed(self, run: _Run) -> int | None:
-        """Takes over the newest checkpoint; returns its step.  None where there is none yet."""
-        if run.checkpoints is None:
-            raise UsageError("resume needs save, the folder of the checkpoints")
-        found = run.checkpoints.newest()
-        run.history.notes += [f"passed over: {text}" for text in run.checkpoints.damaged]
-        if found is None:
-            return None
-        p = found.position
-        facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
-        for name, now in facts.items():
-            if p.get(name) != now:
-                raise UsageError(
-                    f"the run in '{run.checkpoints.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
-                    f"{p.get(name)}, now it is {now}; the same bits need the same data, batch and seed"
-                )
-        load(self.program, found)
-        history = run.history
-        history.steps = history.resumed_at = found.step
-        history.epochs, history.best = list(p["epochs"]), p["best"]
-        run.best_step = None if p["best"] is None else int(p["best"]["step"])
-        run.first_epoch, run.first_batch = int(p["epoch"]), int(p["batch"])
-        run.total, run.samples = float(p["total"]), int(p["samples"])
-        for callback, state in zip(self.callbacks, p["callbacks"], strict=False):
-            callback.set_state(state)
-        return found.step
+        save_checkpoint(run, self.program, {"epoch": epoch, "batch": batch, **self._facts(run)}, self.callbacks)
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
@@ -400,9 +333,3 @@ def _whole(name: str, value: Any) -> Any:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
         raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
     return value
-
-
-def _plan_facts(program: Program) -> dict[str, Any]:
-    """What was recomputed, for people who read a checkpoint: the bits do not depend on it."""
-    plan = program.plan
-    return {} if plan is None else {"recomputed": len(plan.reruns), "checkpoints": list(plan.checkpoints)}

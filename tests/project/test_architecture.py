@@ -31,6 +31,7 @@ LAYERS = [
     {"training", "testing"},
     {"exporter"},
     {"compiling"},
+    {"trainer"},
     {"report"},
     {"analysis"},
     {"cli"},

@@ -134,13 +134,16 @@ def test_early_stopping_and_the_best_epoch() -> None:
     [
         ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
         ({"resume": True}, "resume needs save"),
-        ({"save_steps": 3}, "save_steps needs save"),
-        ({"monitor": "eval.f1"}, "an epoch has no result 'eval.f1' to monitor; it has: train.loss"),
     ],
 )
 def test_wrong_options(options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trainer().fit(data(), **options)
+
+
+def test_what_is_monitored_is_known_before() -> None:
+    with pytest.raises(UsageError, match=r"no result 'eval.f1' to monitor; it has: train.loss"):
+        trainer(monitor="eval.f1").fit(data())
 
 
 def test_errors_of_the_data_come_before_the_first_step() -> None:

@@ -13,7 +13,8 @@ def model(dropout: float = 0.25, normalised: bool = True) -> onnx.ModelProto:
     """x f32[N, 8] → logits f32[N, 3]."""
     g = np.random.default_rng(5)
     weights = {
-        "fc1.weight": g.standard_normal((8, 16)) / 3, "fc1.bias": np.zeros(16), "fc2.weight": g.standard_normal((16, 3)) / 4,
+        "fc1.weight": g.standard_normal((8, 16)) / 3, "fc1.bias": np.zeros(16),
+        "fc2.weight": g.standard_normal((16, 3)) / 4,
         "bn.scale": np.ones(16), "bn.bias": np.zeros(16), "bn.mean": np.zeros(16), "bn.var": np.ones(16),
     }  # fmt: skip
     nodes = [helper.make_node("Gemm", ["x", "fc1.weight", "fc1.bias"], ["h"])]
