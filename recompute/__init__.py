@@ -57,6 +57,7 @@ _LAZY = {
     "max_batch": "analysis.biggest_batch",
     "Trainer": "trainer.trainer",
     "Saving": "trainer.saving",
+    "History": "trainer.history",
     "Callback": "trainer.callbacks",
     "EarlyStopping": "trainer.callbacks",
 }

@@ -50,7 +50,7 @@ def test_stopped_and_resumed(step: int, tmp_path: Path) -> None:
     first = trainer(callbacks=[StopAfter(step)]).fit(
         data(), epochs=3, eval_data=data(20, seed=1), save=tmp_path / "cut"
     )
-    assert (first.steps, first.stopped) == (step, "asked" if step < 12 else "asked")
+    assert (first.steps, first.stopped) == (step, "asked")
     second = trainer().fit(data(), epochs=3, eval_data=data(20, seed=1), save=tmp_path / "cut", resume=True)
     assert second.resumed_at == step
     assert (second.weights_sha256, logged(tmp_path / "cut")) == wanted
