@@ -65,6 +65,25 @@ def test_another_plan_gives_the_same_bits(tmp_path: Path) -> None:
     assert (history.weights_sha256, logged(tmp_path / "cut")) == wanted
 
 
+def test_a_budget_gives_the_same_bits(tmp_path: Path) -> None:
+    """A run of a small residual network that is resumed within a memory budget."""
+    pytest.importorskip("ortools")
+    g = np.random.default_rng(0)
+    images = {"x": g.standard_normal((40, 3, 32, 32)).astype(np.float32), "label": g.integers(0, 10, 40)}
+    network = rc.models.build("resnet18", width=4, blocks=(1, 1, 1, 1), image=32, classes=10)
+
+    def run(optimizer: object, folder: Path, *, resume: bool = False, stop: int = 99) -> rc.History:
+        made = rc.Trainer(rc.load(network, batch=16), optimizer, loss="cross_entropy", callbacks=[StopAfter(stop)])
+        return made.fit(images, epochs=2, save=folder, resume=resume)
+
+    wanted = run(rc.Adam(), tmp_path / "whole")
+    plain = run(rc.Adam(), tmp_path / "cut", stop=4)
+    within = run(rc.RecomputeOptimizer(rc.Adam()).set_budget("90%", slicing=False), tmp_path / "cut", resume=True)
+    assert within.resumed_at == plain.steps == 4
+    assert within.peak_bytes["measured"] < plain.peak_bytes["measured"]
+    assert within.weights_sha256 == wanted.weights_sha256
+
+
 def test_a_torn_checkpoint_is_never_chosen(tmp_path: Path) -> None:
     saving = rc.Saving(tmp_path, keep=9)
     trainer().fit(data(), epochs=3, save=saving)
