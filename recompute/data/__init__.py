@@ -10,6 +10,7 @@ from .fitting import check_values, fitted
 from .images import ImageFolder
 from .limits import Limit, limits_of
 from .pixels import Pixels
+from .text import Tokenized, train_tokenizer
 
 __all__ = [
     "Dataset",
@@ -17,6 +18,7 @@ __all__ = [
     "Limit",
     "Pixels",
     "Stream",
+    "Tokenized",
     "check_npz",
     "check_values",
     "cifar10",
@@ -30,4 +32,5 @@ __all__ = [
     "split",
     "subset",
     "synthetic_batch",
+    "train_tokenizer",
 ]

@@ -15,6 +15,9 @@ from ..errors import ModelError, OutOfMemoryError, UsageError
 from ..language.types import DTYPES
 from .base import TEXT, Column, Dataset, is_text, show_columns
 
+#: devices of DLPack whose memory the host reads: itself, and memory pinned or managed by CUDA and ROCm
+_HOST = (1, 3, 11, 13)
+
 
 class Rows:
     """One column: its type, its number of rows, and rows by number.  `load` is called once, when needed."""
@@ -126,7 +129,7 @@ def as_array(given: Any, what: str) -> np.ndarray:
         return _of_tensor(given.detach())
     if hasattr(given, "__dlpack__"):
         try:
-            if given.__dlpack_device__()[0] != 1 and hasattr(given, "get"):  # CuPy's, on a device
+            if given.__dlpack_device__()[0] not in _HOST and hasattr(given, "get"):  # CuPy's, on a device
                 return given.get()
             return np.from_dlpack(given)
         except (BufferError, RuntimeError, TypeError, ValueError) as e:

@@ -84,7 +84,7 @@ def _by_position(source: Any, columns: Columns | None, options: Mapping[str, Any
     if has_samples(source):
         return Samples(source, names)
     if not is_stream(source):
-        raise UsageError(f"a {type(source).__name__} is no source of data: see docs/data.md for what is")
+        raise UsageError(f"an object of type {type(source).__name__} is no source of data (see docs/data.md)")
     return Batches(source, names)
 
 
@@ -94,10 +94,7 @@ def _opened(path: Path, options: Mapping[str, Any]) -> Dataset:
         return _of_folder(path, options)
     read = _FILES.get(path.suffix.lower())
     if read is None:
-        known = ", ".join(_FILES)
-        raise UsageError(
-            f"the data file '{path}' must be a folder or end in one of {known}; '{path.suffix}' is unknown"
-        )
+        raise UsageError(f"'{path}' is no known kind of data: a folder, or a file that ends in {', '.join(_FILES)}")
     if not path.exists():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise ModelError(f"cannot read the data file '{path}': it does not exist{nearest(path.name, beside)}")
@@ -135,7 +132,7 @@ def _called(read: Callable[..., Dataset], path: Any, options: Mapping[str, Any])
 
 def _no_options(source: Any, options: Mapping[str, Any]) -> None:
     if options:
-        raise UsageError(f"a {type(source).__name__} takes no option '{next(iter(options))}'")
+        raise UsageError(f"a source of type {type(source).__name__} takes no option '{next(iter(options))}'")
 
 
 def _chosen(found: Dataset, columns: Columns | None) -> Dataset:

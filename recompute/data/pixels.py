@@ -24,18 +24,17 @@ class Scale:
         m, s = (_a_channel(v, channels, n, d) for v, n, d in ((mean, "mean", 0.0), (std, "std", 1.0)))
         if not (np.isfinite(m).all() and np.isfinite(s).all() and (s > 0).all()):
             raise UsageError(f"mean must be finite, and std positive, not {mean} and {std}")
-        #: the float of every byte, by channel
-        self.table = ((np.arange(256) / 255 - m[:, None]) / s[:, None]).astype(np.float32)
-        self.factor = (1 / (255 * s)).astype(np.float32)
-        self.shift = (-m / s).astype(np.float32)
+        self.factor = (1 / (255 * s)).astype(np.float32)[:, None, None]
+        self.shift = (-m / s).astype(np.float32)[:, None, None]
 
     def into(self, out: np.ndarray, pixels: np.ndarray) -> None:
-        """Writes an image (channels first) to `out`."""
+        """Writes images (channels, height and width last) to `out`."""
         if not self.floats:
             out[...] = pixels
             return
-        for c, table in enumerate(self.table):
-            table.take(pixels[c], out=out[c], mode="clip")
+        np.multiply(pixels, self.factor, out=out)
+        if self.shift.any():
+            np.add(out, self.shift, out=out)
 
 
 def _a_channel(given: Any, channels: int, name: str, default: float) -> np.ndarray:
@@ -101,7 +100,7 @@ class Pixels(Wrapped):
             if self.flip or self.pad:
                 images = self._changed(images, indices)
             out = np.empty((len(images), *shape), np.float32)
-            self.scale.into(out.swapaxes(0, 1), images.swapaxes(0, 1))
+            self.scale.into(out, images)
             taken[self.column] = out
         return taken
 

@@ -1,0 +1,146 @@
+"""Columns of text as numbers of words, by the library tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError, UsageError, nearest, need_extra
+from .base import Dataset, Wrapped, is_text, need_column, show_column
+
+#: what of an encoding becomes a column
+_PARTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+#: special words of a tokenizer of each kind
+_SPECIAL = {"wordpiece": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "bpe": ["<pad>", "<s>", "</s>"]}
+
+
+class Tokenized(Wrapped):
+    """A column of text, or a pair of columns, as `input_ids`, `attention_mask` and `token_type_ids` (int64[length]).
+
+    `tokenizer`: one of the library tokenizers, one of transformers that is made of it, or the path of a tokenizer.json,
+    or of a vocab.txt of BERT (`lower`: one of small letters).  Longer texts are cut, shorter ones padded.  The other
+    columns stay.
+    """
+
+    def __init__(
+        self, inner: Dataset, column: str | Sequence[str], tokenizer: Any, length: int, lower: bool = True
+    ) -> None:
+        super().__init__(inner)
+        self.texts = (column,) if isinstance(column, str) else tuple(column)
+        if len(self.texts) not in (1, 2):
+            raise UsageError(f"one column of text or a pair of them is tokenized, not {len(self.texts)}")
+        for name in self.texts:
+            found = need_column(inner, name)
+            if not is_text(found[0]) or found[1]:
+                raise UsageError(f"column '{name}' of {self.name} has samples of {show_column(found)}, not of text")
+        self.tokenizer = _prepared(tokenizer, length, lower)
+        least = self.tokenizer.num_special_tokens_to_add(len(self.texts) == 2)
+        if length <= least:
+            raise UsageError(f"length must be more than the {least} special words of each text, not {length}")
+        kept = {n: c for n, c in inner.columns.items() if n not in self.texts}
+        if double := next((n for n in _PARTS if n in kept), None):
+            raise UsageError(f"{self.name} has a column '{double}' already")
+        self.columns = {**kept, **{name: (np.dtype(np.int64), (length,)) for name in _PARTS}}
+
+    @property
+    def words(self) -> int:
+        """Number of words that the tokenizer knows: `input_ids` are below it."""
+        return self.tokenizer.get_vocab_size()
+
+    def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """See `Dataset.read`."""
+        parts = [n for n in names if n in _PARTS]
+        kept = [n for n in names if n not in _PARTS]
+        taken = self.inner.read(indices, [*kept, *(self.texts if parts else ())])
+        found = {n: taken[n] for n in kept}
+        if parts:
+            columns = [[str(text) for text in taken[n]] for n in self.texts]
+            given = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+            encodings = self.tokenizer.encode_batch(given)
+            for n in parts:
+                shape = len(indices), *self.columns[n][1]
+                found[n] = np.array([getattr(e, _PARTS[n]) for e in encodings], np.int64).reshape(shape)
+        return {n: found[n] for n in names}
+
+
+def train_tokenizer(texts: Iterable[str] | Dataset, words: int, kind: str = "wordpiece", column: str = "text") -> Any:
+    """A tokenizer of at most `words` words that is trained on texts, or on a column of a dataset.
+
+    `kind`: "wordpiece" as BERT's ([CLS] text [SEP], small letters), or "bpe" on bytes as GPT-2's.  `save(path)` of the
+    result writes a tokenizer.json.  MissingExtraError without tokenizers (extra `text`).
+    """
+    library = _library()
+    if kind not in _SPECIAL:
+        raise UsageError(f"a tokenizer's kind is one of {', '.join(_SPECIAL)}, not '{kind}'{nearest(kind, _SPECIAL)}")
+    classes = {
+        "wordpiece": library.implementations.BertWordPieceTokenizer,
+        "bpe": library.implementations.ByteLevelBPETokenizer,
+    }
+    made = classes[kind]()
+    made.train_from_iterator(
+        _texts(texts, column), vocab_size=words, special_tokens=_SPECIAL[kind], show_progress=False
+    )
+    found = made._tokenizer
+    if kind == "wordpiece":
+        ends = [(w, found.token_to_id(w)) for w in ("[SEP]", "[CLS]")]
+        found.post_processor = library.processors.BertProcessing(*ends)
+    return found
+
+
+def _texts(texts: Iterable[str] | Dataset, column: str) -> Iterator[str]:
+    if not isinstance(texts, Dataset):
+        yield from texts
+        return
+    need_column(texts, column)
+    for start in range(0, len(texts), 1024):
+        indices = np.arange(start, min(start + 1024, len(texts)))
+        yield from (str(text) for text in texts.read(indices, (column,))[column])
+
+
+def _prepared(given: Any, length: int, lower: bool) -> Any:
+    """A copy of a tokenizer that gives `length` words a text; the given one stays as it is."""
+    library = _library()
+    if isinstance(given, (str, Path)):
+        found = _from_file(library, Path(given), lower)
+    else:
+        inside = getattr(given, "backend_tokenizer", None) or getattr(given, "_tokenizer", None) or given
+        if not isinstance(inside, library.Tokenizer):
+            kind = type(given).__name__
+            raise UsageError(f"a tokenizer of the library tokenizers, or the path of one, is needed, not {kind}")
+        found = library.Tokenizer.from_str(inside.to_str())
+    padding = found.padding or {}
+    known = (w for w in ("[PAD]", "<pad>") if found.token_to_id(w) is not None)
+    word = padding.get("pad_token") or next(known, "[PAD]")
+    number = padding.get("pad_id", found.token_to_id(word) or 0)
+    found.enable_truncation(length)
+    found.enable_padding(length=length, pad_id=number, pad_token=word)
+    return found
+
+
+def _from_file(library: Any, path: Path, lower: bool) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return library.Tokenizer.from_str(text)
+        words = text.splitlines()
+        if "[UNK]" not in words or "[SEP]" not in words or "[CLS]" not in words:
+            raise ValueError("a vocab.txt of BERT has the words [UNK], [CLS] and [SEP]")
+        vocabulary = {word: i for i, word in enumerate(words)}
+        return library.implementations.BertWordPieceTokenizer(vocabulary, lowercase=lower)._tokenizer
+    except OSError as e:
+        raise ModelError(f"cannot read the tokenizer '{path}': {e.strerror or e}") from None
+    except Exception as e:  # the library raises plain exceptions
+        raise ModelError(f"cannot read the tokenizer '{path}': not a tokenizer.json or vocab.txt ({e})") from None
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.implementations
+        import tokenizers.processors
+    except ImportError:
+        raise need_extra("tokenizers", "text", "tokenizing") from None
+    return tokenizers
