@@ -68,6 +68,7 @@ _MODULES = {
     "models": "models",
     "losses": "training.losses",
     "metrics": "metrics",
+    "vision": "vision",
     "optimizers": "training.optimizers",
     "amp": "training.amp",
     "fleet": "training.fleet",

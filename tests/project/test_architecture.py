@@ -28,7 +28,7 @@ LAYERS = [
     {"runtime", "importer", "models"},
     {"cost"},
     {"profile", "onnx_backend", "planning", "metrics"},
-    {"training", "testing"},
+    {"training", "testing", "vision"},
     {"exporter"},
     {"compiling"},
     {"trainer"},
