@@ -1,7 +1,7 @@
-"""CIFAR-10, two epochs of a residual network and of a DARTS cell network, plain and recomputed, as in Feng & Huang's notebook.
+"""CIFAR-10: two epochs of a residual network and of a DARTS network, plain and recomputed, as Feng & Huang's notebook.
 
-    python examples/cifar.py --data cifar-10-batches-bin   # the binary version of https://www.cs.toronto.edu/~kriz/cifar.html
-    python examples/cifar.py                               # generated files of the same format, small networks
+    python examples/cifar.py --data cifar-10-batches-bin  # the binary version of www.cs.toronto.edu/~kriz/cifar.html
+    python examples/cifar.py                              # generated files of the same format, small networks
 
 The last weights and the accuracy are the same to the bit; memory and time are printed beside each other.  The archive's
 published MD5 is c32a1d4ab5d03f1284b67883e8d87530; give the SHA-256 of your files by --sha256 to have them compared.
