@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.axes import Cut, Followed, Partial, State, advance
-from ...language.factors import Factor, Place
+from ...language.factors import SUM, Factor, Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.linear.products import Gemm, MatMul
+from ...ops.shape.reshape import Cast
 
 FORWARD = (Role.FORWARD, Role.LOSS)
 
@@ -44,6 +45,7 @@ class Graph:
         self.persistent = {v.name for v in block.persistent()}
         self.forward = {i: None for i, o in enumerate(self.operators) if o.role in FORWARD}  # in order
         self.backward = [i for i, o in enumerate(self.operators) if o.role is Role.BACKWARD]
+        self.repeated = [i for i, o in enumerate(self.operators) if o.role is Role.RECOMPUTE]
         self.trained = {v.name for v in (*block.parameters, *block.buffers)}
         self.outputs = set(block.outputs)
         if not any(o.role is Role.OPTIMIZE for o in block.operators):  # gradients wait for their updates
@@ -123,6 +125,11 @@ def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
 
 def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
+    if _widens(found, o):  # so that partial gradients in halves are added up in float32
+        found.needs.pop((i, 0), None)
+        found.factors[i] = Factor(1, (None,), (SUM,))
+        found.states[next(o.writes()).name] = Partial(SUM)
+        return True
     f = found.factors.get(i)
     if f is None or o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
         return False
@@ -134,6 +141,14 @@ def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     # each slice has a partial result of its own beside the sum: as the gradient of an embedding, it can be larger than
     # what it is made from
     return partial < sum(v.nbytes for v, p in zip(o.inputs, f.inputs, strict=True) if v is not None and p is not None)
+
+
+def _widens(found: Followed, o: Operator) -> bool:
+    """Whether an operator casts a sum's partial result to a wider type."""
+    if not isinstance(o.op, Cast) or found.states.get(next(o.reads()).name) != Partial(SUM):
+        return False
+    (source,), (made,) = o.reads(), o.writes()
+    return source.dtype in ("f16", "bf16") and made.dtype in ("f32", "f64")
 
 
 def _forget(found: Followed, i: int, o: Operator) -> None:

@@ -17,6 +17,7 @@ from ..cleanup.eager_updates import EagerUpdates
 from .open_means import open_means
 from .pieces import Pieces, bounds, needed_again
 from .region import Graph, Region, around, at_once, backward_of, given_places, grown
+from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backward
 
 #: the region that is the whole forward pass
 ALL = "all"
@@ -51,6 +52,12 @@ def parse_slicing(text: str) -> Slicing:
     return Slicing(found["first"] or ALL, found["last"] or ALL, int(found["axis"]), int(found["pieces"]))
 
 
+def whole_last(parts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts that are sliced before recomputation, and the one after it: slices of the whole step, if named last."""
+    last = bool(parts) and parse_slicing(parts[-1]).first == ALL
+    return (tuple(parts[:-1]), tuple(parts[-1:])) if last else (tuple(parts), ())
+
+
 @dataclass(frozen=True)
 class Slice(Pass):
     """Run regions in slices: only the inputs and outputs of a region exist whole.
@@ -58,6 +65,8 @@ class Slice(Pass):
     In the forward pass each slice is computed and dropped; in the backward pass it is computed again, differentiated
     and dropped before the next.  Slices of inputs are views, and slices of outputs are written in their place wherever
     they are contiguous.  Gradients of weights, and means, are added up in the order of the slices.
+
+    Slices of the whole step come after recomputation, so that each repeats it; regions come before it (`whole_last`).
     """
 
     parts: tuple[str, ...] = ()
@@ -72,8 +81,45 @@ class Slice(Pass):
 
 def in_slices(block: Block, slicing: Slicing) -> Block:
     """A training step, or a forward pass, with one region in slices.  UsageError where it cannot be."""
+    if slicing.first != ALL:
+        graph = Graph(block)
+        return rewritten(graph, region_of(graph, slicing), slicing.pieces, str(slicing))
+    graph, forward, whole = whole_step(block, slicing)
+    if whole is None:
+        return rewritten(graph, forward, slicing.pieces, str(slicing))
+    wanted = _needed(graph, whole, whole.members)
+    b = Builder.on(graph.block)
+    groups = [(whole, Pieces(graph.block, b, whole, wanted).emit(slicing.pieces))]
+    return _finished(graph.block, b, groups, str(slicing))
+
+
+def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:
+    """The step whose whole is to run in slices, without needless recomputation; its forward pass, and both passes.
+
+    None for the latter if a slice's backward pass cannot follow its forward pass.
+    """
     graph = Graph(block)
-    return rewritten(graph, region_of(graph, slicing), slicing.pieces, str(slicing))
+    forward = region_of(graph, slicing)
+    backward = whole_backward(graph, forward) if forward.members else None
+    whole = at_once(graph, forward, backward) if backward is not None else None
+    if whole is None or reads_sums(graph, whole):
+        return graph, forward, None
+    once = shared_once(graph, whole)
+    return (graph, forward, whole) if once is block else whole_step(once, slicing)
+
+
+def micro_step(block: Block, slicing: Slicing) -> MicroBatch:
+    """The step with one slice of the batch in place of all.  UsageError if gradients cannot be added up slice by slice.
+
+    `block`: after `open_means`.
+    """
+    graph, forward, whole = whole_step(block, slicing)
+    if whole is None:
+        rewritten(graph, forward, slicing.pieces, str(slicing))  # raises the error that says why, if it has one
+        raise UsageError(
+            f"slicing '{slicing}': the loss is no sum or mean over the batch, so that gradients do not add up"
+        )
+    return micro_batch(graph, whole, _needed(graph, whole, whole.members), slicing.pieces)
 
 
 def region_of(graph: Graph, slicing: Slicing) -> Region:
@@ -164,6 +210,11 @@ def rewritten(graph: Graph, forward: Region, pieces: int, what: str) -> Block:
             again = needed_again(block, forward, backward, wanted)
             needed = _needed(graph, backward, backward.members)
             groups.append((backward, Pieces(block, b, backward, needed, again).emit(pieces)))
+    return _finished(block, b, groups, what)
+
+
+def _finished(block: Block, b: Builder, groups: Sequence[tuple[Region, list[Operator]]], what: str) -> Block:
+    """The block with slices in place of regions, without unused outputs."""
     operators = _put_together(block, groups, what)
     read = {v.name for o in block.operators for v in o.reads()}
     kept = {v.name for o in block.operators for v in o.writes() if v.name not in read}  # are there to stay

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ....errors import UsageError
 from ....language.ir import Block, Operator
 from ....language.verify import trusted, verify
 from ... import sequence
 from ...base import run_passes
+from ...cleanup.commit_updates import CommitUpdates
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
 from ...offloading.transfers import StepTimes
@@ -20,7 +22,8 @@ from ...recomputation.rebuild import Rebuild
 from ...recomputation.recompute import RecomputePlan
 from ...recomputation.split_norms import as_parts
 from ...scheduling.schedule import InBestOrder, Schedule, live_peak
-from ...slicing.slicing import Slice
+from ...slicing.open_means import open_means
+from ...slicing.slicing import Slice, in_slices, micro_step, parse_slicing, whole_last
 from ...target import Target
 from ..base import Planned
 from ..core.bound import least_budget, lower_bound
@@ -79,8 +82,9 @@ class Fitting:
         if slices == self.slices:
             return self
         if slices not in self._sliced:
-            sliced = Slice(slices).run(self.once)
-            found = Fitting(verify(sliced), self.target)
+            regions, whole = whole_last(slices)
+            sliced = Slice(regions).run(self.once)
+            found = MicroBatches(sliced, whole[0], self.target) if whole else Fitting(verify(sliced), self.target)
             found.slices = slices
             self._sliced[slices] = found
         return self._sliced[slices]
@@ -173,6 +177,7 @@ class Fitting:
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
         after = self.ordered if scheduled else self.block
+        plan = dataclasses.replace(plan, slices=self.slices)
         for p in sequence.recomputing_passes(plan):
             after = p.run(after)
         if not plan.offloads:
@@ -200,6 +205,54 @@ class Fitting:
     def cost(self, f: Fitted) -> float:
         """What a step costs, as planners see it."""
         return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
+
+
+class MicroBatches(Fitting):
+    """Plans for a step that runs slice by slice as a whole: each slice recomputes alike.
+
+    Plans number the operators of the step before slicing (`block`).  Their problem is that step with one slice in place
+    of all, whose operators cost as much as all slices together, between the sums of those before it.
+    """
+
+    def __init__(self, step: Block, whole: str, target: Target) -> None:
+        """`step`: the step before these slices, sliced in regions before; `whole`: see `Slicing`."""
+        opened = open_means(step)
+        slicing = parse_slicing(whole)
+        super().__init__(verify(CommitUpdates().run(in_slices(opened, slicing))), target)
+        self._one = micro_step(run_passes(opened, sequence.numbered_passes(target)), slicing)
+        self.block = verify(self._one.step)
+
+    @cached_property
+    def derived(self) -> Derived:
+        """The problem of one slice."""
+        one, members = self._one, set(self._one.members)
+        times = [one.pieces if at in members else 1 for at in one.origins]
+        seconds = {id(o): n * self.seconds(o) for o, n in zip(one.block.operators, times, strict=True)}
+        found = derive(one.block, lambda o: seconds[id(o)], sequence.workspace(self.target))
+        stands = [members.isdisjoint([at]) or o.op.name != self.block.operators[at].op.name
+                  for o, at in zip(one.block.operators, one.origins, strict=True)]  # fmt: skip
+        nodes = tuple(
+            dataclasses.replace(n, repeatable=False) if stands[own[0]] else n
+            for n, own in zip(found.problem.nodes, found.operators, strict=True)
+        )
+        operators = tuple(tuple(dict.fromkeys(one.origins[k] for k in own)) for own in found.operators)
+        return Derived(self.block, dataclasses.replace(found.problem, nodes=nodes), operators)
+
+    @property
+    def ordered(self) -> Block:  # type: ignore[override]
+        """The order given: the slices are reordered when they are compiled."""
+        return self.block
+
+    def cost(self, f: Fitted) -> float:
+        """That of what runs, joins of slices included."""
+        return sum(map(self.seconds, f.block.operators))
+
+    def of(self, slices: tuple[str, ...]) -> Fitting:
+        """The step itself.  UsageError for other slices than its own."""
+        if slices != self.slices:
+            own, other = (" ".join(s) or "none" for s in (self.slices, slices))
+            raise UsageError(f"the plan is for another step: its slices are {other}, those of the step are {own}")
+        return self
 
 
 def peak_of(compiled: Block) -> int:
