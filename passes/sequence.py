@@ -38,6 +38,8 @@ from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
 from .recomputation.unplan import Unplan
 from .scheduling.schedule import InBestOrder, Schedule
+from .slicing.open_means import OpenMeans
+from .slicing.slicing import Slice, whole_last
 from .target import Target
 
 
@@ -97,15 +99,23 @@ def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
 
 def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False) -> list[Pass]:
     """The passes that apply a plan, except its copies to host memory, which are placed at the end."""
+    regions, whole = whole_last(plan.slices)
     return [
+        *([Slice(regions)] if regions else ()),
+        *([OpenMeans()] if whole else ()),
         *numbered_passes(target, scheduled=scheduled),
         *recomputing_passes(plan),
     ]
 
 
 def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
-    """The passes that insert the recomputation of a plan into the step whose operators it numbers."""
-    return [Recompute(plan=plan), DeadCode(), FuseNorms()]
+    """The passes that insert the recomputation of a plan into the step whose operators it numbers.
+
+    Slices of the whole step follow: each recomputes as the plan says.
+    """
+    _, whole = whole_last(plan.slices)
+    slices: list[Pass] = [Slice(whole), CommitUpdates()] if whole else []
+    return [Recompute(plan=plan), DeadCode(), FuseNorms(), *slices]
 
 
 def lowering_passes(target: Target) -> list[Pass]:
