@@ -1,7 +1,7 @@
 """Train LeNet on scikit-learn's 1,797 handwritten digits, plain and recomputed: the same bits, 98 % of held-out digits.
 
-    python examples/digits.py              # trains, and scores the written model with ONNX Runtime
-    python examples/digits.py --write DIR  # only writes DIR/train.npz and DIR/test.npz, for recompute-train
+python examples/digits.py              # trains, and scores the written model with ONNX Runtime
+python examples/digits.py --write DIR  # only writes DIR/train.npz and DIR/test.npz, for recompute-train
 """
 
 import argparse
