@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UsageError
+from ..language.ir import Operator, Value
 from ..language.program import Program
 from ..language.verify import verify
 from ..passes.quantisation.quantize_aware import QuantizeAware
 from .base import fraction, must_be_untrained
+from .state import contents
 
-__all__ = ["prepare_qat"]
+__all__ = ["must_have_ranges", "prepare_qat", "running_ends"]
 
 #: the integers of activations
 _INTEGERS = {"uint8": (0, 255), "int8": (-128, 127)}
@@ -75,3 +77,18 @@ def prepare_qat(
         ),
     )
     return program
+
+
+def running_ends(op: Operator) -> list[Value]:
+    """The end of a range that an operator follows, as a list; empty for other operators."""
+    return [v for v in op.inputs[:1] if v is not None and op.op.name == "MovingRange"]
+
+
+def must_have_ranges(program: Program) -> None:
+    """UsageError where activations are rounded whose ranges nothing has shown yet."""
+    ends = [v for op in program.forward_block.operators for v in running_ends(op)]
+    if ends and not any(np.any(contents(program, v)) for v in ends):
+        raise UsageError(
+            f"program '{program.block.name}' rounds activations, but has seen none: run it on some batches first "
+            "(training steps, or Executor().run(program, batch) before minimize)"
+        )
