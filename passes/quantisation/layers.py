@@ -10,7 +10,7 @@ from ...language.ir import Block, Operator, Role, Value
 #: operators that only move values, or choose among them: what they make of quantized values is quantized
 _MOVES = frozenset(["Reshape", "Transpose", "MaxPool", "Identity", "Dropout", "Detach"])
 #: activations that integers have as bounds of what is clipped
-_CLIPS = frozenset(["Relu", "Clip"])
+_CLIPS = frozenset(["Relu", "Relu6", "Clip"])
 _NORMS = frozenset(["BatchNormTrain", "BatchNormalization"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,36 +46,22 @@ def prepare_qat(
     if activations not in _INTEGERS:
         raise UsageError(f"activations must be 'uint8' or 'int8', not {activations!r}")
     low, high = _INTEGERS[activations]
-    wanted, skipped = (([p] if isinstance(p, str) else list(p)) for p in (layers, skip))
-    names = program.aliases
-    run = QuantizeAware(
-        tuple(names.get(n, n) for n in wanted),
-        tuple(names.get(n, n) for n in skipped),
-        skip_first,
-        skip_last,
-        low,
-        high,
-        levels=63 if reduce_range else 127,
-        momentum=fraction("momentum", momentum),
+    wanted, skipped = (
+        tuple(program.aliases.get(n, n) for n in ([p] if isinstance(p, str) else p)) for p in (layers, skip)
     )
+    levels = 63 if reduce_range else 127
+    rewrite = QuantizeAware(wanted, skipped, skip_first, skip_last, low, high, levels, fraction("momentum", momentum))
+    _rewritten(program, rewrite)
+    return program
+
+
+def _rewritten(program: Program, rewrite: QuantizeAware) -> None:
+    """Runs the pass, also at other batches; ranges begin with 0, which has seen nothing."""
     before = {v.name for v in program.block.buffers}
-    program.block = verify(run.run(program.block))
+    program.block = verify(rewrite.run(program.block))
     added = [v for v in program.block.buffers if v.name not in before]
     program.data.update((v.name, np.zeros(v.shape, v.type.numpy)) for v in added)
-    program.also_at_other_batches(
-        program.again,
-        functools.partial(
-            prepare_qat,
-            layers=layers,
-            skip=skip,
-            skip_first=skip_first,
-            skip_last=skip_last,
-            activations=activations,
-            reduce_range=reduce_range,
-            momentum=momentum,
-        ),
-    )
-    return program
+    program.also_at_other_batches(program.again, lambda made: _rewritten(made, rewrite))
 
 
 def running_ends(op: Operator) -> list[Value]:

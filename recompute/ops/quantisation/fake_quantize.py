@@ -86,24 +86,27 @@ class FakeQuantizeGrad(_Quantizer):
     high: int = 127
 
     linear = ((3,),)
+    inplace = (3, 0)
     flops_per_element = 6
 
     def scratch(self, ins, outs):
-        """Two comparisons."""
-        return (ins[0].with_dtype("bool"), ins[0].with_dtype("bool"))
+        """The rounded values, and two comparisons."""
+        return (ins[0], ins[0].with_dtype("bool"), ins[0].with_dtype("bool"))
 
     def compute(self, xp, ins, outs, scratch):
-        """The rounded values in the output, then dy over it."""
+        """dy, then 0 over it where x is clipped."""
         x, scale, zero, dy = ins
-        y, (inside, below) = outs[0], scratch
-        xp.divide(x, scale, out=y)
-        xp.rint(y, out=y)
-        xp.add(y, zero, out=y)
-        xp.greater_equal(y, self.low, out=inside)
-        xp.less_equal(y, self.high, out=below)
-        xp.logical_and(inside, below, out=inside)
-        xp.copyto(y, 0)
-        xp.copyto(y, dy, where=inside)
+        q, below, above = scratch
+        xp.divide(x, scale, out=q)
+        xp.rint(q, out=q)
+        xp.add(q, zero, out=q)
+        xp.less(q, self.low, out=below)
+        xp.greater(q, self.high, out=above)
+        xp.logical_or(below, above, out=below)
+        xp.not_equal(q, q, out=above)
+        xp.logical_or(below, above, out=below)
+        xp.copyto(outs[0], dy)
+        xp.copyto(outs[0], 0, where=below)
 
     def element(self, x, scale, zero, dy):
         """As the numerics."""
