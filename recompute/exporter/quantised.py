@@ -150,18 +150,17 @@ class _Graph:
         return name
 
     def input_scale(self, node: onnx.NodeProto) -> Scale | None:
-        """The scale of what a layer reads, directly or by operators that move values: then it is rounded again."""
-        x = node.input[0]
-        if x in self.scales:
-            return self.scales[x]
-        source = x
-        while source in self.made and self.made[source].op_type in _MOVES:
-            source = self.made[source].input[0]
-        if source not in self.scales:
-            return None
-        self.behind[x], result = self.pair(x, self.scales[source])
-        self.read_instead(x, result)
-        return self.scales[source]
+        """The scale of what a layer reads, directly or moved: what moved is rounded again, which changes nothing."""
+        moved, x = [], node.input[0]
+        while x not in self.scales and x in self.made and self.made[x].op_type in _MOVES:
+            moved.append(x)
+            x = self.made[x].input[0]
+        scale = self.scales.get(x)
+        for v in moved if scale is not None else ():
+            assert scale is not None
+            self.behind[v], result = self.pair(v, scale)
+            self.read_instead(v, result)
+        return scale
 
     def read_instead(self, x: str, result: str) -> None:
         """Everything that reads x reads `result`."""

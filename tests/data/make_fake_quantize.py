@@ -28,7 +28,9 @@ def main() -> None:
         found |= {f"{name}.x": x, f"{name}.dy": dy, f"{name}.y": y.detach().numpy(), f"{name}.dx": given.grad.numpy()}
         found[f"{name}.options"] = np.array([scale, zero, low, high])
     scales = torch.tensor([1 / 16, 1 / 8, 1 / 32])
-    x = (np.rint(g.uniform(-200, 200, (3, 8))) + g.uniform(-0.4, 0.4, (3, 8))).astype(np.float32) * scales.numpy()[:, None]
+    x = (np.rint(g.uniform(-200, 200, (3, 8))) + g.uniform(-0.4, 0.4, (3, 8))).astype(np.float32) * scales.numpy()[
+        :, None
+    ]
     given = torch.tensor(x, requires_grad=True)
     dy = g.standard_normal(x.shape).astype(np.float32)
     y = torch.fake_quantize_per_channel_affine(given, scales, torch.zeros(3, dtype=torch.int32), 0, -127, 127)
