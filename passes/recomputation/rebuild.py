@@ -105,10 +105,10 @@ class _Rebuilder:
             inputs = tuple(source if v == t else v for v in a.inputs)
             new.setdefault(f, []).append(Operator(a.op, inputs, (self.renamed[y.name],), Role.BACKWARD))
         for g, q in rounded:
-            y, z = q.inputs[0], next(q.writes())
-            if y is not None and y.name in self.renamed:
+            exact, z = q.inputs[0], next(q.writes())
+            if exact is not None and exact.name in self.renamed:
                 self.renamed[z.name] = self.fresh(z)
-                inputs = (self.renamed[y.name], *q.inputs[1:])
+                inputs = (self.renamed[exact.name], *q.inputs[1:])
                 new.setdefault(g, []).append(Operator(q.op, inputs, (self.renamed[z.name],), Role.BACKWARD))
         for f, operators in new.items():
             self.added[f] = operators + self.added.get(f, [])

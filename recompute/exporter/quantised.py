@@ -287,4 +287,6 @@ def _only(scale: np.ndarray, w: Value) -> int:
 
 
 def _node(op_type: str, ins: list[str], out: str, **attributes: int) -> onnx.NodeProto:
-    return helper.make_node(op_type, ins, [out], name=out, **attributes)
+    node = helper.make_node(op_type, ins, [out], name=out)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return node
