@@ -45,6 +45,7 @@ _LAZY = {
     "MixedPrecision": "training.amp",
     "NotFiniteError": "errors",
     "stop_on_nan": "training.finite",
+    "prepare_qat": "training.quantisation",
     "fuse_attention": "training.fuse_attention",
     "fuse_head": "training.fuse_head",
     "from_torch": "importer.from_torch",

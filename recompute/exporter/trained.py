@@ -23,6 +23,7 @@ from .appended import appended_block, with_appended
 from .compiled import all_tensors, listed, save_beside, tensor_bytes, without_fields
 from .function_builder import fill_tensor, value_info
 from .inference import differs_in_training, in_inference, restricted
+from .quantised import quantised, range_buffers
 
 __all__ = ["export_trained"]
 
@@ -39,6 +40,7 @@ def export_trained(
     It computes what `program.evaluate` does: batch normalisation with the running statistics, without dropout.
     Parameters and running statistics replace the initializers, Constant, ConstantOfShape or Identity nodes of the same
     name.
+    A program after `prepare_qat` becomes an 8-bit model, with QuantizeLinear and DequantizeLinear.
     Operators and parameters that were appended to the program (a new head) follow, in opset 21; losses do not.
     The result contains all tensors: external data of the original are read, never written.
 
@@ -57,7 +59,7 @@ def export_trained(
     values = {v.name: v for v in (*program.block.parameters, *program.block.buffers)}
     new = appended_block(program)
     read = () if new is None else (v.name for op in new.operators for v in op.reads())
-    own = values.keys() & set(read) - _holders(source.graph)
+    own = values.keys() & set(read) - _holders(source.graph) | range_buffers(program.forward_block)
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
     tensors = {t.name: t for t in source.graph.initializer}
     trained = {n: v for n, v in values.items() if n not in own and (n in updated or _changed(program, v, tensors))}
@@ -66,6 +68,7 @@ def export_trained(
     in_inference(model.graph)
     if new is not None:
         model = with_appended(model, program, new)
+    model = quantised(model, program)
     wanted = None if outputs is None else [o.name if isinstance(o, Variable) else o for o in outputs]
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
     if path is not None:

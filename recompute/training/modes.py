@@ -21,6 +21,7 @@ from ..passes.cleanup.for_test import ForTest, in_inference
 from ..support.patterns import Patterns
 from .averages import applied
 from .base import must_be_untrained
+from .quantisation import must_have_ranges
 
 __all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays"]
 
@@ -172,6 +173,7 @@ def evaluate(
         unknown = [n for n in feed if n not in known]
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
+        must_have_ranges(program)
         found = program.evaluations[key] = source, for_test(program, key[2], names), names, Executor(place)
     _, made, names, executor = found
     inputs = {v.name for v in made.block.inputs}
