@@ -36,7 +36,7 @@ from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
 from .ties import repaired
-from .trained import TrainRule
+from .trained import FROZEN, TrainRule, said_to_train
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,8 +70,8 @@ def load(
     """Reads an ONNX model as a Program of forward operators.
 
     `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name.
-    `trainable`: names or globs of what is trained (default: float initializers with at least one dimension, and
-    weights given by constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout and
+    `trainable`: names or globs of what is trained (default: what the file says; else float initializers with at least one
+    dimension, and weights given by constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout and
     BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
     nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
@@ -89,7 +89,8 @@ def load(
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     limits, budget, source = _read(model, further)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
-    rule = TrainRule(current.graph, origin_of(source), trainable)
+    named = said_to_train(source) if trainable is None else trainable
+    rule = TrainRule(current.graph, origin_of(source), named, said_to_train(source, FROZEN) or ())
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
@@ -98,7 +99,8 @@ def load(
     importer.unroll.check(importer.graph)
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, {**given, **limits})
+    program.loaded = {**given, **limits}
+    program.again = _again(source, program, program.loaded)
     if trainable is None:
         rule.origin.warn(stacklevel=3)
     if init is not None:

@@ -29,6 +29,7 @@ LAYERS = [
     {"training", "testing"},
     {"exporter"},
     {"compiling"},
+    {"tuning"},
     {"report"},
     {"analysis"},
     {"cli"},
