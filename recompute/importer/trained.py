@@ -17,7 +17,7 @@ from ..language.op import REGISTRY
 from ..language.types import TensorType
 from ..support.patterns import Patterns
 from .fold import Known
-from .origin import FLOATS, Origin
+from .origin import FLOATS, Origin, origin_of
 
 #: metadata of models that say themselves what trains: a list of names and globs, as JSON
 TRAINABLE = "recompute.trainable"
@@ -118,6 +118,12 @@ class TrainRule:
             if pattern in set(floats):
                 raise UsageError(f"trainable: '{pattern}' is there, but nothing that depends on it is computed")
             raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, others)}")
+
+
+def rule_of(source: onnx.ModelProto, graph: onnx.GraphProto, trainable: Sequence[str] | None) -> TrainRule:
+    """The rule for a model whose prepared graph is `graph`: by what the user names, or else by what the file says."""
+    named = said_to_train(source) if trainable is None else trainable
+    return TrainRule(graph, origin_of(source), named, said_to_train(source, FROZEN) or ())
 
 
 def angles(graph: onnx.GraphProto) -> set[str]:

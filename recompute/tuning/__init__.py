@@ -1,4 +1,4 @@
-"""Fine-tuning: edits of the ONNX model before it is trained (new heads, LoRA, 8-bit frozen weights), and their figures."""
+"""Fine-tuning: edits of the ONNX model before it is trained (new heads, LoRA, weights in 8 bits), and their figures."""
 
 from .int8 import quantize_frozen
 from .lora import lora

@@ -75,7 +75,7 @@ def replace_head(model: Graph, out_features: int, *, at: str | None = None, bias
             f"'{name}' is not made by a Gemm, or a MatMul and an Add, of a weight: cut the model where the new head "
             "begins (rc.edit.cut), and append it (rc.edit.linear)"
         )
-    x, weight, others = found
+    x, weight = found
     _only_outputs(model, [*(o for o in outputs if o != name), x])
     append_linear(model, x, (out_features, None), weight.removesuffix(".weight"), name, bias=bias, seed=seed)
 

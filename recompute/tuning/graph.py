@@ -58,7 +58,7 @@ def edits(function: Callable[Concatenate[Graph, P], None]) -> Editing[P]:
         edited = graph.finish()
         return loaded_again(model, edited) if isinstance(model, Program) else edited
 
-    return edit  # type: ignore[return-value]
+    return edit
 
 
 class Graph:
@@ -142,9 +142,8 @@ class Graph:
             codes, scale = self.constant(node.input[0]), self.constant(node.input[1])
             if codes is not None and scale is not None and len(node.input) == 2:
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % codes.ndim
-                shape = [1] * codes.ndim
-                shape[axis] = -1
-                found = codes.astype(scale.dtype) * (scale.reshape(shape) if scale.ndim else scale)
+                each = [-1 if i == axis else 1 for i in range(codes.ndim)]
+                found = codes.astype(scale.dtype) * (scale.reshape(each) if scale.ndim else scale)
         if found is None:
             raise UsageError(f"the contents of '{name}' are not in the model")
         return found
@@ -262,7 +261,7 @@ def model_of(model: Model) -> onnx.ModelProto:
 
 def _only(message: onnx.ModelProto, field: str) -> onnx.ModelProto:
     others = [f.name for f, _ in message.ListFields() if f.name != field]
-    return without_fields(message, *others)  # type: ignore[no-any-return]
+    return without_fields(message, *others)
 
 
 def source_of(program: Program) -> onnx.ModelProto:
@@ -286,7 +285,7 @@ def source_of(program: Program) -> onnx.ModelProto:
     for t in program.source.graph.initializer:
         same = t.name not in changed or tuple(t.dims) != changed[t.name].shape
         model.graph.initializer.append(t if same else tensor_of(t.name, changed[t.name]))
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _changed(program: Program) -> dict[str, np.ndarray]:

@@ -34,7 +34,9 @@ def quantize_frozen(model: Graph, patterns: str | Sequence[str] | None = None) -
     """
     for w in _linear(model) if patterns is None else chosen(model, patterns, "quantize_frozen"):
         if w.kind != "linear":
-            raise UsageError(f"'{w.name}' is a table that Gather reads: only weights of linear layers are stored in 8 bits")
+            raise UsageError(
+                f"'{w.name}' is a table that Gather reads: only weights of linear layers are stored in 8 bits"
+            )
         _store(model, w)
 
 
@@ -49,7 +51,9 @@ def _linear(model: Graph) -> list[Weight]:
         if w.kind == "linear" and model.constant(name) is not None:
             found.append(w)
     if not found:
-        raise UsageError("the model has no linear layers (MatMul or Gemm of a weight) whose weights could be stored in 8 bits")
+        raise UsageError(
+            "the model has no linear layers (MatMul or Gemm of a weight) whose weights could be stored in 8 bits"
+        )
     return found
 
 

@@ -246,7 +246,10 @@ class _Writer:
         return self.put(op_type, ins, "lora_scaled_sum")
 
     def dropout(self, x: str) -> str:
-        ratio, on = self.number(self.a.dropout, "lora_dropout_ratio"), self.model.fresh(f"{self.a.module}.lora_training")
+        ratio, on = (
+            self.number(self.a.dropout, "lora_dropout_ratio"),
+            self.model.fresh(f"{self.a.module}.lora_training"),
+        )
         self.made.append(
             helper.make_node("Constant", [], [on], name=on, value=onnx.numpy_helper.from_array(np.array(True)))
         )
@@ -254,7 +257,7 @@ class _Writer:
 
     def ratio(self, down: str, up: str, factor: str) -> str:
         """The magnitude over the lengths of the rows of W + s·B·A, which pass no gradient on."""
-        a, w, names = self.a, self.w, self.a.tensors
+        w, names = self.w, self.a.tensors
         rows = self.number(1 if w.turned else 0, "lora_axis_of_W")
         last = self.number(1, "lora_axis")
         squares = self.put("ReduceSumSquare", [w.name, rows], "lora_squares", keepdims=0)

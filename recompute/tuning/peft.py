@@ -16,7 +16,9 @@ import onnx
 
 from ..errors import ModelError, UsageError, nearest
 from ..importer.tensors import tensor_array
+from ..importer.trained import said_to_train
 from ..language.program import Program
+from ..language.types import DTYPES, dtype_from_onnx
 from ..support.files import make_folder, replacing, together
 from ..training.state import contents
 from .graph import Graph, edits
@@ -70,11 +72,26 @@ def _trained(model: Program | onnx.ModelProto, adapters: list[Adapter]) -> dict[
     """The adapters' tensors by name; of a program everything that trains."""
     names = [n for a in adapters for n in a.tensors.values()]
     if isinstance(model, Program):
+        assert model.source is not None
         values = {v.name: v for v in (*model.block.parameters, *model.block.buffers)}
-        others = [v.name for v in model.block.parameters if v.name not in names]
-        return {n: contents(model, values[n]) for n in (*names, *others)}
-    tensors = {t.name: t for t in model.graph.initializer}
-    return {n: tensor_array(tensors[n]) for n in names}
+        trained, graph = [v.name for v in model.block.parameters], Graph(model.source)
+        arrays = {n: contents(model, values[n]) for n in dict.fromkeys([*names, *trained])}
+    else:
+        graph = Graph(model)
+        trained = [n for n in said_to_train(model) or () if n in graph.tensors]
+        arrays = {n: tensor_array(graph.tensors[n]) for n in dict.fromkeys([*names, *trained])}
+    own = set(names)
+    return {n: a.T if n not in own and _stored_turned(graph, n) else a for n, a in arrays.items()}
+
+
+def _stored_turned(model: Graph, name: str) -> bool:
+    """Whether a tensor is the weight of a linear layer that is stored [in, out], which PyTorch stores [out, in]."""
+    known = matrices(model)
+    try:
+        w = weight_of(model, name, *known[name]) if name in known else None
+    except UsageError:  # something else reads it
+        return False
+    return w is not None and w.kind == "linear" and not w.turned
 
 
 def _config(adapters: list[Adapter], prefix: str, others: list[str]) -> dict[str, Any]:
@@ -122,7 +139,9 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
         kinds[name.removesuffix(end)], what = _PARTS[end]
         found.setdefault(name.removesuffix(end), {})[what] = array
     known = matrices(model)
-    adapters, weights, arrays = [], [], {}
+    adapters: list[Adapter] = []
+    weights: list[Weight] = []
+    arrays: dict[str, np.ndarray] = {}
     for module, parts in found.items():
         name = _match(module, [n.removesuffix(".weight") for n in known])
         weight = f"{name}.weight" if f"{name}.weight" in known else name
@@ -131,7 +150,8 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
         _check(module, a, w, parts, kinds[module])
         adapters.append(a)
         weights.append(w)
-        arrays.update((n, parts[what]) for what, n in a.tensors.items())
+        numbers = DTYPES[dtype_from_onnx(w.onnx_type) or "f32"]
+        arrays.update((n, parts[what].astype(numbers)) for what, n in a.tensors.items())
     train = [_replace(model, name, array) for name, array in whole.items()]
     add_adapters(model, adapters, weights, arrays, train)
 
@@ -163,7 +183,9 @@ def _match(module: str, names: Iterable[str]) -> str:
         return module
     near = [n for n in names if n.endswith(f".{module}") or module.endswith(f".{n}")]
     if len(near) != 1:
-        several = f"several modules fit '{module}': {', '.join(near)}" if near else f"the model has no module '{module}'"
+        several = (
+            f"several modules fit '{module}': {', '.join(near)}" if near else f"the model has no module '{module}'"
+        )
         raise UsageError(f"the adapter does not fit the model: {several}{'' if near else nearest(module, names)}")
     return near[0]
 
@@ -205,8 +227,12 @@ def _replace(model: Graph, name: str, array: np.ndarray) -> str:
     """Replaces a tensor that was saved whole; its name in the model."""
     own = _match(name, model.tensors)
     tensor = model.tensors[own]
+    if array.ndim == 2 and (tuple(tensor.dims) != array.shape or array.shape[0] == array.shape[1]):
+        array = array.T if _stored_turned(model, own) else array
     if tuple(tensor.dims) != array.shape:
-        raise UsageError(f"the adapter does not fit the model: '{name}' is {list(array.shape)}, not {list(tensor.dims)}")
+        raise UsageError(
+            f"the adapter does not fit the model: '{name}' is {list(array.shape)}, not {list(tensor.dims)}"
+        )
     numbers = tensor_array(tensor).dtype
     model.remove_tensor(own)
     model.add_tensor(own, array.astype(numbers))

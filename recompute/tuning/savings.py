@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..compiling.compiler import compile_step
 from ..compiling.steps import Loss, attach_loss
@@ -118,9 +117,8 @@ def savings(
     again, and all of it training).  `optimizer`: a function that makes one.  Both steps are compiled, none is run.
     """
     before = everything(program) if beside is None else beside
-    return TrainingSaved(
-        training(before, optimizer(), loss=loss, target=target), training(program, optimizer(), loss=loss, target=target)
-    )
+    first, second = (training(p, optimizer(), loss=loss, target=target) for p in (before, program))
+    return TrainingSaved(first, second)
 
 
 def everything(program: Program) -> Program:
@@ -142,7 +140,8 @@ def everything(program: Program) -> Program:
         return own
     graph = Graph(model_of(program))
     without_adapters(graph, adapters)
-    for node in [n for n in graph.nodes if n.op_type == "DequantizeLinear" and n.input[1] in (graph.said(FROZEN) or ())]:
+    scales = graph.said(FROZEN) or ()
+    for node in [n for n in graph.nodes if n.op_type == "DequantizeLinear" and n.input[1] in scales]:
         replace_weight(graph, node.output[0], graph.constant_matrix(node.output[0]))
     graph.say(FROZEN, None)
     return loaded_again(program, graph.finish())

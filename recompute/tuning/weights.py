@@ -41,7 +41,7 @@ class Weight:
 
     @property
     def kind(self) -> str:
-        """"linear" or "embedding"."""
+        """ "linear" or "embedding"."""
         return self.sites[0].kind
 
     @property
@@ -52,7 +52,7 @@ class Weight:
     @property
     def features(self) -> tuple[int, int]:
         """(in, out) of a linear layer; (rows, width) of a table."""
-        return self.shape[::-1] if self.turned else self.shape  # type: ignore[return-value]
+        return self.shape[::-1] if self.turned else self.shape
 
 
 def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
@@ -69,7 +69,7 @@ def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
             found[node.output[0]] = tuple(shape.tolist()), a.t.data_type if a is not None else 1
         elif node.op_type == "DequantizeLinear" and node.input[0] in found and node.input[1] in found:
             found[node.output[0]] = found[node.input[0]][0], found[node.input[1]][1]
-    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats}  # type: ignore[misc]
+    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats}
 
 
 def weight_of(model: Graph, name: str, shape: tuple[int, int], onnx_type: int) -> Weight:
@@ -115,23 +115,19 @@ def _plain(options: dict[str, onnx.AttributeProto]) -> bool:
     return all(options[n].f == 1.0 for n in ("alpha", "beta") if n in options)
 
 
-def product_of(model: Graph, output: str) -> tuple[str, str, list[str]] | None:
-    """What a linear layer behind a value reads: x, its weight, and names of its other tensors; None for others."""
+def product_of(model: Graph, output: str) -> tuple[str, str] | None:
+    """What the linear layer behind a value reads, and its weight; None where something else makes the value."""
     makers, known = model.makers(), matrices(model)
     node = makers.get(output)
-    others: list[str] = []
     while node is not None and node.op_type in ("Identity", "Add"):
-        own = [i for i in node.input if i in model.tensors]
         rest = [i for i in node.input if i not in model.tensors]
-        if len(rest) != 1 or len(own) != len(node.input) - 1:
+        if len(rest) != 1:
             return None
-        others += own
         node = makers.get(rest[0])
     if node is None or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, weight = node.input[0], node.input[1]
-    others += node.input[2:]
     before = makers.get(weight)
     if before is not None and before.op_type == "Transpose":
         weight = before.input[0]
-    return (x, weight, others) if weight in known and x not in known else None
+    return (x, weight) if weight in known and x not in known else None
