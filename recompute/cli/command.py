@@ -15,7 +15,8 @@ from ..errors import JobError, UsageError, nearest
 from ..places import named_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
-from .outputs import report_attention, write_models
+from .frozen import freeze, report_frozen
+from .outputs import list_models, report_attention, write_models
 from .values import finite, input_shapes, split, target_of, zoo_option
 
 
@@ -39,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 
     _check_arguments(args)
     if args.list_models:
-        return _list_models()
+        return list_models()
     with cli_costs.chosen(args):
         return _Job(args).run()
 
@@ -75,15 +76,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
     cli_memory.check_data(args)
 
 
-def _list_models() -> int:
-    from .. import models
-
-    for name in models.names():
-        entry = models.info(name)
-        cli_ending.say(f"{name:<16} {entry.description}")
-    return 0
-
-
 @dataclass
 class Report:
     """All results of the command; `--json` writes it (docs/cli.md describes each field)."""
@@ -100,6 +92,7 @@ class Report:
     costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    frozen: dict[str, Any] | None = None
     plain: dict[str, Any] | None = None
     recompute: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
@@ -123,6 +116,7 @@ class _Job:
         self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
         self.specs: dict[str, Any] = {}
         self.without_weights = False  # a network of the zoo of which only figures are asked for
+        self.unfrozen: Any = None  # the program from before --freeze
         self.seconds: list[float] | None = None  # measured, per operator
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
         self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
@@ -179,6 +173,7 @@ class _Job:
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
         self.print_table()
+        report_frozen(self, plain)
         cli_plan.report_plan(self, step)
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
@@ -242,7 +237,7 @@ class _Job:
             source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
         )
         if args.freeze:
-            program.freeze(split(args.freeze), eval=True)
+            self.unfrozen = freeze(program, args.freeze)
         if args.fuse_attention and args.verbose:
             report_attention(self, program)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}

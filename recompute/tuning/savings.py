@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..compiling.compiler import compile_step
+from ..compiling.compiler import CompiledStep, compile_step
 from ..compiling.steps import Loss, attach_loss
 from ..errors import UsageError
 from ..importer.trained import FROZEN
@@ -88,7 +88,11 @@ def training(
     own = Program(program.block, program.data, source=program.source)
     own.take_origin(program)
     name = attach_loss(own, loss)[0]
-    step = compile_step(own, name, optimizer or Adam(), target=target)
+    return training_of(compile_step(own, name, optimizer or Adam(), target=target))
+
+
+def training_of(step: CompiledStep) -> Training:
+    """What a compiled step takes."""
     block = step.program.block
     values = {v.name: v for v in block.parameters}
     trained = [values[n] for n, _ in step.program.gradients]
