@@ -232,6 +232,13 @@ class Graph:
         if before is not None:
             self.set_trained([n for n in before if n not in names])
 
+    def unfreeze(self, names: Iterable[str]) -> None:
+        """Takes tensors from those that the file says are not trained."""
+        gone = {*names, *(self._there - self._values())}
+        frozen = self.said(FROZEN)
+        if frozen is not None:
+            self.say(FROZEN, [n for n in frozen if n not in gone] or None)
+
     def also_trained(self, names: Iterable[str]) -> None:
         """Adds to what the file says that trains, if it says so."""
         before = said_to_train(self.model)

@@ -31,6 +31,7 @@ def merge_adapters(model: File | Program) -> onnx.ModelProto:
     without_adapters(graph, adapters)
     for name, array in arrays.items():
         replace_weight(graph, name, array)
+    graph.unfreeze(arrays)
     return graph.finish()
 
 
