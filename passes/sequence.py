@@ -36,6 +36,7 @@ from .patterns.find_norms import FindNorms
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
+from .recomputation.temporary_weights import TemporaryWeights
 from .recomputation.unplan import Unplan
 from .scheduling.schedule import InBestOrder, Schedule
 from .slicing.open_means import OpenMeans
@@ -86,7 +87,8 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
 def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = target.rebuild and not planned
-    return [Unplan(), DeadCode(), *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    weights = [TemporaryWeights()] if target.rebuild else []
+    return [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:

@@ -55,7 +55,12 @@ _LAZY = {
     "export_trained": "exporter.trained",
     "load_compiled": "exporter.compiled",
     "save_model": "exporter.compiled",
+    "load_adapter": "tuning.peft",
     "load_state": "training.state",
+    "lora": "tuning.lora",
+    "merge_adapters": "tuning.merge",
+    "quantize_frozen": "tuning.int8",
+    "save_adapter": "tuning.peft",
     "save_state": "training.state",
     "compile_step": "compiling.compiler",
     "estimate": "analysis.estimates",
@@ -84,6 +89,8 @@ _MODULES = {
     "cost": "cost",
     "profile": "profile",
     "state": "training.state",
+    "edit": "tuning.edit",
+    "tuning": "tuning",
 }
 
 __all__ = [

@@ -14,8 +14,9 @@ from ..errors import JobError, UsageError
 from ..places import named_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
+from .frozen import report_frozen
 from .model import ModelJob
-from .outputs import write_models
+from .outputs import list_models, write_models
 from .values import finite, target_of
 
 
@@ -39,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 
     _check_arguments(args)
     if args.list_models:
-        return _list_models()
+        return list_models()
     with cli_costs.chosen(args):
         return _Job(args).run()
 
@@ -75,15 +76,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
     cli_memory.check_data(args)
 
 
-def _list_models() -> int:
-    from .. import models
-
-    for name in models.names():
-        entry = models.info(name)
-        cli_ending.say(f"{name:<16} {entry.description}")
-    return 0
-
-
 @dataclass
 class Report:
     """All results of the command; `--json` writes it (docs/cli.md describes each field)."""
@@ -100,6 +92,7 @@ class Report:
     costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    frozen: dict[str, Any] | None = None
     plain: dict[str, Any] | None = None
     recompute: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
@@ -172,6 +165,7 @@ class _Job(ModelJob):
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
         self.print_table()
+        report_frozen(self, plain)
         cli_plan.report_plan(self, step)
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)

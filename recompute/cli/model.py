@@ -9,6 +9,7 @@ from typing import Any
 from ..budgets import parse_bytes
 from ..errors import UsageError, nearest
 from . import ending as cli_ending
+from .frozen import freeze
 from .outputs import report_attention
 from .values import input_shapes, split, zoo_option
 
@@ -22,6 +23,7 @@ class ModelJob:
     def __init__(self, args: argparse.Namespace, report: Any) -> None:
         self.args, self.report = args, report
         self.specs: dict[str, Any] = {}
+        self.unfrozen: Any = None  # the program from before --freeze
         self.without_weights = False  # a network of the zoo of which only figures are asked for
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
@@ -67,7 +69,7 @@ class ModelJob:
             source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
         )
         if args.freeze:
-            program.freeze(split(args.freeze), eval=True)
+            self.unfrozen = freeze(program, args.freeze)
         if args.fuse_attention and args.verbose:
             report_attention(self, program)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}

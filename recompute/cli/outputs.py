@@ -64,6 +64,17 @@ def _check_standard_output(name: str) -> None:
         raise UsageError("--json -: standard output is closed")
 
 
+def list_models() -> int:
+    """`--list-models`: prints the networks of the zoo."""
+    from .. import models
+    from .ending import say
+
+    for name in models.names():
+        entry = models.info(name)
+        say(f"{name:<16} {entry.description}")
+    return 0
+
+
 def write_models(job: Job, step: Any) -> None:
     """Writes the training step as it is now, after --run with what was trained, and the trained model."""
     from ..exporter.compiled import save_model

@@ -174,6 +174,8 @@ class Program:
         self.slices: tuple[str, ...] = ()
         #: the block as it was loaded from `source`
         self.imported: Block | None = None
+        #: the options by which it was loaded, input shapes and batch aside
+        self.loaded: dict[str, Any] = {}
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
         self.again: Callable[[int], Program] | None = None
         #: what `evaluate` has compiled
@@ -289,7 +291,7 @@ class Program:
         """Takes over where another program of the same model comes from: its forward pass, names and reasons."""
         self.aliases, self.tensors, self.source_path = dict(other.aliases), list(other.tensors), other.source_path
         self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
-        self.fuse_attention = other.fuse_attention
+        self.loaded, self.fuse_attention = dict(other.loaded), other.fuse_attention
         self.fuse_head = other.fuse_head
 
     # -- training and evaluation ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ LAYERS = [
     {"training", "testing", "vision"},
     {"exporter"},
     {"compiling"},
-    {"trainer"},
+    {"trainer", "tuning"},
     {"report"},
     {"analysis"},
     {"cli"},
