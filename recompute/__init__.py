@@ -50,6 +50,7 @@ _LAZY = {
     "export_trained": "exporter.trained",
     "load_compiled": "exporter.compiled",
     "save_model": "exporter.compiled",
+    "save_step": "exporter.step",
     "load_state": "training.state",
     "save_state": "training.state",
     "compile_step": "compiling.compiler",
