@@ -76,10 +76,10 @@ def save_step(
 ) -> Path:
     """Writes the training step for a loop in any ONNX runtime: weights in, weights out.  Returns the state's path.
 
-    The model at `path` is that of `export_step` with `state="inputs"`; the contents of parameters, buffers and state are
-    in `NAME.state.safetensors` beside it, whose metadata have the entry `updates` (JSON: input → output with its new
-    contents).  `rc.load`, `rc.load_compiled` and the command line read both from `path`.  `metadata`: further entries
-    of the model's.  A pipe or device gets one model with defaults.  Errors as for `export_step` and `save_model`.
+    The model at `path` is that of `export_step` with `state="inputs"`; the contents of parameters, buffers and state
+    are in `NAME.state.safetensors` beside it, whose metadata have the entry `updates` (JSON: input → output with its
+    new contents).  `rc.load`, `rc.load_compiled` and the command line read both from `path`.  `metadata`: further
+    entries of the model's.  A pipe or device gets one model with defaults.  Errors as for `export_step` and `save_model`.
     """
     path = Path(path)
     if is_special(path):
@@ -227,7 +227,8 @@ class _Step:
         graph = helper.make_graph(
             self.graph.nodes, self.block.name, inputs, [value_info(n, self.graph.types[n]) for n in outputs]
         )
-        graph.initializer.extend(self.graph.initializers)
+        used = {i for n in self.graph.nodes for i in n.input}.union(outputs)
+        graph.initializer.extend(t for t in self.graph.initializers if t.name in used)
         if len(self.block.operators) <= _MAX_TYPED:
             declared = {v.name for v in self.block.declared()}.union(outputs)
             written = [v for op in self.block.operators for v in op.writes()]

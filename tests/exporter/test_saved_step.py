@@ -42,10 +42,11 @@ def test_a_loop_with_plain_inputs_and_optimisation(tmp_path: Path, capfd: pytest
     session = ort.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
     assert {i.name for i in session.get_inputs()} == {*feed, *state} and not session.get_overridable_initializers()
     assert set(updates) == {*state} - {"learning_rate"}  # which a loop may set
+    executor = rc.Executor()
     for step in range(5):
         theirs, *after = session.run(["loss", *updates.values()], {**feed, **state})
         state.update(zip(updates, after, strict=True))
-        (ours,) = rc.Executor().run(program, feed, ["loss"])
+        (ours,) = executor.run(program, feed, ["loss"])
         assert abs(theirs - ours) <= 1e-6 * max(1, abs(ours)), step
     for name, array in state.items():
         np.testing.assert_allclose(array, program.data[name], rtol=1e-4, atol=1e-6, err_msg=name)
