@@ -56,6 +56,7 @@ _LAZY = {
     "load_compiled": "exporter.compiled",
     "save_model": "exporter.compiled",
     "load_adapter": "tuning.peft",
+    "save_step": "exporter.step",
     "load_state": "training.state",
     "lora": "tuning.lora",
     "merge_adapters": "tuning.merge",

@@ -42,10 +42,20 @@ def check_arguments(args: argparse.Namespace) -> None:
             continue
         if why := _why_not(name, path):
             raise UsageError(f"{option}: cannot write '{path}': {why}")
-        where = os.path.realpath(path)
-        if where in taken and not is_special(path):
-            raise UsageError(f"{taken[where]} and {option} would both write '{path}'")
-        taken[where] = option
+        for file in _written(name, path):
+            if file != path and (why := why_not_writable(file)):
+                raise UsageError(f"{option}: cannot write '{file}': {why}")
+            where = os.path.realpath(file)
+            if where in taken and not is_special(file):
+                raise UsageError(f"{taken[where]} and {option} would both write '{file}'")
+            taken[where] = option
+
+
+def _written(name: str, path: Path) -> list[Path]:
+    """The files that an option writes."""
+    from ..exporter.step import state_file
+
+    return [path, state_file(path)] if name == "output" and not is_special(path) else [path]
 
 
 def _why_not(name: str, path: Path) -> str:
@@ -77,18 +87,16 @@ def list_models() -> int:
 
 def write_models(job: Job, step: Any) -> None:
     """Writes the training step as it is now, after --run with what was trained, and the trained model."""
-    from ..exporter.compiled import save_model
-    from ..exporter.function_builder import set_metadata
-    from ..exporter.step import export_step
+    from ..exporter.step import save_step
     from ..exporter.trained import export_trained
 
     if job.args.output is not None:
-        model = export_step(step.program)
-        set_metadata(model, {"recompute.steps_run": str(job.args.run or 0)})
-        save_model(model, job.args.output)
+        state = save_step(step.program, job.args.output, metadata={"recompute.steps_run": str(job.args.run or 0)})
         job.report.output = str(job.args.output)
         after = f", after {job.args.run} steps" if job.args.run else ", with the model's weights"
         job.written.append((job.args.output, f" (the training step{after})"))
+        if state != job.args.output:
+            job.written.append((state, " (its weights and state)"))
     if job.args.save_trained is not None:
         export_trained(step.program, job.args.save_trained)
         job.report.trained = str(job.args.save_trained)

@@ -90,3 +90,7 @@ def test_example(name: str) -> None:
 
 def test_every_example_is_checked() -> None:
     assert {p.name for p in FOLDER.glob("*.py")} == set(CHECKS)
+    assert {p.name for p in (FOLDER / "anywhere").iterdir()} == {
+        "loop.py",
+        "loop.mjs",
+    }  # tests/exporter/test_anywhere.py
