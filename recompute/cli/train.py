@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..budgets import parse_budget
 from ..places import CPUPlace, named_place
 from ..support.files import replacing
 from ..support.tables import human_bytes
@@ -98,21 +97,29 @@ class _TrainJob(ModelJob):
         """The optimizer with its schedule and clipping, precision and recomputation."""
         from ..passes.target import Target
         from ..training.amp import with_precision
-        from ..training.optimizers import RecomputeOptimizer
+        from ..training.averages import ExponentialMovingAverage
+        from ..training.gradient_merge import GradientMergeOptimizer
+        from ..training.recompute_optimizer import RecomputeOptimizer
 
         args = self.args
-        steps = args.epochs * -(-samples // (program.block.batch or 1))
+        a_step = (program.block.batch or 1) * (args.gradient_merge or 1)
+        steps = args.epochs * -(-samples // a_step)
         found = with_precision(self.optimizer(_rate(args, steps), _clipping(args)), args.precision)
+        if args.ema is not None:
+            found = ExponentialMovingAverage(found, args.ema)
         patterns = self.checkpoint_patterns()
+        if args.gradient_merge is not None:
+            found = GradientMergeOptimizer(found, args.gradient_merge)
+        elif patterns is not None or args.budget is not None:
+            found = RecomputeOptimizer(found)
         if patterns is not None:
-            return RecomputeOptimizer(found).set_checkpoints(patterns)
+            return found.set_checkpoints(patterns)
         if args.budget is None:
             return found
-        parse_budget(args.budget)
         place = named_place(args.place)
         target = None if isinstance(place, CPUPlace) else Target(place)
         # slices would add gradients up in another order: the bits of a run must not depend on its budget
-        return RecomputeOptimizer(found).set_budget(args.budget, target=target, slicing=False)
+        return found.set_budget(args.budget, target=target, slicing=False)
 
     def _metrics(self, program: Any, evaluates: bool) -> list[Any]:
         """The metrics of --metrics; by default accuracy, where the labels are classes."""

@@ -71,6 +71,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--schedule", choices=_SCHEDULES, default="constant", help="of the learning rate")
     group.add_argument("--warmup", type=whole, default=0, metavar="N", help="steps in which the rate rises from 0")
     group.add_argument("--clip-norm", type=real, metavar="X", help="largest norm of all gradients together")
+    group.add_argument("--gradient-merge", type=whole, metavar="K", help="a step of K times --batch, one at a time")
+    group.add_argument("--ema", type=real, metavar="D", help="average the weights with decay D; evaluate the averages")
     group.add_argument("--stop-on-nan", action="store_true", help="end at a step whose loss is not finite")
     group.add_argument("--patience", type=whole, metavar="N", help="end after N epochs without a better result")
     group.add_argument("--monitor", default="", metavar="NAME", help="eval.loss (default), eval.accuracy, ...")
@@ -95,7 +97,7 @@ def check(args: argparse.Namespace) -> None:
     for name in ("resume", "save_steps", "tensorboard"):
         if getattr(args, name) and args.save is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --save DIR")
-    for name in ("batch", "epochs", "eval_batch", "save_steps", "keep", "patience"):
+    for name in ("batch", "epochs", "eval_batch", "save_steps", "keep", "patience", "gradient_merge"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
     if not 0 <= args.seed < 1 << 63:

@@ -49,6 +49,7 @@ class Programs:
         self.executor = Executor(place)
         self._again = program.again if optimizer is not None else None
         self._optimizer = None if optimizer is None else unused(optimizer)
+        self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
         if optimizer is not None:
             optimizer.minimize(program[loss])
         elif not any(o.role is Role.OPTIMIZE for o in program.operators):
@@ -90,7 +91,7 @@ class Programs:
             raise UsageError(f"the model fixes its batch at {self.batch}")
         try:
             made = self._again(batch)
-            unused(self._optimizer).minimize(made[self.loss])
+            unused(self._optimizer, batch, self._most).minimize(made[self.loss])
         except UsageError:  # a plan that is for the other batch
             inner = getattr(self._optimizer, "inner", None)
             if inner is None:
@@ -142,9 +143,12 @@ def _held(program: Program, v: Value) -> Any:
     return v.name if v.name in program.data else (id(program), v.name)
 
 
-def unused(optimizer: Any) -> Any:
-    """A copy of an optimizer, and of those that it wraps, that was not used yet."""
+def unused(optimizer: Any, batch: int | None = None, most: int = 1) -> Any:
+    """A copy of an optimizer, and of those that it wraps, that was not used yet.
+
+    `batch`: with gradient merge, for a step of so many samples, in micro-batches of at most `most`.
+    """
     made = copy.copy(optimizer)
     if hasattr(made, "inner"):
-        made.inner = unused(made.inner)
-    return made
+        made.inner = unused(made.inner, batch, most)
+    return made.for_batch(batch, most) if batch is not None and hasattr(made, "for_batch") else made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
@@ -15,6 +16,7 @@ from ..errors import NotFiniteError, UsageError, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
 from ..places import Place
+from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer
 from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, better, mode_of, monitored
@@ -39,7 +41,8 @@ class Trainer:
     `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that says which
     epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: no progress bar.
 
-    After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
+    Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
+    exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Trainer:
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed)
         self.callbacks = list(callbacks)
+        self.averages = bool(averages_of(program))
         self._run: Run | None = None
 
     @property
@@ -274,7 +278,7 @@ class Trainer:
         run.log.write("end", history.steps, stopped=history.stopped, peak_bytes=history.peak_bytes["measured"],
                       weights_sha256=history.weights_sha256)  # fmt: skip
         if folder is not None and self.program.source is not None:
-            export_trained(self.program, folder / "model.onnx")
+            export_trained(self.program, folder / "model.onnx", averaged=self.averages)
 
     def _facts(self, run: Run) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
@@ -293,6 +297,10 @@ class Trainer:
         return self._evaluated(feeding, Progress())
 
     def _evaluated(self, data: Feeding, progress: Progress) -> dict[str, Any]:
+        with applied(self.program) if self.averages else contextlib.nullcontext():
+            return self._results(data, progress)
+
+    def _results(self, data: Feeding, progress: Progress) -> dict[str, Any]:
         names = self.programs.fetched(training=False)
         total, samples = 0.0, 0
         for metric in self.metrics:
@@ -322,7 +330,8 @@ class Trainer:
         parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
         known = {v.name for v in self.program.forward_block.inputs}
         for feed in feeding.in_order():
-            found = self.program.evaluate({n: a for n, a in feed.items() if n in known}, names)
+            inputs = {n: a for n, a in feed.items() if n in known}
+            found = self.program.evaluate(inputs, names, averaged=self.averages)
             for name, value in zip(names, found, strict=True):
                 parts[name].append(value)
         return {n: np.concatenate(p) for n, p in parts.items()}

@@ -69,6 +69,15 @@ def test_resume_with_other_checkpoints_gives_the_same_weights(files: Path) -> No
     assert hashes[0] == hashes[1]
 
 
+def test_gradient_merge_and_averages(files: Path) -> None:
+    report = files / "r.json"
+    more = ["--gradient-merge", "2", "--ema", "0.9", "--checkpoints", "r", "--epochs", "2", "-q", "--json", str(report)]
+    assert main(command(files, *more)) == 0
+    found = json.loads(report.read_text())
+    assert found["steps"] == 4
+    assert found["peak_bytes"]["predicted"] == found["peak_bytes"]["measured"]
+
+
 def test_ctrl_c_saves_and_ends_with_130(files: Path) -> None:
     code = "import sys; from recompute.cli.train import main; sys.exit(main(sys.argv[1:]))"
     args = command(files, "--epochs", "100000", "--save", str(files / "run"))

@@ -1,4 +1,4 @@
-"""Adapters on networks of the zoo: where they go, what trains, what merging gives (values beside PEFT: test_peft.py)."""
+"""Adapters on networks of the zoo: where they go, what trains, what merging gives (beside PEFT: test_peft.py)."""
 
 from __future__ import annotations
 
