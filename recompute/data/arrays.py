@@ -191,6 +191,8 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
     if read is None:
         raise ValueError(f"unknown version {version}")
     shape, fortran, dtype = read(file)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {list(shape)} is impossible")
     return tuple(shape), fortran, dtype
 
 
@@ -203,5 +205,7 @@ def mapped(path: str | Path, start: int, dtype: np.dtype, shape: tuple[int, ...]
         return np.memmap(path, mode="r", offset=start, dtype=dtype, shape=shape, order=order)  # type: ignore[call-overload]
     except OSError as e:
         raise ModelError(f"cannot map the data file '{path}': {e.strerror or e}") from None
+    except ValueError as e:  # the file became shorter since it was opened
+        raise ModelError(f"cannot map the data file '{path}': {e}") from None
     except MemoryError:
         raise OutOfMemoryError(f"not enough address space to map '{path}'") from None

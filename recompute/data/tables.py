@@ -173,7 +173,10 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     def column(wanted: str) -> Any:
         with _readable(name):
             parts = [parquet.read_table(p, columns=[wanted], memory_map=True) for p in paths]
-            return pa.concat_tables(parts).column(0).combine_chunks()
+            found = pa.concat_tables(parts).column(0).combine_chunks()
+            if len(found) != count:
+                raise ValueError(f"column '{wanted}' has {len(found)} rows, not {count}")
+            return found
 
     with _readable(name):
         files = [parquet.ParquetFile(p, memory_map=True) for p in paths]

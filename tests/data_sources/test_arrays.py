@@ -153,9 +153,10 @@ def damaged(folder: Path, name: str) -> Path:
         np.save(folder / "x.npy", X)
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", (folder / "x.npy").read_bytes()[:-4])
-    elif name == "cut.npy":
+    elif name in ("cut.npy", "shape.npy"):
         np.save(path, X)
-        path.write_bytes(path.read_bytes()[:-4])
+        content = path.read_bytes()
+        path.write_bytes(content[:-4] if name == "cut.npy" else content.replace(b"(10, 2", b"(-9, 2"))
     elif name.startswith("empty"):
         path.write_bytes(b"")
     elif name.startswith("text"):
@@ -167,7 +168,7 @@ def damaged(folder: Path, name: str) -> Path:
     ("cut.npz", "not an .npz file, or damaged"), ("size.npz", "the array 'x' has 236 bytes"),
     ("empty.npz", "it is empty"), ("text.npz", "not an .npz file"), ("cut.npy", "has 236 bytes, fewer than"),
     ("empty.npy", "it is empty"), ("text.npy", "not an .npy file"), ("emty.npz", "it does not exist"),
-    ("none.npy", "it does not exist"),
+    ("shape.npy", r"the shape \[-9, 2, 3\] is impossible"), ("none.npy", "it does not exist"),
 ])  # fmt: skip
 def test_damaged_files(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"cannot read the data file '.*{name}': .*{message}"):
