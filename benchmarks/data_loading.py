@@ -78,7 +78,14 @@ def measured(batches: Callable[[], Iterable[Any]]) -> tuple[float, int]:
 def main() -> None:
     """Measures and prints images a second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("images", 512), ("workers", 2), ("batch", 64), ("size", 224), ("stored", 224), ("passes", 5)):
+    for name, default in (
+        ("images", 512),
+        ("workers", 2),
+        ("batch", 64),
+        ("size", 224),
+        ("stored", 224),
+        ("passes", 5),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

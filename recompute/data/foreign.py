@@ -55,6 +55,8 @@ class HuggingFace(Dataset):
 
     def __init__(self, source: Any) -> None:
         self.source = source.with_format("numpy")
+        #: the source with some columns only, by their names
+        self._views: dict[tuple[str, ...], Any] = {}
         self.name = (
             f"the Hugging Face dataset {getattr(source.info, 'dataset_name', None) or source.split or ''}".strip()
         )
@@ -75,7 +77,10 @@ class HuggingFace(Dataset):
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See `Dataset.read`."""
-        rows = self.source.select_columns(list(names))[indices.tolist()]
+        view = self._views.get(tuple(names))
+        if view is None:  # takes longer than reading a batch
+            view = self._views[tuple(names)] = self.source.with_format("numpy", columns=list(names))
+        rows = view[indices.tolist()]
         taken = {}
         for name in names:
             dtype, shape = self.columns[name]
