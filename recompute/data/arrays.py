@@ -83,6 +83,20 @@ class Arrays(Dataset):
     def __len__(self) -> int:
         return self._count
 
+    def joined(self, columns: Sequence[str], dtype: np.dtype) -> Rows:
+        """A column; or several of one number a sample side by side, which are copied at the first use."""
+        if len(columns) == 1:
+            return self.rows[columns[0]]
+        every = np.arange(self._count)
+
+        def load() -> np.ndarray:
+            whole = np.empty((self._count, len(columns)), dtype)
+            for at, name in enumerate(columns):
+                whole[:, at] = self.rows[name].take(every)
+            return whole
+
+        return Rows(dtype, (self._count, len(columns)), load)
+
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See `Dataset.read`: one look-up a column."""
         return {name: self.rows[name].take(indices) for name in names}

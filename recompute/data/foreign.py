@@ -176,7 +176,12 @@ def is_loader(source: Any) -> bool:
 
 def is_hugging_face(source: Any) -> bool:
     """Whether this is a `datasets.Dataset`."""
-    return any(c.__module__ == "datasets.arrow_dataset" for c in type(source).__mro__)
+    return any((c.__module__, c.__name__) == ("datasets.arrow_dataset", "Dataset") for c in type(source).__mro__)
+
+
+def is_frame(source: Any) -> bool:
+    """Whether this is a data frame of pandas or polars."""
+    return type(source).__name__ == "DataFrame" and hasattr(source, "columns")
 
 
 def has_samples(source: Any) -> bool:

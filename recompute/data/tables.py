@@ -141,10 +141,10 @@ def _long_cells() -> Iterator[None]:
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Cells as whole numbers, or as numbers where an empty one is NaN; None if they are text."""
-    if any("_" in c for c in cells):  # which Python allows between digits
+    if "_" in "".join(cells):  # which Python allows between digits
         return None
     try:
-        return np.array(list(map(int, cells)), np.int64)
+        return np.fromiter(map(int, cells), np.int64, len(cells))
     except (ValueError, OverflowError):
         pass
     try:

@@ -107,9 +107,37 @@ def test_npz(save: Any, dtype: str, tmp_path: Path) -> None:
     found = data.take(SOME)
     np.testing.assert_array_equal(found["x"], x[SOME])
     assert found["x"].flags.aligned and found["x"].dtype.isnative and found["y"].tolist() == [7, 0, 7]
-    for name, message in (("names", "has 2 rows, the other columns have 10"), ("objects", "Python objects")):
+    for columns, message in (
+        (["names", "one"], r"no column 'names' \(has 2 rows, the other columns have 10\)"),
+        (["x", "names"], "different numbers of rows"),
+        (["objects"], "no column 'objects' .has Python objects"),
+    ):
         with pytest.raises(UsageError, match=message):
-            dataset(path, columns=[name])
+            dataset(path, columns=columns)
+    with pytest.raises(UsageError, match=r"d\.npz' is read without an option 'mmap'; it takes none"):
+        dataset(path, mmap=True)
+
+
+def test_chosen_columns_may_be_shorter_than_others(tmp_path: Path) -> None:
+    """As in keras' mnist.npz, which has training and test data in one file."""
+    parts = {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}
+    np.savez(tmp_path / "d.npz", **parts)
+    for name, array in parts.items():
+        (tmp_path / "f").mkdir(exist_ok=True)
+        np.save(tmp_path / "f" / f"{name}.npy", array)
+    for source in (tmp_path / "d.npz", parts, tmp_path / "f"):
+        test = open_(source, {"x": "x_test", "label": "y_test"})
+        assert len(test) == 4 and test.take(np.array([3]))["label"].tolist() == [3]
+        with pytest.raises(UsageError, match=r"different numbers of rows: .*; choose some by columns="):
+            dataset(source)
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    data = open_(
+        pandas.DataFrame({"x": Y * 0.5, "label": Y, "word": ["a"] * 10}), {"x": ["x", "label"], "label": "label"}
+    )
+    assert data.take(SOME)["x"].tolist() == [[3.5, 7], [0, 0], [3.5, 7]] and data.name == "the data frame"
 
 
 def mapped_bytes(path: Path) -> int:
