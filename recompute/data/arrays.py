@@ -83,6 +83,20 @@ class Arrays(Dataset):
     def __len__(self) -> int:
         return self._count
 
+    def joined(self, columns: Sequence[str], dtype: np.dtype) -> Rows:
+        """A column; or several of one number a sample side by side, which are copied at the first use."""
+        if len(columns) == 1:
+            return self.rows[columns[0]]
+        every = np.arange(self._count)
+
+        def load() -> np.ndarray:
+            whole = np.empty((self._count, len(columns)), dtype)
+            for at, name in enumerate(columns):
+                whole[:, at] = self.rows[name].take(every)
+            return whole
+
+        return Rows(dtype, (self._count, len(columns)), load)
+
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See `Dataset.read`: one look-up a column."""
         return {name: self.rows[name].take(indices) for name in names}
@@ -191,6 +205,8 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
     if read is None:
         raise ValueError(f"unknown version {version}")
     shape, fortran, dtype = read(file)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {list(shape)} is impossible")
     return tuple(shape), fortran, dtype
 
 
@@ -203,5 +219,7 @@ def mapped(path: str | Path, start: int, dtype: np.dtype, shape: tuple[int, ...]
         return np.memmap(path, mode="r", offset=start, dtype=dtype, shape=shape, order=order)  # type: ignore[call-overload]
     except OSError as e:
         raise ModelError(f"cannot map the data file '{path}': {e.strerror or e}") from None
+    except ValueError as e:  # the file became shorter since it was opened
+        raise ModelError(f"cannot map the data file '{path}': {e}") from None
     except MemoryError:
         raise OutOfMemoryError(f"not enough address space to map '{path}'") from None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UsageError
-from ..language.types import FLOATS, TensorType, dtype_name
+from ..language.types import DTYPES, FLOATS, TensorType, dtype_name
 from .base import is_text
 
 #: bits of the significand of the element types to which whole numbers are converted
@@ -51,6 +51,8 @@ def why_no_cast(have: np.dtype, shape: tuple[int, ...], need: TensorType) -> str
         return ""
     if is_text(have):
         return "it is text: make numbers of it by rc.data.Tokenized (words) or rc.data.encoded (classes)"
+    if have not in DTYPES.values():
+        return f"elements of type {have} are no numbers of a program"
     if have == np.uint8 and need.is_float and len(_without_ones(shape)) >= 2:
         return (
             "bytes of an image are not scaled unasked: rc.data.Pixels makes floats of them (0...1, by mean and "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
+from .arrays import Arrays
 from .base import TEXT, Column, Dataset, Wrapped, as_indices, need_column
 from .drawing import permutation
 
@@ -149,8 +150,12 @@ def mapped(dataset: Dataset, function: Callable[[dict[str, np.ndarray]], Mapping
     return Mapped(dataset, function)
 
 
-def select(dataset: Dataset, columns: Sequence[str] | Mapping[str, str | Sequence[str]]) -> Selected:
+def select(dataset: Dataset, columns: Sequence[str] | Mapping[str, str | Sequence[str]]) -> Dataset:
     """Some columns: a list of names, or new name → column, or → columns of one number each that make a row."""
     if isinstance(columns, str):
         raise UsageError(f"columns= takes a list of names, or a dict of new names: [{columns!r}]")
-    return Selected(dataset, columns)
+    made = Selected(dataset, columns)
+    if not isinstance(dataset, Arrays):
+        return made
+    rows = {n: dataset.joined(sources, made.columns[n][0]) for n, sources in made.sources.items()}
+    return Arrays(rows, dataset.name, made.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,16 @@ from .arrays import Arrays, from_arrays, mapped_npy
 from .base import Dataset, Stream
 from .cifar import cifar10, is_cifar
 from .combining import select
-from .foreign import Batches, HuggingFace, Samples, has_samples, is_hugging_face, is_loader, is_stream
+from .foreign import (
+    Batches,
+    HuggingFace,
+    Samples,
+    has_samples,
+    is_frame,
+    is_hugging_face,
+    is_loader,
+    is_stream,
+)
 from .images import ImageFolder, is_image_folder
 from .npz import from_npz
 from .tables import from_csv, from_parquet
@@ -52,13 +62,18 @@ def dataset(source: Any, columns: Columns | None = None, **options: Any) -> Data
     source, ModelError for a file that cannot be read.
     """
     if isinstance(source, (str, Path)):
-        return _chosen(_opened(Path(source), options), columns)
+        return _chosen(_opened(Path(source), options, _sources(columns)), columns)
     if isinstance(source, Dataset):
         found: Dataset | Stream = source
     elif isinstance(source, Stream):
         found = source
     elif isinstance(source, Mapping):
-        found = from_arrays(source)
+        if splits := [n for n, v in source.items() if is_hugging_face(v)]:
+            raise UsageError(f"this is a dict of datasets, of which one is needed: {', '.join(map(repr, splits))}")
+        found = from_arrays(_only(source, _sources(columns)))
+    elif is_frame(source):
+        only = _only({c: source[c] for c in source.columns}, _sources(columns))
+        found = from_arrays({str(c): v.to_numpy() for c, v in only.items()}, "the data frame")
     elif is_hugging_face(source):
         found = HuggingFace(source)
     else:
@@ -88,20 +103,35 @@ def _by_position(source: Any, columns: Columns | None, options: Mapping[str, Any
     return Batches(source, names)
 
 
-def _opened(path: Path, options: Mapping[str, Any]) -> Dataset:
+def _sources(columns: Columns | None) -> set[str] | None:
+    """The names in the source of the columns that are kept; None: all."""
+    if columns is None or isinstance(columns, str):
+        return None
+    values = columns.values() if isinstance(columns, Mapping) else columns
+    return {name for value in values for name in ((value,) if isinstance(value, str) else value)}
+
+
+def _only(arrays: Mapping[str, Any], wanted: set[str] | None) -> Mapping[str, Any]:
+    """The arrays that are wanted, if all are there: others may have other lengths."""
+    if wanted is None or not wanted <= set(arrays):
+        return arrays
+    return {n: a for n, a in arrays.items() if n in wanted}
+
+
+def _opened(path: Path, options: Mapping[str, Any], wanted: set[str] | None) -> Dataset:
     """The dataset of a file or folder."""
     if path.is_dir():
-        return _of_folder(path, options)
+        return _of_folder(path, options, wanted)
     read = _FILES.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"'{path}' is no known kind of data: a folder, or a file that ends in {', '.join(_FILES)}")
     if not path.exists():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise ModelError(f"cannot read the data file '{path}': it does not exist{nearest(path.name, beside)}")
-    return _called(read, path, options)
+    return _called(functools.partial(read, wanted=wanted) if read is from_npz else read, path, options)
 
 
-def _of_folder(path: Path, options: Mapping[str, Any]) -> Dataset:
+def _of_folder(path: Path, options: Mapping[str, Any], wanted: set[str] | None) -> Dataset:
     """The dataset of a folder, by what lies in it."""
     if is_cifar(path):
         return _called(cifar10, path, options)
@@ -111,7 +141,7 @@ def _of_folder(path: Path, options: Mapping[str, Any]) -> Dataset:
     arrays = sorted(path.glob("*.npy"))
     if arrays:
         _no_options(path, options)
-        return from_arrays({p.stem: p for p in arrays}, f"'{path}'")
+        return from_arrays(_only({p.stem: p for p in arrays}, wanted), f"'{path}'")
     if is_image_folder(path):
         return _called(ImageFolder, path, options)
     raise ModelError(
@@ -122,7 +152,7 @@ def _of_folder(path: Path, options: Mapping[str, Any]) -> Dataset:
 
 def _called(read: Callable[..., Dataset], path: Any, options: Mapping[str, Any]) -> Dataset:
     """What reads the source, with its options."""
-    known = list(inspect.signature(read).parameters)[1:]
+    known = [p for p in list(inspect.signature(read).parameters)[1:] if p != "wanted"]
     for name in options:
         if name not in known:
             has = f"it takes: {', '.join(known)}" if known else "it takes none"

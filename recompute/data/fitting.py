@@ -9,15 +9,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UsageError, nearest
-from ..language.types import FLOATS, TensorType, Value, dtype_name
+from ..language.types import DTYPES, FLOATS, TensorType, Value, dtype_name
+from .arrays import Arrays
 from .base import Column, Dataset, Stream, Wrapped, is_text, need_column, show_column, show_columns
 from .casting import cast, first, why_no_cast, why_no_shape
+from .combining import select
 from .limits import Limit
 
 #: names of labels, any of which stands for any other
 LABELS = frozenset({"label", "labels", "target", "targets", "y"})
 #: bytes that are searched for wrong values at once
 _CHUNK = 8 << 20
+#: of a stream of samples
+_SINGLE = "is a single value in a batch: samples must come in batches (as from a DataLoader, or source.batch(32))"
 
 
 class Fit(NamedTuple):
@@ -29,8 +33,10 @@ class Fit(NamedTuple):
 
     def made(self, taken: Mapping[str, np.ndarray], indices: np.ndarray) -> np.ndarray:
         """The input's array."""
-        parts = [cast(taken[c], self.need, indices, self.what) for c in self.columns]
-        whole = parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
+        parts = [taken[c] for c in self.columns]
+        if len({p.dtype for p in parts}) > 1:
+            parts = [cast(p, self.need, indices, self.what) for p in parts]
+        whole = cast(parts[0] if len(parts) == 1 else np.stack(parts, axis=1), self.need, indices, self.what)
         return np.ascontiguousarray(whole.reshape(len(indices), *self.need.shape[1:]))
 
 
@@ -66,8 +72,9 @@ class FittedStream(Stream):
         start = 0
         for batch in self.inner.batches(epoch):
             columns = {n: (a.dtype, a.shape[1:]) for n, a in batch.items() if a.ndim}
-            if columns != known:
-                known, fits = columns, _fits(self.name, columns, {}, self.inputs, self.names)
+            if columns != known or not fits:
+                notes = {n: _SINGLE for n in batch if n not in columns}
+                known, fits = columns, _fits(self.name, columns, notes, self.inputs, self.names)
             rows = {len(batch[c]) for f in fits.values() for c in f.columns}
             if len(rows) > 1:
                 raise UsageError(
@@ -101,7 +108,18 @@ def fitted(
     if isinstance(dataset, Stream):
         return FittedStream(dataset, inputs, checked, names or {})
     fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {})
-    return Fitted(dataset, fits, checked)
+    return Fitted(*_side_by_side(dataset, fits), checked)
+
+
+def _side_by_side(dataset: Dataset, fits: dict[str, Fit]) -> tuple[Dataset, dict[str, Fit]]:
+    """Columns of a table that make one input as one column, so that a batch of them is one look-up."""
+    several = {n: f for n, f in fits.items() if len(f.columns) > 1}
+    if not several or not isinstance(dataset, Arrays):
+        return dataset, fits
+    kept = {c: c for f in fits.values() if len(f.columns) == 1 for c in f.columns}
+    made = {", ".join(f.columns): f.columns for f in several.values()}
+    one = {n: f if n not in several else f._replace(columns=(", ".join(f.columns),)) for n, f in fits.items()}
+    return select(dataset, {**kept, **made}), one
 
 
 def _fits(
@@ -218,7 +236,7 @@ def check_values(
 
 
 def _has_fractions(dtype: np.dtype) -> bool:
-    return not is_text(dtype) and dtype_name(dtype) in FLOATS
+    return dtype in DTYPES.values() and dtype_name(dtype) in FLOATS
 
 
 def _check_finite(array: np.ndarray, indices: np.ndarray, what: str) -> None:

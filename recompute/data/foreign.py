@@ -55,6 +55,8 @@ class HuggingFace(Dataset):
 
     def __init__(self, source: Any) -> None:
         self.source = source.with_format("numpy")
+        #: the source with some columns only, by their names
+        self._views: dict[tuple[str, ...], Any] = {}
         self.name = (
             f"the Hugging Face dataset {getattr(source.info, 'dataset_name', None) or source.split or ''}".strip()
         )
@@ -75,7 +77,10 @@ class HuggingFace(Dataset):
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See `Dataset.read`."""
-        rows = self.source.select_columns(list(names))[indices.tolist()]
+        view = self._views.get(tuple(names))
+        if view is None:  # takes longer than reading a batch
+            view = self._views[tuple(names)] = self.source.with_format("numpy", columns=list(names))
+        rows = view[indices.tolist()]
         taken = {}
         for name in names:
             dtype, shape = self.columns[name]
@@ -171,7 +176,12 @@ def is_loader(source: Any) -> bool:
 
 def is_hugging_face(source: Any) -> bool:
     """Whether this is a `datasets.Dataset`."""
-    return any(c.__module__ == "datasets.arrow_dataset" for c in type(source).__mro__)
+    return any((c.__module__, c.__name__) == ("datasets.arrow_dataset", "Dataset") for c in type(source).__mro__)
+
+
+def is_frame(source: Any) -> bool:
+    """Whether this is a data frame of pandas or polars."""
+    return type(source).__name__ == "DataFrame" and hasattr(source, "columns")
 
 
 def has_samples(source: Any) -> bool:

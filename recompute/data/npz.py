@@ -6,7 +6,7 @@ import contextlib
 import math
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +66,12 @@ def member_name(member: zipfile.ZipInfo) -> str:
     return member.filename.removesuffix(".npy")
 
 
-def from_npz(path: str | Path) -> Arrays:
+def from_npz(path: str | Path, wanted: Collection[str] | None = None) -> Arrays:
     """The arrays of an .npz file as columns.
 
     Those that were stored uncompressed (`np.savez`) are mapped, so that only rows that are taken are read; compressed
-    ones are read whole at their first use.  Single values and Python objects are left out, and said when asked for.
-    ModelError if the file cannot be read.
+    ones are read whole at their first use.  `wanted`: only these, if all are there.  Single values and Python objects
+    are left out, and said when asked for.  ModelError if the file cannot be read.
     """
     rows: dict[str, Rows] = {}
     notes: dict[str, str] = {}
@@ -84,6 +84,8 @@ def from_npz(path: str | Path) -> Arrays:
                 continue
             check_size(member, shape, dtype, rest)
             rows[name] = _rows(path, archive, member, (shape, fortran, dtype, begin))
+    if wanted is not None and set(wanted) <= set(rows):
+        rows = {name: rows[name] for name in wanted}
     return of_equal_length(rows, f"'{path}'", notes)
 
 

@@ -11,6 +11,9 @@ from ..errors import UsageError
 from .base import Dataset, Wrapped, need_column, show_column
 from .drawing import uniform
 
+#: pixels that are converted at once, so that they stay in a processor's cache
+_CACHED = 1 << 17
+
 
 class Scale:
     """Bytes as floats: scaled to 0...1, less `mean`, by `std`, one number a channel or one for all."""
@@ -100,7 +103,9 @@ class Pixels(Wrapped):
             if self.flip or self.pad:
                 images = self._changed(images, indices)
             out = np.empty((len(images), *shape), np.float32)
-            self.scale.into(out, images)
+            rows = max(1, _CACHED // max(1, images[:1].size))
+            for start in range(0, len(images), rows):
+                self.scale.into(out[start : start + rows], images[start : start + rows])
             taken[self.column] = out
         return taken
 

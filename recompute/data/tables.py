@@ -141,10 +141,10 @@ def _long_cells() -> Iterator[None]:
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Cells as whole numbers, or as numbers where an empty one is NaN; None if they are text."""
-    if any("_" in c for c in cells):  # which Python allows between digits
+    if "_" in "".join(cells):  # which Python allows between digits
         return None
     try:
-        return np.array(list(map(int, cells)), np.int64)
+        return np.fromiter(map(int, cells), np.int64, len(cells))
     except (ValueError, OverflowError):
         pass
     try:
@@ -173,7 +173,10 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     def column(wanted: str) -> Any:
         with _readable(name):
             parts = [parquet.read_table(p, columns=[wanted], memory_map=True) for p in paths]
-            return pa.concat_tables(parts).column(0).combine_chunks()
+            found = pa.concat_tables(parts).column(0).combine_chunks()
+            if len(found) != count:
+                raise ValueError(f"column '{wanted}' has {len(found)} rows, not {count}")
+            return found
 
     with _readable(name):
         files = [parquet.ParquetFile(p, memory_map=True) for p in paths]

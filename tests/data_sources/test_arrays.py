@@ -107,9 +107,37 @@ def test_npz(save: Any, dtype: str, tmp_path: Path) -> None:
     found = data.take(SOME)
     np.testing.assert_array_equal(found["x"], x[SOME])
     assert found["x"].flags.aligned and found["x"].dtype.isnative and found["y"].tolist() == [7, 0, 7]
-    for name, message in (("names", "has 2 rows, the other columns have 10"), ("objects", "Python objects")):
+    for columns, message in (
+        (["names", "one"], r"no column 'names' \(has 2 rows, the other columns have 10\)"),
+        (["x", "names"], "different numbers of rows"),
+        (["objects"], "no column 'objects' .has Python objects"),
+    ):
         with pytest.raises(UsageError, match=message):
-            dataset(path, columns=[name])
+            dataset(path, columns=columns)
+    with pytest.raises(UsageError, match=r"d\.npz' is read without an option 'mmap'; it takes none"):
+        dataset(path, mmap=True)
+
+
+def test_chosen_columns_may_be_shorter_than_others(tmp_path: Path) -> None:
+    """As in keras' mnist.npz, which has training and test data in one file."""
+    parts = {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}
+    np.savez(tmp_path / "d.npz", **parts)
+    for name, array in parts.items():
+        (tmp_path / "f").mkdir(exist_ok=True)
+        np.save(tmp_path / "f" / f"{name}.npy", array)
+    for source in (tmp_path / "d.npz", parts, tmp_path / "f"):
+        test = open_(source, {"x": "x_test", "label": "y_test"})
+        assert len(test) == 4 and test.take(np.array([3]))["label"].tolist() == [3]
+        with pytest.raises(UsageError, match=r"different numbers of rows: .*; choose some by columns="):
+            dataset(source)
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    data = open_(
+        pandas.DataFrame({"x": Y * 0.5, "label": Y, "word": ["a"] * 10}), {"x": ["x", "label"], "label": "label"}
+    )
+    assert data.take(SOME)["x"].tolist() == [[3.5, 7], [0, 0], [3.5, 7]] and data.name == "the data frame"
 
 
 def mapped_bytes(path: Path) -> int:
@@ -153,9 +181,10 @@ def damaged(folder: Path, name: str) -> Path:
         np.save(folder / "x.npy", X)
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", (folder / "x.npy").read_bytes()[:-4])
-    elif name == "cut.npy":
+    elif name in ("cut.npy", "shape.npy"):
         np.save(path, X)
-        path.write_bytes(path.read_bytes()[:-4])
+        content = path.read_bytes()
+        path.write_bytes(content[:-4] if name == "cut.npy" else content.replace(b"(10, 2", b"(-9, 2"))
     elif name.startswith("empty"):
         path.write_bytes(b"")
     elif name.startswith("text"):
@@ -167,7 +196,7 @@ def damaged(folder: Path, name: str) -> Path:
     ("cut.npz", "not an .npz file, or damaged"), ("size.npz", "the array 'x' has 236 bytes"),
     ("empty.npz", "it is empty"), ("text.npz", "not an .npz file"), ("cut.npy", "has 236 bytes, fewer than"),
     ("empty.npy", "it is empty"), ("text.npy", "not an .npy file"), ("emty.npz", "it does not exist"),
-    ("none.npy", "it does not exist"),
+    ("shape.npy", r"the shape \[-9, 2, 3\] is impossible"), ("none.npy", "it does not exist"),
 ])  # fmt: skip
 def test_damaged_files(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"cannot read the data file '.*{name}': .*{message}"):

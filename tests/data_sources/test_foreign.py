@@ -113,6 +113,12 @@ def test_a_generator_serves_one_epoch() -> None:
         dataset(stream, columns=["x"])
 
 
+def test_a_stream_of_samples_is_no_stream_of_batches() -> None:
+    stream = dataset(lambda: [{"x": X[0], "label": 1}])
+    with pytest.raises(UsageError, match=r"no column 'label' .* is a single value in a batch: .* source\.batch\(32\)"):
+        list(fitted(stream, INPUTS).batches(0))  # type: ignore[union-attr]
+
+
 @pytest.fixture(scope="module")
 def hugging_face() -> ModuleType:
     return pytest.importorskip("datasets")
@@ -136,6 +142,10 @@ def test_hugging_face(hugging_face: ModuleType) -> None:
     assert fitted(chosen, INPUTS).take(np.array([1]))["label"].tolist() == [1]  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"Hugging Face dataset.* is empty"):
         dataset(source.select([]))
+    with pytest.raises(UsageError, match="dict of datasets, of which one is needed: 'train', 'test'"):
+        dataset(hugging_face.DatasetDict({"train": source, "test": source}))
+    batches = dataset(source.select_columns(["x", "label"]).to_iterable_dataset().batch(2))
+    assert rows(batches.batches(0)) == rows(BATCHES)  # type: ignore[union-attr]
 
 
 def test_pytorch() -> None:
