@@ -90,7 +90,9 @@ class Fcos(Family):
 
     def checkpoints(self) -> tuple[str, ...]:
         stages = enumerate(self.blocks, start=1)
-        return tuple(f"layer{stage}.{index}.out" for stage, count in stages for index in range(count))
+        blocks = [f"layer{stage}.{index}.out" for stage, count in stages for index in range(count)]
+        # behind "scores" only the loss comes: the heads of one level at a time are computed again
+        return (*blocks, "p3", "scores")
 
     def build(self, net: Net) -> None:
         stages = trunk(net, self.blocks, bottlenecks=self.bottleneck, width=self.width)
