@@ -40,7 +40,17 @@ def budget(lines: list[str]) -> None:
     assert 0 < planned <= allowed
 
 
-CHECKS = {"quickstart.py": quickstart, "budget.py": budget}
+def charlm(lines: list[str]) -> None:
+    """The same perplexity in less memory, far below that of guessing by frequency, and a sample."""
+    plain, recomputed = (re.fullmatch(r"(\w+) +([\d.]+) MiB, perplexity ([\d.]+)", line) for line in lines[1:3])
+    assert plain and recomputed and (plain[1], recomputed[1]) == ("plain", "recomputed")
+    assert plain[3] == recomputed[3] and float(recomputed[2]) < float(plain[2])
+    assert float(plain[3]) < 15 and lines[3] == "the same bits"
+    sample = "\n".join(lines[4:])
+    assert sample.startswith("Return ") and len(sample) > 150
+
+
+CHECKS = {"quickstart.py": quickstart, "budget.py": budget, "charlm.py": charlm}
 
 
 @pytest.mark.slow
