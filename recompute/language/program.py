@@ -142,6 +142,32 @@ class Program:
     `data` maps the names of parameters, buffers and state to arrays; the executor updates them in place.
     """
 
+    #: the forward pass, from before the backward pass was added (None: nothing was added yet)
+    forward: Block | None = None
+    #: the loss that is trained
+    loss = ""
+    #: whether `minimize` makes attention one operator (see `rc.fuse_attention`)
+    fuse_attention = True
+    #: whether training may make a large head one operator (passes/loss/find_head.py)
+    fuse_head = True
+    #: values that every step fetches, for which a head has to make its logits
+    fetched: tuple[str, ...] = ()
+    #: the slices in which an optimizer has the whole step run, gradients being added up over them
+    slices: tuple[str, ...] = ()
+    #: the block as it was loaded from `source`
+    imported: Block | None = None
+    #: the recomputation plan that was applied last
+    plan: Any = None
+    #: figures of that plan, if a planner made it (`recompute.planning.PlanFigures`)
+    planned: Any = None
+    #: why parameters and state are only partly updated, after a failed step; "" if they are consistent.  Executors
+    #: refuse to continue until a state is loaded
+    broken = ""
+    #: whether parameters hold their averages for now (`recompute.training.averages`): no step may train them
+    averaged = False
+    #: the compiled block; valid while one of its two blocks is the program's
+    compiled: Compiled | None = None
+
     def __init__(
         self,
         block: Block | None = None,
@@ -160,39 +186,14 @@ class Program:
         self.aliases: dict[str, str] = {}
         #: floating-point tensors of the model, whether each is trained, and why (`recompute.importer.trained.Trained`)
         self.tensors: list[Any] = []
-        #: the forward pass, from before the backward pass was added (None: nothing was added yet)
-        self.forward: Block | None = None
-        #: the loss that is trained
-        self.loss = ""
-        #: whether `minimize` makes attention one operator (see `rc.fuse_attention`)
-        self.fuse_attention = True
-        #: whether training may make a large head one operator (passes/loss/find_head.py)
-        self.fuse_head = True
-        #: values that every step fetches, for which a head has to make its logits
-        self.fetched: tuple[str, ...] = ()
-        #: the slices in which an optimizer has the whole step run, gradients being added up over them
-        self.slices: tuple[str, ...] = ()
-        #: the block as it was loaded from `source`
-        self.imported: Block | None = None
         #: the options by which it was loaded, input shapes and batch aside
         self.loaded: dict[str, Any] = {}
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
         self.again: Callable[[int], Program] | None = None
         #: what `evaluate` has compiled
         self.evaluations: dict[Any, Any] = {}
-        #: the recomputation plan that was applied last
-        self.plan: Any = None
-        #: figures of that plan, if a planner made it (`recompute.planning.PlanFigures`)
-        self.planned: Any = None
-        #: why parameters and state are only partly updated, after a failed step; "" if they are consistent.  Executors
-        #: refuse to continue until a state is loaded
-        self.broken = ""
-        #: whether parameters hold their averages for now (`recompute.training.averages`): no step may train them
-        self.averaged = False
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
-        #: the compiled block; valid while one of its two blocks is the program's
-        self.compiled: Compiled | None = None
         self._names: tuple[Block, dict[str, Value]] | None = None
         self._updates: tuple[Block, bool] | None = None
         self._known: tuple[Block, dict[str, Value]] | None = None

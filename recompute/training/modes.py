@@ -21,7 +21,7 @@ from ..passes.cleanup.for_test import ForTest, in_inference
 from ..support.patterns import Patterns
 from .averages import applied
 from .base import must_be_untrained
-from .quantisation import must_have_ranges
+from .quantisation import must_have_ranges, running_ends
 
 __all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays"]
 
@@ -242,7 +242,8 @@ def freeze(program: Program, patterns: str | Sequence[str], *, eval: bool = Fals
     block = block.with_operators(block.operators, parameters=kept, buffers=(*block.buffers, *moved))
     if eval:
         inside = _frozen_part(block, frozen)
-        block = in_inference(block, lambda op: id(op) in inside)
+        # ranges of what is rounded still follow the data: a frozen part may have seen none yet
+        block = in_inference(block, lambda op: id(op) in inside and not running_ends(op))
     program.block = verify(block)
     program.tensors = [
         dataclasses.replace(t, trains=False, why="frozen") if t.name in frozen else t for t in program.tensors

@@ -220,6 +220,15 @@ def test_tied_weights_behind_a_transpose_are_rounded_by_their_rows() -> None:
     assert reads["t"] == ["table.quantized"] and reads["e"][0] == "table"
 
 
+def test_ranges_of_frozen_parts_follow_the_data() -> None:
+    program = prepared()
+    program.freeze(["c1_w", "g", "b"], eval=True)
+    before = {n: program.data[n].tobytes() for n in ("m", "v")}
+    trained(program, 1)
+    assert program.data["x.range_low"] < 0 < program.data["x.range_high"]
+    assert before == {n: program.data[n].tobytes() for n in before}
+
+
 def test_ranges_are_saved_and_loaded(tmp_path: Any) -> None:
     program = trained(prepared())
     rc.save_state(program, tmp_path / "state.safetensors")

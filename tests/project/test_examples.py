@@ -72,13 +72,26 @@ def cifar(lines: list[str]) -> None:
     assert [x.split(maxsplit=1)[1] for x in lines if "peak" not in x] == ["the same bits"] * 2
 
 
-CHECKS = {
-    "quickstart.py": quickstart,
-    "budget.py": budget,
-    "detection.py": detection,
-    "digits.py": digits,
-    "cifar.py": cifar,
-}
+def charlm(lines: list[str]) -> None:
+    """The same perplexity in less memory, far below that of guessing by frequency, and a sample."""
+    plain, recomputed = (re.fullmatch(r"(\w+) +([\d.]+) MiB, perplexity ([\d.]+)", line) for line in lines[1:3])
+    assert plain and recomputed and (plain[1], recomputed[1]) == ("plain", "recomputed")
+    assert plain[3] == recomputed[3] and float(recomputed[2]) < float(plain[2])
+    assert float(plain[3]) < 15 and lines[3] == "the same bits"
+    sample = "\n".join(lines[4:])
+    assert sample.startswith("Return ") and len(sample) > 150
+
+
+def glue(lines: list[str]) -> None:
+    """Sentences are told apart, recomputed to the same bits in less memory."""
+    plain, recomputed = (re.fullmatch(r"\w+ +accuracy ([\d.]+) +peak +([\d.]+) MiB", x) for x in lines[:2])
+    assert plain and recomputed
+    assert plain[1] == recomputed[1] and float(plain[1]) > 0.9
+    assert float(recomputed[2]) < float(plain[2])
+    assert lines[2] == "the same bits"
+
+
+CHECKS = {f"{f.__name__}.py": f for f in (budget, charlm, cifar, detection, digits, glue, quickstart)}
 OPTIONS = {"detection.py": ["--quick"]}
 
 
