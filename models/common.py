@@ -159,6 +159,10 @@ class Net:
         self._nodes.append(node)
         return name
 
+    def shared(self, name: str, shape: tuple[int, ...], init: Init) -> str:
+        """The parameter of this name, added by the first call: for layers that are used in several places."""
+        return name if name in self._names else self.parameter(name, shape, init)
+
     def constant(self, name: str, value: float | Sequence[int] | np.ndarray) -> str:
         """Adds a constant that is not trained: float32 as a Constant node, int64 as an initializer.
 

@@ -18,7 +18,8 @@ class Family(ABC):
 
     Attributes:
         task: "classification" (integer labels, logits or probabilities), "binary" (the loss is inside),
-            "language-model" (an integer label for every position) or "segmentation" (one for every pixel).
+            "language-model" (an integer label for every position), "segmentation" (one for every pixel) or
+            "detection" (boxes; the loss is inside).
         output: the name of the graph's output.
     """
 
@@ -60,7 +61,7 @@ class ZooEntry:
     Attributes:
         name: the name to build it by.
         description: one line for a person.
-        task: "classification", "binary", "language-model" or "segmentation".
+        task: "classification", "binary", "language-model", "segmentation" or "detection".
         output: the name of the graph's output: "logits", "pred" (probabilities) or "loss" (a scalar).
         default_batch: a batch size for trying it out.
         table_batch: the batch size that benchmark tables use.

@@ -58,34 +58,32 @@ class ResNet(Family):
         return tuple(f"layer{stage}.{index}.out" for stage, count in stages for index in range(count))
 
     def build(self, net: Net) -> None:
-        x = net.conv(
-            "x",
-            "stem.conv",
-            channels=(3, self.width),
-            kernel=7,
-            stride=2,
-            padding=3,
-            bias=False,
-            params="conv1",
-        )
-        x = net.batch_norm(x, "stem.bn", channels=self.width, params="bn1")
-        x = net.add("Relu", [x], "stem.relu")
-        x = net.max_pool(x, "stem.pool", kernel=3, stride=2, padding=1)
-        block = bottleneck if self.bottleneck else _basic
-        size = self.width
-        for stage, count in enumerate(self.blocks):
-            width = self.width << stage
-            for index in range(count):
-                stride = 2 if stage > 0 and index == 0 else 1
-                out = width * EXPANSION if self.bottleneck else width
-                name = f"layer{stage + 1}.{index}"
-                x = block(net, x, name, sizes=(size, width, out), stride=stride)
-                size = out
+        x, size = trunk(net, self.blocks, bottlenecks=self.bottleneck, width=self.width)[-1]
         x = net.add("GlobalAveragePool", [x], "pool")
         x = net.add("Flatten", [x], "flat", axis=1)
         init = glorot_uniform(size, self.classes)
         net.gemm(x, "logits", sizes=(size, self.classes), init=init, params="fc")
         net.output("logits", (BATCH, self.classes))
+
+
+def trunk(net: Net, blocks: tuple[int, ...], *, bottlenecks: bool, width: int) -> list[tuple[str, int]]:
+    """The stem and the stages on the input "x": the output of each stage, at 1/4, 1/8, ... of the size, with its
+    channels."""
+    x = net.conv("x", "stem.conv", channels=(3, width), kernel=7, stride=2, padding=3, bias=False, params="conv1")
+    x = net.batch_norm(x, "stem.bn", channels=width, params="bn1")
+    x = net.add("Relu", [x], "stem.relu")
+    x = net.max_pool(x, "stem.pool", kernel=3, stride=2, padding=1)
+    block = bottleneck if bottlenecks else _basic
+    size, stages = width, []
+    for stage, count in enumerate(blocks):
+        inner = width << stage
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            out = inner * EXPANSION if bottlenecks else inner
+            x = block(net, x, f"layer{stage + 1}.{index}", sizes=(size, inner, out), stride=stride)
+            size = out
+        stages.append((x, size))
+    return stages
 
 
 def conv_bn(

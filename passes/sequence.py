@@ -36,8 +36,11 @@ from .patterns.find_norms import FindNorms
 from .recomputation.rebuild import Rebuild
 from .recomputation.recompute import Recompute, RecomputePlan
 from .recomputation.split_norms import FuseNorms, OpenNorms, SplitNorms
+from .recomputation.temporary_weights import TemporaryWeights
 from .recomputation.unplan import Unplan
 from .scheduling.schedule import InBestOrder, Schedule
+from .slicing.open_means import OpenMeans
+from .slicing.slicing import Slice, whole_last
 from .target import Target
 
 
@@ -84,7 +87,8 @@ def training_passes(target: Target, loss: str, checkpoints: Sequence[str] = ()) 
 def cleanup_passes(target: Target, *, planned: bool = False) -> list[Pass]:
     """The first passes of any step.  `planned`: a plan will define which normalised values are recomputed."""
     rebuild = target.rebuild and not planned
-    return [Unplan(), DeadCode(), *([Rebuild()] if rebuild else ()), CommitUpdates()]
+    weights = [TemporaryWeights()] if target.rebuild else []
+    return [Unplan(), DeadCode(), *weights, *([Rebuild()] if rebuild else ()), CommitUpdates()]
 
 
 def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
@@ -97,15 +101,23 @@ def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
 
 def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False) -> list[Pass]:
     """The passes that apply a plan, except its copies to host memory, which are placed at the end."""
+    regions, whole = whole_last(plan.slices)
     return [
+        *([Slice(regions)] if regions else ()),
+        *([OpenMeans()] if whole else ()),
         *numbered_passes(target, scheduled=scheduled),
         *recomputing_passes(plan),
     ]
 
 
 def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
-    """The passes that insert the recomputation of a plan into the step whose operators it numbers."""
-    return [Recompute(plan=plan), DeadCode(), FuseNorms()]
+    """The passes that insert the recomputation of a plan into the step whose operators it numbers.
+
+    Slices of the whole step follow: each recomputes as the plan says.
+    """
+    _, whole = whole_last(plan.slices)
+    slices: list[Pass] = [Slice(whole), CommitUpdates()] if whole else []
+    return [Recompute(plan=plan), DeadCode(), FuseNorms(), *slices]
 
 
 def lowering_passes(target: Target) -> list[Pass]:

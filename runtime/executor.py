@@ -17,7 +17,7 @@ from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
-from .cpu.session import Session
+from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
 
 
@@ -61,6 +61,7 @@ class Executor:
         self.place = place or CPUPlace()
         self.target = resolved(Target(self.place, providers, schedule=schedule, rebuild=rebuild))
         self._open = _opener(self.place)
+        self._shared: Arena | None = None
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
     def run(
@@ -88,6 +89,11 @@ class Executor:
             raise JobError(
                 f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state "
                 "(rc.load_state) to continue"
+            )
+        if program.averaged and program.updates:
+            raise JobError(
+                f"program '{program.block.name}' cannot train: its parameters hold their averages until the end of "
+                "`applied(program)`"
             )
         self._feed(session, {} if feed is None else feed)
         if not session.keeps_newest and isinstance(program.data, Arrays):  # what a device has trained is copied back
@@ -124,9 +130,35 @@ class Executor:
                 if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
                     program.data[name] = np.array(array, order="C")
             block = self._planned(program, wanted)
-            bound = _Bound(program.block, wanted, self._open(block, program.data, progress))
+            arena = self._arena_for(memory_report(block).arena)
+            bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena))
             self._sessions[program] = bound
         return bound.session
+
+    def planned(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Block:
+        """The block that `run` would execute, with its memory planned; nothing is allocated."""
+        return self._planned(program, tuple(sorted(set(_names(program, fetch_list)))))
+
+    def bound(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Any:
+        """The session of a program for a fetch list, if it is there already; else None."""
+        found = self._sessions.get(program)
+        fits = found is not None and found.serves(program, tuple(sorted(set(_names(program, fetch_list)))))
+        return found.session if found is not None and fits else None
+
+    def share_arena(self, nbytes: int) -> None:
+        """Lets the programs of this executor that need at most `nbytes` for their intermediate values share one arena.
+
+        For programs that take turns, such as training and evaluation: what a run leaves there, the next run of another
+        program overwrites, so that results are read before (`run` returns copies).  Only on a CPU; on other places each
+        program has memory of its own.
+        """
+        if isinstance(self.place, CPUPlace):
+            self._shared = Arena(nbytes)
+            self._sessions.clear()
+
+    def _arena_for(self, nbytes: int) -> Arena | None:
+        """The shared arena, if it is large enough."""
+        return self._shared if self._shared is not None and nbytes <= self._shared.nbytes else None
 
     def _planned(self, program: Program, fetch: Sequence[str]) -> Block:
         """The block with kernels, frees and addresses, which keeps fetched values; itself if it can run as it is.
@@ -244,4 +276,4 @@ def _opener(place: Place) -> Callable[..., Any]:
         from .cuda.device.device import open_device
 
         device = open_device(place.device)
-    return lambda block, data, progress: CudaSession(block, data, device, progress)
+    return lambda block, data, progress, arena: CudaSession(block, data, device, progress)

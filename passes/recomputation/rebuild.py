@@ -81,25 +81,38 @@ class _Rebuilder:
         t = op.outputs[0]
         if again is None or t is None:
             return
-        wanted = [(f, a, y) for a, y in self.activations(t) if (f := self.first_late(y, at, op, again[1])) is not None]
-        first = self.first_late(t, at, op, again[1])
+        needs = again[1]
+        found = ((self.first_late(y, at, op, needs), a, y) for a, y in self.activations(t))
+        wanted = [(f, a, y) for f, a, y in found if f is not None]
+        first = self.first_late(t, at, op, needs)
+        sources = [*([] if first is None else [t]), *(y for _, _, y in wanted)]
+        rounding = [q for y in sources for q in self.rounded(y)]
+        rounded = [(g, q) for q in rounding if (g := self.first_late(next(q.writes()), at, op, needs)) is not None]
+        soonest = {y.name: min([f, *(g for g, q in rounded if q.inputs[0] == y)]) for f, _, y in wanted}
         new: dict[int, list[Operator]] = {}
         shared = None if first is None else self.fresh(t)
         if first is not None and shared is not None:
             self.renamed[t.name] = shared
-            new[min([first, *(f for f, _, _ in wanted)])] = [Operator(again[0], again[1], (shared,), Role.BACKWARD)]
-        for f, a, y in wanted:
+            first = min([first, *soonest.values(), *(g for g, q in rounded if q.inputs[0] == t)])
+            new[first] = [Operator(again[0], needs, (shared,), Role.BACKWARD)]
+        for _, a, y in wanted:
             if shared is None and 0 not in a.op.inplace:
                 continue  # it would take two buffers for a moment
-            source = shared or self.fresh(t)
+            source, f = shared or self.fresh(t), soonest[y.name]
             if shared is None:
-                new.setdefault(f, []).append(Operator(again[0], again[1], (source,), Role.BACKWARD))
+                new.setdefault(f, []).append(Operator(again[0], needs, (source,), Role.BACKWARD))
             self.renamed[y.name] = self.fresh(y)
             inputs = tuple(source if v == t else v for v in a.inputs)
             new.setdefault(f, []).append(Operator(a.op, inputs, (self.renamed[y.name],), Role.BACKWARD))
+        for g, q in rounded:
+            exact, z = q.inputs[0], next(q.writes())
+            if exact is not None and exact.name in self.renamed:
+                self.renamed[z.name] = self.fresh(z)
+                inputs = (self.renamed[exact.name], *q.inputs[1:])
+                new.setdefault(g, []).append(Operator(q.op, inputs, (self.renamed[z.name],), Role.BACKWARD))
         for f, operators in new.items():
             self.added[f] = operators + self.added.get(f, [])
-            for v in again[1]:
+            for v in needs:
                 if v is not None:
                     self.readers[v.name].append(f)
 
@@ -117,6 +130,11 @@ class _Rebuilder:
             assert y is not None
             if y.type == t.type and op.op.flops_per_element <= _CHEAP and self.constant.issuperset(others):
                 yield op, y
+
+    def rounded(self, y: Value) -> list[Operator]:
+        """What rounds a value to 8 bits in the forward pass."""
+        found = (self.block.operators[i] for i in self.readers.get(y.name, ()))
+        return [op for op in found if op.op.name == "FakeQuantize" and op.role in _FORWARD and op.inputs[0] == y]
 
     def first_late(self, v: Value, at: int, op: Operator, needs: Sequence[Value | None]) -> int | None:
         """The first position of the backward pass that reads `v`; None where `v` cannot be made again before it."""

@@ -22,6 +22,11 @@ def bounds(size: int, pieces: int) -> list[tuple[int, int]]:
     return [(start, min(step, size - start)) for start in range(0, size, step)]
 
 
+def sum_type(v: Value, state: Partial) -> str:
+    """The element type in which partial results of a value are combined: halves are added up in float32."""
+    return "f32" if v.dtype in ("f16", "bf16") and state.how == SUM else v.dtype
+
+
 class Pieces:
     """Emits a region in slices.
 
@@ -35,22 +40,38 @@ class Pieces:
         self.block, self.b, self.region, self.again = block, builder, region, again
         self.wanted = wanted
         self.states = {**(again.states if again else {}), **region.states}
+        self.roles = {v.name: o.role for i in region.members for o in (block.operators[i],) for v in o.writes()}
         self.parts: dict[str, list[Value]] = {}
         self.totals: dict[str, Value] = {}
 
     def emit(self, pieces: int) -> list[Operator]:
         """All slices, one after the other, then the joins."""
-        roles = {v.name: o.role for i in self.region.members for o in (self.block.operators[i],) for v in o.writes()}
         mark = len(self.b.operators)
         for start, size in bounds(self.region.size, pieces):
-            made: dict[object, Value] = {}
-            for region, repeated in ((self.again, True), (self.region, False)):
-                for i in region.members if region else ():
-                    self.b.role = Role.RECOMPUTE if repeated else self.block.operators[i].role
-                    self.one(i, region, made, start, size)  # type: ignore[arg-type]
+            self.slice(start, size)
+        return self.finished(mark)
+
+    def slice(self, start: int, size: int) -> None:
+        """One slice of all operators."""
+        made: dict[object, Value] = {}
+        for region, repeated in ((self.again, True), (self.region, False)):
+            for i in region.members if region else ():
+                self.b.role = Role.RECOMPUTE if repeated else self.block.operators[i].role
+                self.one(i, region, made, start, size)  # type: ignore[arg-type]
+                self.emitted(i)
+
+    def emitted(self, i: int) -> None:
+        """Is called after the operators of a slice of operator `i` were emitted."""
+
+    def finished(self, mark: int) -> list[Operator]:
+        """The operators since `mark`, and the joins, under the names of the whole values."""
         for name, parts in self.parts.items():
-            self.b.role = roles[name]
+            self.b.role = self.roles[name]
             self.join(name, parts)
+        for name, v in self.region.written(self.block).items():
+            if name in self.totals and self.totals[name].dtype != v.dtype:
+                self.b.role = self.roles[name]
+                self.totals[name] = self.b.Cast(self.totals[name], to=v.dtype)
         found = self.b.operators[mark:]
         del self.b.operators[mark:]
         names = {v.name: name for name, v in self.totals.items()}
@@ -60,10 +81,13 @@ class Pieces:
         """One slice of an operator."""
         o, f = self.block.operators[i], region.factors[i]
         types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
-        given = [
-            v if v is None or p is None else self.cut(v, p, made, start, size)
+        given: list[Value | None] = [
+            self.given(v, made) if v is None or p is None else self.cut(v, p, made, start, size)
             for v, p in zip(o.inputs, f.inputs, strict=True)
         ]
+        if o.op.updates:  # of running statistics: the state itself, once for each slice
+            self.b.operators.append(dataclasses.replace(o, inputs=tuple(given)))
+            return
         absent = (None,) * (len(f.outputs) - len(o.outputs))
         op, _, outs = piece(o.op, f, start, size, types[0], (*types[1], *absent))
         outputs = [
@@ -79,6 +103,10 @@ class Pieces:
             made[v.name] = p
             if region is self.region and v.name in self.wanted:
                 self.keep(v, p)
+
+    def given(self, v: Value | None, made: dict[object, Value]) -> Value | None:
+        """A value that is not cut: the slice's own where each slice has one, as of a partial result."""
+        return made.get(v.name, v) if v is not None and isinstance(self.states.get(v.name), Partial) else v
 
     def cut(self, v: Value, place: Place, made: dict[object, Value], start: int, size: int) -> Value:
         """The slice of a value."""
@@ -106,6 +134,7 @@ class Pieces:
             return
         assert isinstance(state, Partial)
         before = self.totals.get(v.name)
+        part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
         self.totals[v.name] = part if before is None else self.combined(before, part, state.how)
 
     def combined(self, before: Value, part: Value, how: str) -> Value:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.axes import Cut, Followed, Partial, State, advance
-from ...language.factors import Factor, Place
+from ...language.factors import OWN, SUM, Factor, Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.linear.products import Gemm, MatMul
+from ...ops.shape.reshape import Cast
+from .micro import with_own_statistics
 
 FORWARD = (Role.FORWARD, Role.LOSS)
 
@@ -35,15 +37,19 @@ class Region:
 
 
 class Graph:
-    """A block and what is asked of it again and again."""
+    """A block and what is asked of it again and again.
 
-    def __init__(self, block: Block) -> None:
-        self.block, self.operators = block, block.operators
+    `own`: whether slices are micro-batches, each with batch statistics of its own.
+    """
+
+    def __init__(self, block: Block, *, own: bool = False) -> None:
+        self.block, self.operators, self.own = block, block.operators, own
         self.values = block.values()
         self.producers, self.consumers = block.producers(), block.consumers()
         self.persistent = {v.name for v in block.persistent()}
         self.forward = {i: None for i, o in enumerate(self.operators) if o.role in FORWARD}  # in order
         self.backward = [i for i, o in enumerate(self.operators) if o.role is Role.BACKWARD]
+        self.repeated = [i for i, o in enumerate(self.operators) if o.role is Role.RECOMPUTE]
         self.trained = {v.name for v in (*block.parameters, *block.buffers)}
         self.outputs = set(block.outputs)
         if not any(o.role is Role.OPTIMIZE for o in block.operators):  # gradients wait for their updates
@@ -55,15 +61,18 @@ class Graph:
         return name in self.outputs or any(i not in members for i in self.consumers.get(name, ()))
 
 
-def grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int) -> Region:
+def grown(
+    graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int, *, share: float = 0.01
+) -> Region:
     """The operators among `positions` (in order) that run in slices where the values of `starts` are cut.
 
     Whole values that they read in slices, such as the gradient that comes from outside, are cut as well, wherever they
     are read.  An operator that needs all of a cut value is no member: it reads the joined value.  Nor is what is
-    computed from inputs alone and summed up, such as how many labels count: later members may need the sum.
+    computed from inputs alone and summed up, such as how many labels count: later members may need the sum.  That is
+    if it makes no more than a `share` of the bytes that the region makes.
     """
     found = _grown(graph, positions, starts, size)
-    counts = _counts(graph, found)
+    counts = _counts(graph, found, share)
     return _grown(graph, [i for i in positions if i not in counts], starts, size) if counts else found
 
 
@@ -78,7 +87,7 @@ def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], 
         for i in positions:
             o = graph.operators[i]
             advance(found, i, o)
-            if not _in_slices(found, i, o):
+            if not (graph.own and with_own_statistics(found, i, o)) and not _in_slices(found, i, o):
                 _forget(found, i, o)
                 continue
             members.append(i)
@@ -91,17 +100,17 @@ def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], 
         cut = more | cut
 
 
-def _counts(graph: Graph, region: Region) -> set[int]:
+def _counts(graph: Graph, region: Region, share: float) -> set[int]:
     """Members that only serve a sum, or another partial result, of what is computed from inputs alone; small ones."""
     given: dict[str, int] = {}  # values computed from inputs alone → the member that makes them
     found: set[int] = set()
-    limit = _made_bytes(graph, region.members) / 100
+    limit = _made_bytes(graph, region.members) * share
     for i in region.members:
         o = graph.operators[i]
         if not all(v.name in given or not (v.name in graph.trained or v.name in graph.producers) for v in o.reads()):
             continue
         given.update((v.name, i) for v in o.writes())
-        if all(isinstance(region.states.get(v.name), Partial) for v in o.writes()):
+        if all(isinstance(s := region.states.get(v.name), Partial) and s.how != OWN for v in o.writes()):
             own = _makers(graph, i, given)
             if _made_bytes(graph, own) <= limit:
                 found |= own
@@ -123,6 +132,11 @@ def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
 
 def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
+    if _widens(found, o):  # so that partial gradients in halves are added up in float32
+        found.needs.pop((i, 0), None)
+        found.factors[i] = Factor(1, (None,), (SUM,))
+        found.states[next(o.writes()).name] = Partial(SUM)
+        return True
     f = found.factors.get(i)
     if f is None or o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
         return False
@@ -134,6 +148,14 @@ def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     # each slice has a partial result of its own beside the sum: as the gradient of an embedding, it can be larger than
     # what it is made from
     return partial < sum(v.nbytes for v, p in zip(o.inputs, f.inputs, strict=True) if v is not None and p is not None)
+
+
+def _widens(found: Followed, o: Operator) -> bool:
+    """Whether an operator casts a sum's partial result to a wider type."""
+    if not isinstance(o.op, Cast) or found.states.get(next(o.reads()).name) != Partial(SUM):
+        return False
+    (source,), (made,) = o.reads(), o.writes()
+    return source.dtype in ("f16", "bf16") and made.dtype in ("f32", "f64")
 
 
 def _forget(found: Followed, i: int, o: Operator) -> None:

@@ -92,6 +92,14 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--list-checkpoints", action="store_true", help="print checkpoint candidates: values that cut the graph; stop"
     )
+    add_model(what)
+    _add_long_sequences(what)
+    _add_target(what)
+    add_loading(what)
+
+
+def add_model(what: argparse._ArgumentGroup) -> None:
+    """Options of the model and its training: batch, shapes, loss, optimizer, precision, frozen parameters."""
     what.add_argument("--batch", type=whole, metavar="N", help="size of the dynamic batch dimension")
     what.add_argument(
         "--input-shapes", metavar="X:[...]", action="append", default=[], help="the full shape of an input"
@@ -124,9 +132,6 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="parameters not to train; what lies before the first that trains is in inference mode",
     )
-    _add_long_sequences(what)
-    _add_target(what)
-    _add_loading(what)
 
 
 def _add_long_sequences(what: argparse._ArgumentGroup) -> None:
@@ -164,7 +169,7 @@ def _add_target(what: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_loading(what: argparse._ArgumentGroup) -> None:
+def add_loading(what: argparse._ArgumentGroup) -> None:
     """Options of loading a model: limits, initialization, seed, unrolling."""
     what.add_argument(
         "--max-seconds", type=real, metavar="S", help="limit on the work of loading a file, in seconds (default: 6)"

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..budgets import parse_bytes
-from ..errors import JobError, UsageError, nearest
+from ..errors import JobError, UsageError
 from ..places import named_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
-from .outputs import report_attention, write_models
-from .values import finite, input_shapes, split, target_of, zoo_option
+from .frozen import report_frozen
+from .model import ModelJob
+from .outputs import list_models, write_models
+from .values import finite, target_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 
     _check_arguments(args)
     if args.list_models:
-        return _list_models()
+        return list_models()
     with cli_costs.chosen(args):
         return _Job(args).run()
 
@@ -75,15 +76,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
     cli_memory.check_data(args)
 
 
-def _list_models() -> int:
-    from .. import models
-
-    for name in models.names():
-        entry = models.info(name)
-        cli_ending.say(f"{name:<16} {entry.description}")
-    return 0
-
-
 @dataclass
 class Report:
     """All results of the command; `--json` writes it (docs/cli.md describes each field)."""
@@ -100,6 +92,7 @@ class Report:
     costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    frozen: dict[str, Any] | None = None
     plain: dict[str, Any] | None = None
     recompute: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
@@ -115,23 +108,16 @@ class Report:
     max_batch: dict[str, Any] | None = None
 
 
-class _Job:
+class _Job(ModelJob):
     """One invocation, from the model to the report."""
 
+    report: Report
+
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.report = Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32")
-        self.specs: dict[str, Any] = {}
-        self.without_weights = False  # a network of the zoo of which only figures are asked for
+        super().__init__(args, Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32"))
         self.seconds: list[float] | None = None  # measured, per operator
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
         self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
-        self.to_stdout = args.json is not None and str(args.json) == "-"
-
-    def say(self, text: str) -> None:
-        """Prints text for people: to standard error where standard output carries JSON."""
-        if not self.args.quiet:
-            (cli_ending.tell if self.to_stdout else cli_ending.say)(text)
 
     def run(self) -> int:
         """Does the whole job.  Output files get their names together at the end; a failed job leaves none."""
@@ -179,6 +165,7 @@ class _Job:
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
         self.print_table()
+        report_frozen(self, plain)
         cli_plan.report_plan(self, step)
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
@@ -199,6 +186,17 @@ class _Job:
         a = self.args
         return bool(a.output or a.run or a.check or a.dump_ir or a.list_checkpoints or pictures.paths(a))
 
+    def optimizer(self, rate: Any = None, clip: Any = None) -> Any:
+        """A new optimizer, with the slices of --slice."""
+        from ..training.optimizers import RecomputeOptimizer
+
+        found = super().optimizer(rate, clip)
+        return RecomputeOptimizer(found).set_slices(self.args.slice) if self.args.slice else found
+
+    def needs_weights(self) -> bool:
+        """Whether a network of the zoo is built with weights."""
+        return self.wants_more() or self.args.list_parameters
+
     def compile(self, program: Any, loss: str, **options: Any) -> Any:
         """A training step with a new optimizer."""
         from ..compiling.compiler import compile_step
@@ -207,121 +205,6 @@ class _Job:
         with progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
             return compile_step(program, loss, self.optimizer(), target=target_of(self.args), **options)
-
-    # -- the model ------------------------------------------------------------------------------------------------
-
-    def load(self) -> Any:
-        """The model as a program with fixed shapes."""
-        from .. import models
-        from ..importer import load as onnx_import
-        from ..models.common import parameters as zoo_parameters
-
-        args = self.args
-        source: Any = args.model
-        options: dict[str, Any] = {}
-        batch = args.batch
-        if not Path(args.model).is_file() and args.model in models.names():
-            source, batch = self.build_zoo(models), None
-        elif args.option:
-            raise UsageError("--option applies only to networks of the zoo")
-        elif not Path(args.model).exists():
-            near = nearest(args.model, models.names())
-            raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
-        shapes = input_shapes(args.input_shapes)
-        options["max_seconds"] = args.max_seconds
-        options["max_bytes"] = None if args.max_bytes is None else parse_bytes(args.max_bytes)
-        if args.trainable:
-            options["trainable"] = split(args.trainable)
-        elif self.without_weights:
-            options["trainable"] = list(zoo_parameters(source))
-        if args.unroll:
-            options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
-        if isinstance(source, str):
-            batch = self.default_batch(source, batch, shapes, options["max_bytes"])
-        program = onnx_import.load(
-            source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
-        )
-        if args.freeze:
-            program.freeze(split(args.freeze), eval=True)
-        if args.fuse_attention and args.verbose:
-            report_attention(self, program)
-        self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
-        self.report.parameters = sum(v.size for v in program.block.parameters)
-        if self.report.batch is None:
-            self.report.batch = program.block.batch
-        return program
-
-    def build_zoo(self, models: Any) -> Any:
-        """A zoo network at the requested batch, or at its default."""
-        options = dict(zoo_option(o) for o in self.args.option)
-        try:
-            entry = models.info(self.args.model, **options)
-            self.report.batch = self.args.batch or entry.default_batch
-            self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
-            self.say(f"building {self.args.model}: {entry.description}")
-            # figures alone need no weights: drawing them takes longer than planning for some networks
-            self.without_weights = not (self.wants_more() or self.args.list_parameters)
-            chosen = {"seed": self.args.seed, "weights": not self.without_weights}
-            return models.build(self.args.model, batch=self.report.batch, **chosen, **options)
-        except ValueError as e:
-            raise UsageError(str(e)) from None
-
-    def default_batch(
-        self, path: str, batch: int | None, shapes: dict[str, tuple], max_bytes: int | None
-    ) -> int | None:
-        """The batch for a file whose first dimension alone is dynamic: 32, which is then printed."""
-        if batch is not None or shapes:
-            return batch
-        from ..importer.model import open_dimensions, read_model
-
-        is_open = open_dimensions(read_model(path, max_bytes=max_bytes).graph)
-        if is_open and all(axis == 0 for _, axis in is_open):
-            self.say("batch: 32 (the model's batch dimension is dynamic; --batch N sets it)")
-            return 32
-        return None
-
-    def attach_loss(self, program: Any) -> str:
-        """The name of the loss, which is appended if the model has none."""
-        from ..compiling.steps import attach_loss
-
-        self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
-        if self.args.loss is None:
-            self.say(f"loss: {self.report.loss_reason} (--loss sets it)")
-        if self.args.stop_on_nan:
-            from ..training.finite import stop_on_nan
-
-            stop_on_nan(program[self.report.loss])
-        return self.report.loss
-
-    def optimizer(self) -> Any:
-        """A new optimizer of the requested kind."""
-        from ..training import optimizers
-
-        kinds = {n.lower(): getattr(optimizers, n) for n in optimizers.NAMES}
-        kind = self.args.optimizer.lower().replace("-", "").replace("_", "")
-        if kind not in kinds:
-            raise UsageError(f"unknown optimizer '{kind}'{nearest(kind, kinds)}; known: {', '.join(kinds)}")
-        self.report.optimizer = kind
-        found = kinds[kind](learning_rate=self.args.lr, groups=self.args.group)
-        return optimizers.RecomputeOptimizer(found).set_slices(self.args.slice) if self.args.slice else found
-
-    def checkpoint_patterns(self) -> list[str] | None:
-        """The patterns of --checkpoints, with `@file` replaced by the file's lines."""
-        if self.args.checkpoints is None:
-            return None
-        found: list[str] = []
-        for item in split(self.args.checkpoints):
-            if item.startswith("@"):
-                try:
-                    lines = Path(item[1:]).read_text().splitlines()
-                except (OSError, UnicodeDecodeError) as e:
-                    raise UsageError(f"--checkpoints: cannot read '{item[1:]}': {e}") from None
-                found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            else:
-                found.append(item)
-        if not found:
-            raise UsageError("--checkpoints is empty: give names, globs or @file (--list-checkpoints shows candidates)")
-        return found
 
     # -- what comes out -------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from typing import Any
 from ..errors import RecomputeError, printable
 from ..support.files import discard_unfinished
 
-_NAME = "recompute-compile"
 #: signals that end a process by default and leave it no time to remove its temporary files
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 #: phrases of libraries' messages that mean that memory ran out
@@ -113,7 +112,7 @@ def _open_streams() -> None:
         os.close(number)
 
 
-def exit_code(error: BaseException, verbose: bool) -> int:
+def exit_code(error: BaseException, verbose: bool, command: str = "recompute-compile") -> int:
     """Prints why the command ends, and returns its exit code."""
     if isinstance(error, (SystemExit, GeneratorExit)):  # argparse has printed its message
         _silence()
@@ -121,7 +120,7 @@ def exit_code(error: BaseException, verbose: bool) -> int:
     if isinstance(error, (KeyboardInterrupt, Signalled)):
         number = error.number if isinstance(error, Signalled) else signal.SIGINT
         _silence()
-        tell(f"{_NAME}: {'interrupted' if number == signal.SIGINT else f'ended by {signal.Signals(number).name}'}")
+        tell(f"{command}: {'interrupted' if number == signal.SIGINT else f'ended by {signal.Signals(number).name}'}")
         return 128 + number
     if isinstance(error, BrokenPipeError) and error.filename is None:  # `| head`
         _silence()
@@ -129,7 +128,7 @@ def exit_code(error: BaseException, verbose: bool) -> int:
     if verbose:
         tell("".join(traceback.format_exception(error)))
     traceback.clear_frames(error.__traceback__)  # frees what the frames hold, in case memory ran out
-    tell(f"{_NAME}: error: {_last_words(error)}")
+    tell(f"{command}: error: {_last_words(error)}")
     _silence()
     return error.exit_code if isinstance(error, RecomputeError) else 1
 

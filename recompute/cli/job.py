@@ -24,6 +24,7 @@ class Job(Protocol):
     report: Any
     written: list[tuple[Path, str]]
     available: int | None
+    unfrozen: Any
 
     def say(self, text: str) -> None:
         """Prints text for people."""

@@ -42,10 +42,20 @@ def check_arguments(args: argparse.Namespace) -> None:
             continue
         if why := _why_not(name, path):
             raise UsageError(f"{option}: cannot write '{path}': {why}")
-        where = os.path.realpath(path)
-        if where in taken and not is_special(path):
-            raise UsageError(f"{taken[where]} and {option} would both write '{path}'")
-        taken[where] = option
+        for file in _written(name, path):
+            if file != path and (why := why_not_writable(file)):
+                raise UsageError(f"{option}: cannot write '{file}': {why}")
+            where = os.path.realpath(file)
+            if where in taken and not is_special(file):
+                raise UsageError(f"{taken[where]} and {option} would both write '{file}'")
+            taken[where] = option
+
+
+def _written(name: str, path: Path) -> list[Path]:
+    """The files that an option writes."""
+    from ..exporter.step import state_file
+
+    return [path, state_file(path)] if name == "output" and not is_special(path) else [path]
 
 
 def _why_not(name: str, path: Path) -> str:
@@ -64,27 +74,36 @@ def _check_standard_output(name: str) -> None:
         raise UsageError("--json -: standard output is closed")
 
 
+def list_models() -> int:
+    """`--list-models`: prints the networks of the zoo."""
+    from .. import models
+    from .ending import say
+
+    for name in models.names():
+        entry = models.info(name)
+        say(f"{name:<16} {entry.description}")
+    return 0
+
+
 def write_models(job: Job, step: Any) -> None:
     """Writes the training step as it is now, after --run with what was trained, and the trained model."""
-    from ..exporter.compiled import save_model
-    from ..exporter.function_builder import set_metadata
-    from ..exporter.step import export_step
+    from ..exporter.step import save_step
     from ..exporter.trained import export_trained
 
     if job.args.output is not None:
-        model = export_step(step.program)
-        set_metadata(model, {"recompute.steps_run": str(job.args.run or 0)})
-        save_model(model, job.args.output)
+        state = save_step(step.program, job.args.output, metadata={"recompute.steps_run": str(job.args.run or 0)})
         job.report.output = str(job.args.output)
         after = f", after {job.args.run} steps" if job.args.run else ", with the model's weights"
         job.written.append((job.args.output, f" (the training step{after})"))
+        if state != job.args.output:
+            job.written.append((state, " (its weights and state)"))
     if job.args.save_trained is not None:
         export_trained(step.program, job.args.save_trained)
         job.report.trained = str(job.args.save_trained)
         job.written.append((job.args.save_trained, f" (the model after {job.args.run} steps, for inference)"))
 
 
-def report_attention(job: Job, program: Any) -> None:
+def report_attention(job: Any, program: Any) -> None:
     """Says where attention will be one operator, and where not, and why."""
     from ..passes.attention.find_attention import find_attention
 

@@ -38,6 +38,9 @@ example: recompute-compile resnet50 --batch 8 --memory-budget 60% --run 2
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are UsageErrors, and which takes no abbreviations, as these change with new options."""
 
+    #: what `--help` prints
+    short = SHORT
+
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, add_help=False, **options)
         group = self.add_argument_group("help")
@@ -92,7 +95,7 @@ class _Help(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """`SHORT`, or all options."""
-        say((SHORT if self.short else parser.format_help()).rstrip())
+        say((getattr(parser, "short", SHORT) if self.short else parser.format_help()).rstrip())
         parser.exit()
 
 

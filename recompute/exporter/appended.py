@@ -15,6 +15,7 @@ from ..passes.cleanup.for_test import ForTest
 from ..training.state import contents
 from .compiled import listed
 from .function_builder import OPSET, FunctionBuilder, fill_tensor, tensor_of, type_proto
+from .quantised import unquantised
 
 
 def appended_block(program: Program) -> Block | None:
@@ -22,7 +23,7 @@ def appended_block(program: Program) -> Block | None:
     are not among them.  None if there are none."""
     if program.imported is None:
         return None
-    block = program.forward_block
+    block = unquantised(program.forward_block)
     there = program.imported.values()
     outputs = [
         v.name

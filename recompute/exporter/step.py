@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,19 +20,22 @@ import onnx
 from onnx import helper
 
 from ..errors import UsageError
+from ..importer.beside import STATE_FILE, in_state_file
 from ..language.builder import Names
-from ..language.ir import Free, Operator, Value
+from ..language.ir import Block, Free, Operator, Value
 from ..language.program import Program, Variable
 from ..language.text import show
 from ..language.types import TensorType
-from ..training.state import contents
+from ..support.files import is_special, together
+from ..training.state import contents, write_arrays
 from ..version import __version__
+from .compiled import save_model
 from .function_builder import DOMAIN, OPSET, FunctionBuilder, fill_tensor, set_metadata, tensor_of, value_info
 
 if TYPE_CHECKING:
     from ..language.op import Op
 
-__all__ = ["DOMAIN", "OPSET", "FunctionBuilder", "export_step"]
+__all__ = ["DOMAIN", "OPSET", "FunctionBuilder", "export_step", "save_step", "state_file"]
 
 #: the first IR version with node metadata; functions came with 8
 IR_VERSION = 10
@@ -39,11 +44,12 @@ _MAX_TYPED = 20_000
 
 
 def export_step(
-    program: Program, *, fetch: Sequence[str | Variable] = (), plan_metadata: Any = None
+    program: Program, *, fetch: Sequence[str | Variable] = (), plan_metadata: Any = None, state: str = "defaults"
 ) -> onnx.ModelProto:
     """The program as an ONNX model of one training step.
 
-    Inputs: those of the program, and its parameters, buffers and state, whose current contents are the defaults.
+    Inputs: those of the program, and its parameters, buffers and state, whose current contents are the defaults; with
+    `state="inputs"` they have none, so that they must be fed (`save_step` writes them to a file beside the model).
     Outputs: those of the program, `fetch`, and for each updated `w` its new contents `w.next`; a training loop feeds
     these back (the metadata entry `recompute.updates` maps the names).  The metadata also contain the program's text,
     from which `load_compiled` restores it; `plan_metadata` (JSON text, a value that JSON can represent, or a dataclass;
@@ -51,10 +57,61 @@ def export_step(
 
     UsageError for an unknown fetch or a parameter without contents, ModelError for an operator without an ONNX form.
     """
-    step = _Step(program)
+    if state not in ("defaults", "inputs"):
+        raise UsageError(f"state must be 'defaults' or 'inputs', not {state!r}")
+    step = _Step(program, inside=state == "defaults")
     for op in step.block.operators:
         step.add(op)
-    return step.model([program[f if isinstance(f, str) else f.name].name for f in fetch], plan_metadata)
+    names = [program[f if isinstance(f, str) else f.name].name for f in fetch]
+    return step.model(names, plan_metadata)
+
+
+def save_step(
+    program: Program,
+    path: str | PathLike[str],
+    *,
+    fetch: Sequence[str | Variable] = (),
+    plan_metadata: Any = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes the training step for a loop in any ONNX runtime: weights in, weights out.  Returns the state's path.
+
+    The model at `path` is that of `export_step` with `state="inputs"`; the contents of parameters, buffers and state
+    are in `NAME.state.safetensors` beside it, whose metadata have the entry `updates` (JSON: input → output with its
+    new contents).  `rc.load`, `rc.load_compiled` and the command line read both from `path`.  `metadata`: further
+    entries of the model's.  A pipe or device gets one model with defaults.  Errors: as `export_step` and `save_model`.
+    """
+    path = Path(path)
+    if is_special(path):
+        model = export_step(program, fetch=fetch, plan_metadata=plan_metadata)
+        set_metadata(model, metadata or {})
+        save_model(model, path)
+        return path
+    path = path.resolve() if path.is_symlink() else path
+    beside = state_file(path)
+    model = export_step(program, fetch=fetch, plan_metadata=plan_metadata, state="inputs")
+    set_metadata(model, {**(metadata or {}), STATE_FILE: beside.name})
+    entries = {p.key: p.value for p in model.metadata_props}
+    fed = {i.name for i in model.graph.input}
+    arrays = {v.name: contents(program, v) for v in _stored(_block_of(program)) if v.name in fed}
+    with together():
+        write_arrays(arrays, beside, {"updates": entries["recompute.updates"]})
+        save_model(model, path)
+    return beside
+
+
+def state_file(path: Path) -> Path:
+    """The file with the state of the step that `save_step` writes to `path`."""
+    return path.with_name(f"{path.stem}.state.safetensors")
+
+
+def _block_of(program: Program) -> Block:
+    """What is exported: the block before lowering, which is only for kernels."""
+    return program.logical if any(op.kernel for op in program.block.operators) else program.block
+
+
+def _stored(block: Block) -> tuple[Value, ...]:
+    return (*block.parameters, *block.buffers, *block.state)
 
 
 class _Graph(FunctionBuilder):
@@ -77,12 +134,14 @@ class _Graph(FunctionBuilder):
 
 
 class _Step:
-    """Converts a block's operators into nodes and functions, in order."""
+    """Converts a block's operators into nodes and functions, in order.
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        lowered = any(op.kernel for op in program.block.operators)  # only for kernels
-        self.block = program.logical if lowered else program.block
+    `inside`: what is stored has its contents as defaults; else only what safetensors lacks is inside, as constants.
+    """
+
+    def __init__(self, program: Program, *, inside: bool) -> None:
+        self.program, self.inside = program, inside
+        self.block = _block_of(program)
         self.values = self.block.values()
         self.graph = _Graph(Names(self.values))
         #: name in the block → current ONNX name, which updates change
@@ -156,20 +215,20 @@ class _Step:
             producer_version=__version__,
         )
         set_metadata(model, self._metadata(plan, __version__))
-        for v in self._stored():
-            fill_tensor(model.graph.initializer.add(), v.name, contents(self.program, v))
+        for v in _stored(self.block):
+            if self.inside or not in_state_file(v.dtype):
+                fill_tensor(model.graph.initializer.add(), v.name, contents(self.program, v))
         return model
 
-    def _stored(self) -> tuple[Value, ...]:
-        return (*self.block.parameters, *self.block.buffers, *self.block.state)
-
     def _graph_proto(self, fetch: Sequence[str]) -> onnx.GraphProto:
-        inputs = [value_info(v.name, v.type) for v in (*self.block.inputs, *self._stored())]
+        stored = [v for v in _stored(self.block) if self.inside or in_state_file(v.dtype)]
+        inputs = [value_info(v.name, v.type) for v in (*self.block.inputs, *stored)]
         outputs = dict.fromkeys([*(self.current[n] for n in (*self.block.outputs, *fetch)), *self._updated().values()])
         graph = helper.make_graph(
             self.graph.nodes, self.block.name, inputs, [value_info(n, self.graph.types[n]) for n in outputs]
         )
-        graph.initializer.extend(self.graph.initializers)
+        used = {i for n in self.graph.nodes for i in n.input}.union(outputs)
+        graph.initializer.extend(t for t in self.graph.initializers if t.name in used)
         if len(self.block.operators) <= _MAX_TYPED:
             declared = {v.name for v in self.block.declared()}.union(outputs)
             written = [v for op in self.block.operators for v in op.writes()]

@@ -17,11 +17,13 @@ from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_to_onnx
 from ..support.room import need_room
+from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
 from .compiled import all_tensors, listed, save_beside, tensor_bytes, without_fields
 from .function_builder import fill_tensor, value_info
 from .inference import differs_in_training, in_inference, restricted
+from .quantised import quantised, range_buffers
 
 __all__ = ["export_trained"]
 
@@ -31,28 +33,33 @@ def export_trained(
     path: str | PathLike[str] | None = None,
     *,
     outputs: Sequence[str | Variable] | None = None,
+    averaged: bool = False,
 ) -> onnx.ModelProto:
     """The model from which the program was loaded, with the trained values, for inference in any runtime.
 
     It computes what `program.evaluate` does: batch normalisation with the running statistics, without dropout.
     Parameters and running statistics replace the initializers, Constant, ConstantOfShape or Identity nodes of the same
     name.
+    A program after `prepare_qat` becomes an 8-bit model, with QuantizeLinear and DequantizeLinear.
     Operators and parameters that were appended to the program (a new head) follow, in opset 21; losses do not.
     The result contains all tensors: external data of the original are read, never written.
 
     `outputs`: names of outputs, also of inner values (default: the model's outputs, without the loss that was trained
     where there are others, and the new ones); what only other outputs need is left out.  `path`: the result is also
-    saved there.
+    saved there.  `averaged`: with the moving averages of the weights (`rc.ExponentialMovingAverage`).
 
     UsageError if the program was not loaded from a model, ModelError if the model lacks a trained parameter.
     """
+    if averaged:
+        with applied(program):
+            return export_trained(program, path, outputs=outputs)
     if program.source is None:
         raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
     source = program.source
     values = {v.name: v for v in (*program.block.parameters, *program.block.buffers)}
     new = appended_block(program)
     read = () if new is None else (v.name for op in new.operators for v in op.reads())
-    own = values.keys() & set(read) - _holders(source.graph)
+    own = values.keys() & set(read) - _holders(source.graph) | range_buffers(program.forward_block)
     updated = {v.name for op in program.block.operators if op.op.updates for v in op.writes()}
     tensors = {t.name: t for t in source.graph.initializer}
     trained = {n: v for n, v in values.items() if n not in own and (n in updated or _changed(program, v, tensors))}
@@ -61,6 +68,7 @@ def export_trained(
     in_inference(model.graph)
     if new is not None:
         model = with_appended(model, program, new)
+    model = quantised(model, program)
     wanted = None if outputs is None else [o.name if isinstance(o, Variable) else o for o in outputs]
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
     if path is not None:

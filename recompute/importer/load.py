@@ -31,12 +31,12 @@ from .initialize import initialise
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
-from .origin import origin_of, source_operator
+from .origin import source_operator
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
 from .ties import repaired
-from .trained import TrainRule
+from .trained import rule_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,9 +70,9 @@ def load(
     """Reads an ONNX model as a Program of forward operators.
 
     `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name.
-    `trainable`: names or globs of what is trained (default: float initializers with at least one dimension, and
-    weights given by constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout and
-    BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
+    `trainable`: names or globs of what is trained (default: what the file says; or float initializers with at least
+    one dimension, and weights of constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout
+    and BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
     nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`).
     `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
     may be a checkpoint; names or globs (of nodes or their outputs) choose which.
@@ -89,7 +89,7 @@ def load(
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     limits, budget, source = _read(model, further)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
-    rule = TrainRule(current.graph, origin_of(source), trainable)
+    rule = rule_of(source, current.graph, trainable)
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
@@ -115,7 +115,8 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:
-    """The function that loads a program's model at another batch, by the same options."""
+    """The function that loads a program's model at another batch, by the same options, which the program remembers."""
+    program.loaded = options
     shapes = {v.name: v.shape for v in program.block.inputs}
 
     def again(batch: int) -> Program:

@@ -13,6 +13,7 @@ import onnx
 
 from ..errors import ModelError, UsageError, nearest
 from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
+from .beside import attach_state
 from .graphs import first_output
 from .limits import Budget
 
@@ -53,6 +54,7 @@ def read_model(
         for text in _all_names(proto):
             if not isinstance(text, str):  # protobuf returns bytes, or raises this, if a name is not UTF-8
                 raise ModelError(f"the model has a name that is no UTF-8 text: {text!r:.60}")
+        tensors += attach_state(proto, folder)
     except UnicodeDecodeError as e:
         raise ModelError(f"the model has a name that is no UTF-8 text: {e.object!r:.60}") from None
     budget.own(nodes, _check_tensors(tensors, folder, budget))

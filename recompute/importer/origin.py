@@ -81,6 +81,11 @@ def source_operator(node: onnx.NodeProto) -> str:
     return names[-1] if names else ""
 
 
+def detached(node: onnx.NodeProto) -> None:
+    """Marks an Identity node as one through which no gradient flows, as PyTorch's exporter does."""
+    node.metadata_props.add(key=_HIERARCHY, value="['aten.detach.default']")
+
+
 def described(name: str, kind: str) -> onnx.ValueInfoProto:
     """The entry of a graph that says what an initializer is: "PARAMETER" or "BUFFER"."""
     found = onnx.ValueInfoProto(name=name)

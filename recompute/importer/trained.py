@@ -6,18 +6,23 @@ buffers); what the graph tells.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx
 
-from ..errors import UsageError, nearest
+from ..errors import ModelError, UsageError, nearest
 from ..language.op import REGISTRY
 from ..language.types import TensorType
 from ..support.patterns import Patterns
 from .fold import Known
-from .origin import FLOATS, Origin
+from .origin import FLOATS, Origin, origin_of
 
+#: metadata of models that say themselves what trains: a list of names and globs, as JSON
+TRAINABLE = "recompute.trainable"
+#: metadata of models that say what does not train unless it is named, in the same form
+FROZEN = "recompute.frozen"
 #: operators behind which a table of angles is still one
 _PASSING = frozenset(
     ["Mul", "MatMul", "Gemm", "Einsum", "Unsqueeze", "Squeeze", "Expand", "Reshape", "Transpose", "Cast", "Concat",
@@ -35,11 +40,31 @@ class Trained:
     why: str
 
 
+def said_to_train(model: onnx.ModelProto, key: str = TRAINABLE) -> list[str] | None:
+    """The names and globs that the model itself says are trained (or, by `key`, frozen); None where it says nothing.
+
+    ModelError for metadata that is no list of names.
+    """
+    text = next((p.value for p in model.metadata_props if p.key == key), None)
+    if text is None:
+        return None
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError, TypeError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ModelError(f"the model has damaged metadata: {key} is not a list of names")
+    return names
+
+
 class TrainRule:
     """Decides for every tensor of a model; `decided` keeps the answers."""
 
-    def __init__(self, graph: onnx.GraphProto, origin: Origin, trainable: Sequence[str] | None) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, origin: Origin, trainable: Sequence[str] | None, frozen: Sequence[str] = ()
+    ) -> None:
         self.origin = origin
+        self.frozen = Patterns(frozen)
         self.wanted = None if trainable is None else Patterns(trainable)
         self.angles = angles(graph) if trainable is None else set()
         self.decided: dict[str, Trained] = {}
@@ -62,6 +87,8 @@ class TrainRule:
     def _decide(self, name: str, known: Known, op_type: str, position: int) -> tuple[bool, str]:
         if self.wanted is not None:
             return (True, "named by trainable") if self.wanted.fit(name) else (False, "not named by trainable")
+        if self.frozen.fit(name):
+            return False, "the file says: frozen"
         kind = self.origin.kinds.get(name)
         if kind is not None:
             return kind == "PARAMETER", f"the file says: {kind.lower().replace('_', ' ')}"
@@ -91,6 +118,12 @@ class TrainRule:
             if pattern in set(floats):
                 raise UsageError(f"trainable: '{pattern}' is there, but nothing that depends on it is computed")
             raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, others)}")
+
+
+def rule_of(source: onnx.ModelProto, graph: onnx.GraphProto, trainable: Sequence[str] | None) -> TrainRule:
+    """The rule for a model whose prepared graph is `graph`: by what the user names, or else by what the file says."""
+    named = said_to_train(source) if trainable is None else trainable
+    return TrainRule(graph, origin_of(source), named, said_to_train(source, FROZEN) or ())
 
 
 def angles(graph: onnx.GraphProto) -> set[str]:

@@ -170,8 +170,12 @@ class Program:
         self.fuse_head = True
         #: values that every step fetches, for which a head has to make its logits
         self.fetched: tuple[str, ...] = ()
+        #: the slices in which an optimizer has the whole step run, gradients being added up over them
+        self.slices: tuple[str, ...] = ()
         #: the block as it was loaded from `source`
         self.imported: Block | None = None
+        #: the options by which it was loaded, input shapes and batch aside
+        self.loaded: dict[str, Any] = {}
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
         self.again: Callable[[int], Program] | None = None
         #: what `evaluate` has compiled
@@ -183,6 +187,8 @@ class Program:
         #: why parameters and state are only partly updated, after a failed step; "" if they are consistent.  Executors
         #: refuse to continue until a state is loaded
         self.broken = ""
+        #: whether parameters hold their averages for now (`recompute.training.averages`): no step may train them
+        self.averaged = False
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
         #: the compiled block; valid while one of its two blocks is the program's
@@ -285,7 +291,7 @@ class Program:
         """Takes over where another program of the same model comes from: its forward pass, names and reasons."""
         self.aliases, self.tensors, self.source_path = dict(other.aliases), list(other.tensors), other.source_path
         self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
-        self.fuse_attention = other.fuse_attention
+        self.loaded, self.fuse_attention = dict(other.loaded), other.fuse_attention
         self.fuse_head = other.fuse_head
 
     # -- training and evaluation ----------------------------------------------------------------------------------
@@ -301,14 +307,20 @@ class Program:
         return _modes().for_test(self, batch, outputs)
 
     def evaluate(
-        self, feed: Mapping[str, Any], fetch_list: Sequence[str | Variable] | None = None, place: Any = None
+        self,
+        feed: Mapping[str, Any],
+        fetch_list: Sequence[str | Variable] | None = None,
+        place: Any = None,
+        *,
+        averaged: bool = False,
     ) -> list[np.ndarray]:
         """Runs `for_test` on what is fed, at the batch that is fed, and returns the fetched values in order.
 
         `fetch_list` (default: all outputs that the fed inputs suffice for); labels need not be fed for scores.
-        `place`: where it runs (None: the CPU).  Each batch size is compiled once.
+        `place`: where it runs (None: the CPU).  Each batch size is compiled once.  `averaged`: with the moving averages
+        of the weights (`rc.ExponentialMovingAverage`); for many batches, `with applied(program)` exchanges them once.
         """
-        return _modes().evaluate(self, feed, fetch_list, place)
+        return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
 
     def freeze(self, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
         """Stops the training of parameters that names or globs match; returns the program.

@@ -19,9 +19,11 @@ from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.cleanup.for_test import ForTest, in_inference
 from ..support.patterns import Patterns
+from .averages import applied
 from .base import must_be_untrained
+from .quantisation import must_have_ranges
 
-__all__ = ["at_other_batches", "evaluate", "for_test", "freeze"]
+__all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays"]
 
 
 def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:
@@ -82,7 +84,7 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
         names = tuple(_name(made, n) for n in names)
     made.block = verify(ForTest(names).run(made.block))
     if made.data is not program.data:
-        _share(made, program)
+        share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
     if drawn:
         warnings.warn(
@@ -106,7 +108,7 @@ def _at(program: Program, batch: int) -> Program:
     return program.again(int(batch))
 
 
-def _share(made: Program, program: Program) -> None:
+def share_arrays(made: Program, program: Program) -> None:
     """Gives a program of another batch the arrays of the training program, by name.
 
     Tables that the importer computed for the batch have other shapes: they get names of their own.
@@ -142,9 +144,15 @@ def evaluate(
     feed: Mapping[str, Any],
     fetch_list: Sequence[str | Variable] | None = None,
     place: Any = None,
+    *,
+    averaged: bool = False,
 ) -> list[np.ndarray]:
     """`Program.evaluate`."""
     from ..runtime import Executor
+
+    if averaged:
+        with applied(program):
+            return evaluate(program, feed, fetch_list, place)
 
     if program.broken:
         raise JobError(f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state")
@@ -165,6 +173,7 @@ def evaluate(
         unknown = [n for n in feed if n not in known]
         if unknown:
             raise UsageError(f"the program has no input '{unknown[0]}'{nearest(unknown[0], known)}")
+        must_have_ranges(program)
         found = program.evaluations[key] = source, for_test(program, key[2], names), names, Executor(place)
     _, made, names, executor = found
     inputs = {v.name for v in made.block.inputs}

@@ -73,13 +73,20 @@ def save_state(program: Program, path: str | PathLike[str]) -> None:
 
     UsageError if a value has no contents yet, ModelError if the file cannot be written.
     """
+    write_arrays({v.name: contents(program, v) for v in _stored(program)}, path)
+
+
+def write_arrays(
+    arrays: Mapping[str, np.ndarray], path: str | PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file, atomically.  ModelError if it cannot be written."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    arrays = {v.name: np.asarray(contents(program, v), order="C") for v in _stored(program)}
     try:
         with replacing(Path(path)) as temporary:
-            save_file(arrays, temporary, metadata={"format": "np"})
+            whole = {n: np.asarray(a, order="C") for n, a in arrays.items()}
+            save_file(whole, temporary, metadata={"format": "np", **(metadata or {})})
     except (OSError, SafetensorError) as e:
         raise ModelError(f"cannot write '{path}': {_reason(e)}") from None
 
@@ -157,6 +164,10 @@ def _type_text(dtype: str, shape: list[int]) -> str:
 
 def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
     """UsageError that lists all names that are missing, unknown or of another type."""
+    if program.averaged:
+        raise UsageError(
+            f"{what} cannot be loaded while parameters hold their averages: leave `applied(program)` first"
+        )
     wanted = {v.name: str(v.type) for v in _stored(program)}
     problems = [
         f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t

@@ -106,7 +106,8 @@ class Session:
     """A planned block, ready to run many times: every operator's buffers are bound once.
 
     `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.  `progress` is told
-    how many operators are bound, of how many: kernels are compiled where no earlier process has done it.
+    how many operators are bound, of how many: kernels are compiled where no earlier process has done it.  `arena`: one
+    that is large enough, shared with sessions that never run at the same time (None: one of its own).
     """
 
     #: whether the newest contents of persistent values are in memory of its own, and not in the program's arrays
@@ -117,11 +118,12 @@ class Session:
         block: Block,
         arrays: Mapping[str, np.ndarray],
         progress: Callable[[int, int], None] = lambda done, count: None,
+        arena: Arena | None = None,
     ) -> None:
         self.block = block
         need_addresses(block)
         self.report = memory_report(block)
-        self.arena = Arena(self.report.arena)
+        self.arena = Arena(self.report.arena) if arena is None else arena
         self.host = Arena(self.report.host) if self.report.host else None
         self.arrays: dict[str, Any] = {}
         self._bind_persistent(arrays)

@@ -79,3 +79,15 @@ def test_a_frozen_part_keeps_its_bits(model: Path) -> None:
     )
     changed = {n for n in after if not np.array_equal(before[n], after[n])}
     assert changed == {"head.weight", "head.bias"}
+
+
+def test_what_freezing_saves_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both steps are compiled; the figures of what is left are those of the plain step."""
+    assert main([str(model), "--batch", "6", "--freeze", "body.*", "--json", str(model.parent / "f.json")]) == 0
+    assert "parameters that train" in capsys.readouterr().out
+    found = json.loads((model.parent / "f.json").read_text())
+    before, after = found["frozen"]["before"], found["frozen"]["after"]
+    assert after["trained"] == found["parameters"] < before["trained"]
+    assert after["peak_bytes"] == found["plain"]["peak_bytes"] < before["peak_bytes"]
+    assert after["gradient_bytes"] == 4 * after["trained"] and after["state_bytes"] < before["state_bytes"]
+    assert after["weight_bytes"] == before["weight_bytes"] and after["kept_bytes"] < before["kept_bytes"]

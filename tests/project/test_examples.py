@@ -16,7 +16,11 @@ FOLDER = Path(__file__).parents[2] / "examples"
 
 def run(name: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, str(FOLDER / name)], capture_output=True, text=True, timeout=300, env=os.environ
+        [sys.executable, str(FOLDER / name), *OPTIONS.get(name, [])],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -40,7 +44,42 @@ def budget(lines: list[str]) -> None:
     assert 0 < planned <= allowed
 
 
-CHECKS = {"quickstart.py": quickstart, "budget.py": budget}
+def detection(lines: list[str]) -> None:
+    """The same losses, bit for bit, in less memory, and a detector that finds its objects."""
+    plain, recomputed = (re.fullmatch(r"(\w+) +([\d.]+) MiB, loss .*", line) for line in lines[:2])
+    assert plain and recomputed and (plain[1], recomputed[1]) == ("plain", "recomputed")
+    assert float(recomputed[2]) < 0.9 * float(plain[2])
+    assert lines[2] == "the same bits"
+    figures = re.fullmatch(r"mAP ([\d.]+), mAP50 [\d.]+, mAP75 [\d.]+", lines[3])
+    assert figures and float(figures[1]) >= 0.5
+
+
+def digits(lines: list[str]) -> None:
+    """98 % of held-out digits, recomputed to the same bits, and as many in ONNX Runtime."""
+    plain, recomputed = (
+        re.fullmatch(r"\w+: accuracy ([\d.]+), peak [\d,]+ bytes, weights (\w+)", x) for x in lines[:2]
+    )
+    assert plain and recomputed
+    assert plain.groups() == recomputed.groups()
+    assert float(plain[1]) >= 0.98
+    assert lines[2] == f"ONNX Runtime: accuracy {plain[1]}"
+
+
+def cifar(lines: list[str]) -> None:
+    """Both networks end with the same bits, in less memory."""
+    peaks = [float(x.split("peak")[1].split()[0]) for x in lines if "peak" in x]
+    assert peaks[1] < peaks[0] and peaks[3] < peaks[2]
+    assert [x.split(maxsplit=1)[1] for x in lines if "peak" not in x] == ["the same bits"] * 2
+
+
+CHECKS = {
+    "quickstart.py": quickstart,
+    "budget.py": budget,
+    "detection.py": detection,
+    "digits.py": digits,
+    "cifar.py": cifar,
+}
+OPTIONS = {"detection.py": ["--quick"]}
 
 
 @pytest.mark.slow
@@ -51,3 +90,7 @@ def test_example(name: str) -> None:
 
 def test_every_example_is_checked() -> None:
     assert {p.name for p in FOLDER.glob("*.py")} == set(CHECKS)
+    assert {p.name for p in (FOLDER / "anywhere").iterdir()} == {
+        "loop.py",
+        "loop.mjs",
+    }  # tests/exporter/test_anywhere.py

@@ -16,7 +16,20 @@ import pytest
 import recompute as rc
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = ("amp", "clip", "cost", "data", "fleet", "losses", "lr", "optimizers", "profile", "state", "testing")
+PUBLIC = (
+    "amp",
+    "clip",
+    "cost",
+    "data",
+    "fleet",
+    "losses",
+    "lr",
+    "metrics",
+    "optimizers",
+    "profile",
+    "state",
+    "testing",
+)
 
 
 def setup() -> configparser.ConfigParser:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ....errors import UsageError
 from ....language.ir import Block, Operator
 from ....language.verify import trusted, verify
 from ... import sequence
 from ...base import run_passes
+from ...cleanup.commit_updates import CommitUpdates
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
 from ...offloading.transfers import StepTimes
@@ -20,7 +22,9 @@ from ...recomputation.rebuild import Rebuild
 from ...recomputation.recompute import RecomputePlan
 from ...recomputation.split_norms import as_parts
 from ...scheduling.schedule import InBestOrder, Schedule, live_peak
-from ...slicing.slicing import Slice
+from ...slicing.open_means import open_means
+from ...slicing.slicing import Slice, micro_step, parse_slicing, whole_last
+from ...slicing.whole import MicroBatch
 from ...target import Target
 from ..base import Planned
 from ..core.bound import least_budget, lower_bound
@@ -73,17 +77,26 @@ class Fitting:
         self._bounds: dict[int, float] = {}
         self._sliced: dict[tuple[str, ...], Fitting] = {}
         self.slices: tuple[str, ...] = ()
+        self.after: tuple[str, ...] = ()  # those of them that come after recomputation
 
     def of(self, slices: tuple[str, ...]) -> Fitting:
         """The same step with regions in slices (see passes/slicing).  UsageError where it has no such regions."""
         if slices == self.slices:
             return self
         if slices not in self._sliced:
-            sliced = Slice(slices).run(self.once)
-            found = Fitting(verify(sliced), self.target)
-            found.slices = slices
+            regions, whole = whole_last(slices)
+            before = Slice(regions).run(self.once)
+            one = self._micro_batch(before, whole[0]) if whole else None
+            sliced = verify(CommitUpdates().run(Slice(whole).run(before)) if whole else before)
+            found = Fitting(sliced, self.target) if one is None else MicroBatches(sliced, one, self.target)
+            found.slices, found.after = slices, whole if one is not None else ()
             self._sliced[slices] = found
         return self._sliced[slices]
+
+    def _micro_batch(self, block: Block, whole: str) -> MicroBatch | None:
+        """One slice of a step; None where nothing but all of them can be planned."""
+        numbered = run_passes(open_means(block), sequence.numbered_passes(self.target))
+        return micro_step(numbered, parse_slicing(whole))
 
     @cached_property
     def plain(self) -> Fitted:
@@ -173,6 +186,7 @@ class Fitting:
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
         after = self.ordered if scheduled else self.block
+        plan = dataclasses.replace(plan, slices=self.after)
         for p in sequence.recomputing_passes(plan):
             after = p.run(after)
         if not plan.offloads:
@@ -200,6 +214,51 @@ class Fitting:
     def cost(self, f: Fitted) -> float:
         """What a step costs, as planners see it."""
         return f.planned.outcome.cost if f.planned is not None else sum(map(self.seconds, f.block.operators))
+
+
+class MicroBatches(Fitting):
+    """Plans for a step that runs slice by slice as a whole: each slice recomputes alike.
+
+    Plans number the operators of the step before slicing (`block`).  Their problem is that step with one slice in place
+    of all, whose operators cost as much as all slices together, between the sums of those before it.
+    """
+
+    def __init__(self, sliced: Block, one: MicroBatch, target: Target) -> None:
+        """`sliced`: the step in slices that recomputes nothing; `one`: one slice of it."""
+        super().__init__(sliced, target)
+        self._one, self.block = one, verify(one.step)
+
+    @cached_property
+    def derived(self) -> Derived:
+        """The problem of one slice."""
+        one, members = self._one, set(self._one.members)
+        times = [one.pieces if at in members else 1 for at in one.origins]
+        seconds = {id(o): n * self.seconds(o) for o, n in zip(one.block.operators, times, strict=True)}
+        found = derive(one.block, lambda o: seconds[id(o)], sequence.workspace(self.target))
+        stands = [members.isdisjoint([at]) or o.op.name != self.block.operators[at].op.name
+                  for o, at in zip(one.block.operators, one.origins, strict=True)]  # fmt: skip
+        nodes = tuple(
+            dataclasses.replace(n, repeatable=False) if stands[own[0]] else n
+            for n, own in zip(found.problem.nodes, found.operators, strict=True)
+        )
+        operators = tuple(tuple(dict.fromkeys(one.origins[k] for k in own)) for own in found.operators)
+        return Derived(self.block, dataclasses.replace(found.problem, nodes=nodes), operators)
+
+    @property
+    def ordered(self) -> Block:
+        """The order given: the slices are reordered when they are compiled."""
+        return self.block
+
+    def cost(self, f: Fitted) -> float:
+        """That of what runs, joins of slices included."""
+        return sum(map(self.seconds, f.block.operators))
+
+    def of(self, slices: tuple[str, ...]) -> Fitting:
+        """The step itself, also for a plan made without slices.  UsageError for other slices than its own."""
+        if slices not in ((), self.slices):
+            own, other = (" ".join(s) or "none" for s in (self.slices, slices))
+            raise UsageError(f"the plan is for another step: its slices are {other}, those of the step are {own}")
+        return self
 
 
 def peak_of(compiled: Block) -> int:

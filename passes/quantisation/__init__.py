@@ -1,0 +1,1 @@
+"""Values rounded to 8 bits, for training models that will run in integers."""

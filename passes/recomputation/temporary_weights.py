@@ -1,0 +1,87 @@
+"""Weights that are stored in 8 bits, dequantised for each operator that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...language.builder import Names
+from ...language.ir import Block, Operator, Role, Value
+from ..base import Pass
+
+_FORWARD = (Role.FORWARD, Role.LOSS)
+#: element types in which weights are stored
+_CODES = frozenset(["i8", "u8", "i4", "u4", "i2", "u2", "f8e4m3fn", "f8e5m2"])
+#: operators that make a weight from its codes, at most
+_LONGEST = 8
+
+
+@dataclass(frozen=True)
+class TemporaryWeights(Pass):
+    """Dequantise frozen weights again for the backward operators that read them.
+
+        w = Mul(Cast(codes), scale)        y = MatMul(x, w)        dx = MatMul(dy, Transpose(w))
+
+    The codes are there at all times, so that w need not wait for the backward pass: it is made right before each
+    operator there that reads it, with the same bits, and is gone after it.  A weight is what forward operators make
+    of buffers, parameters and constants alone, 8-bit integers or floats among them; nothing is made again that the
+    block returns, that recomputation makes again, or whose sources are updated before.
+    """
+
+    def run(self, block: Block) -> Block:
+        """The block itself where it stores no such weights."""
+        codes = {v.name for v in block.buffers if v.dtype in _CODES}
+        made = _weights(block, codes) if codes else {}
+        if not made:
+            return block
+        names, updated = Names(block.values()), _first_updates(block)
+        recomputed = {v.name for op in block.operators if op.role is Role.RECOMPUTE for v in op.reads()}
+        fixed = recomputed.union(block.outputs)
+        result: list[Operator] = []
+        for i, op in enumerate(block.operators):
+            if op.role is Role.BACKWARD:
+                for v in dict.fromkeys(v for v in op.reads() if v.name in made and v.name not in fixed):
+                    chain = [block.operators[k] for k in made[v.name]]
+                    if all(updated.get(r.name, i) >= i for o in chain for r in o.reads()):
+                        copies, again = _again(chain, v, names)
+                        result += copies
+                        op = op.reading({v.name: again})
+            result.append(op)
+        return block.with_operators(result)
+
+
+def _weights(block: Block, codes: set[str]) -> dict[str, tuple[int, ...]]:
+    """Forward values that are made of stored ones alone, codes among them → the operators that make them, in order."""
+    stored = {v.name for v in block.persistent()}
+    made: dict[str, tuple[int, ...]] = {}
+    coded = set(codes)
+    for i, op in enumerate(block.operators):
+        reads = [v.name for v in op.reads()]
+        if op.role not in _FORWARD or len(op.outputs) != 1 or op.op.random or op.op.updates or op.op.copies:
+            continue
+        if reads and all(n in stored or n in made for n in reads):
+            chain = tuple(sorted({i}.union(*(made[n] for n in reads if n in made))))
+            y = next(op.writes()).name
+            if len(chain) <= _LONGEST:
+                made[y] = chain
+                coded.update([y] if coded.intersection(reads) else ())
+    return {n: chain for n, chain in made.items() if n in coded}
+
+
+def _first_updates(block: Block) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for i, op in enumerate(block.operators):
+        if op.op.updates:
+            for v in op.writes():
+                found.setdefault(v.name, i)
+    return found
+
+
+def _again(chain: list[Operator], v: Value, names: Names) -> tuple[list[Operator], Value]:
+    """Copies of the operators that make a value, and the copy of the value."""
+    new: dict[str, Value] = {}
+    copies: list[Operator] = []
+    for op in chain:
+        y = next(op.writes())
+        new[y.name] = y.renamed(names.take(f"{y.name}.again"))
+        copies.append(replace(op.reading(new), outputs=(new[y.name],), role=Role.BACKWARD))
+    return copies, new[v.name]

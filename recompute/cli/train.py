@@ -1,0 +1,206 @@
+"""`recompute-train`: trains a model on one's own data, for epochs, with evaluation, checkpoints and resume."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..places import CPUPlace, named_place
+from ..support.files import replacing
+from ..support.tables import human_bytes
+from . import ending as cli_ending
+from .model import ModelJob
+from .train_arguments import check, parser
+from .values import finite, split
+
+#: losses whose labels are classes
+_OF_CLASSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "LinearCrossEntropy")
+
+
+@dataclass
+class TrainReport:
+    """What `--json` holds, besides the fields of `rc.trainer`'s History."""
+
+    model: str = ""
+    batch: int | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    parameters: int = 0
+    loss: str = ""
+    loss_reason: str = ""
+    optimizer: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script.  Returns the exit code."""
+    args = argparse.Namespace(verbose=False)
+    with cli_ending.prepared(args):
+        try:
+            code = _run(parser().parse_args(argv, args))
+            cli_ending.flush()
+        except BaseException as e:
+            code = cli_ending.exit_code(e, args.verbose, "recompute-train")
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    check(args)
+    return _TrainJob(args).run()
+
+
+class _TrainJob(ModelJob):
+    """One invocation, from the model to the results."""
+
+    report: TrainReport
+    open_batch = True
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args, TrainReport(model=args.model))
+
+    def run(self) -> int:
+        """Trains.  Returns the exit code: 130 after Ctrl-C, 143 after SIGTERM, once the run is saved."""
+        from ..data import Dataset, dataset
+        from ..trainer.callbacks import EarlyStopping
+        from ..trainer.saving import Saving
+        from ..trainer.trainer import Trainer
+
+        args = self.args
+        data = dataset(args.data)
+        assert isinstance(data, Dataset)
+        evaluation = None if args.eval is None else dataset(args.eval)
+        place = named_place(args.place)
+        program = self.load()
+        loss = self.attach_loss(program)
+        optimizer = self._optimizer(program, len(data))
+        metrics = self._metrics(program, evaluation is not None)
+        callbacks: list[Any] = [self._printer()]
+        if args.patience is not None:
+            callbacks.append(
+                EarlyStopping(args.monitor or ("eval.loss" if evaluation is not None else "train.loss"), args.patience)
+            )
+        saving = None
+        if args.save is not None:
+            saving = Saving(args.save, steps=args.save_steps, keep=args.keep, tensorboard=args.tensorboard)
+        trainer = Trainer(program, optimizer, loss=loss, metrics=metrics, seed=args.seed, place=place,
+                          callbacks=callbacks, monitor=args.monitor, quiet=args.quiet)  # fmt: skip
+        history = trainer.fit(
+            data, epochs=args.epochs, eval_data=evaluation, eval_batch=args.eval_batch, shuffle=not args.no_shuffle,
+            drop_last=args.drop_last, save=saving, resume=args.resume,
+        )  # fmt: skip
+        self._finish(history)
+        return {"interrupted": 130, "ended by SIGTERM": 143}.get(history.stopped, 0)
+
+    def _optimizer(self, program: Any, samples: int) -> Any:
+        """The optimizer with its schedule and clipping, precision and recomputation."""
+        from ..passes.target import Target
+        from ..training.amp import with_precision
+        from ..training.averages import ExponentialMovingAverage
+        from ..training.gradient_merge import GradientMergeOptimizer
+        from ..training.recompute_optimizer import RecomputeOptimizer
+
+        args = self.args
+        a_step = (program.block.batch or 1) * (args.gradient_merge or 1)
+        steps = args.epochs * -(-samples // a_step)
+        found = with_precision(self.optimizer(_rate(args, steps), _clipping(args)), args.precision)
+        if args.ema is not None:
+            found = ExponentialMovingAverage(found, args.ema)
+        patterns = self.checkpoint_patterns()
+        if args.gradient_merge is not None:
+            found = GradientMergeOptimizer(found, args.gradient_merge)
+        elif patterns is not None or args.budget is not None:
+            found = RecomputeOptimizer(found)
+        if patterns is not None:
+            return found.set_checkpoints(patterns)
+        if args.budget is None:
+            return found
+        place = named_place(args.place)
+        target = None if isinstance(place, CPUPlace) else Target(place)
+        # slices would add gradients up in another order: the bits of a run must not depend on its budget
+        return found.set_budget(args.budget, target=target, slicing=False)
+
+    def _metrics(self, program: Any, evaluates: bool) -> list[Any]:
+        """The metrics of --metrics; by default accuracy, where the labels are classes."""
+        from .. import metrics
+
+        if self.args.metrics is not None:
+            return [metrics.named(name) for name in split(self.args.metrics)]
+        classes = any(op.op.name in _OF_CLASSES for op in program.operators)
+        return [metrics.Accuracy()] if evaluates and classes else []
+
+    def _printer(self) -> Any:
+        """A callback that prints the memory before the first step, and a line after each epoch."""
+        from ..trainer.callbacks import Callback
+
+        job = self
+
+        class Printer(Callback):
+            """Prints what happens."""
+
+            def on_begin(self, trainer: Any) -> None:
+                job.print_begin(trainer.history)
+
+            def on_epoch(self, trainer: Any, results: dict[str, Any]) -> None:
+                job.print_epoch(results)
+
+        return Printer()
+
+    def print_begin(self, history: Any) -> None:
+        """The memory, before the first step."""
+        for note in history.notes:
+            cli_ending.tell(f"note: {note}")
+        peaks = history.peak_bytes
+        parts = [f"training {human_bytes(peaks['training'])}"]
+        if peaks["evaluation"]:
+            parts.append(f"evaluation {human_bytes(peaks['evaluation'])}, in the same arena")
+        self.say(f"peak memory: {human_bytes(peaks['predicted'])} ({', '.join(parts)})")
+        if history.resumed_at is not None:
+            self.say(f"resumed after step {history.resumed_at:,}")
+
+    def print_epoch(self, results: dict[str, Any]) -> None:
+        """A line for an epoch."""
+        from ..trainer.log import flat
+
+        shown = {k: v for k, v in flat(results).items() if k.startswith(("train.", "eval."))}
+        text = ", ".join(f"{k.replace('.', ' ')} {v:.4g}" for k, v in shown.items() if isinstance(v, float))
+        rate = results["samples_per_second"]
+        self.say(f"epoch {results['epoch']}/{self.args.epochs}: {text}, {rate:,.0f} samples a second")
+
+    def _finish(self, history: Any) -> None:
+        """Prints and writes the results."""
+        peaks = history.peak_bytes
+        same = "as predicted" if peaks["measured"] == peaks["predicted"] else f"predicted {peaks['predicted']:,}"
+        ended = f" ({history.stopped})" if history.stopped else ""
+        self.say(f"trained {history.steps:,} steps{ended}, peak {peaks['measured']:,} bytes ({same})")
+        if self.args.save is not None:
+            self.say(f"wrote {self.args.save}")
+        if self.args.json is not None:
+            text = json.dumps(finite({**vars(self.report), **history.to_dict()}), indent=1, allow_nan=False)
+            if self.to_stdout:
+                cli_ending.say(text)
+                return
+            with replacing(self.args.json) as temporary:
+                temporary.write_text(text + "\n")
+
+
+def _rate(args: argparse.Namespace, steps: int) -> Any:
+    """The learning rate: a number, or a schedule over all steps of the run."""
+    from ..training import lr
+
+    after = max(1, steps - args.warmup)
+    kinds = {
+        "constant": lambda: args.lr,
+        "linear": lambda: lr.PolynomialDecay(args.lr, after, end_lr=0.0),
+        "cosine": lambda: lr.CosineAnnealingDecay(args.lr, after),
+    }
+    found = kinds[args.schedule]()
+    return lr.LinearWarmup(found, args.warmup, 0.0, args.lr) if args.warmup else found
+
+
+def _clipping(args: argparse.Namespace) -> Any:
+    """Clipping by the norm of all gradients; None without --clip-norm."""
+    from ..training.clip import ClipGradByGlobalNorm
+
+    return None if args.clip_norm is None else ClipGradByGlobalNorm(args.clip_norm)

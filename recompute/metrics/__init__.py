@@ -1,0 +1,32 @@
+"""Metrics of an evaluation: each reads a program's outputs and the labels of the batch, and adds up exactly.
+
+    metric = rc.metrics.Accuracy().bind(program)
+    for batch in batches:  # of any sizes
+        metric.update({"logits": program.evaluate(batch, ["logits"])[0]}, batch)
+    print(metric.name, metric.result())
+
+What is summed is summed exactly, in float64 and in whole numbers: the result does not depend on how the samples were
+divided into batches.
+"""
+
+from .average_precision import Detections, MeanAveragePrecision
+from .base import LABELS, Metric
+from .classification import F1, Accuracy, TopK
+from .named import NAMES, named
+from .perplexity import Perplexity
+from .regression import MeanAbsoluteError, MeanSquaredError
+
+__all__ = [
+    "F1",
+    "LABELS",
+    "NAMES",
+    "Accuracy",
+    "Detections",
+    "MeanAbsoluteError",
+    "MeanAveragePrecision",
+    "MeanSquaredError",
+    "Metric",
+    "Perplexity",
+    "TopK",
+    "named",
+]

@@ -1,0 +1,35 @@
+"""Metrics by name, for command lines and lists of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ..errors import UsageError, nearest
+from .base import Metric
+from .classification import F1, Accuracy, TopK
+from .perplexity import Perplexity
+from .regression import MeanAbsoluteError, MeanSquaredError
+
+_NAMED: dict[str, Callable[[], Metric]] = {
+    "accuracy": Accuracy,
+    "top5": TopK,
+    "f1": F1,
+    "f1_micro": lambda: F1("micro", name="f1_micro"),
+    "f1_binary": lambda: F1("binary", name="f1_binary"),
+    "perplexity": Perplexity,
+    "mae": MeanAbsoluteError,
+    "mse": MeanSquaredError,
+}
+#: names that `named` takes; so does "top" with any number
+NAMES = tuple(_NAMED)
+
+
+def named(name: str) -> Metric:
+    """A new metric with its default settings, by one of `NAMES`, or "topK" for a number K.  UsageError for others."""
+    found = re.fullmatch(r"top([1-9][0-9]{0,5})", name)
+    if found:
+        return TopK(int(found[1]))
+    if name not in _NAMED:
+        raise UsageError(f"there is no metric '{name}'{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
+    return _NAMED[name]()

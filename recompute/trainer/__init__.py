@@ -1,0 +1,1 @@
+"""Training: the loop around a compiled step, with epochs, evaluation, checkpoints and a log."""

@@ -1,0 +1,79 @@
+"""What a run reads: a dataset that fits the program's inputs, cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data import Dataset, Stream, check_values, dataset, fitted, limits_of
+from ..language.ir import Value
+from ..language.program import Program
+from .batches import Epoch, batches
+from .order import Order
+
+
+class Feeding:
+    """A dataset, or a stream of batches, with a column for each of `inputs`; what does not fit is an error.
+
+    `batch`, `rest`: for `in_order`, the size of batches, and whether the smaller last one is used.
+    """
+
+    def __init__(self, source: Any, program: Program, inputs: Sequence[Value], seed: int, shuffle: bool) -> None:
+        found = dataset(source)
+        self.name = found.name
+        self._seed, self._shuffle = seed, shuffle
+        self.batch, self.rest = program.block.batch or 1, True
+        limits = limits_of(program.forward_block)
+        self._source: Any = fitted(found, inputs, limits) if inputs else found
+        self.streams = isinstance(self._source, Stream)
+        if inputs and isinstance(self._source, Dataset):
+            check_values(self._source, inputs, limits)
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples; None for a stream."""
+        return None if self.streams else len(self._source)
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed."""
+        if self.streams:
+            return {"stream": True}
+        columns = {n: f"{np.dtype(t)}{list(s)}" for n, (t, s) in sorted(self._source.columns.items())}
+        return {"samples": self.samples, "columns": columns, "shuffle": self._shuffle}
+
+    def order(self, epoch: int) -> Order:
+        """The order of samples in an epoch."""
+        return Order(len(self._source), self._seed, epoch, self._shuffle)
+
+    def at_epoch(self, epoch: int) -> Any:
+        """The dataset of an epoch: random changes of samples differ from epoch to epoch."""
+        return self._source.at_epoch(epoch)
+
+    def stream(self, epoch: int, first: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of a stream from number `first` on."""
+        for number, feed in enumerate(self._source.batches(epoch)):
+            if number >= first:
+                yield feed
+
+    def batch_sizes(self) -> list[int]:
+        """The sizes of the batches of `in_order`, as far as they are known before."""
+        if self.streams:
+            return [self.batch]
+        epoch = self._epoch()
+        sizes = [self.batch] if self.samples and self.samples >= self.batch else []
+        return sizes + ([epoch.left_over] if epoch.left_over else [])
+
+    def count(self) -> int | None:
+        """The number of batches of `in_order`; None for a stream."""
+        return None if self.streams else self._epoch().batches
+
+    def in_order(self) -> Iterator[dict[str, np.ndarray]]:
+        """All batches, in the order of the dataset."""
+        if self.streams:
+            return self.stream(0)
+        return batches(self._source, self._epoch(), Order(len(self._source), 0, 0, shuffle=False))
+
+    def _epoch(self) -> Epoch:
+        return Epoch(len(self._source), self.batch, self.rest)

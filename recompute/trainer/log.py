@@ -1,0 +1,101 @@
+"""The log of a run: one JSON object a line, and TensorBoard's files where they are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import JobError, need_extra
+from ..support.files import make_folder
+
+
+class Log:
+    """Appends to DIR/log.jsonl (None: nowhere); each line has `event` ("step", "epoch", ...) and `step`."""
+
+    def __init__(self, folder: Path | None, resumed_at: int | None, tensorboard: bool = False) -> None:
+        self._file: Any = None
+        self._board: Any = _board(folder, resumed_at) if tensorboard else None
+        if folder is None:
+            return
+        path = folder / "log.jsonl"
+        try:
+            make_folder(folder)
+            kept = _until(path, resumed_at) if resumed_at is not None else b""
+            temporary = path.with_name(".log.jsonl.tmp")
+            temporary.write_bytes(kept)
+            temporary.replace(path)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by `close`
+        except OSError as e:
+            raise JobError(f"cannot write '{path}': {e.strerror or e}") from None
+
+    def write(self, event: str, step: int, **facts: Any) -> None:
+        """One line.  JobError where it cannot be written."""
+        if self._file is not None:
+            try:
+                self._file.write(json.dumps({"event": event, "step": step, **facts}) + "\n")
+                self._file.flush()
+            except OSError as e:
+                raise JobError(f"cannot write '{self._file.name}': {e.strerror or e}") from None
+        if self._board is not None:
+            for name, value in flat(facts).items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in (self._file, self._board):
+            if file is not None:
+                file.close()
+        self._file = self._board = None
+
+
+def flat(facts: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with names such as eval.loss."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return found
+
+
+def _until(path: Path, step: int) -> bytes:
+    """The lines of a log up to a step: what a run did after its last checkpoint is done again."""
+    if not path.exists():
+        return b""
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            fits = line.endswith(b"\n") and json.loads(line)["step"] <= step
+        except (ValueError, KeyError, TypeError):
+            fits = False
+        if fits:
+            kept.append(line)
+    return b"".join(kept)
+
+
+class _Board:
+    """TensorBoard's event file of scalars."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise need_extra("tensorboard", "tensorboard", "writing its event files") from None
+        self._event, self._summary, self._writer = Event, Summary, EventFileWriter(os.fspath(folder))
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        import time
+
+        summary = self._summary(value=[self._summary.Value(tag=name.replace(".", "/"), simple_value=float(value))])
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _board(folder: Path | None, resumed_at: int | None) -> _Board:
+    place = (folder or Path()) / "tensorboard"
+    return _Board(place if resumed_at is None else place / f"from-step-{resumed_at}")

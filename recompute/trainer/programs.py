@@ -1,0 +1,154 @@
+"""The programs of a run: the training step and the evaluation, each also for a smaller last batch, in one arena."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RecomputeError, UsageError
+from ..language.ir import Role, Value
+from ..language.program import Program
+from ..passes import memory_report
+from ..places import Place
+from ..runtime import Executor
+from ..training.modes import for_test, share_arrays
+from ..training.protocol import AnyOptimizer
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of a run: `values` of parameters, buffers and state, and the `arena` of intermediate values.
+
+    `training` and `evaluation`: the arenas that these need; they share one, so that the larger counts.
+    """
+
+    values: int
+    arena: int
+    training: int
+    evaluation: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.values + self.arena
+
+
+class Programs:
+    """A training step at the program's batch, the same at other batches, and evaluation, which share all arrays.
+
+    `program`: a forward pass with its loss, which `optimizer` makes a training step; or a training step (`optimizer`
+    None), which can only run at its own batch.  `outputs`: what evaluation fetches besides the loss.
+    """
+
+    def __init__(
+        self, program: Program, loss: str, optimizer: AnyOptimizer | None, place: Place | None, outputs: Sequence[str]
+    ) -> None:
+        self.loss, self.outputs = loss, tuple(dict.fromkeys([loss, *outputs]))
+        self.executor = Executor(place)
+        self._again = program.again if optimizer is not None else None
+        self._optimizer = None if optimizer is None else unused(optimizer)
+        self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
+        if optimizer is not None:
+            optimizer.minimize(program[loss])
+        elif not any(o.role is Role.OPTIMIZE for o in program.operators):
+            raise UsageError("the program has no updates: give an optimizer, or call its minimize(loss) before")
+        self.program = program
+        self._training: dict[int, Program] = {self.batch: program}
+        self._evaluation: dict[int, Program] = {}
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step.  UsageError where the inputs have no common first dimension."""
+        found = self.program.block.batch if hasattr(self, "program") else None
+        if found is None:
+            raise UsageError("the inputs of the program have no common first dimension, so that there is no batch")
+        return found
+
+    def training(self, batch: int) -> Program:
+        """The training step at a batch.  UsageError where the model fixes another one."""
+        if batch not in self._training:
+            self._training[batch] = self._minimized(batch)
+        return self._training[batch]
+
+    def evaluation(self, batch: int) -> Program:
+        """The forward pass in inference mode at a batch, with the loss."""
+        if batch not in self._evaluation:
+            self._evaluation[batch] = for_test(self.program, batch, self.outputs)
+        return self._evaluation[batch]
+
+    def why_not(self, batch: int) -> str:
+        """Why there is no training step at a batch; "" if there is one."""
+        try:
+            self.training(batch)
+        except RecomputeError as e:
+            return str(e).partition("\n")[0]
+        return ""
+
+    def _minimized(self, batch: int) -> Program:
+        if self._again is None or self._optimizer is None:
+            raise UsageError(f"the model fixes its batch at {self.batch}")
+        try:
+            made = self._again(batch)
+            unused(self._optimizer, batch, self._most).minimize(made[self.loss])
+        except UsageError:  # a plan that is for the other batch
+            inner = getattr(self._optimizer, "inner", None)
+            if inner is None:
+                raise
+            made = self._again(batch)
+            unused(inner).minimize(made[self.loss])
+        share_arrays(made, self.program)
+        return made
+
+    def inputs(self, *, training: bool) -> tuple[Value, ...]:
+        """The inputs that must be fed."""
+        return (self.program if training else self.evaluation(self.batch)).block.inputs
+
+    def plan(self, training: Sequence[int], evaluation: Sequence[int]) -> Peak:
+        """Plans the memory of all programs of these batches, and makes them share one arena; nothing runs."""
+        arenas: dict[bool, int] = {True: 0, False: 0}
+        values: dict[Any, int] = {}
+        for is_training, batches in ((True, training), (False, evaluation)):
+            for batch in batches:
+                program = self.training(batch) if is_training else self.evaluation(batch)
+                block = self.executor.planned(program, self.fetched(training=is_training))
+                arenas[is_training] = max(arenas[is_training], memory_report(block).arena)
+                values |= {_held(program, v): v.nbytes for v in block.persistent()}
+        arena = max(arenas.values())
+        self.executor.share_arena(arena)
+        return Peak(sum(values.values()), arena, arenas[True], arenas[False])
+
+    def fetched(self, *, training: bool) -> tuple[str, ...]:
+        """What a run returns, the loss first."""
+        return (self.loss,) if training else self.outputs
+
+    def measured_bytes(self) -> int:
+        """Bytes that the sessions hold: each arena and each array once."""
+        arenas: dict[int, int] = {}
+        arrays: dict[Any, int] = {}
+        for is_training, programs in ((True, self._training), (False, self._evaluation)):
+            for program in programs.values():
+                session = self.executor.bound(program, self.fetched(training=is_training))
+                if session is None:
+                    continue
+                own = {_held(program, v): session.arrays[v.name].nbytes for v in session.block.persistent()}
+                arrays |= own
+                arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(own.values())
+        return sum(arenas.values()) + sum(arrays.values())
+
+
+def _held(program: Program, v: Value) -> Any:
+    """What tells arrays apart: the programs share those of parameters, buffers and state, but not constants."""
+    return v.name if v.name in program.data else (id(program), v.name)
+
+
+def unused(optimizer: Any, batch: int | None = None, most: int = 1) -> Any:
+    """A copy of an optimizer, and of those that it wraps, that was not used yet.
+
+    `batch`: with gradient merge, for a step of so many samples, in micro-batches of at most `most`.
+    """
+    made = copy.copy(optimizer)
+    if hasattr(made, "inner"):
+        made.inner = unused(made.inner, batch, most)
+    return made.for_batch(batch, most) if batch is not None and hasattr(made, "for_batch") else made

@@ -1,0 +1,100 @@
+"""One run: its options, where it is, and how it is saved and taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError
+from ..language.program import Program
+from .batches import Epoch
+from .callbacks import Callback
+from .feeding import Feeding
+from .history import History
+from .log import Log
+from .progress import Progress
+from .saving import Checkpoints, Saving, load
+
+
+@dataclass
+class Run:
+    """One call of `fit`: its options, and where it is."""
+
+    data: Feeding
+    eval_data: Feeding | None
+    epochs: int
+    epoch: Epoch | None
+    saving: Saving | None
+    monitor: str = ""
+    log: Log = field(default_factory=lambda: Log(None, None))
+    history: History = field(default_factory=History)
+    first_epoch: int = 1
+    first_batch: int = 0
+    total: float = 0.0  # of losses of the epoch, times samples
+    samples: int = 0  # of the epoch, so far
+    reason: str = ""
+    best_step: int | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """Where checkpoints are, if the run saves some."""
+        return None if self.saving is None else self.saving.checkpoints
+
+
+def save(run: Run, program: Program, position: dict[str, Any], callbacks: Sequence[Callback]) -> None:
+    """A checkpoint, where the run has a folder for them; `position`: where the next step reads its data."""
+    if run.checkpoints is None:
+        return
+    facts = {
+        **position, "total": run.total, "samples": run.samples, "epochs": run.history.epochs,
+        "best": run.history.best, "callbacks": [c.state() for c in callbacks], "plan": _plan_facts(program),
+    }  # fmt: skip
+    best = () if run.best_step is None else (run.best_step,)
+    path = run.checkpoints.save(program, run.history.steps, facts, best)
+    run.log.write("checkpoint", run.history.steps, path=path.name)
+
+
+def must_be_fresh(run: Run) -> None:
+    """UsageError where a folder has a run already: it would be overwritten."""
+    if run.checkpoints is not None and run.checkpoints.newest() is not None:
+        raise UsageError(
+            f"'{run.checkpoints.root.parent}' has the checkpoints of a run already: resume it (resume=True, "
+            "--resume), or give another folder"
+        )
+
+
+def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequence[Callback]) -> int | None:
+    """Goes on from the newest checkpoint; returns its step, None where there is none yet.
+
+    UsageError where `facts` (data, batch, seed) are not those of the run that was saved.
+    """
+    if run.checkpoints is None:
+        raise UsageError("resume needs save, the folder of the checkpoints")
+    found = run.checkpoints.newest()
+    run.history.notes += [f"passed over: {text}" for text in run.checkpoints.damaged]
+    if found is None:
+        return None
+    p = found.position
+    for name, now in facts.items():
+        if p.get(name) != now:
+            raise UsageError(
+                f"the run in '{run.checkpoints.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
+                f"{p.get(name)}, now it is {now}; the same bits need the same data, batch and seed"
+            )
+    load(program, found)
+    run.history.steps = run.history.resumed_at = found.step
+    run.history.epochs, run.history.best = list(p["epochs"]), p["best"]
+    run.best_step = None if p["best"] is None else int(p["best"]["step"])
+    run.first_epoch, run.first_batch = int(p["epoch"]), int(p["batch"])
+    run.total, run.samples = float(p["total"]), int(p["samples"])
+    for callback, state in zip(callbacks, p["callbacks"], strict=False):
+        callback.set_state(state)
+    return found.step
+
+
+def _plan_facts(program: Program) -> dict[str, Any]:
+    """What was recomputed, for people who read a checkpoint: the bits do not depend on it."""
+    plan = program.plan
+    return {} if plan is None else {"recomputed": len(plan.reruns), "checkpoints": list(plan.checkpoints)}

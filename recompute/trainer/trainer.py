@@ -1,0 +1,344 @@
+"""`Trainer`: trains a program on one's own data, for epochs, with evaluation, checkpoints and resume."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..compiling.steps import attach_loss
+from ..errors import NotFiniteError, UsageError, nearest
+from ..exporter.trained import export_trained
+from ..language.program import Program, Variable
+from ..places import Place
+from ..training.averages import applied, averages_of
+from ..training.protocol import AnyOptimizer
+from .batches import Epoch, ahead, batches, samples_of
+from .callbacks import Callback, better, mode_of, monitored
+from .feeding import Feeding
+from .history import History
+from .interrupts import Interrupts
+from .log import Log
+from .programs import Peak, Programs
+from .progress import Progress, shown
+from .run import Run, must_be_fresh, take_over
+from .run import save as save_checkpoint
+from .saving import Saving, weights_sha256
+
+
+class Trainer:
+    """Trains a program, evaluates it, saves it and resumes it.
+
+    `program`: a forward pass, from `rc.load` or `rc.from_torch`, which `optimizer` (any of `rc.optimizers`, also a
+    `RecomputeOptimizer`) makes a training step; or a training step, with `optimizer` None.  `loss`: a Variable, the
+    name of a value or of a function of `rc.losses` (None: the program's own, or the natural one).  `metrics`: objects
+    of `rc.metrics`, for the evaluation.  `seed`: of the order of samples; the same seed gives the same run, to the bit.
+    `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that says which
+    epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: no progress bar.
+
+    Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
+    exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        optimizer: AnyOptimizer | None = None,
+        *,
+        loss: str | Variable | Callable[[Program], Variable] | None = None,
+        metrics: Sequence[Any] = (),
+        seed: int = 0,
+        place: Place | None = None,
+        callbacks: Sequence[Callback] = (),
+        monitor: str = "",
+        quiet: bool = False,
+    ) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
+            raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
+        name = program.loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
+        if not name:
+            raise UsageError("the training step does not say what its loss is: give loss=")
+        self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet
+        self.monitor = monitor
+        self.metrics = [m.bind(program) for m in metrics]
+        needed = [program[n].name for m in self.metrics for n in m.needs]
+        self.programs = Programs(program, name, optimizer, place, needed)
+        self.callbacks = list(callbacks)
+        self.averages = bool(averages_of(program))
+        self._run: Run | None = None
+
+    @property
+    def executor(self) -> Any:
+        """The executor of all programs."""
+        return self.programs.executor
+
+    @property
+    def history(self) -> History:
+        """The results of the last `fit`."""
+        return self._run.history if self._run is not None else History()
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after the step that runs."""
+        if self._run is not None:
+            self._run.reason = reason
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        eval_data: Any = None,
+        eval_batch: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        save: str | PathLike[str] | Saving | None = None,
+        resume: bool = False,
+    ) -> History:
+        """Trains for `epochs` epochs of `data` (anything `rc.data.dataset` takes), and returns the results.
+
+        Each epoch has an order of its own, which follows from the seed (`shuffle`).  A last batch with fewer samples
+        runs in a step that is compiled for it, so that every sample counts once, and as much as any other; `drop_last`
+        leaves it out, as do models with a fixed batch.  `eval_data` is evaluated after each epoch, in inference mode,
+        in batches of `eval_batch` (default: the program's).
+
+        `save`: a folder for checkpoints, log.jsonl, and, at the end, the trained model, model.onnx; or a `Saving`, to
+        say more.  `resume` continues from the newest complete checkpoint there, if there is one: the following losses
+        and the final weights are the same bits as those of a run that was never interrupted, also with another memory
+        budget.  Ctrl-C ends the run after the step, and saves.
+
+        UsageError for data that do not fit the model, JobError for a folder that cannot be written.
+        """
+        _whole("epochs", epochs)
+        saving = Saving(save) if isinstance(save, (str, PathLike)) else save
+        run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
+        resumed: int | None = None
+        if resume:
+            resumed = take_over(run, self.program, self._facts(run), self.callbacks)
+        else:
+            must_be_fresh(run)
+        peak = self._planned(run, eval_batch)
+        run.log = Log(None if saving is None else saving.folder, resumed, saving is not None and saving.tensorboard)
+        try:
+            run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
+            with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop) as interrupts:
+                for callback in self.callbacks:
+                    callback.on_begin(self)
+                for number in range(run.first_epoch, epochs + 1):
+                    if run.reason:
+                        break
+                    self._epoch(run, number)
+            self._end(run, None if interrupts.received or saving is None else saving.folder)
+        finally:
+            run.log.close()
+        return run.history
+
+    def _begin(
+        self, data: Any, epochs: int, eval_data: Any, shuffle: bool, drop_last: bool, saving: Saving | None
+    ) -> Run:
+        """The run before its first step: the data are checked."""
+        feeding = Feeding(data, self.program, self.programs.inputs(training=True), self.seed, shuffle)
+        other = None
+        if eval_data is not None:
+            other = Feeding(eval_data, self.program, self.programs.inputs(training=False), self.seed, False)
+        epoch = None
+        notes: list[str] = []
+        if feeding.samples is not None:
+            batch = self.programs.batch
+            if feeding.samples < 1:
+                raise UsageError(f"{feeding.name} has no samples")
+            rest = feeding.samples % batch
+            why = self.programs.why_not(rest) if rest and not drop_last else ""
+            if why:
+                notes.append(
+                    f"{rest} of {feeding.samples:,} samples are left out of each epoch (others each time), as the last "
+                    f"batch would be smaller: {why}"
+                )
+            epoch = Epoch(feeding.samples, batch, not drop_last and not why)
+            if not epoch.batches:
+                raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
+        run = Run(feeding, other, epochs, epoch, saving)
+        run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
+        known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
+        if not any(run.monitor == n or run.monitor.startswith(f"{n}.") for n in known):
+            raise UsageError(f"an epoch has no result '{run.monitor}' to monitor{nearest(run.monitor, known)}; it has: "
+                             f"{', '.join(known)}")  # fmt: skip
+        run.history.notes = notes
+        self._run = run
+        return run
+
+    def _planned(self, run: Run, eval_batch: int | None) -> Peak:
+        """The memory of all programs, before anything runs."""
+        batch = self.programs.batch
+        training = [batch, *([run.epoch.left_over] if run.epoch is not None and run.epoch.left_over else [])]
+        evaluation: list[int] = []
+        if run.eval_data is not None:
+            run.eval_data.batch = _whole("eval_batch", eval_batch) or batch
+            evaluation = [b for b in run.eval_data.batch_sizes() if not self._why_no_evaluation(run, b)]
+        peak = self.programs.plan(training, evaluation)
+        run.history.peak_bytes = {
+            "predicted": peak.total, "training": peak.values + peak.training, "evaluation": peak.evaluation and
+            peak.values + peak.evaluation,
+        }  # fmt: skip
+        return peak
+
+    def _why_no_evaluation(self, run: Run, batch: int) -> str:
+        """Why the smaller last batch of the evaluation is left out; "" if it is not."""
+        assert run.eval_data is not None
+        try:
+            self.programs.evaluation(batch)
+        except UsageError as e:
+            if batch == run.eval_data.batch:
+                raise
+            run.eval_data.rest = False
+            run.history.notes.append(f"evaluation leaves out the last {batch} samples: {str(e).partition('. ')[0]}")
+            return str(e)
+        return ""
+
+    def _epoch(self, run: Run, number: int) -> None:
+        """The steps of an epoch from `first_batch` on, its evaluation and its checkpoint."""
+        first, run.first_batch = run.first_batch, 0
+        if not first:
+            run.total, run.samples = 0.0, 0
+        started, before = time.perf_counter(), run.samples
+        run.progress.epoch(number, run.epochs, None if run.epoch is None else run.epoch.batches, first)
+        done = first
+        with ahead(self._batches(run, number, first)) as feeds:
+            for feed in feeds:
+                loss, count = self._step(run, feed)
+                done += 1
+                run.total, run.samples = run.total + loss * count, run.samples + count
+                run.progress.step(loss, count)
+                if run.saving is not None and run.saving.due(run.history.steps):
+                    self._save(run, number, done)
+                if run.reason:
+                    break
+        if run.reason and (run.epoch is None or done < run.epoch.batches):
+            self._save(run, number, done)
+            return
+        if not run.samples:
+            raise UsageError(f"{run.data.name} gave no batch in epoch {number}")
+        seconds = time.perf_counter() - started
+        results: dict[str, Any] = {
+            "epoch": number, "steps": run.history.steps, "samples": run.samples, "seconds": seconds,
+            "samples_per_second": (run.samples - before) / max(seconds, 1e-9),
+            "train": {"loss": run.total / run.samples},
+        }  # fmt: skip
+        if run.eval_data is not None:
+            results["eval"] = self._evaluated(run.eval_data, run.progress)
+        self._finished(run, number, results)
+
+    def _finished(self, run: Run, number: int, results: dict[str, Any]) -> None:
+        """What comes after an epoch: the log, the best result, callbacks, a checkpoint."""
+        run.history.epochs.append(results)
+        run.log.write("epoch", run.history.steps, **{k: v for k, v in results.items() if k != "steps"})
+        value = monitored(results, run.monitor)
+        if better(value, None if run.history.best is None else run.history.best["value"], mode_of(run.monitor)):
+            run.history.best = {"epoch": number, "step": run.history.steps, "monitor": run.monitor, "value": value}
+            run.best_step = run.history.steps
+        for callback in self.callbacks:
+            callback.on_epoch(self, results)
+        self._save(run, number + 1, 0)
+
+    def _batches(self, run: Run, number: int, first: int) -> Iterator[dict[str, np.ndarray]]:
+        if run.epoch is None:
+            return run.data.stream(number, first)
+        return batches(run.data.at_epoch(number), run.epoch, run.data.order(number), first)
+
+    def _step(self, run: Run, feed: dict[str, np.ndarray]) -> tuple[float, int]:
+        """A training step; its loss, and the number of its samples."""
+        count = samples_of(feed)
+        program = self.programs.training(count)
+        number = run.history.steps + 1
+        try:
+            (value,) = self.executor.run(program, feed, self.programs.fetched(training=True))
+        except NotFiniteError as e:
+            raise NotFiniteError(f"step {number}: {e}") from None
+        loss = float(value.reshape(()))
+        run.history.steps = number
+        run.log.write("step", number, loss=loss, samples=count)
+        for callback in self.callbacks:
+            callback.on_step(self, number, loss)
+        return loss, count
+
+    def _end(self, run: Run, folder: Path | None) -> None:
+        """The last figures, and the trained model in a folder."""
+        history = run.history
+        history.stopped = run.reason
+        history.peak_bytes["measured"] = self.programs.measured_bytes()
+        history.weights_sha256 = weights_sha256(self.program)
+        for callback in self.callbacks:
+            callback.on_end(self)
+        run.log.write("end", history.steps, stopped=history.stopped, peak_bytes=history.peak_bytes["measured"],
+                      weights_sha256=history.weights_sha256)  # fmt: skip
+        if folder is not None and self.program.source is not None:
+            export_trained(self.program, folder / "model.onnx", averaged=self.averages)
+
+    def _facts(self, run: Run) -> dict[str, Any]:
+        """What must be the same when the run is resumed."""
+        return {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
+
+    def _save(self, run: Run, epoch: int, batch: int) -> None:
+        """A checkpoint from which epoch `epoch` goes on at batch `batch`."""
+        save_checkpoint(run, self.program, {"epoch": epoch, "batch": batch, **self._facts(run)}, self.callbacks)
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def evaluate(self, data: Any, *, batch: int | None = None) -> dict[str, Any]:
+        """The mean loss and the metrics over a dataset, in inference mode."""
+        feeding = Feeding(data, self.program, self.programs.inputs(training=False), self.seed, False)
+        feeding.batch = _whole("batch", batch) or self.programs.batch
+        return self._evaluated(feeding, Progress())
+
+    def _evaluated(self, data: Feeding, progress: Progress) -> dict[str, Any]:
+        with applied(self.program) if self.averages else contextlib.nullcontext():
+            return self._results(data, progress)
+
+    def _results(self, data: Feeding, progress: Progress) -> dict[str, Any]:
+        names = self.programs.fetched(training=False)
+        total, samples = 0.0, 0
+        for metric in self.metrics:
+            metric.reset()
+        with ahead(data.in_order()) as feeds:
+            for number, feed in enumerate(feeds, 1):
+                count = samples_of(feed)
+                program = self.programs.evaluation(count)
+                inputs = {v.name for v in program.block.inputs}
+                values = self.executor.run(program, {n: a for n, a in feed.items() if n in inputs}, names)
+                total, samples = total + float(values[0].reshape(())) * count, samples + count
+                outputs = dict(zip(names, values, strict=True))
+                for metric in self.metrics:
+                    metric.update(outputs, feed)
+                progress.evaluating(number, data.count())
+        if not samples:
+            raise UsageError(f"{data.name} has no samples to evaluate")
+        return {"loss": total / samples, **{m.name: m.result() for m in self.metrics}}
+
+    def predict(
+        self, data: Any, outputs: Iterable[str | Variable], *, batch: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Values of the forward pass for all samples of a dataset, in its order, in inference mode."""
+        names = [o.name if isinstance(o, Variable) else o for o in outputs]
+        feeding = Feeding(data, self.program, (), self.seed, False)
+        feeding.batch = _whole("batch", batch) or self.programs.batch
+        parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
+        known = {v.name for v in self.program.forward_block.inputs}
+        for feed in feeding.in_order():
+            inputs = {n: a for n, a in feed.items() if n in known}
+            found = self.program.evaluate(inputs, names, averaged=self.averages)
+            for name, value in zip(names, found, strict=True):
+                parts[name].append(value)
+        return {n: np.concatenate(p) for n, p in parts.items()}
+
+
+def _whole(name: str, value: Any) -> Any:
+    """None, or a whole number of at least 1.  UsageError for others."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return value

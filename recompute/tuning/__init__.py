@@ -1,0 +1,19 @@
+"""Fine-tuning: edits of the ONNX model before it is trained (new heads, LoRA, weights in 8 bits), and their figures."""
+
+from .int8 import quantize_frozen
+from .lora import lora
+from .merge import merge_adapters
+from .peft import load_adapter, save_adapter
+from .savings import Training, TrainingSaved, savings, training
+
+__all__ = [
+    "Training",
+    "TrainingSaved",
+    "load_adapter",
+    "lora",
+    "merge_adapters",
+    "quantize_frozen",
+    "save_adapter",
+    "savings",
+    "training",
+]

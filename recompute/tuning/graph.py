@@ -1,0 +1,318 @@
+"""Models that are edited: a file, a ModelProto or a program goes in, and the same kind comes out.
+
+Edits are made in the ONNX model, so that an edited model can be saved, loaded at any batch, planned and exported like
+every other.  A program is edited through the model that it was loaded from, and loaded again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Concatenate, ParamSpec, Protocol, overload
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..errors import ModelWarning, UsageError, nearest
+from ..exporter.compiled import without_fields
+from ..exporter.function_builder import fill_tensor, set_metadata, tensor_of
+from ..importer.convert import prepare
+from ..importer.graphs import names_read
+from ..importer.load import load
+from ..importer.model import read_model
+from ..importer.tensors import tensor_array
+from ..importer.trained import FROZEN, TRAINABLE, said_to_train
+from ..language.program import Program
+from ..language.types import dtype_from_onnx
+from ..training.base import must_be_untrained
+
+File = str | PathLike[str] | onnx.ModelProto
+#: what can be edited
+Model = File | Program
+P = ParamSpec("P")
+#: initializers up to this size may define shapes
+_SMALL_BYTES = 1024
+
+
+class Editing(Protocol[P]):
+    """An edit of a program or a model: it returns another, of the same kind."""
+
+    @overload
+    def __call__(self, model: Program, /, *args: P.args, **kwargs: P.kwargs) -> Program: ...
+    @overload
+    def __call__(self, model: File, /, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto: ...
+
+
+def edits(function: Callable[Concatenate[Graph, P], None]) -> Editing[P]:
+    """Makes a function that changes a Graph one that takes a path, a ModelProto or a Program, which it leaves as it is,
+    and returns a ModelProto, or a new Program for a Program."""
+
+    @functools.wraps(function)
+    def edit(model: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        graph = Graph(model_of(model))
+        function(graph, *args, **kwargs)
+        edited = graph.finish()
+        return loaded_again(model, edited) if isinstance(model, Program) else edited
+
+    return edit
+
+
+class Graph:
+    """The graph of a model while it is edited; `nodes` are its own."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.refresh()
+        self._there = self._values()
+
+    def refresh(self) -> None:
+        """Reads the model's graph again, after it was changed itself."""
+        model = self.model
+        self.nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in model.graph.node]
+        self.tensors = {t.name: t for t in model.graph.initializer}
+        self._taken = {*self.tensors, *(i.name for i in model.graph.input), *names_read(self.nodes)}
+        self._taken.update(o for n in self.nodes for o in n.output)
+
+    def finish(self) -> onnx.ModelProto:
+        """The edited model."""
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(self.nodes)
+        wanted = said_to_train(self.model)
+        if wanted is not None:  # names that are gone would be an error when it is loaded
+            gone = self._there - self._values()
+            self.set_trained([n for n in wanted if n not in gone])
+        return self.model
+
+    def _values(self) -> set[str]:
+        return {*self.tensors, *(o for n in self.nodes for o in n.output)}
+
+    # -- values -----------------------------------------------------------------------------------------------
+
+    def makers(self) -> dict[str, onnx.NodeProto]:
+        """Value → the node that writes it."""
+        return {o: n for n in self.nodes for o in n.output if o}
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """Nodes that read a value themselves.  UsageError if a subgraph does."""
+        found = [n for n in self.nodes if name in n.input]
+        if any(name in names_read([n]) for n in self.nodes if n.attribute and name not in n.input):
+            raise UsageError(f"'{name}' is read inside an If, Loop or Scan, where it cannot be edited")
+        return found
+
+    def fresh(self, wish: str) -> str:
+        """`wish`, or `wish_1`, `wish_2`, ... where the graph has a value of that name; it is then taken."""
+        name, i = wish, 0
+        while name in self._taken:
+            i += 1
+            name = f"{wish}_{i}"
+        self._taken.add(name)
+        return name
+
+    def known(self, name: str) -> None:
+        """UsageError unless the graph has a value of this name."""
+        if name not in self._taken:
+            raise UsageError(f"the model has no value '{name}'{nearest(name, self._taken)}")
+
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return [o.name for o in self.model.graph.output]
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The contents of an initializer or a Constant node; None for anything else."""
+        if name in self.tensors:
+            return tensor_array(self.tensors[name])
+        node = self.makers().get(name)
+        if node is not None and node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            return tensor_array(node.attribute[0].t)
+        return None
+
+    def constant_matrix(self, name: str) -> np.ndarray:
+        """The contents of a weight: of an initializer, a Constant or a fill, or dequantised.  UsageError for others."""
+        found = self.constant(name)
+        node = self.makers().get(name)
+        if found is None and node is not None and node.op_type == "ConstantOfShape":
+            shape = self.constant(node.input[0])
+            value = onnx.numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, np.float32)
+            found = None if shape is None else np.full(tuple(shape.tolist()), value[0], value.dtype)
+        elif found is None and node is not None and node.op_type == "DequantizeLinear":
+            codes, scale = self.constant(node.input[0]), self.constant(node.input[1])
+            if codes is not None and scale is not None and len(node.input) == 2:
+                axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % codes.ndim
+                each = [-1 if i == axis else 1 for i in range(codes.ndim)]
+                found = codes.astype(scale.dtype) * (scale.reshape(each) if scale.ndim else scale)
+        if found is None:
+            raise UsageError(f"the contents of '{name}' are not in the model")
+        return found
+
+    def place(self, node: onnx.NodeProto) -> int:
+        """The position of a node."""
+        return next(i for i, n in enumerate(self.nodes) if n is node)
+
+    def place_of(self, value: str) -> int:
+        """The position of the node that writes a value; -1 for inputs and initializers."""
+        return next((i for i, n in enumerate(self.nodes) if value in n.output), -1)
+
+    def add_tensor(self, name: str, array: np.ndarray) -> None:
+        """Adds an initializer of a fresh name."""
+        fill_tensor(self.model.graph.initializer.add(), name, array)
+        self.tensors[name] = self.model.graph.initializer[-1]
+
+    def remove_tensor(self, name: str) -> None:
+        """Removes an initializer, and its declaration as an input in old models."""
+        for field in (self.model.graph.initializer, self.model.graph.input, self.model.graph.value_info):
+            for i in [i for i, t in enumerate(field) if t.name == name][::-1]:
+                del field[i]
+        self.tensors = {t.name: t for t in self.model.graph.initializer}
+
+    def drop_unread(self, names: Iterable[str]) -> None:
+        """Removes those of the named initializers and constant nodes that nothing reads any more."""
+        read = set(names_read(self.nodes)) | set(self.outputs())
+        gone = {n for n in names if n not in read}
+        self.nodes = [n for n in self.nodes if not (len(n.output) == 1 and n.output[0] in gone and not n.input)]
+        initializers = self.model.graph.initializer
+        for i in [i for i, t in enumerate(initializers) if t.name in gone][::-1]:
+            del initializers[i]
+        self.tensors = {t.name: t for t in initializers}
+
+    def type_of(self, name: str) -> tuple[str | None, list[int | None]] | None:
+        """The element type and the dimensions (None: dynamic) of a value, by ONNX's type inference; None if unknown."""
+        info = self.info(name)
+        if info is None or not info.type.tensor_type.HasField("shape"):
+            return None
+        t = info.type.tensor_type
+        return dtype_from_onnx(t.elem_type), [d.dim_value if d.HasField("dim_value") else None for d in t.shape.dim]
+
+    def info(self, name: str) -> onnx.ValueInfoProto | None:
+        """The declaration of a value, inferred where the file has none."""
+        light = onnx.ModelProto(ir_version=max(self.model.ir_version, 4))
+        light.opset_import.extend(self.model.opset_import)
+        graph = light.graph
+        graph.name = "types"
+        declared = {i.name for i in self.model.graph.input}
+        graph.input.extend(self.model.graph.input)
+        graph.output.extend(self.model.graph.output)
+        graph.value_info.extend(v for v in self.model.graph.value_info if v.HasField("type"))
+        graph.node.extend(self.nodes)
+        for t in self.model.graph.initializer:
+            if len(t.raw_data) + 8 * len(t.int64_data) <= _SMALL_BYTES and not t.external_data:
+                graph.initializer.append(t)
+            elif t.name not in declared:
+                graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+        found = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+        return next((v for v in (*found.value_info, *found.output, *found.input) if v.name == name), None)
+
+    # -- metadata ---------------------------------------------------------------------------------------------
+
+    def said(self, key: str) -> Any:
+        """An entry of the model's metadata, parsed as JSON; None where there is none."""
+        text = next((p.value for p in self.model.metadata_props if p.key == key), None)
+        return None if text is None else json.loads(text)
+
+    def say(self, key: str, value: Any) -> None:
+        """Sets an entry of the model's metadata; None removes it."""
+        if value is not None:
+            set_metadata(self.model, {key: json.dumps(value)})
+            return
+        kept = [p for p in self.model.metadata_props if p.key != key]
+        del self.model.metadata_props[:]
+        self.model.metadata_props.extend(kept)
+
+    def set_trained(self, names: Iterable[str] | None) -> None:
+        """Says in the file what trains (None: what would without this)."""
+        self.say(TRAINABLE, None if names is None else list(dict.fromkeys(names)))
+
+    def freeze(self, names: Sequence[str]) -> None:
+        """Says in the file that tensors are not trained unless they are named."""
+        self.say(FROZEN, [*(self.said(FROZEN) or ()), *names])
+        before = said_to_train(self.model)
+        if before is not None:
+            self.set_trained([n for n in before if n not in names])
+
+    def unfreeze(self, names: Iterable[str]) -> None:
+        """Takes tensors from those that the file says are not trained."""
+        gone = {*names, *(self._there - self._values())}
+        frozen = self.said(FROZEN)
+        if frozen is not None:
+            self.say(FROZEN, [n for n in frozen if n not in gone] or None)
+
+    def also_trained(self, names: Iterable[str]) -> None:
+        """Adds to what the file says that trains, if it says so."""
+        before = said_to_train(self.model)
+        if before is not None:
+            self.set_trained([*before, *names])
+
+
+# -- what goes in, and what comes out -------------------------------------------------------------------------------
+
+
+def model_of(model: Model) -> onnx.ModelProto:
+    """An own copy of a model, without functions and in opset 18 or later; of a program its model with its contents."""
+    source = source_of(model) if isinstance(model, Program) else read_model(model)
+    made = prepare(source)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(made)
+    if made is not source:
+        for field in ("metadata_props", "doc_string", "producer_name"):
+            copy.MergeFrom(_only(source, field))
+        copy.graph.metadata_props.extend(source.graph.metadata_props)
+        there = {v.name for v in copy.graph.value_info}
+        copy.graph.value_info.extend(v for v in source.graph.value_info if v.name not in there and v.metadata_props)
+    if isinstance(model, Program):
+        set_metadata(copy, {TRAINABLE: json.dumps([v.name for v in model.block.parameters])})
+    return copy
+
+
+def _only(message: onnx.ModelProto, field: str) -> onnx.ModelProto:
+    others = [f.name for f, _ in message.ListFields() if f.name != field]
+    return without_fields(message, *others)
+
+
+def source_of(program: Program) -> onnx.ModelProto:
+    """The model that a program was loaded from, with the arrays that the program has changed since."""
+    if program.source is None or program.imported is None:
+        raise UsageError(
+            f"program '{program.block.name}' was not loaded from an ONNX model, so that there is no model to edit"
+        )
+    must_be_untrained(program)
+    if program.block.operators != program.imported.operators:
+        raise UsageError(
+            f"operators were appended to program '{program.block.name}', or changed: edit it right after it is loaded, "
+            "before losses and freeze(eval=True)"
+        )
+    changed = _changed(program)
+    own = [t for t in program.source.graph.initializer if t.name in changed]
+    if not own:
+        return program.source
+    model = without_fields(program.source, "graph")
+    model.graph.CopyFrom(without_fields(program.source.graph, "initializer"))
+    for t in program.source.graph.initializer:
+        same = t.name not in changed or tuple(t.dims) != changed[t.name].shape
+        model.graph.initializer.append(t if same else tensor_of(t.name, changed[t.name]))
+    return model
+
+
+def _changed(program: Program) -> dict[str, np.ndarray]:
+    """Arrays of parameters and buffers that may differ from the model's: those loaded are read-only."""
+    names = [v.name for v in (*program.block.parameters, *program.block.buffers)]
+    return {n: program.data[n] for n in names if n in program.data and program.data[n].flags.writeable}
+
+
+def loaded_again(program: Program, edited: onnx.ModelProto, arrays: Mapping[str, np.ndarray] | None = None) -> Program:
+    """The program of an edited model, loaded by the same options and at the same shapes, with the same contents."""
+    there = {i.name for i in edited.graph.input}
+    shapes: dict[str, Sequence[int]] = {v.name: v.shape for v in program.block.inputs if v.name in there}
+    with warnings.catch_warnings():  # told at the first load
+        warnings.simplefilter("ignore", ModelWarning)
+        made = load(edited, input_shapes=shapes, **{**program.loaded, "trainable": None})
+    for name, array in {**_changed(program), **(arrays or {})}.items():
+        value = dict.get(made.data, name)
+        if value is not None and (value.shape, value.dtype) == (array.shape, array.dtype):
+            made.data[name] = array.copy()
+    made.fuse_attention, made.fuse_head = program.fuse_attention, program.fuse_head
+    made.aliases = {**{a: n for a, n in program.aliases.items() if n in made.data}, **made.aliases}
+    made.source_path = program.source_path
+    return made

@@ -1,0 +1,92 @@
+"""Frozen weights stored in 8 bits: codes and one scale for each output channel, dequantised where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..errors import UsageError
+from .graph import Graph, edits
+from .lora import chosen
+from .merge import replace_weight
+from .weights import Weight, matrices, weight_of
+
+__all__ = ["quantize_frozen"]
+
+#: the largest code; -128 is not used, so that the codes are symmetric
+_LARGEST = 127
+
+
+@edits
+def quantize_frozen(model: Graph, patterns: str | Sequence[str] | None = None) -> None:
+    """Stores weights of linear layers as int8 codes with a float scale for each output channel, and freezes them.
+
+    Each weight W becomes DequantizeLinear(codes, scale), codes = round(W / scale), scale = max |W| of a channel / 127:
+    an element is off by at most half its scale.  A training step makes the floating-point weight right before each
+    product that reads it, forward and backward, and keeps the codes alone.
+
+    `model`: a path, a ModelProto, or a Program from before losses and `minimize`; it stays as it is.  The result is a
+    ModelProto, or a Program for a Program.  `patterns`: names or globs of weights (default: all of linear layers).
+    Adapters come after it: `rc.lora(rc.quantize_frozen(model), ...)`.  UsageError for weights that are read otherwise.
+    """
+    for w in _linear(model) if patterns is None else chosen(model, patterns, "quantize_frozen"):
+        if w.kind != "linear":
+            raise UsageError(
+                f"'{w.name}' is a table that Gather reads: only weights of linear layers are stored in 8 bits"
+            )
+        _store(model, w)
+
+
+def _linear(model: Graph) -> list[Weight]:
+    """All weights that only linear layers read."""
+    found = []
+    for name, (shape, kind) in matrices(model).items():
+        try:
+            w = weight_of(model, name, shape, kind)
+        except UsageError:
+            continue
+        if w.kind == "linear" and model.constant(name) is not None:
+            found.append(w)
+    if not found:
+        raise UsageError(
+            "the model has no linear layers (MatMul or Gemm of a weight) whose weights could be stored in 8 bits"
+        )
+    return found
+
+
+def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, scales) of a matrix with one scale for each index of an axis.  UsageError for what is not finite."""
+    largest = np.abs(array.astype(np.float64)).max(axis=1 - axis)
+    if not np.isfinite(largest).all():
+        raise UsageError("a weight holds NaN or infinity, which 8 bits cannot store")
+    scale = np.where(largest > 0, largest / _LARGEST, 1.0).astype(array.dtype)
+    codes = np.rint(array / np.expand_dims(scale, 1 - axis)).clip(-_LARGEST, _LARGEST)
+    return codes.astype(np.int8), scale
+
+
+def _store(model: Graph, w: Weight) -> None:
+    if w.onnx_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
+        raise UsageError(f"'{w.name}' is neither float32 nor float16: DequantizeLinear makes no other weights")
+    array = model.constant(w.name)
+    if array is None:
+        raise UsageError(f"the contents of '{w.name}' are not in the model, or it is stored in 8 bits already")
+    axis = 0 if w.turned else 1
+    try:
+        codes, scale = quantized(array, axis)
+    except UsageError as e:
+        raise UsageError(f"'{w.name}': {e}") from None
+    names = model.fresh(f"{w.name}.int8"), model.fresh(f"{w.name}.scale")
+    readers = model.readers(w.name)
+    made = [w.name, *(model.fresh(w.name) for _ in readers[1:])]
+    replace_weight(model, w.name, array)  # a Constant node becomes an initializer
+    model.remove_tensor(w.name)
+    for name, contents in zip(names, (codes, scale), strict=True):
+        model.add_tensor(name, contents)
+    for value, node in zip(made, readers, strict=True):
+        at = model.place(node)
+        node.input[:] = [value if i == w.name else i for i in node.input]
+        model.nodes.insert(at, helper.make_node("DequantizeLinear", names, [value], name=value, axis=axis))
+    model.freeze([w.name, names[1]])

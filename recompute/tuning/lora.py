@@ -1,0 +1,277 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685) and DoRA (Liu et al. 2024, arXiv 2402.09353) as an edit of the ONNX model.
+
+Beside each chosen linear layer y = x·Wᵀ + b stands a product of two thin matrices, which alone train:
+
+    y = x·Wᵀ + b + s·(dropout(x)·Aᵀ)·Bᵀ         s = alpha / r;  A [r, in], B [out, r], as PEFT stores them
+
+DoRA divides the rows of W + s·B·A by their lengths, through which no gradient flows, and multiplies them by a trained
+magnitude.  The lengths are those of W, corrected by thin products, so that W + s·B·A itself is never formed:
+
+    |W + s·B·A|² = |W|² + 2·s·(W·Aᵀ ∘ B)·1 + s²·(B·A·Aᵀ ∘ B)·1
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..errors import ModelError, UsageError, nearest
+from ..importer.origin import detached
+from ..language.types import DTYPES, dtype_from_onnx
+from ..support.patterns import Patterns
+from .edit import drawn
+from .graph import Graph, edits
+from .weights import Site, Weight, matrices, weight_of
+
+__all__ = ["Adapter", "adapters_of", "lora"]
+
+#: the entry of the model's metadata that says which adapters it has
+ADAPTERS = "recompute.adapters"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one weight, as the model's metadata describes it.
+
+    `weight`: the frozen weight; `module`: its name in PEFT; `kind`: "linear" or "embedding"; `turned`: the weight is
+    stored [out, in].  `factor`: s.  `sites`: for each node that reads the weight its output, what it writes now, the
+    values that were added, and the bias that was taken from it ("" for none).
+    """
+
+    weight: str
+    module: str
+    kind: str
+    turned: bool
+    r: int
+    alpha: float
+    dropout: float
+    factor: float
+    dora: bool
+    sites: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """The trained tensors by what they are ("A", "B", "magnitude"); the names in PEFT's files, without prefix."""
+        if self.kind == "embedding":
+            return {"A": f"{self.module}.lora_embedding_A", "B": f"{self.module}.lora_embedding_B"}
+        names = {"A": f"{self.module}.lora_A.weight", "B": f"{self.module}.lora_B.weight"}
+        return {**names, "magnitude": f"{self.module}.lora_magnitude_vector"} if self.dora else names
+
+
+def adapters_of(model: onnx.ModelProto) -> list[Adapter]:
+    """The adapters of a model.  ModelError where its metadata is damaged."""
+    graph = [p.value for p in model.metadata_props if p.key == ADAPTERS]
+    if not graph:
+        return []
+    import json
+
+    try:
+        return [Adapter(**a) for a in json.loads(graph[0])]
+    except (ValueError, TypeError, RecursionError):
+        raise ModelError(f"the model has damaged metadata: {ADAPTERS} does not describe adapters") from None
+
+
+@edits
+def lora(
+    model: Graph,
+    patterns: str | Sequence[str],
+    *,
+    r: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    dora: bool = False,
+    seed: int = 0,
+    train: Sequence[str] = (),
+) -> None:
+    """Adds LoRA adapters to the weights that names or globs match, and freezes everything else.
+
+    `model`: a path, a ModelProto, or a Program from before losses and `minimize`; it stays as it is.  The result is a
+    ModelProto, or a Program for a Program; saved to a file and loaded again, the adapters are what trains.
+    `patterns`: weights of linear layers (MatMul, Gemm), or tables of embeddings (Gather).  `r`: the rank; the factor is
+    `alpha` / `r`.  `dropout`: of what A reads, in training.  `dora`: a trained magnitude for each output feature.
+    `seed`: A is drawn uniformly from ±1/√in (tables: B normally), by the seed and its name; B (tables: A) is zero.
+    `train`: names and globs of further tensors that train, such as a new head.
+
+    UsageError for a pattern that matches no weight, and for a weight that is read in other ways.
+    """
+    if isinstance(r, bool) or not isinstance(r, (int, np.integer)) or r < 1:
+        raise UsageError(f"r must be a whole number of at least 1, not {r!r}")
+    if not 0 <= dropout < 1:
+        raise UsageError(f"dropout must be a number from 0 to less than 1, not {dropout!r}")
+    weights = chosen(model, patterns, "lora")
+    wanted, floats = Patterns(train), _floats(model)
+    useless = wanted.useless(floats)
+    if useless is not None:
+        raise UsageError(f"lora: nothing that can be trained is called '{useless}'{nearest(useless, floats)}")
+    made = [
+        Adapter(w.name, w.module, w.kind, w.turned, int(r), float(alpha), float(dropout), alpha / r, dora)
+        for w in weights
+    ]
+    arrays = {name: array for a, w in zip(made, weights, strict=True) for name, array in initial(model, a, w, seed)}
+    add_adapters(model, made, weights, arrays, [n for n in floats if wanted.fit(n)])
+
+
+def chosen(model: Graph, patterns: str | Sequence[str], who: str) -> list[Weight]:
+    """The weights that names and globs match.  UsageError for a pattern that matches none."""
+    if model.said(ADAPTERS):
+        raise UsageError("the model has adapters already: merge them first (rc.merge_adapters)")
+    known = matrices(model)
+    wanted = Patterns(patterns)
+    useless = wanted.useless(known)
+    if useless is not None:
+        raise UsageError(f"{who}: no matrix of the model is called '{useless}'{nearest(useless, known)}")
+    return [weight_of(model, n, shape, kind) for n, (shape, kind) in known.items() if wanted.fit(n)]
+
+
+def _floats(model: Graph) -> list[str]:
+    return [t.name for t in model.tensors.values() if t.data_type in (1, 10, 11, 16)] + list(matrices(model))
+
+
+def initial(model: Graph, a: Adapter, w: Weight, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The first contents of an adapter, by which the model computes what it did before."""
+    numbers = DTYPES[dtype_from_onnx(w.onnx_type) or "f32"]
+    first, last = w.features
+    for what, name in a.tensors.items():
+        if what == "magnitude":
+            matrix = model.constant_matrix(w.name).astype(np.float64)
+            yield name, np.sqrt((matrix**2).sum(axis=1 if w.turned else 0)).astype(numbers)
+        elif a.kind == "embedding" and what == "B":
+            g = np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
+            yield name, g.standard_normal((last, a.r)).astype(numbers)
+        elif a.kind == "linear" and what == "A":
+            yield name, drawn(name, (a.r, first), 1 / math.sqrt(first), seed).astype(numbers)
+        else:
+            yield name, np.zeros((a.r, first) if what == "A" else (last, a.r), numbers)
+
+
+def add_adapters(
+    model: Graph,
+    adapters: Sequence[Adapter],
+    weights: Sequence[Weight],
+    arrays: Mapping[str, np.ndarray],
+    train: Sequence[str] = (),
+) -> None:
+    """Writes adapters with their contents into a graph, and into its metadata."""
+    names = [n for a in adapters for n in a.tensors.values()]
+    for name in names:
+        if model.fresh(name) != name:
+            raise UsageError(f"the model has a value '{name}' already, which an adapter would be called")
+        model.add_tensor(name, arrays[name])
+    for a, w in zip(adapters, weights, strict=True):
+        if a.dora and a.kind == "embedding":
+            raise UsageError(f"DoRA of tables is not supported: '{a.weight}' is read by Gather; leave it out, or dora")
+        _Writer(model, a, w).write()
+    model.set_trained([*names, *train])
+    model.say(ADAPTERS, [asdict(a) for a in adapters])
+
+
+class _Writer:
+    """Writes the nodes of one adapter."""
+
+    def __init__(self, model: Graph, a: Adapter, w: Weight) -> None:
+        self.model, self.a, self.w = model, a, w
+        self.numbers = DTYPES[dtype_from_onnx(w.onnx_type) or "f32"]
+        self.made: list[onnx.NodeProto] = []
+
+    def put(self, op_type: str, ins: Sequence[str], what: str, **attributes: Any) -> str:
+        name = self.model.fresh(f"{self.a.module}.{what}")
+        self.made.append(helper.make_node(op_type, ins, [name], name=name, **attributes))
+        return name
+
+    def number(self, value: float | int, what: str) -> str:
+        array = np.array(value, self.numbers) if isinstance(value, float) else np.array([value], np.int64)
+        return self.put("Constant", [], what, value=onnx.numpy_helper.from_array(array))
+
+    def write(self) -> None:
+        a, names = self.a, self.a.tensors
+        down = self.put("Transpose", [names["A"]], "lora_A.turned", perm=[1, 0])
+        up = self.put("Transpose", [names["B"]], "lora_B.turned", perm=[1, 0])
+        factor = self.number(a.factor, "lora_factor")
+        ratio = self.ratio(down, up, factor) if a.dora else ""
+        shared, self.made = self.made, []
+        first = min(self.model.place(s.node) for s in self.w.sites)
+        if a.dora:  # the weight may be made by a node
+            first = max(first, self.model.place_of(a.weight) + 1)
+        self.model.nodes[first:first] = shared
+        for k, site in enumerate(self.w.sites):
+            found = self.site(site, down, up, factor, ratio)
+            found["added"] = [n.output[0] for n in (*self.made, *(shared if k == 0 else ()))]
+            found["added"].append(found["output"])
+            at = self.model.place(site.node)
+            self.model.nodes[at + 1 : at + 1] = self.made
+            self.made = []
+            a.sites.append(found)
+
+    def site(self, site: Site, down: str, up: str, factor: str, ratio: str) -> dict[str, Any]:
+        """Writes what is added to one reader of the weight; its entry of the metadata."""
+        a, node = self.a, site.node
+        y, base = node.output[0], self.model.fresh(f"{node.output[0]}.base")
+        x, bias = node.input[0], ""
+        node.output[0] = base
+        if a.kind == "embedding":
+            thin = self.put("Gather", [down, node.input[1]], "lora_A.out", axis=0)
+        else:
+            x = self.dropout(x) if a.dropout else x
+            thin = self.put("MatMul", [x, down], "lora_A.out")
+        change = self.put("MatMul", [self.put("Mul", [thin, factor], "lora_scaled"), up], "lora_B.out")
+        own = base
+        if a.dora and len(node.input) > 2 and node.input[2]:
+            bias = node.input[2]
+            del node.input[2:]
+        if a.dora and a.dropout:  # the magnitude scales what dropout leaves of x, as in PEFT
+            again = onnx.NodeProto.FromString(node.SerializeToString())
+            again.name = again.output[0] = self.model.fresh(f"{a.module}.lora_base")
+            again.input[0] = x
+            self.made.append(again)
+            less = self.put("Sub", [ratio, self.number(1.0, "lora_one")], "lora_ratio_less_one")
+            own = self.put("Add", [base, self.put("Mul", [again.output[0], less], "lora_rescaled")], "lora_own")
+            change = self.put("Mul", [change, ratio], "lora_change")
+        last = [own, change]
+        if a.dora and not a.dropout:
+            last = [self.put("Add", last, "lora_sum"), ratio]
+        op_type = "Mul" if a.dora and not a.dropout else "Add"
+        if bias:
+            last, op_type = [self.last(op_type, last), bias], "Add"
+        self.made.append(helper.make_node(op_type, last, [y], name=self.model.fresh(f"{a.module}.lora_result")))
+        return {"output": y, "base": base, "bias": bias}
+
+    def last(self, op_type: str, ins: Sequence[str]) -> str:
+        return self.put(op_type, ins, "lora_scaled_sum")
+
+    def dropout(self, x: str) -> str:
+        ratio, on = (
+            self.number(self.a.dropout, "lora_dropout_ratio"),
+            self.model.fresh(f"{self.a.module}.lora_training"),
+        )
+        self.made.append(
+            helper.make_node("Constant", [], [on], name=on, value=onnx.numpy_helper.from_array(np.array(True)))
+        )
+        return self.put("Dropout", [x, ratio, on], "lora_dropout")
+
+    def ratio(self, down: str, up: str, factor: str) -> str:
+        """The magnitude over the lengths of the rows of W + s·B·A, which pass no gradient on."""
+        w, names = self.w, self.a.tensors
+        rows = self.number(1 if w.turned else 0, "lora_axis_of_W")
+        last = self.number(1, "lora_axis")
+        squares = self.put("ReduceSumSquare", [w.name, rows], "lora_squares", keepdims=0)
+        if w.turned:
+            cross = self.put("Mul", [self.put("MatMul", [w.name, down], "lora_WA"), names["B"]], "lora_cross")
+        else:
+            cross = self.put("Mul", [self.put("MatMul", [names["A"], w.name], "lora_WA"), up], "lora_cross")
+        cross = self.put("ReduceSum", [cross, rows], "lora_cross_sum", keepdims=0)
+        gram = self.put("MatMul", [names["A"], down], "lora_AA")
+        own = self.put("Mul", [self.put("MatMul", [names["B"], gram], "lora_BAA"), names["B"]], "lora_BAAB")
+        own = self.put("ReduceSum", [own, last], "lora_BAAB_sum", keepdims=0)
+        twice = self.put("Add", [cross, cross], "lora_cross_twice")
+        inner = self.put("Add", [twice, self.put("Mul", [own, factor], "lora_BAAB_scaled")], "lora_inner")
+        whole = self.put("Add", [squares, self.put("Mul", [inner, factor], "lora_inner_scaled")], "lora_squared_norm")
+        norm = self.put("Identity", [self.put("Sqrt", [whole], "lora_norm")], "lora_norm_detached")
+        detached(self.made[-1])
+        return self.put("Div", [names["magnitude"], norm], "lora_ratio")

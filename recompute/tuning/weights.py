@@ -1,0 +1,133 @@
+"""Where the weights of linear layers and tables are read in a graph, in the forms that exporters write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from ..errors import UsageError
+from .graph import Graph
+
+_STANDARD = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node that multiplies by a weight, or looks it up.
+
+    `kind`: "linear" or "embedding".  `turned`: the weight is stored [out, in], as PyTorch's Linear does, rather than
+    [in, out].
+    """
+
+    node: onnx.NodeProto
+    kind: str
+    turned: bool
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a model: its shape as it is stored, its element type, and the nodes that read it."""
+
+    name: str
+    shape: tuple[int, int]
+    onnx_type: int
+    sites: tuple[Site, ...]
+
+    @property
+    def module(self) -> str:
+        """The module it belongs to: its name without `.weight`."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def kind(self) -> str:
+        """ "linear" or "embedding"."""
+        return self.sites[0].kind
+
+    @property
+    def turned(self) -> bool:
+        """Whether it is stored [out, in]."""
+        return self.sites[0].turned
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """(in, out) of a linear layer; (rows, width) of a table."""
+        return self.shape[::-1] if self.turned else self.shape
+
+
+def matrices(model: Graph) -> dict[str, tuple[tuple[int, int], int]]:
+    """Matrices of floating-point numbers by name: shape and element type; also 8-bit ones that are dequantised."""
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    found = {t.name: (tuple(t.dims), t.data_type) for t in model.tensors.values()}
+    for node in model.nodes:
+        a = node.attribute[0] if node.attribute else None
+        if node.op_type == "Constant" and a is not None and a.name == "value":
+            found[node.output[0]] = tuple(a.t.dims), a.t.data_type
+        elif node.op_type == "ConstantOfShape" and node.input[0] in model.tensors:
+            shape = model.constant(node.input[0])
+            assert shape is not None
+            found[node.output[0]] = tuple(shape.tolist()), a.t.data_type if a is not None else 1
+        elif node.op_type == "DequantizeLinear" and node.input[0] in found and node.input[1] in found:
+            found[node.output[0]] = found[node.input[0]][0], found[node.input[1]][1]
+    return {n: (s, k) for n, (s, k) in found.items() if len(s) == 2 and k in floats}
+
+
+def weight_of(model: Graph, name: str, shape: tuple[int, int], onnx_type: int) -> Weight:
+    """A weight with its readers.  UsageError where one of them is no linear layer and no table."""
+    sites: list[Site] = []
+    for node in model.readers(name):
+        if node.op_type == "Transpose" and node.domain in _STANDARD and len(shape) == 2:
+            turned = node.output[0]
+            sites += [_site(name, n, turned, turned=True) for n in model.readers(turned)]
+        else:
+            sites.append(_site(name, node, name, turned=False))
+    if not sites:
+        raise UsageError(f"no operator reads '{name}'")
+    if len({(s.kind, s.turned) for s in sites}) > 1:
+        raise UsageError(
+            f"'{name}' is read in several ways ({', '.join(sorted({s.node.op_type for s in sites}))}), as a table and "
+            "by a product: an adapter belongs to one of them. Export the model with untied weights, or leave it out"
+        )
+    return Weight(name, shape, onnx_type, tuple(sites))
+
+
+def _site(name: str, node: onnx.NodeProto, read: str, *, turned: bool) -> Site:
+    options = {a.name: a for a in node.attribute}
+    at = list(node.input).index(read)
+    if node.domain in _STANDARD and list(node.input).count(read) == 1:
+        if node.op_type == "MatMul" and at == 1:
+            return Site(node, "linear", turned)
+        if node.op_type == "Gemm" and at == 1 and not _number(options, "transA", 0) and _plain(options):
+            return Site(node, "linear", turned != bool(_number(options, "transB", 0)))
+        if node.op_type == "Gather" and at == 0 and not turned and not _number(options, "axis", 0):
+            return Site(node, "embedding", False)
+    raise UsageError(
+        f"'{name}' is read by {node.op_type} (node '{node.name or node.output[0]}'): only the weights of linear layers "
+        "(MatMul, Gemm without factors) and of tables (Gather) are supported; leave it out of the patterns"
+    )
+
+
+def _number(options: dict[str, onnx.AttributeProto], name: str, default: int) -> int:
+    return int(options[name].i) if name in options else default
+
+
+def _plain(options: dict[str, onnx.AttributeProto]) -> bool:
+    return all(options[n].f == 1.0 for n in ("alpha", "beta") if n in options)
+
+
+def product_of(model: Graph, output: str) -> tuple[str, str] | None:
+    """What the linear layer behind a value reads, and its weight; None where something else makes the value."""
+    makers, known = model.makers(), matrices(model)
+    node = makers.get(output)
+    while node is not None and node.op_type in ("Identity", "Add"):
+        rest = [i for i in node.input if i not in model.tensors]
+        if len(rest) != 1:
+            return None
+        node = makers.get(rest[0])
+    if node is None or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    x, weight = node.input[0], node.input[1]
+    before = makers.get(weight)
+    if before is not None and before.op_type == "Transpose":
+        weight = before.input[0]
+    return (x, weight) if weight in known and x not in known else None

@@ -1,0 +1,151 @@
+"""`recompute-train`: what it prints and writes, and one clear error for each wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import trainer_cases
+
+from recompute.cli.train import main
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with model.onnx, train.npz and test.npz."""
+    onnx.save(trainer_cases.model(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "train.npz", **trainer_cases.data(50))
+    np.savez(tmp_path / "test.npz", **trainer_cases.data(21, seed=1))
+    return tmp_path
+
+
+def command(files: Path, *more: str) -> list[str]:
+    return [
+        str(files / "model.onnx"), "--data", str(files / "train.npz"), "--eval", str(files / "test.npz"), "--batch",
+        "16", "--lr", "0.01", *more,
+    ]  # fmt: skip
+
+
+def test_the_whole_way(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, report = files / "run", files / "r.json"
+    assert main(command(files, "--epochs", "6", "--save", str(run), "--json", str(report), "--schedule", "cosine",
+                        "--warmup", "4", "--clip-norm", "5")) == 0  # fmt: skip
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("peak memory: ")
+    assert out[2].startswith("epoch 1/6: train loss ")
+    assert "(as predicted)" in out[-2]
+    found = json.loads(report.read_text())
+    assert [e["epoch"] for e in found["epochs"]] == [1, 2, 3, 4, 5, 6]
+    assert found["epochs"][-1]["eval"]["accuracy"] > 0.7
+    assert found["epochs"][-1]["eval"]["loss"] < found["epochs"][0]["eval"]["loss"]
+    assert found["steps"] == 24
+    assert found["peak_bytes"]["predicted"] == found["peak_bytes"]["measured"]
+    assert len(found["weights_sha256"]) == 64
+
+    ort = pytest.importorskip("onnxruntime")
+    held = trainer_cases.data(21, seed=1)
+    (scores,) = ort.InferenceSession(str(run / "model.onnx")).run(["logits"], {"x": held["x"]})
+    assert (scores.argmax(1) == held["label"]).mean() == found["epochs"][-1]["eval"]["accuracy"]
+
+
+def test_resume_with_other_checkpoints_gives_the_same_weights(files: Path) -> None:
+    hashes = []
+    for name, parts in (("whole", [[]]), ("cut", [[], ["--resume", "--checkpoints", "r"]])):
+        for number, more in enumerate(parts):
+            epochs = "3" if number == len(parts) - 1 else "1"
+            report = files / f"{name}.json"
+            assert main(command(files, "--epochs", epochs, "--save", str(files / name), "--json", str(report), "-q",
+                                *more)) == 0  # fmt: skip
+        found = json.loads(report.read_text())
+        hashes.append(found["weights_sha256"])
+    assert found["resumed_at"] == 4
+    assert hashes[0] == hashes[1]
+
+
+def test_gradient_merge_and_averages(files: Path) -> None:
+    report = files / "r.json"
+    more = ["--gradient-merge", "2", "--ema", "0.9", "--checkpoints", "r", "--epochs", "2", "-q", "--json", str(report)]
+    assert main(command(files, *more)) == 0
+    found = json.loads(report.read_text())
+    assert found["steps"] == 4
+    assert found["peak_bytes"]["predicted"] == found["peak_bytes"]["measured"]
+
+
+def test_ctrl_c_saves_and_ends_with_130(files: Path) -> None:
+    code = "import sys; from recompute.cli.train import main; sys.exit(main(sys.argv[1:]))"
+    args = command(files, "--epochs", "100000", "--save", str(files / "run"))
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("epoch 2/"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "(interrupted)" in out
+    assert list((files / "run" / "checkpoints").glob("step-*"))
+    assert not (files / "run" / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--epochs", "0"], "--epochs must be at least 1, not 0"),
+        (["--resume"], "--resume needs --save DIR"),
+        (["--save-steps", "5"], "--save-steps needs --save DIR"),
+        (["--checkpoints", "r", "--memory-budget", "60%"], "give one of them"),
+        (["--metrics", "acuracy"], "there is no metric 'acuracy' (did you mean accuracy"),
+        (["--monitor", "eval.f1"], "no result 'eval.f1' to monitor"),
+        (["--optimizer", "adamm"], "unknown optimizer 'adamm' (did you mean adam"),
+        (["--batch", "64"], "50 samples, fewer than a batch of 64"),
+        (["--dat", "x"], "unknown option '--dat' (did you mean --data"),
+        (["--json", "/no/such/folder/r.json"], "cannot be written"),
+    ],
+)
+def test_wrong_requests(files: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = [*more, "--drop-last"] if "--batch" in more else more
+    assert main(command(files, *more)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("recompute-train: error: ")
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (lambda d: d.pop("label"), 2, "has no column 'label'"),
+        (lambda d: d.update(x=d["x"].astype("S8")), 2, "column 'x'"),
+        (lambda d: d["x"].__setitem__((3, 0), np.inf), 2, "sample 3"),
+        (lambda d: d["label"].__setitem__(5, -1), 2, "has -1 in sample 5"),
+        (lambda d: d.update({n: a[:0] for n, a in d.items()}), 2, "have 0 rows"),
+        (lambda d: d.update(x=d["x"][:, :5]), 2, "column 'x'"),
+        (lambda d: d.update(label=d["label"][:30]), 2, "30"),
+    ],
+)
+def test_bad_data(files: Path, change: object, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = trainer_cases.data(50)
+    change(samples)  # type: ignore[operator]
+    np.savez(files / "train.npz", **samples)
+    assert main(command(files, "--save", str(files / "run"))) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (files / "run" / "checkpoints").exists()
+
+
+def test_files_that_cannot_be_read(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (files / "train.npz").read_bytes()
+    for content in (b"", whole[:-100], b"no archive"):
+        (files / "train.npz").write_bytes(content)
+        assert main(command(files)) == 1
+        assert "train.npz" in capsys.readouterr().err
+    assert main([str(files / "model.onnx"), "--data", str(files / "none.npz")]) in (1, 2)
+    assert "none.npz" in capsys.readouterr().err

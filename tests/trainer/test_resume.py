@@ -1,0 +1,234 @@
+"""Checkpoints and resume: the same bits as a run that was never interrupted, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trainer_cases import data, trainer
+
+import recompute as rc
+from recompute.errors import JobError, UsageError
+
+
+class StopAfter(rc.Callback):
+    """Ends a run after a step, as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: rc.Trainer, step: int, loss: float) -> None:
+        if step == self.step:
+            trainer.stop("asked")
+
+
+def logged(folder: Path) -> list[float]:
+    """The losses of the log, in order."""
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    steps = [e for e in events if e["event"] == "step"]
+    assert [e["step"] for e in steps] == list(range(1, len(steps) + 1))
+    return [e["loss"] for e in steps]
+
+
+def whole(folder: Path) -> tuple[str, list[float]]:
+    """A run of three epochs without interruption: the hash of its weights, and its losses."""
+    history = trainer().fit(data(), epochs=3, eval_data=data(20, seed=1), save=folder)
+    return history.weights_sha256, logged(folder)
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 7, 12])
+def test_stopped_and_resumed(step: int, tmp_path: Path) -> None:
+    wanted = whole(tmp_path / "whole")
+    first = trainer(callbacks=[StopAfter(step)]).fit(
+        data(), epochs=3, eval_data=data(20, seed=1), save=tmp_path / "cut"
+    )
+    assert (first.steps, first.stopped) == (step, "asked")
+    second = trainer().fit(data(), epochs=3, eval_data=data(20, seed=1), save=tmp_path / "cut", resume=True)
+    assert second.resumed_at == step
+    assert (second.weights_sha256, logged(tmp_path / "cut")) == wanted
+    assert [e["epoch"] for e in second.epochs] == [1, 2, 3]
+
+
+def test_another_plan_gives_the_same_bits(tmp_path: Path) -> None:
+    wanted = whole(tmp_path / "whole")
+    trainer(callbacks=[StopAfter(6)]).fit(data(), epochs=3, save=tmp_path / "cut")
+    other = rc.RecomputeOptimizer(rc.Adam(1e-2)).set_checkpoints(["r"])
+    history = trainer(optimizer=other).fit(data(), epochs=3, save=tmp_path / "cut", resume=True)
+    assert (history.weights_sha256, logged(tmp_path / "cut")) == wanted
+
+
+@pytest.mark.slow
+def test_a_budget_gives_the_same_bits(tmp_path: Path) -> None:
+    """A run of a small residual network that is resumed within a memory budget."""
+    pytest.importorskip("ortools")
+    g = np.random.default_rng(0)
+    images = {"x": g.standard_normal((40, 3, 32, 32)).astype(np.float32), "label": g.integers(0, 10, 40)}
+    network = rc.models.build("resnet18", width=4, blocks=(1, 1, 1, 1), image=32, classes=10)
+
+    def run(optimizer: object, folder: Path, *, resume: bool = False, stop: int = 99) -> rc.History:
+        made = rc.Trainer(rc.load(network, batch=16), optimizer, loss="cross_entropy", callbacks=[StopAfter(stop)])
+        return made.fit(images, epochs=2, save=folder, resume=resume)
+
+    wanted = run(rc.Adam(), tmp_path / "whole")
+    plain = run(rc.Adam(), tmp_path / "cut", stop=4)
+    optimizer = rc.RecomputeOptimizer(rc.Adam()).set_budget("95%", slicing=False, effort=0.2)
+    within = run(optimizer, tmp_path / "cut", resume=True)
+    assert within.resumed_at == plain.steps == 4
+    assert within.peak_bytes["measured"] < plain.peak_bytes["measured"]
+    assert within.weights_sha256 == wanted.weights_sha256
+
+
+def test_a_torn_checkpoint_is_never_chosen(tmp_path: Path) -> None:
+    saving = rc.Saving(tmp_path, keep=9)
+    trainer().fit(data(), epochs=3, save=saving)
+    wanted = whole(tmp_path / "whole")
+    folders = sorted((tmp_path / "checkpoints").iterdir())
+    assert [f.name for f in folders] == ["step-000000004", "step-000000008", "step-000000012"]
+    state = folders[2] / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-3])
+    (folders[1] / "trainer.json").write_text("{")
+    history = trainer().fit(data(), epochs=3, save=tmp_path, resume=True)
+    assert history.resumed_at == 4
+    assert "state.safetensors has" in history.notes[0]
+    assert "trainer.json cannot be read" in history.notes[1]
+    assert history.weights_sha256 == wanted[0]
+
+
+def test_a_changed_byte_is_noticed_and_no_complete_one_is_an_error(tmp_path: Path) -> None:
+    trainer().fit(data(), epochs=1, save=tmp_path)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    array = bytearray((folder / "state.safetensors").read_bytes())
+    array[-1] ^= 1
+    (folder / "state.safetensors").write_bytes(array)
+    with pytest.raises(JobError, match=r"there is no complete checkpoint: .* has other contents than were written"):
+        trainer().fit(data(), epochs=2, save=tmp_path, resume=True)
+
+
+def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
+    class Worse(rc.Callback):
+        """Makes the first epoch the best."""
+
+        def on_epoch(self, trainer: rc.Trainer, results: dict) -> None:
+            for v in trainer.program.parameters:
+                trainer.program.data[v.name][...] += 1
+
+    saving = rc.Saving(tmp_path, keep=2)
+    history = trainer(callbacks=[Worse()]).fit(data(), epochs=5, eval_data=data(20, seed=1), save=saving)
+    assert history.best is not None
+    steps = {int(p.name[5:]) for p in (tmp_path / "checkpoints").iterdir()}
+    assert steps == {history.best["step"], 16, 20}
+
+
+def test_other_data_batches_or_seeds_are_refused(tmp_path: Path) -> None:
+    trainer().fit(data(), epochs=1, save=tmp_path)
+    with pytest.raises(UsageError, match="has the checkpoints of a run already"):
+        trainer().fit(data(), epochs=2, save=tmp_path)
+    for made, samples, what in (
+        (trainer(seed=4), data(), "seed was 3, now it is 4"),
+        (trainer(batch=8), data(), "batch size was 16, now it is 8"),
+        (trainer(), data(49), "data was"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            made.fit(samples, epochs=2, save=tmp_path, resume=True)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="checkpoints cannot be written to"):
+        trainer().fit(data(), save=tmp_path / "file")
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recompute.trainer import saving
+
+    kept = saving.save_state
+
+    def full(program: object, path: Path) -> None:
+        if "step-000000008" in str(path):
+            raise OSError(28, "No space left on device")
+        kept(program, path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saving, "save_state", full)
+    with pytest.raises(JobError, match=r"cannot write the checkpoint .*: No space left on device"):
+        trainer().fit(data(), epochs=3, save=tmp_path)
+    monkeypatch.undo()
+    history = trainer().fit(data(), epochs=3, save=tmp_path, resume=True)
+    assert history.resumed_at == 4
+    assert history.weights_sha256 == whole(tmp_path / "whole")[0]
+
+
+_RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import recompute as rc
+from trainer_cases import data, trainer
+t = trainer(batch=4)
+print("ready", flush=True)
+h = t.fit(data(48), epochs=6, eval_data=data(20, seed=1), save=rc.Saving(sys.argv[1], steps=5), resume=True)
+print(h.weights_sha256)
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A process that trains, resuming what is there."""
+    code = _RUN.format(tests=str(Path(__file__).parent))
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    made = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True, env=env)
+    assert made.stdout is not None
+    assert made.stdout.readline() == "ready\n"
+    return made
+
+
+@pytest.mark.slow
+def test_killed_at_30_random_moments(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    plain = start(tmp_path / "whole")
+    ready = time.perf_counter()
+    wanted = plain.communicate(timeout=120)[0].strip()
+    took = time.perf_counter() - ready
+    losses = logged(tmp_path / "whole")
+    assert ready > begun
+    draw = random.Random(7)
+    kills = runs = 0
+    while kills < 30:
+        folder = tmp_path / f"run-{runs}"
+        runs += 1
+        while True:
+            process = start(folder)
+            try:
+                out = process.communicate(timeout=draw.uniform(0.0, 0.6 * took) if kills < 30 else 120)[0]
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+                kills += 1
+                continue
+            assert process.returncode == 0
+            assert out.strip() == wanted
+            assert logged(folder) == losses
+            break
+    assert kills == 30
+
+
+def test_ctrl_c_ends_after_the_step_and_saves(tmp_path: Path) -> None:
+    """A signal during a step: the run ends after it, in order, and what follows a resume is the same."""
+
+    class Interrupt(rc.Callback):
+        def on_step(self, trainer: rc.Trainer, step: int, loss: float) -> None:
+            if step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    history = trainer(callbacks=[Interrupt()]).fit(data(), epochs=3, save=tmp_path / "cut")
+    assert (history.steps, history.stopped) == (5, "interrupted")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = trainer().fit(data(), epochs=3, save=tmp_path / "cut", resume=True)
+    assert resumed.weights_sha256 == whole(tmp_path / "whole")[0]
+    assert np.isfinite(resumed.epochs[-1]["train"]["loss"])
