@@ -78,19 +78,8 @@ def measured(batches: Callable[[], Iterable[Any]]) -> tuple[float, int]:
 def main() -> None:
     """Measures and prints images a second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-<<<<<<< HEAD
     defaults = {"images": 512, "workers": 2, "batch": 64, "size": 224, "stored": 224, "passes": 5}
     for name, default in defaults.items():
-=======
-    for name, default in (
-        ("images", 512),
-        ("workers", 2),
-        ("batch", 64),
-        ("size", 224),
-        ("stored", 224),
-        ("passes", 5),
-    ):
->>>>>>> d6b7c4ff0e8b5411b08b37e752f08564bff554ca
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
