@@ -21,13 +21,15 @@ class Dataset:
 
     `columns`: name → element type and shape of one sample.  `name`: where it is from, for messages.  `notes`: name →
     what an error about that column should mention (why it was left out, which row made it text).  `finite`: columns
-    that cannot contain NaN or infinity, which are not searched for them.
+    that cannot contain NaN or infinity, which are not searched for them.  `costly`: columns that are not read only to
+    search them (decoded by somebody's code, tokenized): their values are checked in each batch.
     """
 
     columns: Mapping[str, Column] = {}
     name: str = "data"
     notes: Mapping[str, str] = {}
     finite: frozenset[str] = frozenset()
+    costly: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -70,7 +72,8 @@ class Wrapped(Dataset):
         if not isinstance(inner, Dataset):
             raise UsageError(f"a dataset is needed here, not {type(inner).__name__}: rc.data.dataset(...) makes one")
         self.inner = inner
-        self.name, self.columns, self.notes, self.finite = inner.name, inner.columns, inner.notes, inner.finite
+        self.name, self.columns, self.notes = inner.name, inner.columns, inner.notes
+        self.finite, self.costly = inner.finite, inner.costly
 
     def __len__(self) -> int:
         return len(self.inner)

@@ -71,7 +71,7 @@ class ImageFolder(Dataset):
             "image": (np.dtype(dtype), (channels, *self.size)),
             "label": (np.dtype(np.int64), ()),
         }
-        self.finite = frozenset({"image"})
+        self.finite = self.costly = frozenset({"image"})
         self._pool = _Pool(_processors() if workers is None else workers)
 
     def __len__(self) -> int:
