@@ -51,6 +51,10 @@ class Dataset:
         """The dataset in this epoch; another one only where samples are drawn anew in each (augmented images)."""
         return self
 
+    def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
+        """The dataset for a model whose inputs have samples of these shapes; another one where a size was left open."""
+        return self
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {len(self)} samples, {show_columns(self.columns)}>"
 
@@ -90,6 +94,15 @@ class Wrapped(Dataset):
         """The same of the inner dataset in this epoch."""
         inner = self.inner.at_epoch(epoch)
         return self if inner is self.inner else self.around(inner)
+
+    def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
+        """The same of the inner dataset, where only samples were chosen of it."""
+        inner = self.inner.sized(shapes)
+        if inner is self.inner or self.columns is not self.inner.columns:
+            return self
+        other = self.around(inner)
+        other.columns = inner.columns
+        return other
 
     def around(self, inner: Dataset) -> Dataset:
         """A copy of this dataset that is made of another one."""

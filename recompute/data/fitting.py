@@ -114,6 +114,7 @@ def fitted(
     checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in (limits or {}).items()}
     if isinstance(dataset, Stream):
         return FittedStream(dataset, inputs, checked, names or {})
+    dataset = dataset.sized([v.shape[1:] for v in inputs])
     fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {})
     return Fitted(*_side_by_side(dataset, fits), checked)
 
