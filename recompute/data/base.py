@@ -21,13 +21,15 @@ class Dataset:
 
     `columns`: name → element type and shape of one sample.  `name`: where it is from, for messages.  `notes`: name →
     what an error about that column should mention (why it was left out, which row made it text).  `finite`: columns
-    that cannot contain NaN or infinity, which are not searched for them.
+    that cannot contain NaN or infinity, which are not searched for them.  `costly`: columns that are not read only to
+    search them (decoded by somebody's code, tokenized): their values are checked in each batch.
     """
 
     columns: Mapping[str, Column] = {}
     name: str = "data"
     notes: Mapping[str, str] = {}
     finite: frozenset[str] = frozenset()
+    costly: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -47,6 +49,10 @@ class Dataset:
 
     def at_epoch(self, epoch: int) -> Dataset:
         """The dataset in this epoch; another one only where samples are drawn anew in each (augmented images)."""
+        return self
+
+    def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
+        """The dataset for a model whose inputs have samples of these shapes; another one where a size was left open."""
         return self
 
     def __repr__(self) -> str:
@@ -70,7 +76,8 @@ class Wrapped(Dataset):
         if not isinstance(inner, Dataset):
             raise UsageError(f"a dataset is needed here, not {type(inner).__name__}: rc.data.dataset(...) makes one")
         self.inner = inner
-        self.name, self.columns, self.notes, self.finite = inner.name, inner.columns, inner.notes, inner.finite
+        self.name, self.columns, self.notes = inner.name, inner.columns, inner.notes
+        self.finite, self.costly = inner.finite, inner.costly
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -87,6 +94,15 @@ class Wrapped(Dataset):
         """The same of the inner dataset in this epoch."""
         inner = self.inner.at_epoch(epoch)
         return self if inner is self.inner else self.around(inner)
+
+    def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
+        """The same of the inner dataset, where only samples were chosen of it."""
+        inner = self.inner.sized(shapes)
+        if inner is self.inner or self.columns is not self.inner.columns:
+            return self
+        other = self.around(inner)
+        other.columns = inner.columns
+        return other
 
     def around(self, inner: Dataset) -> Dataset:
         """A copy of this dataset that is made of another one."""

@@ -37,6 +37,7 @@ class Selected(Wrapped):
         self.sources = {n: (c,) if isinstance(c, str) else tuple(c) for n, c in given.items()}
         self.columns = {n: self._column(n, cs) for n, cs in self.sources.items()}
         self.finite = frozenset(n for n, cs in self.sources.items() if set(cs) <= inner.finite)
+        self.costly = frozenset(n for n, cs in self.sources.items() if not inner.costly.isdisjoint(cs))
         self.notes = {n: inner.notes[cs[0]] for n, cs in self.sources.items() if cs[0] in inner.notes}
 
     def _column(self, name: str, sources: Sequence[str]) -> Column:
@@ -70,6 +71,7 @@ class Mapped(Wrapped):
         self.function = function
         self.columns = {n: (a.dtype, a.shape[1:]) for n, a in self._made(np.zeros(1, np.int64)).items()}
         self.notes, self.finite = {}, frozenset()
+        self.costly = frozenset(self.columns) if inner.costly else frozenset()
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See `Dataset.read`."""

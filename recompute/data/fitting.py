@@ -49,12 +49,19 @@ class Fitted(Wrapped):
         self.columns = {name: (f.need.numpy, f.need.shape[1:]) for name, f in fits.items()}
         whole = {n for n, (dtype, _) in inner.columns.items() if dtype.kind in "biu"}
         self.finite = frozenset(n for n, f in fits.items() if set(f.columns) <= whole | inner.finite)
+        self.costly = frozenset(n for n, f in fits.items() if not inner.costly.isdisjoint(f.columns))
 
     def read(self, indices: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See `Dataset.read`: only columns that these inputs need are read."""
         fits = {name: self.fits[name] for name in names}
         taken = self.inner.read(indices, tuple(dict.fromkeys(c for f in fits.values() for c in f.columns)))
-        return {name: f.made(taken, indices) for name, f in fits.items()}
+        made = {name: f.made(taken, indices) for name, f in fits.items()}
+        for name in self.costly.intersection(names):  # which `check_values` leaves out
+            if name not in self.finite and fits[name].need.is_float:
+                _check_finite(made[name], indices, fits[name].what)
+            if name in self.limits:
+                _check_limit(made[name], self.limits[name], indices, fits[name].what)
+        return made
 
 
 class FittedStream(Stream):
@@ -107,6 +114,7 @@ def fitted(
     checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in (limits or {}).items()}
     if isinstance(dataset, Stream):
         return FittedStream(dataset, inputs, checked, names or {})
+    dataset = dataset.sized([v.shape[1:] for v in inputs])
     fits = _fits(dataset.name, dataset.columns, dataset.notes, inputs, names or {})
     return Fitted(*_side_by_side(dataset, fits), checked)
 
@@ -214,13 +222,14 @@ def check_values(
     """UsageError for the first sample with NaN or infinity, or with a whole number outside of its limit.
 
     `inputs`: the columns to search (default: all); `limits`: see `fitted`, whose limits are the default.  The dataset
-    is read once, except for columns that cannot have such values (decoded images).
+    is read once, except for columns that cannot have such values (decoded images), and those that are `costly`, which a
+    fitted dataset checks in each batch.
     """
     given = limits if limits is not None else dataset.limits if isinstance(dataset, Fitted) else {}
     checked = {name: limit if isinstance(limit, Limit) else Limit(int(limit)) for name, limit in given.items()}
     names = list(dataset.columns) if inputs is None else [v.name for v in inputs]
     floats = {n for n in names if _has_fractions(need_column(dataset, n)[0]) and n not in dataset.finite}
-    searched = [n for n in names if n in floats or n in checked]
+    searched = [n for n in names if (n in floats or n in checked) and n not in dataset.costly]
     if not searched:
         return
     size = sum(dataset.columns[n][0].itemsize * math.prod(dataset.columns[n][1]) for n in searched)

@@ -24,6 +24,7 @@ class Samples(Dataset):
         if not len(source):
             raise UsageError(f"{self.name} is empty")
         self.columns = {n: _column(a, n, self.name) for n, a in self._sample(0).items()}
+        self.costly = frozenset(self.columns)
 
     def __len__(self) -> int:
         return len(self.source)

@@ -34,7 +34,8 @@ class ImageFolder(Dataset):
     """The images of a folder that has a folder for each class: `image` (channels first) and `label` (int64).
 
     Classes are numbered in the order of their folders' names (`classes`), as by torchvision's ImageFolder.  Images are
-    scaled so that `size` (height and width) can be cut out of their middle.
+    scaled so that `size` (height and width) can be cut out of their middle; None: that of the model's input that they
+    are fitted to, or 224.
 
     - `mode`: "RGB", or "L" for one channel.
     - `mean`, `std`: one number a channel (or one for all), of values scaled to 0...1; None: 0 and 1.
@@ -48,7 +49,7 @@ class ImageFolder(Dataset):
     def __init__(
         self,
         path: str | Path,
-        size: int | tuple[int, int] = 224,
+        size: int | tuple[int, int] | None = None,
         mode: str = "RGB",
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
@@ -62,7 +63,8 @@ class ImageFolder(Dataset):
         if mode not in ("RGB", "L"):
             raise UsageError(f"mode must be 'RGB' or 'L', not '{mode}'")
         self.name, self.mode, self.flip, self.seed, self.epoch = f"'{path}'", mode, flip, seed, 0
-        self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.open = size is None
+        self.size = _checked_size(224 if size is None else size)
         self.crop = _checked_crop(crop)
         channels = len(mode)
         self.scale = Scale(channels, mean, std, dtype)
@@ -71,7 +73,7 @@ class ImageFolder(Dataset):
             "image": (np.dtype(dtype), (channels, *self.size)),
             "label": (np.dtype(np.int64), ()),
         }
-        self.finite = frozenset({"image"})
+        self.finite = self.costly = frozenset({"image"})
         self._pool = _Pool(_processors() if workers is None else workers)
 
     def __len__(self) -> int:
@@ -83,6 +85,16 @@ class ImageFolder(Dataset):
             return self
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, epoch=epoch)
+        return other
+
+    def sized(self, shapes: Sequence[tuple[int, ...]]) -> Dataset:
+        """The images in the size of the only shape that has their channels, if `size` was None."""
+        found = [s for s in shapes if len(s) == 3 and s[0] == len(self.mode)]
+        if not self.open or len(found) != 1 or not min(found[0]):
+            return self
+        other = object.__new__(type(self))
+        columns = {**self.columns, "image": (self.columns["image"][0], found[0])}
+        other.__dict__.update(self.__dict__, size=found[0][1:], columns=columns)
         return other
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -176,6 +188,13 @@ def _listed(path: Path) -> tuple[list[Path], np.ndarray, tuple[str, ...]]:
     files = [f for of_class in found.values() for f in of_class]
     labels = np.repeat(np.arange(len(found)), [len(of_class) for of_class in found.values()])
     return files, labels.astype(np.int64), tuple(found)
+
+
+def _checked_size(size: Any) -> tuple[int, int]:
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(s, int) and s > 0 for s in sides):
+        raise UsageError(f"size must be one positive whole number, or two (height, width), not {size}")
+    return sides
 
 
 def _checked_crop(crop: Any) -> float | tuple[float, float]:

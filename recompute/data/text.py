@@ -43,6 +43,7 @@ class Tokenized(Wrapped):
         kept = {n: c for n, c in inner.columns.items() if n not in self.texts}
         if double := next((n for n in _PARTS if n in kept), None):
             raise UsageError(f"{self.name} has a column '{double}' already")
+        self.costly = inner.costly | set(_PARTS)
         self.columns = {**kept, **{name: (np.dtype(np.int64), (length,)) for name in _PARTS}}
 
     @property

@@ -156,3 +156,23 @@ def test_batches_of_a_stream_are_fitted_one_by_one() -> None:
         list(fitted(dataset([{"x": X, "y": Y[:2]}]), IMAGES).batches(0))  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"another order"):
         list(fitted(dataset([good, {"x": X.transpose(0, 2, 1), "y": Y}]), IMAGES).batches(0))  # type: ignore[union-attr]
+
+
+def test_costly_columns_are_checked_in_each_batch() -> None:
+    """Samples that somebody's code decodes are not all read before the first step."""
+    reads: list[int] = []
+
+    class Samples:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, i: int) -> dict:
+            reads.append(i)
+            return {"x": np.full((2, 3), np.nan if i == 7 else i, np.float32), "label": i}
+
+    data = fitted(dataset(Samples()), IMAGES, {"label": 9})  # type: ignore[arg-type]
+    check_values(data, IMAGES, {"label": 9})
+    assert reads == [0] and data.take(np.array([8]))["label"].tolist() == [8]
+    for i, message in ((7, "column 'x' of the Samples has NaN in sample 7"), (9, "'label' of the Samples has 9 in")):
+        with pytest.raises(UsageError, match=message):
+            data.take(np.array([1, i]))

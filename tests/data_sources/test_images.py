@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute.data import Dataset, ImageFolder, Pixels, cifar10, dataset, split, subset
+from recompute.data import Dataset, ImageFolder, Pixels, cifar10, dataset, fitted, split, subset
 from recompute.errors import MissingExtraError, ModelError, UsageError
+from recompute.language.types import TensorType, Value
 
 Image = pytest.importorskip("PIL.Image")
 G = np.random.default_rng(0)
@@ -69,6 +70,21 @@ def test_other_sizes_are_cut_from_the_middle(tmp_path: Path) -> None:
     part = open_(tmp_path, size=6, crop=0.75, dtype="uint8").take(np.array([1]))["image"].transpose(0, 2, 3, 1)
     np.testing.assert_array_equal(part[0], pixels["cat/2.png"][1:7, 1:7])
     assert open_(tmp_path, size=(4, 6), mode="L").take(np.arange(6))["image"].shape == (6, 1, 4, 6)
+
+
+def test_an_open_size_is_the_models(tmp_path: Path) -> None:
+    folder(tmp_path)
+    inputs = [Value("x", TensorType("f32", (2, 3, 8, 8))), Value("label", TensorType("i64", (2,)))]
+    first = split(open_(tmp_path), 0.5)[0]
+    for data, whole in (
+        (open_(tmp_path), open_(tmp_path, size=8)),
+        (first, subset(open_(tmp_path, size=8), first.indices)),
+    ):
+        found = fitted(data, inputs).take(np.arange(3))["x"]  # type: ignore[union-attr]
+        np.testing.assert_array_equal(found, whole.take(np.arange(3))["image"])
+    assert open_(tmp_path).columns["image"][1] == (3, 224, 224)
+    with pytest.raises(UsageError, match=r"float32\[3,9,9\], but .* needs float32\[3,8,8\]: axis 1"):
+        fitted(open_(tmp_path, size=9), inputs)
 
 
 def test_large_jpegs_are_decoded_small(tmp_path: Path) -> None:
@@ -140,6 +156,7 @@ def test_folders_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ModelError, match=r"cannot read the folder '.*none': No such file"):
         ImageFolder(tmp_path / "none")
     for options, message in (
+        ({"size": 0}, "size must be one positive"), ({"size": (8, 8, 3)}, "not .8, 8, 3."),
         ({"size": 8, "crop": 1.5}, "crop must be a share"), ({"mode": "CMYK"}, "mode must be 'RGB' or 'L'"),
         ({"mean": (1, 2)}, "mean must be one number, or 3"), ({"std": 0}, "std positive"),
         ({"dtype": "float16"}, "dtype must be"), ({"dtype": "uint8", "mean": 1}, "not to bytes"),

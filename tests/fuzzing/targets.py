@@ -6,6 +6,7 @@ refusal, everything else a finding.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -260,9 +261,17 @@ def state(path: Path, number: int, name: str) -> str:
 
 
 def data(path: Path, number: int, name: str) -> str:
-    """Data for `--run`: two batches read, and a step run with each."""
+    """Data: as a dataset whose samples are taken, and for `--run`: two batches read, and a step run with each."""
+    from recompute.data.npz import from_npz
     from recompute.training.data import npz_batches
 
+    with contextlib.suppress(rc.RecomputeError):
+        found = from_npz(path)
+        for column, array in found.take(np.arange(len(found))[-2:]).items():
+            if (array.dtype, array.shape[1:]) != found.columns[column]:
+                raise Wrong(
+                    f"'{column}' is {array.dtype}{list(array.shape)}, but its dataset says {found.columns[column]}"
+                )
     program = seeds.steps()[f"{name} numpy"].program
     batches = npz_batches(path, program)
     for _ in range(2):
