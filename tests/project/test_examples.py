@@ -40,7 +40,19 @@ def budget(lines: list[str]) -> None:
     assert 0 < planned <= allowed
 
 
-CHECKS = {"quickstart.py": quickstart, "budget.py": budget}
+def lora(lines: list[str]) -> None:
+    """The loss falls, the planned step takes less than LoRA's, which takes less than training everything; merged, the
+    model scores the same."""
+    text = "\n".join(lines)
+    first, last = map(float, re.search(r"loss: ([\d.]+) before, ([\d.]+) after", text).groups())  # type: ignore[union-attr]
+    assert last < 0.1 * first
+    peaks = [int(n.replace(",", "")) for n in re.findall(r"([\d,]{7,})", text.partition("peak: ")[2])]
+    assert len(peaks) == 3 and peaks == sorted(peaks, reverse=True) and peaks[2] <= 0.95 * peaks[1]
+    assert "parameters that train" in text
+    assert float(re.search(r"differ by ([\d.e-]+) of", text)[1]) < 1e-5  # type: ignore[index]
+
+
+CHECKS = {"quickstart.py": quickstart, "budget.py": budget, "lora.py": lora}
 
 
 @pytest.mark.slow
