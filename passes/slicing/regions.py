@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...errors import UsageError
 from ...language.axes import Cut, Followed, advance, of_operator
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Value
 from .open_means import open_means
 from .region import FORWARD, Graph, Region, contiguous, given_places, grown, hidden, possible
-from .slicing import Slicing
+from .slicing import Slicing, region_of
 
 #: a region must hide this many bytes, for each byte of its inputs and outputs, to be worth it
 _WORTH = 0.5
@@ -155,6 +156,10 @@ def _described(graph: Graph, region: Region) -> Found | None:
     if not possible(graph, region):
         return None
     slicing = Slicing(first.name, last.name, state.place.axis, 2)
+    try:  # its last operator may share the index by an input alone, which the first one does not read
+        region_of(graph, slicing)
+    except UsageError:
+        return None
     return Found(slicing, region.size, inside, tuple(graph.operators[i] for i in region.members))
 
 

@@ -27,6 +27,7 @@ from ..language.verify import verify
 from ..passes import RecomputePlan, Rerun
 from ..passes.base import without_gc
 from ..support.files import afterwards, is_special, replacing, together
+from ..support.room import need_room
 
 #: models above this size have their tensors in a separate file, as protobuf is limited to 2 GiB
 EXTERNAL_ABOVE = 1_900_000_000
@@ -100,6 +101,16 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield a.t
             elif a.type == onnx.AttributeProto.GRAPH:
                 yield from all_tensors(a.g)
+
+
+def take_in(graph: onnx.GraphProto) -> None:
+    """Reads tensors that lie in other files into the graph."""
+    for t in all_tensors(graph):
+        if t.data_location == onnx.TensorProto.EXTERNAL:
+            need_room(2 * tensor_bytes(t))  # as bytes, and in the tensor
+            t.raw_data = tensor_array(t).tobytes()
+            t.ClearField("external_data")
+            t.ClearField("data_location")
 
 
 def _externalised(model: onnx.ModelProto, file: BinaryIO, location: str) -> onnx.ModelProto:

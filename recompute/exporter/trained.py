@@ -16,11 +16,10 @@ from ..importer.tensors import tensor_array
 from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_to_onnx
-from ..support.room import need_room
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
-from .compiled import all_tensors, listed, save_beside, tensor_bytes, without_fields
+from .compiled import all_tensors, listed, save_beside, take_in, without_fields
 from .function_builder import fill_tensor, value_info
 from .inference import differs_in_training, in_inference, restricted
 from .quantised import quantised, range_buffers
@@ -130,12 +129,7 @@ def _with_trained(program: Program, source: onnx.ModelProto, trained: dict[str, 
             fill_tensor(graph.initializer.add(), name, contents(program, v))
             if source.ir_version < 4 and name not in declared:  # until IR 3 every initializer is an input too
                 graph.input.append(value_info(name, v.type))
-    for t in all_tensors(graph):
-        if t.data_location == onnx.TensorProto.EXTERNAL:
-            need_room(2 * tensor_bytes(t))  # as bytes, and in the tensor
-            t.raw_data = tensor_array(t).tobytes()
-            t.ClearField("external_data")
-            t.ClearField("data_location")
+    take_in(graph)
     return model
 
 

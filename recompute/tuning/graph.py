@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from ..errors import ModelWarning, UsageError, nearest
-from ..exporter.compiled import without_fields
+from ..exporter.compiled import take_in, without_fields
 from ..exporter.function_builder import fill_tensor, set_metadata, tensor_of
 from ..importer.convert import prepare
 from ..importer.graphs import names_read
@@ -250,7 +250,10 @@ class Graph:
 
 
 def model_of(model: Model) -> onnx.ModelProto:
-    """An own copy of a model, without functions and in opset 18 or later; of a program its model with its contents."""
+    """An own copy of a model, without functions and in opset 18 or later; of a program its model with its contents.
+
+    Of a file all tensors are in it, those of other files too.
+    """
     source = source_of(model) if isinstance(model, Program) else read_model(model)
     made = prepare(source)
     copy = onnx.ModelProto()
@@ -261,7 +264,9 @@ def model_of(model: Model) -> onnx.ModelProto:
         copy.graph.metadata_props.extend(source.graph.metadata_props)
         there = {v.name for v in copy.graph.value_info}
         copy.graph.value_info.extend(v for v in source.graph.value_info if v.name not in there and v.metadata_props)
-    if isinstance(model, Program):
+    if not isinstance(model, Program):
+        take_in(copy.graph)
+    else:
         set_metadata(copy, {TRAINABLE: json.dumps([v.name for v in model.block.parameters])})
     return copy
 

@@ -89,6 +89,17 @@ def test_slices_are_views_and_are_written_in_place() -> None:
     assert all(o.joins() for o in made if o.op.name == "Concat")
 
 
+def test_regions_that_are_found_can_be_carried_out() -> None:
+    """Beside adapters wide values are made from thin ones; a product of another input is not in a region for that."""
+    base = rc.load(rc.models.build("llama-tiny", batch=4, layers=1, hidden=32, inner=48, heads=2, groups=1, seq=32))
+    program = rc.lora(base, ["*_proj.weight"], r=4)
+    rc.SGD(0.1).minimize(rc.losses.cross_entropy(program["logits"]))
+    found = [f for wide in (False, True) for f in found_regions(program.block, wide)]
+    assert found
+    for f in found:
+        assert Slice((str(f.slicing),)).run(program.block) != program.block
+
+
 def test_peaks_are_predicted_and_recomputation_keeps_the_bits() -> None:
     program, loss = small(4)
     optimizer = rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices([HIDDEN])

@@ -91,7 +91,19 @@ def glue(lines: list[str]) -> None:
     assert lines[2] == "the same bits"
 
 
-CHECKS = {f"{f.__name__}.py": f for f in (budget, charlm, cifar, detection, digits, glue, quickstart)}
+def lora(lines: list[str]) -> None:
+    """The loss falls, the planned step takes less than LoRA's, which takes less than training everything; merged, the
+    model scores the same."""
+    text = "\n".join(lines)
+    first, last = map(float, re.search(r"loss: ([\d.]+) before, ([\d.]+) after", text).groups())  # type: ignore[union-attr]
+    assert last < 0.1 * first
+    peaks = [int(n.replace(",", "")) for n in re.findall(r"([\d,]{7,})", text.partition("peak: ")[2])]
+    assert len(peaks) == 3 and peaks == sorted(peaks, reverse=True) and peaks[2] <= 0.95 * peaks[1]
+    assert "parameters that train" in text
+    assert float(re.search(r"differ by ([\d.e-]+) of", text)[1]) < 1e-5  # type: ignore[index]
+
+
+CHECKS = {f"{f.__name__}.py": f for f in (budget, charlm, cifar, detection, digits, glue, lora, quickstart)}
 OPTIONS = {"detection.py": ["--quick"]}
 
 

@@ -92,6 +92,28 @@ def test_files_say_what_trains(tmp_path: Path) -> None:
         rc.lora(path, ["*.k_proj.weight"])
 
 
+def test_weights_in_other_files_are_read(tmp_path: Path) -> None:
+    """The edited model has them all: it can be moved, and merged."""
+    rc.save_model(llama(), tmp_path / "big.onnx", external_above=0)
+    assert len(list(tmp_path.glob("*.data"))) == 1
+    model = rc.lora(tmp_path / "big.onnx", LINEAR)
+    program = rc.lora(rc.load(tmp_path / "big.onnx"), LINEAR)
+    feed = synthetic_batch(program)
+    (own,) = program.evaluate(feed)
+    for found in (model, rc.merge_adapters(model), rc.export_trained(program), rc.merge_adapters(program)):
+        assert not any(t.external_data for t in found.graph.initializer)
+        np.testing.assert_allclose(onnx_scores(found, feed), own, rtol=0, atol=1e-5)
+
+
+def test_old_opsets_are_brought_up_to_date() -> None:
+    model = rc.models.build("lenet", batch=2)
+    model.opset_import[0].version = 13  # its operators were the same then
+    program = rc.load(rc.lora(model, ["fc*.weight"], r=2))
+    feed = synthetic_batch(program)
+    np.testing.assert_allclose(program.evaluate(feed)[0], rc.load(model).evaluate(feed)[0], rtol=0, atol=0)
+    assert len(program.parameters) == 6
+
+
 def test_large_models_need_no_weights() -> None:
     """Adapters go on a network whose weights are fills, to see what it takes."""
     model = rc.lora(rc.models.build("llama-block", batch=1, weights=False, seq=64), LINEAR, r=4)
@@ -134,3 +156,21 @@ def test_what_has_no_adapter() -> None:
     tied = rc.models.build("gpt2-tiny", batch=1)
     with pytest.raises(rc.UsageError, match="is read in several ways"):
         rc.lora(tied, ["wte.weight"])
+
+
+@pytest.mark.parametrize(("name", "patterns"), [("llama", "*_proj.weight"), ("bert", "*.self.*.weight")])
+def test_models_that_pytorch_exported(name: str, patterns: str) -> None:
+    """Files of the dynamo exporter: Linear is a Transpose and a MatMul there, and the file says what is a parameter."""
+    path = Path(__file__).parents[1] / "data" / "pytorch_exports" / f"{name}.onnx"
+    program = rc.load(path, mode="file")
+    program = rc.lora(program, patterns, r=2, dora=True)
+    assert program.parameters and all(".lora_" in v.name for v in program.parameters)
+    for v in program.block.parameters:
+        if v.name.endswith("lora_B.weight"):
+            program.data[v.name] = np.full(v.shape, 0.03, np.float32)
+    feed = synthetic_batch(program)
+    name = program.block.outputs[0]
+    np.testing.assert_allclose(
+        onnxruntime.InferenceSession(rc.merge_adapters(program).SerializeToString()).run([name], feed)[0],
+        program.evaluate(feed, [name])[0], rtol=0, atol=2e-5,
+    )  # fmt: skip
