@@ -79,7 +79,7 @@ def save_step(
     The model at `path` is that of `export_step` with `state="inputs"`; the contents of parameters, buffers and state
     are in `NAME.state.safetensors` beside it, whose metadata have the entry `updates` (JSON: input → output with its
     new contents).  `rc.load`, `rc.load_compiled` and the command line read both from `path`.  `metadata`: further
-    entries of the model's.  A pipe or device gets one model with defaults.  Errors as for `export_step` and `save_model`.
+    entries of the model's.  A pipe or device gets one model with defaults.  Errors as for `export_step`, `save_model`.
     """
     path = Path(path)
     if is_special(path):

@@ -28,7 +28,7 @@ LAYERS = [
     {"profile", "onnx_backend", "planning"},
     {"training", "testing"},
     {"exporter"},
-    {"compiling"},
+    {"compiling", "compat"},
     {"report"},
     {"analysis"},
     {"cli"},
