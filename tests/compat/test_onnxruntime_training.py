@@ -98,10 +98,8 @@ def test_a_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         module.lazy_reset_grad()
     assert losses[3] < losses[0]
     state, module, optimizer = opened(tmp_path, tmp_path / "later")
-    assert (
-        list(state.properties) == [("best", 0.5), ("epoch", 3), ("of", "me")]
+    assert list(state.properties) == [("best", 0.5), ("epoch", 3), ("of", "me")]
     assert optimizer.get_learning_rate() == 0.01
-    )
     for loss in losses[2:]:
         assert module(X, Y) == loss
         optimizer.step()
@@ -177,6 +175,7 @@ def test_errors(tmp_path: Path) -> None:
         ({"requires_grad": NAMES, "ort_format": True}, "ort_format is not supported"),
         ({"requires_grad": NAMES, "optimizer": "AdamW"}, "optimizer must be an artifacts.OptimType, not str"),
         ({"requires_grad": NAMES, "checkpoints": ["active"], "memory_budget": "50%"}, "both define what is recomputed"),
+        ({"requires_grad": NAMES, "checkpoint": ["active"]}, r"no argument 'checkpoint' \(did you mean checkpoints"),
         ({"requires_grad": "fc1.weight"}, "must be a list of names"),
     ):
         with pytest.raises(UsageError, match=why):

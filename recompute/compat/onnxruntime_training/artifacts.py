@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import onnx
@@ -22,6 +22,9 @@ from ...language.types import TensorType
 from ...support.files import make_folder, together
 from .checkpoint import CheckpointState
 from .files import described
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class LossType(Enum):
@@ -40,6 +43,16 @@ class OptimType(Enum):
     SGD = 2
 
 
+class Further(TypedDict, total=False):
+    """Keywords of `generate_artifacts` that few need: `checkpoints` and `memory_budget` are not ONNX Runtime's."""
+
+    checkpoints: Sequence[str] | None
+    memory_budget: str | int | None
+    ort_format: bool
+    custom_op_library: Any
+    nominal_checkpoint: bool
+
+
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Sequence[str] | None = None,
@@ -48,14 +61,10 @@ def generate_artifacts(
     optimizer: OptimType | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
-    ort_format: bool = False,
-    custom_op_library: Any = None,
-    additional_output_names: Sequence[str] | None = None,
-    nominal_checkpoint: bool = False,
-    loss_input_names: Sequence[str] | None = None,
     *,
-    checkpoints: Sequence[str] | None = None,
-    memory_budget: str | int | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    loss_input_names: Sequence[str] | None = None,
+    **further: Unpack[Further],
 ) -> None:
     """Writes `training_model.onnx`, `eval_model.onnx`, `checkpoint` and, with an optimizer, `optimizer_model.onnx`.
 
@@ -71,11 +80,7 @@ def generate_artifacts(
     UsageError for names that the model does not have, and for what is not supported: `onnxblock` losses and optimizers,
     `ort_format`, `custom_op_library`, `nominal_checkpoint`.
     """
-    _supported(loss, optimizer, ort_format, custom_op_library, nominal_checkpoint)
-    if checkpoints is not None and memory_budget is not None:
-        raise UsageError("give checkpoints or a memory_budget: both define what is recomputed")
-    if memory_budget is not None:
-        parse_budget(memory_budget)
+    _supported(loss, optimizer, further)
     source = read_model(model if isinstance(model, onnx.ModelProto) else os.fspath(model))
     trained, frozen = _names(source, requires_grad, frozen_params)
     description = {
@@ -85,13 +90,12 @@ def generate_artifacts(
         "outputs": _texts("additional_output_names", additional_output_names),
         "trained": trained,
         "frozen": frozen,
-        "checkpoints": None if checkpoints is None else _texts("checkpoints", checkpoints),
-        "memory_budget": memory_budget,
+        **_recomputation(further),
     }
-    skeleton = described(_without_weights(source, {*trained, *frozen}), description)
+    folder = Path.cwd() if artifact_directory is None else Path(os.fsdecode(artifact_directory))
     tensors = {t.name: t for t in source.graph.initializer}
     state = CheckpointState({n: np.array(tensor_array(tensors[n])) for n in (*trained, *frozen)}, trained)
-    folder = Path.cwd() if artifact_directory is None else Path(os.fsdecode(artifact_directory))
+    skeleton = described(_without_weights(source, {*trained, *frozen}), description)
     with together():
         make_folder(folder)
         save_model(skeleton, folder / f"{prefix}training_model.onnx")
@@ -101,7 +105,22 @@ def generate_artifacts(
             save_model(_optimizer(optimizer), folder / f"{prefix}optimizer_model.onnx")
 
 
-def _supported(loss: Any, optimizer: Any, ort_format: bool, library: Any, nominal: bool) -> None:
+def _recomputation(further: Further) -> dict[str, Any]:
+    """What `further` says of recomputation.  UsageError for both ways at once."""
+    checkpoints, budget = further.get("checkpoints"), further.get("memory_budget")
+    if checkpoints is not None and budget is not None:
+        raise UsageError("give checkpoints or a memory_budget: both define what is recomputed")
+    if budget is not None:
+        parse_budget(budget)
+    names = None if checkpoints is None else _texts("checkpoints", checkpoints)
+    return {"checkpoints": names, "memory_budget": budget}
+
+
+def _supported(loss: Any, optimizer: Any, further: Further) -> None:
+    """UsageError for what is not supported."""
+    for name in further:
+        if name not in Further.__annotations__:
+            raise UsageError(f"generate_artifacts has no argument '{name}'{nearest(name, Further.__annotations__)}")
     if loss is not None and not isinstance(loss, LossType):
         raise UsageError(
             f"loss must be an artifacts.LossType, not {type(loss).__name__}: for another loss let the model compute it "
@@ -111,8 +130,8 @@ def _supported(loss: Any, optimizer: Any, ort_format: bool, library: Any, nomina
         raise UsageError(
             f"optimizer must be an artifacts.OptimType, not {type(optimizer).__name__}: recompute.optimizers has others"
         )
-    for name, given in (("ort_format", ort_format), ("custom_op_library", library), ("nominal_checkpoint", nominal)):
-        if given:
+    for name in ("ort_format", "custom_op_library", "nominal_checkpoint"):
+        if further.get(name):
             raise UsageError(f"{name} is not supported: it is for ONNX Runtime's own format")
 
 
