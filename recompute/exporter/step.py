@@ -27,7 +27,8 @@ from ..language.program import Program, Variable
 from ..language.text import show
 from ..language.types import TensorType
 from ..support.files import is_special, together
-from ..training.state import contents, write_arrays
+from ..support.tensor_file import write_arrays
+from ..training.state import contents
 from ..version import __version__
 from .compiled import save_model
 from .function_builder import DOMAIN, OPSET, FunctionBuilder, fill_tensor, set_metadata, tensor_of, value_info

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError, UsageError
-from ...training.state import write_arrays
+from ...support.tensor_file import write_arrays
 
 _ENTRY = "recompute.checkpoint"
 
