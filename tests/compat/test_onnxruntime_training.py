@@ -164,6 +164,30 @@ def test_running_statistics_and_a_loss_inside(tmp_path: Path) -> None:
     np.testing.assert_allclose(module.eval()(X), expected, rtol=1e-4)
 
 
+def test_labels_of_the_model_and_dropout(tmp_path: Path) -> None:
+    """`loss_input_names`; new values are dropped at each call, none in evaluation mode; names with brackets."""
+    h, n, t = onnx.helper, onnx.numpy_helper, onnx.TensorProto
+    nodes = [
+        h.make_node("MatMul", ["x", "w[0]"], ["a"]),
+        h.make_node("Dropout", ["a", "half", "yes"], ["y"]),
+        h.make_node("Identity", ["own"], ["same"]),
+    ]
+    tensors = {"w[0]": np.float32(X[:3].T), "half": np.float32(0.5), "yes": np.array(True)}
+    inputs = [h.make_tensor_value_info("x", t.FLOAT, ["N", 6]), h.make_tensor_value_info("own", t.INT64, ["N"])]
+    outputs = [h.make_tensor_value_info("y", t.FLOAT, ["N", 3]), h.make_tensor_value_info("same", t.INT64, ["N"])]
+    graph = h.make_graph(nodes, "g", inputs, outputs, [n.from_array(np.array(a), k) for k, a in tensors.items()])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    artifacts.generate_artifacts(
+        model, ["w[0]"], loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=tmp_path, prefix="p_",
+        loss_input_names=["y", "own"],
+    )  # fmt: skip
+    state = api.CheckpointState.load_checkpoint(tmp_path / "p_checkpoint")
+    module = api.Module(tmp_path / "p_training_model.onnx", state, tmp_path / "p_eval_model.onnx")
+    assert module.input_names() == ["x", "own"]
+    assert len({float(module(X, Y)) for _ in range(4)}) == 4
+    assert len({float(module.eval()(X, Y)) for _ in range(2)}) == 1
+
+
 def test_errors(tmp_path: Path) -> None:
     """One clear error each."""
     state, module, _ = trained(tmp_path)
