@@ -43,7 +43,7 @@ def max_batches(model: str, length: int) -> None:
     print(found)
 
 
-def trained(model: str, train: rc.data.Dataset, held: rc.data.Dataset, options: dict, args: argparse.Namespace) -> tuple:
+def trained(model: str, train: rc.data.Dataset, held: rc.data.Dataset, options: dict, args: argparse.Namespace) -> list:
     """Trains plain and recomputed; returns the hashes of the weights."""
     hashes = []
     for kind in ("plain", "recomputed"):
@@ -57,7 +57,7 @@ def trained(model: str, train: rc.data.Dataset, held: rc.data.Dataset, options: 
         accuracy = history.epochs[-1]["eval"]["accuracy"]
         hashes.append(history.weights_sha256)
         print(f"{kind:10} accuracy {accuracy:.4f}  peak {history.peak_bytes['measured'] / 2**20:7.1f} MiB", flush=True)
-    return tuple(hashes)
+    return hashes
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from ..language.program import Program, Variable
 from ..language.text import show
 from ..language.types import TensorType
 from ..support.files import is_special, together
-from ..training.state import contents, write_arrays
+from ..support.tensor_file import write_arrays
+from ..training.state import contents
 from ..version import __version__
 from .compiled import save_model
 from .function_builder import DOMAIN, OPSET, FunctionBuilder, fill_tensor, set_metadata, tensor_of, value_info
@@ -79,7 +80,7 @@ def save_step(
     The model at `path` is that of `export_step` with `state="inputs"`; the contents of parameters, buffers and state
     are in `NAME.state.safetensors` beside it, whose metadata have the entry `updates` (JSON: input → output with its
     new contents).  `rc.load`, `rc.load_compiled` and the command line read both from `path`.  `metadata`: further
-    entries of the model's.  A pipe or device gets one model with defaults.  Errors: as `export_step` and `save_model`.
+    entries of the model's.  A pipe or device gets one model with defaults.  Errors as for `export_step`, `save_model`.
     """
     path = Path(path)
     if is_special(path):

@@ -6,7 +6,6 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..errors import ModelError, OutOfMemoryError, UsageError, nearest
 from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
-from ..support.files import replacing
+from ..support.tensor_file import reason, write_arrays
 
 __all__ = [
     "contents",
@@ -76,21 +75,6 @@ def save_state(program: Program, path: str | PathLike[str]) -> None:
     write_arrays({v.name: contents(program, v) for v in _stored(program)}, path)
 
 
-def write_arrays(
-    arrays: Mapping[str, np.ndarray], path: str | PathLike[str], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Writes a safetensors file, atomically.  ModelError if it cannot be written."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    try:
-        with replacing(Path(path)) as temporary:
-            whole = {n: np.asarray(a, order="C") for n, a in arrays.items()}
-            save_file(whole, temporary, metadata={"format": "np", **(metadata or {})})
-    except (OSError, SafetensorError) as e:
-        raise ModelError(f"cannot write '{path}': {_reason(e)}") from None
-
-
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
     """Loads a file of `save_state` (or any safetensors file with these names) into the program: all values or none.
 
@@ -115,7 +99,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
         raise ModelError(f"cannot read '{path}': there is no such file") from None
     except (OSError, SafetensorError) as e:
         raise ModelError(
-            f"cannot read '{path}': it is not a safetensors file, or it is truncated ({_reason(e)})"
+            f"cannot read '{path}': it is not a safetensors file, or it is truncated ({reason(e)})"
         ) from None
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the contents of '{path}'") from None
@@ -190,7 +174,3 @@ def _put(program: Program, v: Value, array: np.ndarray) -> None:
         old[...] = array
     else:
         program.data[v.name] = np.array(array)
-
-
-def _reason(e: Exception) -> str:
-    return e.strerror if isinstance(e, OSError) and e.strerror else str(e)

@@ -30,7 +30,7 @@ LAYERS = [
     {"profile", "onnx_backend", "planning", "metrics"},
     {"training", "testing", "vision"},
     {"exporter"},
-    {"compiling"},
+    {"compiling", "compat"},
     {"trainer", "tuning"},
     {"report"},
     {"analysis"},

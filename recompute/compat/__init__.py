@@ -1,0 +1,1 @@
+"""Interfaces of other libraries, so that programs written for them run here with other imports."""
