@@ -38,6 +38,8 @@ _LAZY = {
     "Lars": "training.optimizers",
     "RecomputeOptimizer": "training.optimizers",
     "RecomputeWarning": "training.optimizers",
+    "GradientMerge": "training.gradient_merge",
+    "GradientMergeOptimizer": "training.gradient_merge",
     "MixedPrecision": "training.amp",
     "NotFiniteError": "errors",
     "stop_on_nan": "training.finite",

@@ -22,6 +22,11 @@ def bounds(size: int, pieces: int) -> list[tuple[int, int]]:
     return [(start, min(step, size - start)) for start in range(0, size, step)]
 
 
+def sum_type(v: Value, state: Partial) -> str:
+    """The element type in which partial results of a value are combined: halves are added up in float32."""
+    return "f32" if v.dtype in ("f16", "bf16") and state.how == SUM else v.dtype
+
+
 class Pieces:
     """Emits a region in slices.
 
@@ -63,6 +68,10 @@ class Pieces:
         for name, parts in self.parts.items():
             self.b.role = self.roles[name]
             self.join(name, parts)
+        for name, v in self.region.written(self.block).items():
+            if name in self.totals and self.totals[name].dtype != v.dtype:
+                self.b.role = self.roles[name]
+                self.totals[name] = self.b.Cast(self.totals[name], to=v.dtype)
         found = self.b.operators[mark:]
         del self.b.operators[mark:]
         names = {v.name: name for name, v in self.totals.items()}
@@ -122,6 +131,7 @@ class Pieces:
             return
         assert isinstance(state, Partial)
         before = self.totals.get(v.name)
+        part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
         self.totals[v.name] = part if before is None else self.combined(before, part, state.how)
 
     def combined(self, before: Value, part: Value, how: str) -> Value:

@@ -14,7 +14,7 @@ from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
 from ..cleanup.eager_updates import EagerUpdates
-from .pieces import Pieces, bounds
+from .pieces import Pieces, bounds, sum_type
 from .region import Graph, Region, around, grown
 
 
@@ -116,7 +116,8 @@ class _OneSlice(Pieces):
         for name, v in self.region.written(self.block).items():
             state = self.states.get(name)
             if name in self.wanted and isinstance(state, Partial):
-                self.totals[name] = self.filled(v)
+                wide = dataclasses.replace(v.type, dtype=sum_type(v, state))
+                self.totals[name] = self.filled(dataclasses.replace(v, type=wide))
             elif name in self.wanted and isinstance(state, Cut):
                 rest = state.place.resized(v.type, self.region.size - size)
                 self.parts[name] = [self.filled(dataclasses.replace(v, type=rest))]

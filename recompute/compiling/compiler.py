@@ -147,7 +147,9 @@ def _asked(
                 "the RecomputeOptimizer and the arguments of compile_step both define what is recomputed: give one of "
                 "them"
             )
-        wanted, optimizer = own, optimizer.only_slices()
+        wanted, optimizer = own, optimizer.before_slices()
+    elif isinstance(optimizer, RecomputeOptimizer) and wanted is not None and optimizer.whole:
+        wanted, optimizer = dataclasses.replace(wanted, slices=optimizer.whole), optimizer.before_slices()
     if checkpoints is not None:
         if wanted is not None:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
@@ -184,7 +186,9 @@ def plain_fitting(program: Program, loss: str, optimizer: AnyOptimizer, target: 
     target = target_of(target)
     optimizer = with_precision(optimizer, target.precision)
     with without_gc():
-        return fitting_of(_made(program, loss, optimizer, (), target).block, target)
+        if not isinstance(optimizer, RecomputeOptimizer) or not optimizer.whole:
+            return fitting_of(_made(program, loss, optimizer, (), target).block, target)
+        return fitting_of(_made(program, loss, optimizer.before_slices(), (), target).block, target).of(optimizer.whole)
 
 
 def batch_of(program: Program) -> int | None:

@@ -140,10 +140,9 @@ class Steps:
                 lower(whole, self.target)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
-            program, loss = self.program(batch)
+            program, loss, optimizer = self._made(batch)
             names = self.resolved(checkpoints, batch)
             offload = bool(names) and self._offload
-            optimizer = copy.copy(self._optimizer)
             step = compile_step(program, loss, optimizer, checkpoints=names, offload=offload, target=self.target)
         self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
@@ -152,8 +151,16 @@ class Steps:
         """The step without recomputation, as input of planners.  UsageError if the model is already a training step."""
         if self.is_step:
             raise UsageError("the program is already a training step: it cannot be planned")
-        program, loss = self.program(batch)
-        return plain_fitting(program, loss, copy.copy(self._optimizer), self.target)
+        program, loss, optimizer = self._made(batch)
+        return plain_fitting(program, loss, optimizer, self.target)
+
+    def _made(self, batch: int) -> tuple[Program, str, AnyOptimizer]:
+        """The forward pass at a batch, or at that of all micro-batches; its loss; the optimizer."""
+        optimizer = copy.copy(self._optimizer)
+        if isinstance(optimizer, RecomputeOptimizer):
+            optimizer, pieces = optimizer.without_growing(batch)
+            batch *= pieces
+        return *self.program(batch), optimizer
 
     def _sliced(self, batch: int, plan: RecomputePlan) -> Fitting:
         """The step, in the plan's slices.  UsageError where its operators are not those of the plan.

@@ -170,6 +170,8 @@ class Program:
         self.fuse_head = True
         #: values that every step fetches, for which a head has to make its logits
         self.fetched: tuple[str, ...] = ()
+        #: the slices in which an optimizer has the whole step run, gradients being added up over them
+        self.slices: tuple[str, ...] = ()
         #: the block as it was loaded from `source`
         self.imported: Block | None = None
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)

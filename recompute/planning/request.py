@@ -24,7 +24,8 @@ DEFAULT = "auto"
 class Request:
     """A request: a budget, a strategy with its options, or a plan; `offload`: values may also be offloaded.
 
-    `slicing`: with a budget, parts of the step may run in slices.  `effort`, `seconds`: limits of planning (see
+    `slicing`: with a budget, parts of the step may run in slices; `slices`: those in which it runs as a whole, in any
+    case (see `RecomputeOptimizer.set_slices`).  `effort`, `seconds`: limits of planning (see
     `Watch`); `progress`: the function that is called with its progress
     (None: a status line on a terminal).
     """
@@ -38,6 +39,7 @@ class Request:
     effort: float = 1.0
     seconds: float | None = None
     progress: Callable[[Progress], Any] | None = None
+    slices: tuple[str, ...] = ()
 
 
 def request(

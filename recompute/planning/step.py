@@ -76,7 +76,7 @@ def plan_step(
     `Compiled.refit`.  `plain`: see `fitting_of`.
     """
     block = program.block
-    fitting = fitting_of(block, target, plain)
+    fitting = _fitting_for(block, target, wanted, plain)
     fitted, found = carry(fitting, wanted)
     compiled = _compiled(fitted, found, target, block, wanted)
     program.plan, program.planned = fitted.plan, found
@@ -87,10 +87,20 @@ def plan_step(
     return fitted
 
 
+def _fitting_for(block: Block, target: Target, wanted: Request, plain: Compiled | None = None) -> Fitting:
+    """`fitting_of`, in the slices that are asked for."""
+    if not wanted.slices:
+        return fitting_of(block, target, plain)
+    found = fitting_of(block, target).of(wanted.slices)
+    if plain is not None and plain.target == target:
+        found.known = plain.logical, plain.block
+    return found
+
+
 def _refit(block: Block, wanted: Request, target: Target) -> Compiled:
     """The step planned for another target by the same request; a budget as a share refers to its plain step there."""
     target = target_of(target)
-    fitted, found = carry(fitting_of(block, target), wanted, bounded=False)
+    fitted, found = carry(_fitting_for(block, target, wanted), wanted, bounded=False)
     return _compiled(fitted, found, target, block, wanted)
 
 

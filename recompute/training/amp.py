@@ -132,13 +132,14 @@ class MixedPrecision(WrappedOptimizer):
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
         """The inner optimizer's updates; with loss scaling they are skipped if a gradient is not finite.
 
-        If a gradient is a cast from the low type, its update reads the operand of the cast, as it computes in float32.
+        If a gradient is a cast from the low type, its update reads the operand of the cast, as it computes in float32;
+        gradients that are sums over slices are summed in float32.
         """
         pairs = list(params_grads)
         if not pairs:
             return self.inner.apply_gradients(pairs)
         program = program_of(pairs[0][0])
-        if getattr(self.inner, "_clip", None) is None:
+        if getattr(self.inner, "_clip", None) is None and not program.slices:
             writers = {v.name: o for o in program.operators for v in o.writes()}
             pairs = [(p, _before_cast(program, writers.get(g.name), g)) for p, g in pairs]
         if self.loss_scaling is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UsageError, nearest
 from .amp import decorate
-from .optimizers import RecomputeOptimizer
+from .optimizers import GradientMergeOptimizer, RecomputeOptimizer
 from .protocol import AnyOptimizer
 
 __all__ = [
@@ -26,6 +26,7 @@ _CONFIGS = {
         "custom_black_varnames",
         "dtype",
     ),
+    "gradient_merge_configs": ("k_steps", "avg"),
 }
 
 
@@ -40,14 +41,27 @@ class DistributedStrategy:
 
     `amp`: whether the forward pass is in mixed precision.  `amp_configs`: what `recompute.amp.decorate` takes, such as
     {"dtype": "bfloat16"} (default: "float16") or {"init_loss_scaling": 32768.0}.
+
+    `gradient_merge`: whether a step takes several micro-batches (see `GradientMergeOptimizer`).
+    `gradient_merge_configs`: {"k_steps": 4, "avg": True}.
     """
 
-    _known = ("amp", "amp_configs", "forward_recompute", "recompute", "recompute_checkpoints", "recompute_configs")
+    _known = (
+        "amp",
+        "amp_configs",
+        "forward_recompute",
+        "gradient_merge",
+        "gradient_merge_configs",
+        "recompute",
+        "recompute_checkpoints",
+        "recompute_configs",
+    )
 
     def __init__(self) -> None:
-        self._recompute = self._amp = False
+        self._recompute = self._amp = self._merge = False
         self._configs: dict[str, Any] = {}
         self._amp_configs: dict[str, Any] = {}
+        self._merge_configs: dict[str, Any] = {"k_steps": 1, "avg": True}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in self._known:
@@ -83,6 +97,24 @@ class DistributedStrategy:
     @amp_configs.setter
     def amp_configs(self, value: Mapping[str, Any]) -> None:
         self._amp_configs = _checked("amp_configs", value)
+
+    @property
+    def gradient_merge(self) -> bool:
+        """Whether a step takes several micro-batches."""
+        return self._merge
+
+    @gradient_merge.setter
+    def gradient_merge(self, value: bool) -> None:
+        self._merge = _flag("gradient_merge", value)
+
+    @property
+    def gradient_merge_configs(self) -> dict[str, Any]:
+        """Options of gradient merge, by name."""
+        return self._merge_configs
+
+    @gradient_merge_configs.setter
+    def gradient_merge_configs(self, value: Mapping[str, Any]) -> None:
+        self._merge_configs = _checked("gradient_merge_configs", value)
 
     @property
     def recompute_configs(self) -> dict[str, Any]:
@@ -131,12 +163,15 @@ def _checked(name: str, configs: Any) -> dict[str, Any]:
 
 
 def distributed_optimizer(optimizer: AnyOptimizer, strategy: DistributedStrategy | None = None) -> AnyOptimizer:
-    """The optimizer configured by `strategy`: with mixed precision, in a RecomputeOptimizer, or both.
+    """The optimizer configured by `strategy`: with mixed precision, gradient merge, in a RecomputeOptimizer, or all.
 
     UsageError if it recomputes without checkpoints, budget or strategy.
     """
     if strategy is not None and strategy.amp:
         optimizer = decorate(optimizer, **_checked("amp_configs", strategy.amp_configs))
+    if strategy is not None and strategy.gradient_merge:
+        options = _checked("gradient_merge_configs", strategy.gradient_merge_configs)
+        optimizer = GradientMergeOptimizer(optimizer, **options)
     if strategy is None or not strategy.recompute:
         return optimizer
     configs = _checked("recompute_configs", strategy.recompute_configs)

@@ -13,13 +13,23 @@ from ..errors import UsageError
 from ..ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from ..ops.optimizer.updates import AdagradUpdate, AdamUpdate, MomentumUpdate, RMSPropUpdate, SGDUpdate
 from .base import Optimizer, fraction, number
+from .gradient_merge import GradientMerge, GradientMergeOptimizer
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer, RecomputeWarning
 
 #: optimizers that `--optimizer` accepts
 NAMES = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "Lamb", "Lars")
 
-__all__ = ["NAMES", "AnyOptimizer", "Optimizer", "RecomputeOptimizer", "RecomputeWarning", *NAMES]
+__all__ = [
+    "NAMES",
+    "AnyOptimizer",
+    "GradientMerge",
+    "GradientMergeOptimizer",
+    "Optimizer",
+    "RecomputeOptimizer",
+    "RecomputeWarning",
+    *NAMES,
+]
 
 
 class SGD(Optimizer):

@@ -19,11 +19,13 @@ from ..passes import Target
 from ..passes.offloading.offload import Offload, offloaded
 from ..passes.planners import planner
 from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_checkpoints
-from ..passes.slicing.slicing import Slice, parse_slicing
+from ..passes.slicing.open_means import open_means
+from ..passes.slicing.slicing import Slice, parse_slicing, whole_last
 from ..planning.figures import interruption
 from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
 from .base import begin_training, names_of, program_of
+from .merge import Merge
 from .protocol import ParamsGrads, WrappedOptimizer
 
 
@@ -56,6 +58,10 @@ class RecomputeOptimizer(WrappedOptimizer):
         self._offload = False
         self._limits: dict[str, Any] = {}
         self._slices: tuple[str, ...] = ()
+        self._merge: Merge | None = None
+        self._later = False
+        if isinstance(optimizer, RecomputeOptimizer) and not optimizer.recomputes:  # slices come after recomputation
+            self.__dict__.update(optimizer.__dict__)
 
     def around(self, optimizer: Any) -> RecomputeOptimizer:
         """The same recomputation for another optimizer."""
@@ -113,7 +119,9 @@ class RecomputeOptimizer(WrappedOptimizer):
 
         Each is FIRST..LAST:AXIS:PIECES: the operators from the one that makes the value FIRST to the one that makes
         LAST, and their gradients, run in PIECES slices along AXIS of FIRST.  "all:0:4" runs the whole step in 4 slices
-        of the batch: gradients are accumulated, and nothing is computed twice.  UsageError for other texts.
+        of the batch: gradients are accumulated, and nothing is computed twice.  Named last, it comes after
+        recomputation: checkpoints and plans are those of one slice, and all slices repeat them.  UsageError for other
+        texts.
         """
         given = [slices] if isinstance(slices, str) else list(slices)
         if not all(isinstance(s, str) for s in given):
@@ -126,9 +134,37 @@ class RecomputeOptimizer(WrappedOptimizer):
         """Whether checkpoints, a budget, a strategy or a plan are set."""
         return bool(self._checkpoints) or self.request is not None
 
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The slices of the whole step, which come after recomputation, if there are some."""
+        return (f"all:0:{self._merge.k_steps}",) if self._merges else whole_last(self._slices)[1]
+
+    @property
+    def _merges(self) -> bool:
+        return self._merge is not None and self._merge.k_steps > 1
+
     def only_slices(self) -> Any:
         """The inner optimizer, with the slices of this one, if it has some."""
-        return RecomputeOptimizer(self.inner).set_slices(self._slices) if self._slices else self.inner
+        if not self._slices and self._merge is None:
+            return self.inner
+        found = RecomputeOptimizer(self.inner)
+        found._slices, found._merge = self._slices, self._merge
+        return found
+
+    def without_growing(self, batch: int) -> tuple[RecomputeOptimizer, int]:
+        """The same for a program that was made at the batch of all micro-batches of `batch`; how many these are."""
+        if self._merge is None:
+            return self, 1
+        found = copy.copy(self)
+        found._merge = dataclasses.replace(self._merge, batch=batch * self._merge.k_steps)
+        return found, self._merge.k_steps
+
+    def before_slices(self) -> Any:
+        """The inner optimizer, which makes the step that will run in the slices `whole` but does not yet."""
+        found = self.only_slices()
+        if isinstance(found, RecomputeOptimizer) and found is not self.inner:
+            found._later = True
+        return found
 
     def set_strategy(self, strategy: str, **options: Any) -> RecomputeOptimizer:
         """Sets the planner, with its options (default: "auto", the best); returns self.
@@ -173,7 +209,7 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
                 "whether checkpoints fit a budget, use `--memory-budget` on the command line, or rc.estimate)"
             )
-        return found
+        return found and dataclasses.replace(found, slices=self.whole)
 
     def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
         """The inner optimizer's backward pass, then the recomputation of dropped values.
@@ -182,13 +218,31 @@ class RecomputeOptimizer(WrappedOptimizer):
         UsageError without checkpoints, or for names that are not in the program.  A planner needs the whole step:
         with a budget, strategy or plan, `apply_gradients` adds the recomputation.
         """
+        program = program_of(loss)
         if self._target is not None:
-            program = program_of(loss)
             program.fuse_attention &= self._target.fuse_attention
             program.fuse_head &= self._target.fuse_head
-        if self.request is not None or (self._slices and not self._checkpoints):
+        if self.whole and self._offload:
+            raise UsageError(
+                "values in host memory are not combined with slices of the whole step: leave one of them out"
+            )
+        if self._merge is not None:
+            if whole_last(self._slices)[1]:
+                raise UsageError("gradient merge and slices of the whole step are the same: give one of them")
+            self._merge.begin(program)
+        program.slices = self.whole
+        pairs = self._differentiate(program, program[loss.name], options)
+        if self.whole and self.request is None and not self._later:
+            program.block = verify(Slice(self.whole).run(program.block))
+        found = [(program[p.name], program[g.name]) for p, g in pairs]
+        return found if self._merge is None else self._merge.summed(program, found)
+
+    def _differentiate(self, program: Program, loss: Variable, options: Sequence[Any]) -> ParamsGrads:
+        """The backward pass, regions in slices, and with checkpoints the recomputation."""
+        regions = whole_last(self._slices)[0]
+        if self.request is not None or ((self._slices or self._merge) and not self._checkpoints):
             params_grads = self.inner.backward(loss, *options)
-            self._slice(program_of(loss))
+            program.block = verify(Slice(regions).run(program.block))
             return params_grads
         if not self._checkpoints:
             raise UsageError(
@@ -196,13 +250,14 @@ class RecomputeOptimizer(WrappedOptimizer):
                 "set_budget('8GiB') to use a planner; "
                 "candidates are outputs of layers, `[op.outputs[0].name for op in program.operators]`"
             )
-        program = program_of(loss)
         names = _checkpoint_names(program, self._checkpoints)
         before = program.block
         begin_training(program, loss.name)
         names = _remaining(before, program.block, names)
         params_grads = self.inner.backward(loss, *options)
-        self._slice(program)
+        program.block = verify(Slice(regions).run(program.block))
+        if self.whole:
+            program.block = open_means(program.block)
         made = program.block.values()
         plan = plan_from_checkpoints(program.block, [n for n in names if n in made], loss.name)
         gone = [n for n in names if n not in made]
@@ -213,13 +268,8 @@ class RecomputeOptimizer(WrappedOptimizer):
             block, plan = _offload_checkpoints(block, plan)
         program.block, program.plan = verify(block), plan
         for note in plan.notes:
-            warnings.warn(note, RecomputeWarning, stacklevel=3)
+            warnings.warn(note, RecomputeWarning, stacklevel=4)
         return params_grads
-
-    def _slice(self, program: Program) -> None:
-        """Runs the parts in slices that `set_slices` names."""
-        if self._slices:
-            program.block = verify(Slice(self._slices).run(program.block))
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
         """The inner optimizer's updates; then, with a budget, strategy or plan, the recomputation of dropped values.

@@ -55,11 +55,11 @@ def fit_within(
     """`fit` for a step whose problem was made before.
 
     `offload`: values may also wait in host memory, where the step is faster then.  `slicing`: parts of it may run in
-    slices, where the step is faster then.
+    slices, where the step is faster then, unless it runs in slices as a whole already.
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated
-    if budget is None or not slicing:
+    if budget is None or not slicing or fitting.slices:  # slices that were asked for are all there are
         return _unsliced(fitting, budget, strategy, options, offload=offload)
     return _in_slices_or_not(fitting, budget, strategy, options, offload=offload)
 

@@ -248,8 +248,8 @@ class MicroBatches(Fitting):
         return sum(map(self.seconds, f.block.operators))
 
     def of(self, slices: tuple[str, ...]) -> Fitting:
-        """The step itself.  UsageError for other slices than its own."""
-        if slices != self.slices:
+        """The step itself, also for a plan made without slices.  UsageError for other slices than its own."""
+        if slices not in ((), self.slices):
             own, other = (" ".join(s) or "none" for s in (self.slices, slices))
             raise UsageError(f"the plan is for another step: its slices are {other}, those of the step are {own}")
         return self
