@@ -85,7 +85,8 @@ def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int) -> 
     before, after, _ = around(block, set(region.members))
     low, high = region.members[0], region.members[-1]
     first, last = [*range(low), *before], [*after, *range(high + 1, len(block.operators))]
-    operators = [*(block.operators[i] for i in first), *inside, *(block.operators[i] for i in last)]
+    shared = [dataclasses.replace(block.operators[i], role=Role.FORWARD) for i in first]  # the backward pass comes later
+    operators = [*shared, *inside, *(block.operators[i] for i in last)]
     origins = [*first, *one.origins, *([last[0] if last else high] * (len(inside) - len(one.origins))), *last]
     found = block.with_operators(operators, constants=(*block.constants, *b.constants))
     if pieces == 2:  # sums of the second slice are used up as soon as they are there
@@ -112,7 +113,7 @@ class _OneSlice(Pieces):
 
     def only(self, size: int) -> list[Operator]:
         """What the slices before it have left, the slice, and the joins."""
-        self.b.role = Role.BACKWARD
+        self.b.role = Role.FORWARD
         for name, v in self.region.written(self.block).items():
             state = self.states.get(name)
             if name in self.wanted and isinstance(state, Partial):
