@@ -40,6 +40,8 @@ _LAZY = {
     "RecomputeWarning": "training.optimizers",
     "GradientMerge": "training.gradient_merge",
     "GradientMergeOptimizer": "training.gradient_merge",
+    "EMA": "training.averages",
+    "ExponentialMovingAverage": "training.averages",
     "MixedPrecision": "training.amp",
     "NotFiniteError": "errors",
     "stop_on_nan": "training.finite",

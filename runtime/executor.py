@@ -89,6 +89,11 @@ class Executor:
                 f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state "
                 "(rc.load_state) to continue"
             )
+        if program.averaged and program.updates:
+            raise JobError(
+                f"program '{program.block.name}' cannot train: its parameters hold their averages until the end of "
+                "`applied(program)`"
+            )
         self._feed(session, {} if feed is None else feed)
         if not session.keeps_newest and isinstance(program.data, Arrays):  # what a device has trained is copied back
             program.data.held_by(None)

@@ -57,15 +57,18 @@ class Graph:
         return name in self.outputs or any(i not in members for i in self.consumers.get(name, ()))
 
 
-def grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int) -> Region:
+def grown(
+    graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], size: int, *, share: float = 0.01
+) -> Region:
     """The operators among `positions` (in order) that run in slices where the values of `starts` are cut.
 
     Whole values that they read in slices, such as the gradient that comes from outside, are cut as well, wherever they
     are read.  An operator that needs all of a cut value is no member: it reads the joined value.  Nor is what is
-    computed from inputs alone and summed up, such as how many labels count: later members may need the sum.
+    computed from inputs alone and summed up, such as how many labels count: later members may need the sum.  That is
+    if it makes no more than a `share` of the bytes that the region makes.
     """
     found = _grown(graph, positions, starts, size)
-    counts = _counts(graph, found)
+    counts = _counts(graph, found, share)
     return _grown(graph, [i for i in positions if i not in counts], starts, size) if counts else found
 
 
@@ -93,11 +96,11 @@ def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], 
         cut = more | cut
 
 
-def _counts(graph: Graph, region: Region) -> set[int]:
+def _counts(graph: Graph, region: Region, share: float) -> set[int]:
     """Members that only serve a sum, or another partial result, of what is computed from inputs alone; small ones."""
     given: dict[str, int] = {}  # values computed from inputs alone → the member that makes them
     found: set[int] = set()
-    limit = _made_bytes(graph, region.members) / 100
+    limit = _made_bytes(graph, region.members) * share
     for i in region.members:
         o = graph.operators[i]
         if not all(v.name in given or not (v.name in graph.trained or v.name in graph.producers) for v in o.reads()):

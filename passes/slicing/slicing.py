@@ -108,17 +108,14 @@ def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | 
     return (graph, forward, whole) if once is block else whole_step(once, slicing)
 
 
-def micro_step(block: Block, slicing: Slicing) -> MicroBatch:
-    """The step with one slice of the batch in place of all.  UsageError if gradients cannot be added up slice by slice.
+def micro_step(block: Block, slicing: Slicing) -> MicroBatch | None:
+    """The step with one slice of the batch in place of all; None if a slice's backward pass needs all slices first.
 
     `block`: after `open_means`.
     """
-    graph, forward, whole = whole_step(block, slicing)
+    graph, _, whole = whole_step(block, slicing)
     if whole is None:
-        rewritten(graph, forward, slicing.pieces, str(slicing))  # raises the error that says why, if it has one
-        raise UsageError(
-            f"slicing '{slicing}': the loss is no sum or mean over the batch, so that gradients do not add up"
-        )
+        return None
     return micro_batch(graph, whole, _needed(graph, whole, whole.members), slicing.pieces)
 
 
@@ -136,7 +133,8 @@ def region_of(graph: Graph, slicing: Slicing) -> Region:
         starts, size = _from_operator(graph, graph.operators[at[0]], slicing, what)
     if not 2 <= slicing.pieces <= size:
         raise UsageError(f"{what}: along this axis there are {size} values: give from 2 to {size} pieces")
-    region = grown(graph, positions, starts, size)
+    # the backward pass of the first slice of all needs the counts already
+    region = grown(graph, positions, starts, size, share=1.0 if slicing.first == ALL else 0.01)
     if slicing.first != ALL and positions[-1] not in region.members:
         cut = [i for i in positions if i not in region.members and _reads_cut(graph, region, i)]
         o = graph.operators[(cut or positions)[0]]

@@ -85,7 +85,9 @@ def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int) -> 
     before, after, _ = around(block, set(region.members))
     low, high = region.members[0], region.members[-1]
     first, last = [*range(low), *before], [*after, *range(high + 1, len(block.operators))]
-    shared = [dataclasses.replace(block.operators[i], role=Role.FORWARD) for i in first]  # the backward pass comes later
+    shared = [
+        dataclasses.replace(block.operators[i], role=Role.FORWARD) for i in first
+    ]  # the backward pass comes later
     operators = [*shared, *inside, *(block.operators[i] for i in last)]
     origins = [*first, *one.origins, *([last[0] if last else high] * (len(inside) - len(one.origins))), *last]
     found = block.with_operators(operators, constants=(*block.constants, *b.constants))

@@ -17,6 +17,7 @@ from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_to_onnx
 from ..support.room import need_room
+from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
 from .compiled import all_tensors, listed, save_beside, tensor_bytes, without_fields
@@ -31,6 +32,7 @@ def export_trained(
     path: str | PathLike[str] | None = None,
     *,
     outputs: Sequence[str | Variable] | None = None,
+    averaged: bool = False,
 ) -> onnx.ModelProto:
     """The model from which the program was loaded, with the trained values, for inference in any runtime.
 
@@ -42,10 +44,13 @@ def export_trained(
 
     `outputs`: names of outputs, also of inner values (default: the model's outputs, without the loss that was trained
     where there are others, and the new ones); what only other outputs need is left out.  `path`: the result is also
-    saved there.
+    saved there.  `averaged`: with the moving averages of the weights (`rc.ExponentialMovingAverage`).
 
     UsageError if the program was not loaded from a model, ModelError if the model lacks a trained parameter.
     """
+    if averaged:
+        with applied(program):
+            return export_trained(program, path, outputs=outputs)
     if program.source is None:
         raise UsageError("export_trained needs a program that load() read from an ONNX model; this one has no source")
     source = program.source

@@ -185,6 +185,8 @@ class Program:
         #: why parameters and state are only partly updated, after a failed step; "" if they are consistent.  Executors
         #: refuse to continue until a state is loaded
         self.broken = ""
+        #: whether parameters hold their averages for now (`recompute.training.averages`): no step may train them
+        self.averaged = False
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
         #: the compiled block; valid while one of its two blocks is the program's
@@ -303,14 +305,20 @@ class Program:
         return _modes().for_test(self, batch, outputs)
 
     def evaluate(
-        self, feed: Mapping[str, Any], fetch_list: Sequence[str | Variable] | None = None, place: Any = None
+        self,
+        feed: Mapping[str, Any],
+        fetch_list: Sequence[str | Variable] | None = None,
+        place: Any = None,
+        *,
+        averaged: bool = False,
     ) -> list[np.ndarray]:
         """Runs `for_test` on what is fed, at the batch that is fed, and returns the fetched values in order.
 
         `fetch_list` (default: all outputs that the fed inputs suffice for); labels need not be fed for scores.
-        `place`: where it runs (None: the CPU).  Each batch size is compiled once.
+        `place`: where it runs (None: the CPU).  Each batch size is compiled once.  `averaged`: with the moving averages
+        of the weights (`rc.ExponentialMovingAverage`); for many batches, `with applied(program)` exchanges them once.
         """
-        return _modes().evaluate(self, feed, fetch_list, place)
+        return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
 
     def freeze(self, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
         """Stops the training of parameters that names or globs match; returns the program.

@@ -19,6 +19,7 @@ from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.cleanup.for_test import ForTest, in_inference
 from ..support.patterns import Patterns
+from .averages import applied
 from .base import must_be_untrained
 
 __all__ = ["at_other_batches", "evaluate", "for_test", "freeze"]
@@ -142,9 +143,15 @@ def evaluate(
     feed: Mapping[str, Any],
     fetch_list: Sequence[str | Variable] | None = None,
     place: Any = None,
+    *,
+    averaged: bool = False,
 ) -> list[np.ndarray]:
     """`Program.evaluate`."""
     from ..runtime import Executor
+
+    if averaged:
+        with applied(program):
+            return evaluate(program, feed, fetch_list, place)
 
     if program.broken:
         raise JobError(f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state")

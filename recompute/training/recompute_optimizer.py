@@ -137,11 +137,9 @@ class RecomputeOptimizer(WrappedOptimizer):
     @property
     def whole(self) -> tuple[str, ...]:
         """The slices of the whole step, which come after recomputation, if there are some."""
-        return (f"all:0:{self._merge.k_steps}",) if self._merges else whole_last(self._slices)[1]
-
-    @property
-    def _merges(self) -> bool:
-        return self._merge is not None and self._merge.k_steps > 1
+        if self._merge is not None and self._merge.k_steps > 1:
+            return (f"all:0:{self._merge.k_steps}",)
+        return whole_last(self._slices)[1]
 
     def only_slices(self) -> Any:
         """The inner optimizer, with the slices of this one, if it has some."""

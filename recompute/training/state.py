@@ -157,6 +157,10 @@ def _type_text(dtype: str, shape: list[int]) -> str:
 
 def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) -> None:
     """UsageError that lists all names that are missing, unknown or of another type."""
+    if program.averaged:
+        raise UsageError(
+            f"{what} cannot be loaded while parameters hold their averages: leave `applied(program)` first"
+        )
     wanted = {v.name: str(v.type) for v in _stored(program)}
     problems = [
         f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t

@@ -23,7 +23,8 @@ from ...recomputation.recompute import RecomputePlan
 from ...recomputation.split_norms import as_parts
 from ...scheduling.schedule import InBestOrder, Schedule, live_peak
 from ...slicing.open_means import open_means
-from ...slicing.slicing import Slice, in_slices, micro_step, parse_slicing, whole_last
+from ...slicing.slicing import Slice, micro_step, parse_slicing, whole_last
+from ...slicing.whole import MicroBatch
 from ...target import Target
 from ..base import Planned
 from ..core.bound import least_budget, lower_bound
@@ -76,6 +77,7 @@ class Fitting:
         self._bounds: dict[int, float] = {}
         self._sliced: dict[tuple[str, ...], Fitting] = {}
         self.slices: tuple[str, ...] = ()
+        self.after: tuple[str, ...] = ()  # those of them that come after recomputation
 
     def of(self, slices: tuple[str, ...]) -> Fitting:
         """The same step with regions in slices (see passes/slicing).  UsageError where it has no such regions."""
@@ -83,11 +85,18 @@ class Fitting:
             return self
         if slices not in self._sliced:
             regions, whole = whole_last(slices)
-            sliced = Slice(regions).run(self.once)
-            found = MicroBatches(sliced, whole[0], self.target) if whole else Fitting(verify(sliced), self.target)
-            found.slices = slices
+            before = Slice(regions).run(self.once)
+            one = self._micro_batch(before, whole[0]) if whole else None
+            sliced = verify(CommitUpdates().run(Slice(whole).run(before)) if whole else before)
+            found = Fitting(sliced, self.target) if one is None else MicroBatches(sliced, one, self.target)
+            found.slices, found.after = slices, whole if one is not None else ()
             self._sliced[slices] = found
         return self._sliced[slices]
+
+    def _micro_batch(self, block: Block, whole: str) -> MicroBatch | None:
+        """One slice of a step; None where nothing but all of them can be planned."""
+        numbered = run_passes(open_means(block), sequence.numbered_passes(self.target))
+        return micro_step(numbered, parse_slicing(whole))
 
     @cached_property
     def plain(self) -> Fitted:
@@ -177,7 +186,7 @@ class Fitting:
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
         after = self.ordered if scheduled else self.block
-        plan = dataclasses.replace(plan, slices=self.slices)
+        plan = dataclasses.replace(plan, slices=self.after)
         for p in sequence.recomputing_passes(plan):
             after = p.run(after)
         if not plan.offloads:
@@ -214,13 +223,10 @@ class MicroBatches(Fitting):
     of all, whose operators cost as much as all slices together, between the sums of those before it.
     """
 
-    def __init__(self, step: Block, whole: str, target: Target) -> None:
-        """`step`: the step before these slices, sliced in regions before; `whole`: see `Slicing`."""
-        opened = open_means(step)
-        slicing = parse_slicing(whole)
-        super().__init__(verify(CommitUpdates().run(in_slices(opened, slicing))), target)
-        self._one = micro_step(run_passes(opened, sequence.numbered_passes(target)), slicing)
-        self.block = verify(self._one.step)
+    def __init__(self, sliced: Block, one: MicroBatch, target: Target) -> None:
+        """`sliced`: the step in slices that recomputes nothing; `one`: one slice of it."""
+        super().__init__(sliced, target)
+        self._one, self.block = one, verify(one.step)
 
     @cached_property
     def derived(self) -> Derived:
@@ -239,7 +245,7 @@ class MicroBatches(Fitting):
         return Derived(self.block, dataclasses.replace(found.problem, nodes=nodes), operators)
 
     @property
-    def ordered(self) -> Block:  # type: ignore[override]
+    def ordered(self) -> Block:
         """The order given: the slices are reordered when they are compiled."""
         return self.block
 

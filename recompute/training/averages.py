@@ -1,0 +1,208 @@
+"""Exponential moving averages of the weights, as part of the program: `ExponentialMovingAverage(Adam(1e-3), 0.999)`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..language.builder import Builder
+from ..language.ir import Block, Operator, Role, Value
+from ..language.program import Program, Variable
+from ..language.types import DTYPES
+from ..language.verify import verify
+from ..ops.optimizer.average import AverageUpdate
+from ..ops.optimizer.base import work_dtype
+from ..ops.optimizer.updates import Increment
+from ..passes.cleanup.eager_updates import EagerUpdates
+from .base import fraction, program_of
+from .protocol import AnyOptimizer, WrappedOptimizer
+from .recompute_optimizer import RecomputeOptimizer
+
+__all__ = ["EMA", "ExponentialMovingAverage", "applied", "averages_of"]
+
+
+class ExponentialMovingAverage(WrappedOptimizer):
+    """Wraps an optimizer: every step ends with average ← decay · average + (1 - decay) · weight, for what it trains.
+
+    The averages are state of the program, NAME.average (float32 for halves): planned, saved and loaded as any other.
+    The first step sets them to its weights, as torch.optim.swa_utils.AveragedModel does; a step that loss scaling skips
+    leaves them.  `thres_steps`: after t steps decay is min(decay, (1 + t) / (10 + t)), so that early averages follow
+    faster (Paddle's option of this name).  `with applied(program):`, `program.evaluate(..., averaged=True)` and
+    `rc.export_trained(program, averaged=True)` use them.  Running statistics are not averaged.
+    """
+
+    def __init__(self, optimizer: AnyOptimizer, decay: float = 0.999, *, thres_steps: bool = False) -> None:
+        if isinstance(optimizer, RecomputeOptimizer):
+            raise UsageError(
+                f"recomputation and gradient merge come last: write {type(optimizer).__name__}(ExponentialMovingAverage("
+                "Adam(), decay))"
+            )
+        super().__init__(optimizer)
+        self.decay = fraction("decay", decay)
+        if not isinstance(thres_steps, bool):
+            raise UsageError(f"thres_steps must be True or False, not {thres_steps!r}")
+        self.thres_steps = thres_steps
+        self._program: Program | None = None
+        self._state: list[str] = []
+
+    @property
+    def _clip(self) -> Any:
+        return getattr(self.inner, "_clip", None)
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]], **options: Any) -> list[Operator]:
+        """The inner optimizer's updates, and behind them those of the averages."""
+        pairs = list(params_grads)
+        self.inner.apply_gradients(pairs, **options)
+        program = self._program = program_of(pairs[0][0])
+        arrays = [(f"{p.name}.average", _first(program, p.value)) for p, _ in pairs]
+        self._state = [name for name, _ in arrays]
+        averages = program.declare_all("state", arrays)
+        counter = next((o for o in program.operators if isinstance(o.op, Increment)), None)
+        if counter is None:
+            raise UsageError(f"ExponentialMovingAverage needs an optimizer of rc.optimizers, not {self.inner!r}")
+        b = program.builder(Role.OPTIMIZE, "average")
+        keep = self._keep(b, *counter.reads())
+        for average, (p, _) in zip(averages, pairs, strict=True):
+            b.operators.append(Operator(AverageUpdate(), (average, p.value, keep), (average,), Role.OPTIMIZE))
+        program.append(b)
+        block = _last(program.block, counter)  # the averages read the number of the step
+        program.block = verify(EagerUpdates().run(block))
+        return [o for o in program.operators if o.role is Role.OPTIMIZE]
+
+    def _keep(self, b: Builder, step: Value, unscale: Value | None = None) -> Value:
+        """The share of the average that stays: 0 in the first step, 1 in a step that is skipped."""
+        done = b.Cast(step, to="f32")
+        keep = b.constant(self.decay, "f32")
+        if self.thres_steps:
+            keep = b.Min(keep, b.Div(b.Add(done, b.constant(1.0, done)), b.Add(done, b.constant(10.0, done))))
+        keep = b.Where(b.Equal(step, b.constant(0, step)), b.constant(0.0, "f32"), keep)
+        if unscale is not None:
+            keep = b.Where(b.Equal(unscale, b.constant(0.0, unscale)), b.constant(1.0, "f32"), keep)
+        return keep
+
+    @contextlib.contextmanager
+    def applied(self, program: Program | None = None) -> Iterator[None]:
+        """`applied` for the program that was trained (None: the one that was minimized)."""
+        given = program or self._program
+        if given is None:
+            raise UsageError("this ExponentialMovingAverage has no averages yet: call minimize(loss) first")
+        with applied(given):
+            yield
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The inner optimizer's, and the averages."""
+        own = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
+        return {**self.inner.state_dict(), **own}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets the state to what `state_dict` returned."""
+        missing = [n for n in self._state if n not in state]
+        if missing:
+            raise UsageError(f"this is not the state of this ExponentialMovingAverage: it lacks '{missing[0]}'")
+        self.inner.set_state_dict({n: a for n, a in state.items() if n not in self._state})
+        for name in self._state:
+            assert self._program is not None
+            if not self._program.data[name].flags.writeable:
+                self._program.data[name] = np.array(self._program.data[name])
+            self._program.data[name][...] = np.asarray(state[name])
+
+
+#: the short name
+EMA = ExponentialMovingAverage
+
+
+def averages_of(program: Program) -> dict[str, str]:
+    """Parameter → the name of its average, for a program that was minimized with moving averages."""
+    block = program.logical
+    made = (o for o in block.operators if isinstance(o.op, AverageUpdate))
+    return {o.inputs[1].name: o.inputs[0].name for o in made if o.inputs[0] is not None and o.inputs[1] is not None}
+
+
+@contextlib.contextmanager
+def applied(program: Program) -> Iterator[None]:
+    """Inside, the program's parameters hold their averages: for evaluation and export.  Training steps are refused.
+
+    Contents are exchanged in place, without a copy of the weights, and exchanged back in any case.
+    UsageError without averages, or inside another `applied`.
+    """
+    averages = averages_of(program)
+    if not averages:
+        raise UsageError(
+            f"program '{program.block.name}' has no averages: minimize with rc.ExponentialMovingAverage(optimizer, 0.999)"
+        )
+    if program.broken or program.averaged:
+        why = program.broken or "they are applied already"
+        raise UsageError(f"the averages of program '{program.block.name}' cannot be applied: {why}")
+    with program.lock:
+        if not _trained(program):  # both are the first weights
+            averages = {}
+        kept = _exchanged(program, averages)
+        program.averaged = True
+    try:
+        yield
+    finally:
+        with program.lock:
+            _exchanged_back(program, averages, kept)
+            program.averaged = False
+
+
+def _trained(program: Program) -> bool:
+    """Whether a step was done."""
+    counter = next(o for o in program.logical.operators if isinstance(o.op, Increment))
+    return bool(program.data[next(counter.reads()).name] > 0)
+
+
+def _exchanged(program: Program, averages: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Exchanges weights and averages; returns the weights of other element types than their averages."""
+    kept: dict[str, np.ndarray] = {}
+    for name, average in averages.items():
+        w, a = (_writable(program, n) for n in (name, average))
+        if w.dtype == a.dtype:
+            _exchange(w, a)
+        else:
+            kept[name] = np.array(w)
+            w[...] = a
+    return kept
+
+
+def _exchanged_back(program: Program, averages: Mapping[str, str], kept: Mapping[str, np.ndarray]) -> None:
+    for name, average in averages.items():
+        w, a = (_writable(program, n) for n in (name, average))
+        if name in kept:
+            w[...] = kept[name]
+        else:
+            _exchange(w, a)
+
+
+def _exchange(a: np.ndarray, b: np.ndarray, part: int = 1 << 18) -> None:
+    """Exchanges the contents of two arrays, part by part."""
+    x, y = a.reshape(-1), b.reshape(-1)
+    for start in range(0, x.size, part):
+        here = slice(start, start + part)
+        before = x[here].copy()
+        x[here] = y[here]
+        y[here] = before
+
+
+def _writable(program: Program, name: str) -> np.ndarray:
+    """A program's array; contents from before the first step become a copy that can be written."""
+    array = program.data[name]
+    if not array.flags.writeable:
+        array = program.data[name] = np.array(array)
+    return array
+
+
+def _first(program: Program, p: Value) -> np.ndarray:
+    """What an average is before the first step: the weights; those of a file are not copied before they change."""
+    array = np.asarray(program.data[p.name])
+    wanted = DTYPES[work_dtype(p.type)]
+    return array if array.dtype == wanted and not array.flags.writeable else np.array(array, wanted)
+
+
+def _last(block: Block, counter: Operator) -> Block:
+    """The block with an operator at its end."""
+    return block.with_operators([*(o for o in block.operators if o is not counter), counter])
