@@ -81,10 +81,13 @@ class Pieces:
         """One slice of an operator."""
         o, f = self.block.operators[i], region.factors[i]
         types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
-        given = [
+        given: list[Value | None] = [
             self.given(v, made) if v is None or p is None else self.cut(v, p, made, start, size)
             for v, p in zip(o.inputs, f.inputs, strict=True)
         ]
+        if o.op.updates:  # of running statistics: the state itself, once for each slice
+            self.b.operators.append(dataclasses.replace(o, inputs=tuple(given)))
+            return
         absent = (None,) * (len(f.outputs) - len(o.outputs))
         op, _, outs = piece(o.op, f, start, size, types[0], (*types[1], *absent))
         outputs = [

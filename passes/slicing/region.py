@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...language.axes import Cut, Followed, Partial, State, advance
-from ...language.factors import SUM, Factor, Place
+from ...language.factors import OWN, SUM, Factor, Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.linear.products import Gemm, MatMul
 from ...ops.shape.reshape import Cast
+from .micro import with_own_statistics
 
 FORWARD = (Role.FORWARD, Role.LOSS)
 
@@ -36,10 +37,13 @@ class Region:
 
 
 class Graph:
-    """A block and what is asked of it again and again."""
+    """A block and what is asked of it again and again.
 
-    def __init__(self, block: Block) -> None:
-        self.block, self.operators = block, block.operators
+    `own`: whether slices are micro-batches, each with batch statistics of its own.
+    """
+
+    def __init__(self, block: Block, *, own: bool = False) -> None:
+        self.block, self.operators, self.own = block, block.operators, own
         self.values = block.values()
         self.producers, self.consumers = block.producers(), block.consumers()
         self.persistent = {v.name for v in block.persistent()}
@@ -83,7 +87,7 @@ def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], 
         for i in positions:
             o = graph.operators[i]
             advance(found, i, o)
-            if not _in_slices(found, i, o):
+            if not (graph.own and with_own_statistics(found, i, o)) and not _in_slices(found, i, o):
                 _forget(found, i, o)
                 continue
             members.append(i)
@@ -106,7 +110,7 @@ def _counts(graph: Graph, region: Region, share: float) -> set[int]:
         if not all(v.name in given or not (v.name in graph.trained or v.name in graph.producers) for v in o.reads()):
             continue
         given.update((v.name, i) for v in o.writes())
-        if all(isinstance(region.states.get(v.name), Partial) for v in o.writes()):
+        if all(isinstance(s := region.states.get(v.name), Partial) and s.how != OWN for v in o.writes()):
             own = _makers(graph, i, given)
             if _made_bytes(graph, own) <= limit:
                 found |= own

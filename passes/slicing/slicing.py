@@ -19,8 +19,8 @@ from .pieces import Pieces, bounds, needed_again
 from .region import Graph, Region, around, at_once, backward_of, given_places, grown
 from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backward
 
-#: the region that is the whole forward pass
-ALL = "all"
+#: the region that is the whole forward pass; the same in micro-batches, each with batch statistics of its own
+ALL, MICRO = "all", "micro"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Slicing:
     """A region of the forward pass that runs in `pieces` slices along an axis.
 
     The region: operators from the one that makes `first` to the one that makes `last`, in order of execution; `axis` is
-    that of `first`.  `first` "all": the whole forward pass, with `axis` that of the inputs.
+    that of `first`.  `first` "all": the whole forward pass, with `axis` that of the inputs.  "micro": the same, where
+    each slice takes batch statistics of its own (docs/training.md, gradient merge).
     """
 
     first: str
@@ -37,24 +38,32 @@ class Slicing:
     pieces: int
 
     def __str__(self) -> str:
-        region = self.first if self.first == ALL else f"{self.first}..{self.last}"
+        region = self.first if self.whole else f"{self.first}..{self.last}"
         return f"{region}:{self.axis}:{self.pieces}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether the whole step runs in slices."""
+        return self.first in (ALL, MICRO)
 
 
 def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
-    found = re.fullmatch(r"(?:(?P<first>.+?)\.\.(?P<last>.+)|all):(?P<axis>-?\d+):(?P<pieces>\d+)", text.strip())
+    found = re.fullmatch(
+        r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro)):(?P<axis>-?\d+):(?P<pieces>\d+)", text.strip()
+    )
     if not found:
         raise UsageError(
             f"'{text}' does not say what to slice: give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
         )
-    return Slicing(found["first"] or ALL, found["last"] or ALL, int(found["axis"]), int(found["pieces"]))
+    whole = found["whole"]
+    return Slicing(found["first"] or whole, found["last"] or whole, int(found["axis"]), int(found["pieces"]))
 
 
 def whole_last(parts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The parts that are sliced before recomputation, and the one after it: slices of the whole step, if named last."""
-    last = bool(parts) and parse_slicing(parts[-1]).first == ALL
+    last = bool(parts) and parse_slicing(parts[-1]).whole
     return (tuple(parts[:-1]), tuple(parts[-1:])) if last else (tuple(parts), ())
 
 
@@ -81,7 +90,7 @@ class Slice(Pass):
 
 def in_slices(block: Block, slicing: Slicing) -> Block:
     """A training step, or a forward pass, with one region in slices.  UsageError where it cannot be."""
-    if slicing.first != ALL:
+    if not slicing.whole:
         graph = Graph(block)
         return rewritten(graph, region_of(graph, slicing), slicing.pieces, str(slicing))
     graph, forward, whole = whole_step(block, slicing)
@@ -98,7 +107,7 @@ def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | 
 
     None for the latter if a slice's backward pass cannot follow its forward pass.
     """
-    graph = Graph(block)
+    graph = Graph(block, own=slicing.first == MICRO)
     forward = region_of(graph, slicing)
     backward = whole_backward(graph, forward) if forward.members else None
     whole = at_once(graph, forward, backward) if backward is not None else None
@@ -122,7 +131,7 @@ def micro_step(block: Block, slicing: Slicing) -> MicroBatch | None:
 def region_of(graph: Graph, slicing: Slicing) -> Region:
     """The region that a slicing describes.  UsageError for unknown names, other axes, too many pieces."""
     what = f"slicing '{slicing}'"
-    if slicing.first == ALL:
+    if slicing.whole:
         positions = list(graph.forward)
         starts, size = _from_inputs(graph, slicing.axis, what)
     else:
@@ -134,8 +143,8 @@ def region_of(graph: Graph, slicing: Slicing) -> Region:
     if not 2 <= slicing.pieces <= size:
         raise UsageError(f"{what}: along this axis there are {size} values: give from 2 to {size} pieces")
     # the backward pass of the first slice of all needs the counts already
-    region = grown(graph, positions, starts, size, share=1.0 if slicing.first == ALL else 0.01)
-    if slicing.first != ALL and positions[-1] not in region.members:
+    region = grown(graph, positions, starts, size, share=1.0 if slicing.whole else 0.01)
+    if not slicing.whole and positions[-1] not in region.members:
         cut = [i for i in positions if i not in region.members and _reads_cut(graph, region, i)]
         o = graph.operators[(cut or positions)[0]]
         name = next(o.writes()).name

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...language.axes import Cut, Partial
 from ...language.builder import Builder
+from ...language.factors import OWN
 from ...language.ir import Block, Operator, Role, Value
 from ..cleanup.eager_updates import EagerUpdates
 from .pieces import Pieces, bounds, sum_type
@@ -30,7 +31,7 @@ def whole_backward(graph: Graph, forward: Region) -> Region | None:
 
 def reads_sums(graph: Graph, region: Region) -> bool:
     """Whether a slice reads a value whole of which slices have only partial results."""
-    made = {n for n in region.written(graph.block) if isinstance(region.states.get(n), Partial)}
+    made = {n for n in region.written(graph.block) if isinstance(s := region.states.get(n), Partial) and s.how != OWN}
     for i in region.members:
         o, f = graph.operators[i], region.factors[i]
         partial = [v for v in o.reads() if v.name in made]

@@ -19,6 +19,8 @@ from .types import TensorType
 
 #: partial results that are added up, or of which the largest, the smallest or the product is taken
 SUM, MAX, MIN, PROD = "sum", "max", "min", "prod"
+#: results of which each slice has its own, as batch statistics of micro-batches are: nothing combines them
+OWN = "own"
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,19 @@ def in_step(
     """Factors of axes that are the same in all inputs and outputs, as the rows of a softmax are."""
     first = next(t for t in ins if t is not None)
     return tuple(factor(first.shape[a], [a] * len(ins), [a] * len(outs)) for a in axes)
+
+
+def own_batch(inputs: Iterable[int], ins: Sequence[Any], outs: Sequence[Any], others: str) -> Factor | None:
+    """The factor of axis 0 for an operator that takes statistics over it, when each slice has statistics of its own.
+
+    `inputs`: the inputs that have the axis, as output 0 has if it has more than one axis; other outputs are `others`.
+    """
+    x = ins[0]
+    if x is None or x.shape[0] < 2:
+        return None
+    taken = set(inputs)
+    made = [None if t is None else 0 if t.shape == x.shape else others for t in outs]
+    return factor(x.shape[0], [0 if i in taken else None for i in range(len(ins))], made).fitted(ins, outs)
 
 
 def needed_whole(found: Iterable[Factor]) -> tuple[Factor, ...]:

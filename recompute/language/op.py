@@ -163,6 +163,13 @@ class Op:
         """
         return None
 
+    def own_slice(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Factor | None:
+        """The index of the batch along which the operator runs in slices if each takes statistics of its own.
+
+        None: the operator takes none over the batch.
+        """
+        return None
+
     def sliced(self, factor: Factor, start: int, size: int, outs: Sequence[TensorType | None]) -> Op:
         """The operator of the slice [start, start + size) of a factor's index; `outs` are the types of its outputs.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,7 +88,11 @@ def figures_of(
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
-    own = sliced.once.values()  # not the parts of an operator that a plan has divided
+    own = (
+        sliced.block if sliced.after else sliced.once
+    ).values()  # not the parts of an operator that a plan has divided
+    if sliced.after:  # what one slice keeps, by the names in the step before slicing
+        kept = tuple(dict.fromkeys(re.sub(r"#\d+$", "", n) for n in kept))
     return PlanFigures(
         strategy=strategy,
         budget=budget,

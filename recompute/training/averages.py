@@ -37,9 +37,9 @@ class ExponentialMovingAverage(WrappedOptimizer):
 
     def __init__(self, optimizer: AnyOptimizer, decay: float = 0.999, *, thres_steps: bool = False) -> None:
         if isinstance(optimizer, RecomputeOptimizer):
+            outer = type(optimizer).__name__
             raise UsageError(
-                f"recomputation and gradient merge come last: write {type(optimizer).__name__}(ExponentialMovingAverage("
-                "Adam(), decay))"
+                f"recomputation and gradient merge come last: write {outer}(ExponentialMovingAverage(Adam(), 0.999))"
             )
         super().__init__(optimizer)
         self.decay = fraction("decay", decay)
@@ -132,7 +132,8 @@ def applied(program: Program) -> Iterator[None]:
     averages = averages_of(program)
     if not averages:
         raise UsageError(
-            f"program '{program.block.name}' has no averages: minimize with rc.ExponentialMovingAverage(optimizer, 0.999)"
+            f"program '{program.block.name}' has no averages: minimize with "
+            "rc.ExponentialMovingAverage(optimizer, 0.999)"
         )
     if program.broken or program.averaged:
         why = program.broken or "they are applied already"

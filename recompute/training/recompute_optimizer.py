@@ -138,7 +138,7 @@ class RecomputeOptimizer(WrappedOptimizer):
     def whole(self) -> tuple[str, ...]:
         """The slices of the whole step, which come after recomputation, if there are some."""
         if self._merge is not None and self._merge.k_steps > 1:
-            return (f"all:0:{self._merge.k_steps}",)
+            return (f"micro:0:{self._merge.k_steps}",)
         return whole_last(self._slices)[1]
 
     def only_slices(self) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...language.element import sqrt
+from ...language.factors import OWN, SUM, own_batch
 from ...language.op import Cost, Op
 from ..channels_last import channels_last
 from .axes import by_channel, by_element
@@ -34,6 +35,10 @@ class BatchNormTrain(ChannelNorm):
         """x's type; one statistic a channel."""
         self.check(x, scale, bias)
         return (x, scale, scale)
+
+    def own_slice(self, ins, outs):
+        """Images."""
+        return own_batch((0,), ins, outs, OWN)
 
     def scratch(self, ins, outs):
         """Vectors of a block; halves also the block in float32."""
@@ -159,6 +164,10 @@ class BatchNormStatistics(Op):
     def axis_factors(self, ins, outs):
         """Channels."""
         return by_channel(ins, outs)
+
+    def own_slice(self, ins, outs):
+        """Images."""
+        return own_batch((0,), ins, outs, OWN)
 
     def scratch(self, ins, outs):
         """Vectors of a block, and the block in the statistics' element type."""
@@ -314,6 +323,10 @@ class BatchNormGrad(ChannelNorm):
         if dy != x:
             raise self.fail("dy must have x's type", x, scale, mean, var, dy)
         return (x, scale, scale)
+
+    def own_slice(self, ins, outs):
+        """Images; gradients of the weights are added up."""
+        return own_batch((0, 4), ins, outs, SUM)
 
     def scratch(self, ins, outs):
         """A block, its sums; halves also two blocks in float32."""

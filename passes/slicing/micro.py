@@ -1,0 +1,48 @@
+"""Micro-batches: slices of the batch that take batch statistics of their own, as steps on them one by one would."""
+
+from __future__ import annotations
+
+from ...language.axes import Cut, Followed, Partial
+from ...language.factors import OWN, Factor, Place
+from ...language.ir import Operator
+
+_OWN = Partial(OWN)
+
+
+def with_own_statistics(found: Followed, i: int, o: Operator) -> bool:
+    """Whether an operator runs for each micro-batch because of statistics: it takes them, or reads nothing else that
+    micro-batches have.  Takes note of its results in `found`.
+
+    An update of running statistics is such an operator: it runs once for each, in order.
+    """
+    states = [None if v is None else found.states.get(v.name) for v in o.inputs]
+    ins, outs = (tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs))
+    absent = (None,) * (len(o.op.infer(*ins)) - len(outs))
+    f = o.op.own_slice(ins, (*outs, *absent))
+    if f is not None and any(isinstance(s, Cut) for s in states):
+        wanted = [Cut(p, f.size) if isinstance(p, Place) else _OWN for p in f.inputs]
+        if all(s is None or s == w for s, w in zip(states, wanted, strict=True)):
+            _noted(found, i, o, f)
+            return True
+    given = [s for s in states if s is not None]
+    if given and all(s == _OWN for s in given):
+        _noted(found, i, o, Factor(1, (None,) * len(ins), tuple(None if t is None else OWN for t in outs)))
+        return True
+    for k, s in enumerate(states):  # each micro-batch reads its own
+        if s == _OWN:
+            found.needs.pop((i, k), None)
+    return False
+
+
+def _noted(found: Followed, i: int, o: Operator, f: Factor) -> None:
+    """Sets the factor of an operator, and the states of what it writes."""
+    found.factors[i] = f
+    for k, p in enumerate(f.inputs):
+        found.needs.pop((i, k), None)
+        found.cuts.pop((i, k), None)
+        v = o.inputs[k]
+        if v is not None and isinstance(p, Place) and v.name not in found.states:  # a whole value, read in slices
+            found.cuts[i, k] = Cut(p, f.size)
+    for v, p in zip(o.outputs, f.outputs, strict=False):
+        if v is not None and p is not None and not o.op.updates:
+            found.states[v.name] = Cut(p, f.size) if isinstance(p, Place) else Partial(p)
