@@ -11,10 +11,14 @@ import pytest
 
 import recompute as rc
 from recompute import models
+from recompute.analysis.strategies import in_slices as in_slices_of
+from recompute.analysis.strategies import lowest_plan
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import Steps, attach_loss
 from recompute.errors import UsageError
 from recompute.passes import memory_report
+from recompute.passes.planners.core.simulate import simulate
+from recompute.passes.planners.core.watch import Watch
 from recompute.passes.slicing.regions import found_regions
 from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, parse_slicing
 from recompute.planning.saved import load_plan
@@ -153,5 +157,37 @@ def test_a_batch_that_an_operator_needs_whole_is_refused() -> None:
 
 
 def test_slicing_reads_what_it_writes() -> None:
-    for s in (Slicing("a", "b", -1, 3), Slicing("all", "all", 0, 2)):
+    for s in (Slicing("a", "b", -1, 3), Slicing("all", "all", 0, 2), Slicing("micro", "micro", 0, 2)):
         assert parse_slicing(str(s)) == s
+
+
+def test_plans_are_those_of_one_slice_and_lower_the_peak() -> None:
+    options = {"layers": 2, "seq": 32, "hidden": 32, "vocab": 64, "context": 32}
+    steps = Steps("gpt2-tiny", optimizer=rc.SGD(0.1), options=options)
+    fitting = steps.fitting(16).of(("all:0:4",))
+    problem = fitting.derived.problem
+    assert simulate(problem, range(len(problem))).peak == pytest.approx(fitting.unrepeated.peak, rel=0.05)
+    found = lowest_plan(steps, 16, Watch(effort=0.05), slices="all:0:4")
+    assert found is not None
+    assert steps.peak(16, found.kept) < 0.75 * steps.peak(16, in_slices_of("all:0:4").kept)
+    assert {r.before for r in found.plan.reruns} <= set(range(len(fitting.block.operators)))
+
+
+def test_gradients_in_halves_are_summed_in_float32() -> None:
+    program, loss = small(4)
+    step = program.clone()
+    rc.RecomputeOptimizer(rc.MixedPrecision(rc.SGD(0.1), "bf16")).set_slices("all:0:4").minimize(step[loss])
+    sums = [o for o in step.operators if o.role is rc.Role.BACKWARD and o.op.name == "Add"]
+    updates = [o for o in step.operators if o.op.name == "SGDUpdate"]
+    made = {v.name: o for o in step.operators for v in o.writes()}
+    assert sums and all(o.inputs[1].dtype == "f32" for o in updates)
+    assert not any(made[o.inputs[1].name].op.name == "Cast" for o in updates)  # not summed in halves and then cast
+
+
+def test_checkpoints_are_those_of_each_slice() -> None:
+    program, loss = small(4)
+    plain = trained(program, loss, rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices("all:0:2"))
+    optimizer = rc.RecomputeOptimizer(rc.SGD(0.1)).set_slices("all:0:2").set_checkpoints(["h.0.out"])
+    found = trained(program, loss, optimizer)
+    assert found[0] == plain[0] and all((found[1][n] == a).all() for n, a in plain[1].items())
+    assert found[2].measured_peak_bytes == memory_report(found[2].block).peak
