@@ -68,6 +68,7 @@ _MODULES = {
     "losses": "training.losses",
     "optimizers": "training.optimizers",
     "amp": "training.amp",
+    "averages": "training.averages",
     "fleet": "training.fleet",
     "testing": "testing",
     "lr": "training.lr",

@@ -142,6 +142,11 @@ class Program:
     `data` maps the names of parameters, buffers and state to arrays; the executor updates them in place.
     """
 
+    #: the slices in which an optimizer has the whole step run, gradients being added up over them
+    slices: tuple[str, ...] = ()
+    #: whether parameters hold their averages for now (`recompute.training.averages`): no step may train them
+    averaged = False
+
     def __init__(
         self,
         block: Block | None = None,
@@ -170,8 +175,6 @@ class Program:
         self.fuse_head = True
         #: values that every step fetches, for which a head has to make its logits
         self.fetched: tuple[str, ...] = ()
-        #: the slices in which an optimizer has the whole step run, gradients being added up over them
-        self.slices: tuple[str, ...] = ()
         #: the block as it was loaded from `source`
         self.imported: Block | None = None
         #: makes the same forward pass at another batch, with arrays of its own (None: operators were appended by hand)
@@ -185,8 +188,6 @@ class Program:
         #: why parameters and state are only partly updated, after a failed step; "" if they are consistent.  Executors
         #: refuse to continue until a state is loaded
         self.broken = ""
-        #: whether parameters hold their averages for now (`recompute.training.averages`): no step may train them
-        self.averaged = False
         #: held by the thread that runs a step of this program, or binds it
         self.lock = threading.Lock()
         #: the compiled block; valid while one of its two blocks is the program's
