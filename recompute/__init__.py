@@ -82,6 +82,7 @@ _MODULES = {
     "vision": "vision",
     "optimizers": "training.optimizers",
     "amp": "training.amp",
+    "averages": "training.averages",
     "fleet": "training.fleet",
     "testing": "testing",
     "lr": "training.lr",

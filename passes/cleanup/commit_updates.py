@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...language.ir import Block, Operator, Role
 from ..base import Pass
+
+#: what a recomputed value's name has more than the original's: NAME@1, and NAME@1#16 of NAME#16 in slices
+_COPY = re.compile(r"@\d+(?=(?:#\d+)?$)")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def checking_operators(block: Block) -> list[int]:
     found = []
     for i, op in enumerate(block.operators):
         if op.role is Role.RECOMPUTE:
-            origin.update((v.name, v.name.rpartition("@")[0]) for v in op.writes())
+            origin.update((v.name, _COPY.sub("", v.name)) for v in op.writes())
         asked = {(origin.get(name, name), question) for name, question in _questions(op) if name not in known}
         if not asked <= answered:
             found.append(i)

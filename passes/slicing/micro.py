@@ -43,6 +43,6 @@ def _noted(found: Followed, i: int, o: Operator, f: Factor) -> None:
         v = o.inputs[k]
         if v is not None and isinstance(p, Place) and v.name not in found.states:  # a whole value, read in slices
             found.cuts[i, k] = Cut(p, f.size)
-    for v, made in zip(o.outputs, f.outputs, strict=False):
-        if v is not None and made is not None and not o.op.updates:
-            found.states[v.name] = Cut(made, f.size) if isinstance(made, Place) else Partial(made)
+    for v, at in zip(o.outputs, f.outputs, strict=False):
+        if v is not None and at is not None and not o.op.updates:
+            found.states[v.name] = Cut(at, f.size) if isinstance(at, Place) else Partial(at)

@@ -282,3 +282,15 @@ def test_errors(make: Any, why: str) -> None:
 def test_one_micro_batch_is_a_plain_step() -> None:
     plain, one = of_transformer(rc.SGD(0.1), 4), of_transformer(GradientMerge(rc.SGD(0.1), 1), 4)
     assert plain[0] == one[0] and same(plain[1], one[1]) and plain[2] == one[2]
+
+
+def test_the_list_of_passes_makes_the_same_step(tmp_path: Any) -> None:
+    """Slices after recomputation; a plan that was made with slices also applies without a GradientMerge."""
+    program = transformer(16)
+    step = rc.compile_step(program, "loss", GradientMerge(rc.SGD(0.1), 2, batch=16), strategy="chen", dump=tmp_path)
+    texts = sorted(tmp_path.iterdir())
+    assert texts[-1].read_text().strip() == rc.show(step.program.block).strip()
+    names = [t.stem.split("-", 1)[1] for t in texts]
+    assert names.index("open-means") < names.index("recompute") < names.index("slice")
+    other = rc.compile_step(program, "loss", rc.SGD(0.1), plan=step.saved)
+    assert other.figures.peak_bytes == step.figures.peak_bytes and step.figures.recomputed_operators > 0
