@@ -4,7 +4,7 @@
     python examples/glue.py                # generated sentences, a word list made of them, BERT tiny
     python examples/glue.py --max-batch    # the biggest batches of BERT-large on 16 GiB, planned for a V100, not run
 
-The files have a header, tabs, and the columns `sentence` and `label`.  Plain and recomputed runs end with the same bits.
+The files have a header, tabs, and columns `sentence` and `label`.  Plain and recomputed runs end with the same bits.
 """
 
 import argparse
