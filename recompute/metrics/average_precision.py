@@ -69,6 +69,11 @@ class MeanAveragePrecision(Metric):
         """Names of the forward values that `update` reads."""
         return self.reads
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the truth."""
+        return self._columns()
+
     def reset(self) -> None:
         """Forgets every batch."""
         self._found: dict[int, _OfClass] = {}

@@ -45,6 +45,11 @@ class Metric(ABC):
         """Names of the forward values that `update` reads; empty until `bind` has chosen an output."""
         return () if self.output is None else (self.output,)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the batch that `update` reads and that a program may not have as inputs."""
+        return ()
+
     def bind(self, program: Program) -> Metric:
         """Chooses the names that were not given by a program's outputs and inputs, and returns the metric.
 

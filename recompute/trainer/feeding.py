@@ -8,19 +8,38 @@ from typing import Any
 import numpy as np
 
 from ..data import Dataset, Stream, check_values, dataset, fitted, limits_of
+from ..data.base import need_column
 from ..language.ir import Value
 from ..language.program import Program
 from .batches import Epoch, batches
 from .order import Order
 
 
+class Beside(Dataset):
+    """A dataset with further columns of another one that has the same samples.  UsageError where it lacks them."""
+
+    def __init__(self, fitted: Dataset, other: Dataset, more: Sequence[str]) -> None:
+        self._fitted, self._other, self._more, self.name = fitted, other, tuple(more), fitted.name
+        self.columns = {**fitted.columns, **{n: need_column(other, n) for n in more}}
+
+    def __len__(self) -> int:
+        return len(self._fitted)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Dataset.take`."""
+        return {**self._fitted.take(indices), **self._other.read(indices, self._more)}
+
+
 class Feeding:
     """A dataset, or a stream of batches, with a column for each of `inputs`; what does not fit is an error.
 
-    `batch`, `rest`: for `in_order`, the size of batches, and whether the smaller last one is used.
+    `also`: further columns that batches have, for metrics.  `batch`, `rest`: for `in_order`, the size of batches, and
+    whether the smaller last one is used.
     """
 
-    def __init__(self, source: Any, program: Program, inputs: Sequence[Value], seed: int, shuffle: bool) -> None:
+    def __init__(
+        self, source: Any, program: Program, inputs: Sequence[Value], seed: int, shuffle: bool, also: Sequence[str] = ()
+    ) -> None:
         found = dataset(source)
         self.name = found.name
         self._seed, self._shuffle = seed, shuffle
@@ -30,6 +49,8 @@ class Feeding:
         self.streams = isinstance(self._source, Stream)
         if inputs and isinstance(self._source, Dataset):
             check_values(self._source, inputs, limits)
+            more = [name for name in also if name not in self._source.columns]
+            self._source = Beside(self._source, found, more) if more and isinstance(found, Dataset) else self._source
 
     @property
     def samples(self) -> int | None:

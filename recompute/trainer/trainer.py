@@ -146,7 +146,7 @@ class Trainer:
         feeding = Feeding(data, self.program, self.programs.inputs(training=True), self.seed, shuffle)
         other = None
         if eval_data is not None:
-            other = Feeding(eval_data, self.program, self.programs.inputs(training=False), self.seed, False)
+            other = self._evaluating(eval_data)
         epoch = None
         notes: list[str] = []
         if feeding.samples is not None:
@@ -292,9 +292,14 @@ class Trainer:
 
     def evaluate(self, data: Any, *, batch: int | None = None) -> dict[str, Any]:
         """The mean loss and the metrics over a dataset, in inference mode."""
-        feeding = Feeding(data, self.program, self.programs.inputs(training=False), self.seed, False)
+        feeding = self._evaluating(data)
         feeding.batch = _whole("batch", batch) or self.programs.batch
         return self._evaluated(feeding, Progress())
+
+    def _evaluating(self, data: Any) -> Feeding:
+        """Data for the evaluation, with the columns that metrics read besides the program's inputs."""
+        columns = [name for m in self.metrics for name in m.columns]
+        return Feeding(data, self.program, self.programs.inputs(training=False), self.seed, False, columns)
 
     def _evaluated(self, data: Feeding, progress: Progress) -> dict[str, Any]:
         with applied(self.program) if self.averages else contextlib.nullcontext():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data import Dataset
 from ..errors import JobError, UsageError, need_extra
 from .targets import Locations
 
@@ -17,7 +18,7 @@ from .targets import Locations
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class CocoBoxes:
+class CocoBoxes(Dataset):
     """The images of a file of annotations, in the order of their ids, scaled to fit `locations.image`.
 
     Columns: `x` [3, height, width] (colours less ImageNet's mean, by its deviation; 0 to the right and below what the

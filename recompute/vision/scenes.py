@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..data import Dataset
 from ..errors import UsageError
 from .targets import Locations
 
@@ -15,7 +16,7 @@ SHAPES = ("rectangle", "ellipse", "triangle")
 _HIDDEN = 0.2
 
 
-class Scenes:
+class Scenes(Dataset):
     """`count` images [3, height, width] of up to `objects` shapes on noise, with their boxes, classes and targets.
 
     Image i depends on the seed and i only: it is drawn when it is taken, from counters, and nothing is stored.
