@@ -72,7 +72,7 @@ class MeanAveragePrecision(Metric):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the truth."""
-        return self._columns()
+        return tuple(self._columns())
 
     def reset(self) -> None:
         """Forgets every batch."""

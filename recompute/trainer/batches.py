@@ -1,13 +1,14 @@
-"""The batches of an epoch, loaded by a thread while the step before runs."""
+"""The batches of an epoch, loaded by a thread while the step before runs, where they take long to load."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from .order import Order
 T = TypeVar("T")
 #: batches that are loaded ahead
 AHEAD = 2
+#: batches that are loaded before it is known how long they take; the part of a step's time that is not worth a thread
+_TRIED, _QUICK = 4, 0.05
+#: samples whose order is computed at once
+_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,12 @@ class Epoch:
 
 def batches(data: Any, epoch: Epoch, order: Order, first: int = 0) -> Iterator[dict[str, np.ndarray]]:
     """The batches of a dataset from number `first` on, in their order."""
-    for number in range(first, epoch.batches):
-        yield data.take(order.at(*epoch.places(number)))
+    many = max(1, _AT_ONCE // epoch.batch)
+    for start in range(first, epoch.batches, many):
+        begin, _ = epoch.places(start)
+        samples = order.at(begin, epoch.places(min(start + many, epoch.batches) - 1)[1])
+        for at in range(0, len(samples), epoch.batch):
+            yield data.take(samples[at : at + epoch.batch])
 
 
 def samples_of(feed: Mapping[str, np.ndarray]) -> int:
@@ -61,44 +70,78 @@ def samples_of(feed: Mapping[str, np.ndarray]) -> int:
 
 
 @contextlib.contextmanager
-def ahead(source: Iterator[T], prepare: Callable[[T], T] = lambda x: x) -> Iterator[Iterator[T]]:
-    """The items of an iterator, made by a thread up to `AHEAD` before they are asked for.
+def ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
+    """The items of an iterator, which a thread makes ahead of time if they take long to make.
 
-    An error of the iterator is raised where its item is asked for.  The thread ends with the `with` statement.
+    The first items are made where they are asked for.  If these take more than a small part of the time that passes
+    between them, a thread makes the others, up to `AHEAD` before they are asked for; quick ones are not worth one, as
+    it would take turns with the threads of the kernels.  Errors of the iterator are raised where its item is asked for.
+    The thread ends with the `with` statement.
     """
-    waiting: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
-    ended = threading.Event()
+    thread = _Ahead(source)
+    try:
+        yield _items(source, thread)
+    finally:
+        thread.end()
 
-    def put(kind: str, item: Any) -> bool:
-        while not ended.is_set():
-            with contextlib.suppress(queue.Full):
-                waiting.put((kind, item), timeout=0.1)
-                return True
-        return False
 
-    def load() -> None:
+def _items(source: Iterator[T], thread: _Ahead[T]) -> Iterator[T]:
+    making = between = 0.0
+    for _ in range(_TRIED):
+        begin = time.perf_counter()
         try:
-            for item in source:
-                if not put("item", prepare(item)):
-                    return
-            put("end", None)
-        except BaseException as e:  # raised in the thread that waits
-            put("error", e)
+            item = next(source)
+        except StopIteration:
+            return
+        made = time.perf_counter()
+        yield item
+        making, between = making + made - begin, between + time.perf_counter() - made
+    if making < _QUICK * between:
+        yield from source
+    else:
+        yield from thread.items()
 
-    thread = threading.Thread(target=load, name="recompute-batches", daemon=True)
-    thread.start()
 
-    def items() -> Iterator[T]:
+class _Ahead(Generic[T]):
+    """A thread that makes the items of an iterator."""
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._waiting: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def items(self) -> Iterator[T]:
+        """The items, from a thread that starts now."""
+        self._thread = threading.Thread(target=self._make, name="recompute-batches", daemon=True)
+        self._thread.start()
         while True:
-            kind, item = waiting.get()
+            kind, item = self._waiting.get()
             if kind == "error":
                 raise item
             if kind == "end":
                 return
             yield item
 
-    try:
-        yield items()
-    finally:
-        ended.set()
-        thread.join(timeout=10)
+    def end(self) -> None:
+        """Ends the thread, if there is one."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _make(self) -> None:
+        try:
+            for item in self._source:
+                if not self._put("item", item):
+                    return
+            self._put("end", None)
+        except BaseException as e:  # raised in the thread that waits
+            self._put("error", e)
+
+    def _put(self, kind: str, item: Any) -> bool:
+        """Whether an item was taken over; False if nobody waits any more."""
+        while not self._ended.is_set():
+            with contextlib.suppress(queue.Full):
+                self._waiting.put((kind, item), timeout=0.1)
+                return True
+        return False

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from ..errors import JobError, need_extra
 from ..support.files import make_folder
+
+#: lines of steps reach the file after so many seconds, at most, and with any other line
+_SECONDS = 0.5
 
 
 class Log:
@@ -16,6 +20,7 @@ class Log:
 
     def __init__(self, folder: Path | None, resumed_at: int | None, tensorboard: bool = False) -> None:
         self._file: Any = None
+        self._flushed = 0.0
         self._board: Any = _board(folder, resumed_at) if tensorboard else None
         if folder is None:
             return
@@ -35,7 +40,10 @@ class Log:
         if self._file is not None:
             try:
                 self._file.write(json.dumps({"event": event, "step": step, **facts}) + "\n")
-                self._file.flush()
+                now = time.monotonic()
+                if event != "step" or now > self._flushed + _SECONDS:
+                    self._file.flush()
+                    self._flushed = now
             except OSError as e:
                 raise JobError(f"cannot write '{self._file.name}': {e.strerror or e}") from None
         if self._board is not None:
@@ -87,8 +95,6 @@ class _Board:
         self._event, self._summary, self._writer = Event, Summary, EventFileWriter(os.fspath(folder))
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        import time
-
         summary = self._summary(value=[self._summary.Value(tag=name.replace(".", "/"), simple_value=float(value))])
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
