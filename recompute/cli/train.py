@@ -173,7 +173,10 @@ class _TrainJob(ModelJob):
         peaks = history.peak_bytes
         same = "as predicted" if peaks["measured"] == peaks["predicted"] else f"predicted {peaks['predicted']:,}"
         ended = f" ({history.stopped})" if history.stopped else ""
-        self.say(f"trained {history.steps:,} steps{ended}, peak {peaks['measured']:,} bytes ({same})")
+        if history.steps == (history.resumed_at or 0):
+            self.say(f"no step was left to do after {history.steps:,}{ended}")
+        else:
+            self.say(f"trained {history.steps:,} steps{ended}, peak {peaks['measured']:,} bytes ({same})")
         if self.args.save is not None:
             self.say(f"wrote {self.args.save}")
         if self.args.json is not None:

@@ -11,7 +11,7 @@ from ..errors import RecomputeError, UsageError
 from ..language.ir import Role, Value
 from ..language.program import Program
 from ..passes import memory_report
-from ..places import Place
+from ..places import CPUPlace, Place
 from ..runtime import Executor
 from ..training.modes import for_test, share_arrays
 from ..training.protocol import AnyOptimizer
@@ -106,22 +106,35 @@ class Programs:
         return (self.program if training else self.evaluation(self.batch)).block.inputs
 
     def plan(self, training: Sequence[int], evaluation: Sequence[int]) -> Peak:
-        """Plans the memory of all programs of these batches, and makes them share one arena; nothing runs."""
-        arenas: dict[bool, int] = {True: 0, False: 0}
+        """Plans the memory of all programs of these batches; nothing runs.
+
+        On a CPU they share one arena and all values; on a device each has memory of its own.
+        """
+        arenas: dict[bool, list[int]] = {True: [], False: []}
         values: dict[Any, int] = {}
         for is_training, batches in ((True, training), (False, evaluation)):
             for batch in batches:
                 program = self.training(batch) if is_training else self.evaluation(batch)
                 block = self.executor.planned(program, self.fetched(training=is_training))
-                arenas[is_training] = max(arenas[is_training], memory_report(block).arena)
-                values |= {_held(program, v): v.nbytes for v in block.persistent()}
-        arena = max(arenas.values())
+                arenas[is_training].append(memory_report(block).arena)
+                values |= {self._held(program, v): v.nbytes for v in block.persistent()}
+        count: Any = (lambda sizes: max(sizes, default=0)) if self._shares else sum
+        arena = count(arenas[True] + arenas[False])
         self.executor.share_arena(arena)
-        return Peak(sum(values.values()), arena, arenas[True], arenas[False])
+        return Peak(sum(values.values()), arena, count(arenas[True]), count(arenas[False]))
 
     def fetched(self, *, training: bool) -> tuple[str, ...]:
         """What a run returns, the loss first."""
         return (self.loss,) if training else self.outputs
+
+    @property
+    def _shares(self) -> bool:
+        """Whether the programs share an arena and their values."""
+        return isinstance(self.executor.place, CPUPlace)
+
+    def _held(self, program: Program, v: Value) -> Any:
+        """What tells arrays apart: parameters, buffers and state may be shared, constants are not."""
+        return v.name if self._shares and v.name in program.data else (id(program), v.name)
 
     def measured_bytes(self) -> int:
         """Bytes that the sessions hold: each arena and each array once."""
@@ -132,15 +145,10 @@ class Programs:
                 session = self.executor.bound(program, self.fetched(training=is_training))
                 if session is None:
                     continue
-                own = {_held(program, v): session.arrays[v.name].nbytes for v in session.block.persistent()}
+                own = {self._held(program, v): session.arrays[v.name].nbytes for v in session.block.persistent()}
                 arrays |= own
                 arenas[id(getattr(session, "arena", session))] = session.measured_peak_bytes - sum(own.values())
         return sum(arenas.values()) + sum(arrays.values())
-
-
-def _held(program: Program, v: Value) -> Any:
-    """What tells arrays apart: the programs share those of parameters, buffers and state, but not constants."""
-    return v.name if v.name in program.data else (id(program), v.name)
 
 
 def unused(optimizer: Any, batch: int | None = None, most: int = 1) -> Any:

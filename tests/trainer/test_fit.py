@@ -102,6 +102,17 @@ def test_the_peak_is_said_before_and_kept_to_the_byte() -> None:
     assert history.peak_bytes["evaluation"] <= history.peak_bytes["training"] == history.peak_bytes["predicted"]
 
 
+def test_on_a_device_each_program_has_memory_of_its_own() -> None:
+    """On emulated CUDA: the same curve but for rounding, and the memory that was said."""
+    place = rc.EmulatedCUDAPlace()
+    small = {n: a[:10] for n, a in data().items()}
+    made = [trainer(batch=4, place=p, optimizer=rc.SGD(0.1)) for p in (None, place)]
+    here, there = (t.fit(small, epochs=1, eval_data=small) for t in made)
+    assert there.epochs[0]["train"]["loss"] == pytest.approx(here.epochs[0]["train"]["loss"], rel=1e-5)
+    assert there.epochs[0]["eval"]["loss"] == pytest.approx(here.epochs[0]["eval"]["loss"], rel=1e-5)
+    assert there.peak_bytes["measured"] == there.peak_bytes["predicted"] > here.peak_bytes["predicted"]
+
+
 def test_a_fixed_batch_leaves_the_rest_out_and_says_so() -> None:
     fixed = model()
     fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
