@@ -15,7 +15,7 @@ from ..places import named_place
 from ..support.files import replacing, together
 from . import ending as cli_ending
 from .frozen import report_frozen
-from .model import ModelJob
+from .model import ModelJob, ModelReport
 from .outputs import list_models, write_models
 from .values import finite, target_of
 
@@ -77,21 +77,13 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 @dataclass
-class Report:
+class Report(ModelReport):
     """All results of the command; `--json` writes it (docs/cli.md describes each field)."""
 
-    model: str = ""
-    batch: int | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
-    parameters: int = 0
     tensors: list[dict[str, Any]] | None = None
-    loss: str = ""
-    loss_reason: str = ""
-    optimizer: str = ""
     precision: str = "fp32"
     costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     frozen: dict[str, Any] | None = None
     plain: dict[str, Any] | None = None
     recompute: dict[str, Any] | None = None

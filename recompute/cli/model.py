@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,20 @@ from . import ending as cli_ending
 from .frozen import freeze
 from .outputs import report_attention
 from .values import input_shapes, split, zoo_option
+
+
+@dataclass
+class ModelReport:
+    """The results that the commands share; `--json` writes them (docs/cli.md describes each field)."""
+
+    model: str = ""
+    batch: int | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    parameters: int = 0
+    loss: str = ""
+    loss_reason: str = ""
+    optimizer: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 class ModelJob:

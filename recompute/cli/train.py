@@ -5,33 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..places import CPUPlace, named_place
 from ..support.files import replacing
 from ..support.tables import human_bytes
 from . import ending as cli_ending
-from .model import ModelJob
+from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
 from .values import finite, split
 
 #: losses whose labels are classes
 _OF_CLASSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "LinearCrossEntropy")
-
-
-@dataclass
-class TrainReport:
-    """What `--json` holds, besides the fields of `rc.trainer`'s History."""
-
-    model: str = ""
-    batch: int | None = None
-    inputs: dict[str, str] = field(default_factory=dict)
-    parameters: int = 0
-    loss: str = ""
-    loss_reason: str = ""
-    optimizer: str = ""
-    notes: list[str] = field(default_factory=list)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,11 +39,11 @@ def _run(args: argparse.Namespace) -> int:
 class _TrainJob(ModelJob):
     """One invocation, from the model to the results."""
 
-    report: TrainReport
+    report: ModelReport
     open_batch = True
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, TrainReport(model=args.model))
+        super().__init__(args, ModelReport(model=args.model))
 
     def run(self) -> int:
         """Trains.  Returns the exit code: 130 after Ctrl-C, 143 after SIGTERM, once the run is saved."""

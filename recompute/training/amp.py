@@ -8,7 +8,7 @@ as PyTorch's GradScaler does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..ops.shape.reshape import Cast
 from ..passes.gradient.precision import PRECISIONS, Precision, check_precision
 from .base import begin_training, number, program_of
 from .finite import unchecked_name
-from .protocol import AnyOptimizer, ParamsGrads, WrappedOptimizer
+from .protocol import AnyOptimizer, ParamsGrads, StatefulWrapper
 from .recompute_optimizer import RecomputeOptimizer
 
 __all__ = [
@@ -60,7 +60,7 @@ class LossScaling:
             raise UsageError(f"loss scaling's interval must be a number of steps, not {self.interval!r}")
 
 
-class MixedPrecision(WrappedOptimizer):
+class MixedPrecision(StatefulWrapper):
     """Wraps an optimizer: the forward pass computes in another precision.
 
     `precision`: "bf16", "fp16" (with loss scaling), "tf32" (float32, whose products may be rounded to TF32 on a device
@@ -87,8 +87,6 @@ class MixedPrecision(WrappedOptimizer):
             wanted = precision == "fp16" if loss_scaling is None else loss_scaling
             loss_scaling = LossScaling() if wanted else None
         self.loss_scaling: LossScaling | None = loss_scaling
-        self._program: Program | None = None
-        self._state: list[str] = []
 
     def _backward(self, loss: Variable, *options: Any) -> ParamsGrads:
         """Inserts casts, then the inner optimizer's backward pass, of the scaled loss if there is loss scaling.
@@ -167,21 +165,6 @@ class MixedPrecision(WrappedOptimizer):
         if self._program is None or not self._state:
             return self.loss_scaling.initial
         return float(self._program.data[self._state[0]])
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The inner optimizer's, and the scale of the loss."""
-        own = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
-        return {**self.inner.state_dict(), **own}
-
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Sets the state to what `state_dict` returned."""
-        missing = [n for n in self._state if n not in state]
-        if missing:
-            raise UsageError(f"this is not the state of this MixedPrecision: it lacks '{missing[0]}'")
-        self.inner.set_state_dict({n: a for n, a in state.items() if n not in self._state})
-        for name in self._state:
-            assert self._program is not None
-            self._program.data[name][...] = np.asarray(state[name])
 
 
 def decorate(

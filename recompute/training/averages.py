@@ -19,13 +19,13 @@ from ..ops.optimizer.base import work_dtype
 from ..ops.optimizer.updates import Increment
 from ..passes.cleanup.eager_updates import EagerUpdates
 from .base import fraction, program_of
-from .protocol import AnyOptimizer, WrappedOptimizer
+from .protocol import AnyOptimizer, StatefulWrapper
 from .recompute_optimizer import RecomputeOptimizer
 
 __all__ = ["EMA", "ExponentialMovingAverage", "applied", "averages_of"]
 
 
-class ExponentialMovingAverage(WrappedOptimizer):
+class ExponentialMovingAverage(StatefulWrapper):
     """Wraps an optimizer: every step ends with average ← decay · average + (1 - decay) · weight, for what it trains.
 
     The averages are state of the program, NAME.average (float32 for halves): planned, saved and loaded as any other.
@@ -46,8 +46,6 @@ class ExponentialMovingAverage(WrappedOptimizer):
         if not isinstance(thres_steps, bool):
             raise UsageError(f"thres_steps must be True or False, not {thres_steps!r}")
         self.thres_steps = thres_steps
-        self._program: Program | None = None
-        self._state: list[str] = []
 
     @property
     def _clip(self) -> Any:
@@ -92,23 +90,6 @@ class ExponentialMovingAverage(WrappedOptimizer):
             raise UsageError("this ExponentialMovingAverage has no averages yet: call minimize(loss) first")
         with applied(given):
             yield
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The inner optimizer's, and the averages."""
-        own = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
-        return {**self.inner.state_dict(), **own}
-
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Sets the state to what `state_dict` returned."""
-        missing = [n for n in self._state if n not in state]
-        if missing:
-            raise UsageError(f"this is not the state of this ExponentialMovingAverage: it lacks '{missing[0]}'")
-        self.inner.set_state_dict({n: a for n, a in state.items() if n not in self._state})
-        for name in self._state:
-            assert self._program is not None
-            if not self._program.data[name].flags.writeable:
-                self._program.data[name] = np.array(self._program.data[name])
-            self._program.data[name][...] = np.asarray(state[name])
 
 
 #: the short name

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..language.ir import Operator
 from ..language.program import Program, Variable
 
-__all__ = ["AnyOptimizer", "ParamsGrads", "WrappedOptimizer"]
+__all__ = ["AnyOptimizer", "ParamsGrads", "StatefulWrapper", "WrappedOptimizer"]
 
 ParamsGrads = list[tuple[Variable, Variable]]
 
@@ -138,3 +138,29 @@ class WrappedOptimizer(AnyOptimizer):
     def set_lr(self, value: float, **group: Any) -> None:
         """Sets the learning rate from the next step on; `group`: as for `get_lr`."""
         self.inner.set_lr(value, **group)
+
+
+class StatefulWrapper(WrappedOptimizer):
+    """A wrapper with state of its own in the program: `_state` names it, once `_program` is minimized."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._program: Program | None = None
+        self._state: list[str] = []
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The inner optimizer's state, and this one's."""
+        own = {} if self._program is None else {n: np.array(self._program.data[n]) for n in self._state}
+        return {**self.inner.state_dict(), **own}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets the state to what `state_dict` returned."""
+        missing = [n for n in self._state if n not in state]
+        if missing:
+            raise UsageError(f"this is not the state of this {type(self).__name__}: it lacks '{missing[0]}'")
+        self.inner.set_state_dict({n: a for n, a in state.items() if n not in self._state})
+        for name in self._state:
+            assert self._program is not None
+            if not self._program.data[name].flags.writeable:  # the initial contents, which no step has changed yet
+                self._program.data[name] = np.array(self._program.data[name])
+            self._program.data[name][...] = np.asarray(state[name])
