@@ -13,6 +13,7 @@ from pathlib import Path
 import cuda_cases
 import pytest
 from test_zoo_training import network
+from tiers import but_slow
 
 import recompute as rc
 from recompute import models
@@ -31,7 +32,9 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the 
 TARGETS = ("sm_90", "sm_80")
 #: texts of one program
 TOGETHER = 32
-NETWORKS = models.names()
+#: networks with most kinds of kernels; the others are slow tests
+FEW = ("mlp", "lenet", "lstm", "resnet18", "mobilenet_v2", "bert-tiny", "gpt2-tiny", "llama-tiny")
+NETWORKS = but_slow(models.names(), lambda name: name not in FEW)
 
 
 @functools.cache

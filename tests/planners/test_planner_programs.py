@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from test_planner_properties import LITTLE, options
 from test_zoo_training import narrow
+from tiers import but_slow
 
 import recompute as rc
 from recompute import models, parse
@@ -59,6 +60,10 @@ QUICK = tuple(s for s in sorted(PLANNERS) if s not in SLOW)
 DEEP = ("bert-medium", "bert-base", "bert-large", "gpt2-small", "nasnet", "amoebanet", "mobilenet_v2", "pspnet50")
 DEEP += ("inception_v3", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn")
 DEEP += ("densenet161", "densenet169", "densenet201", "bert-small", "vgg13_bn", "vgg16_bn", "vgg19_bn")
+
+
+#: networks that take seconds
+LARGE = ("llama-7b", "fcos-resnet50")
 
 
 def turns() -> list[tuple[str, str, float]]:
@@ -182,7 +187,9 @@ def check_whatever_it_plans(name: str, strategy: str) -> None:
         check_numbers(name, found)
 
 
-@pytest.mark.parametrize(("name", "strategy", "share"), turns(), ids=lambda x: str(x))
+@pytest.mark.parametrize(
+    ("name", "strategy", "share"), but_slow(turns(), lambda t: t[0] in LARGE), ids=lambda x: str(x)
+)
 def test_zoo_within_a_budget(name: str, strategy: str, share: float) -> None:
     if lowest(name) == fitting(name).plain.peak and strategy in QUICK:
         check_whatever_it_plans(name, strategy)
