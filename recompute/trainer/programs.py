@@ -15,6 +15,7 @@ from ..places import CPUPlace, Place
 from ..runtime import Executor
 from ..training.modes import for_test, share_arrays
 from ..training.protocol import AnyOptimizer
+from ..training.recompute_optimizer import RecomputeOptimizer
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,10 @@ class Programs:
             made = self._again(batch)
             unused(self._optimizer, batch, self._most).minimize(made[self.loss])
         except UsageError:  # a plan that is for the other batch
-            inner = getattr(self._optimizer, "inner", None)
-            if inner is None:
+            if not isinstance(self._optimizer, RecomputeOptimizer):
                 raise
             made = self._again(batch)
-            unused(inner).minimize(made[self.loss])
+            unused(self._optimizer.without_plan(), batch, self._most).minimize(made[self.loss])
         share_arrays(made, self.program)
         return made
 

@@ -196,6 +196,11 @@ class Trainer:
         except UsageError as e:
             if batch == run.eval_data.batch:
                 raise
+            if run.eval_data.samples is not None and run.eval_data.samples < run.eval_data.batch:
+                raise UsageError(
+                    f"{run.eval_data.name} has {batch} samples to evaluate, fewer than a batch of "
+                    f"{run.eval_data.batch}, and no smaller batch can run: {e}"
+                ) from None
             run.eval_data.rest = False
             run.history.notes.append(f"evaluation leaves out the last {batch} samples: {str(e).partition('. ')[0]}")
             return str(e)

@@ -124,7 +124,9 @@ class MixedPrecision(StatefulWrapper):
         scale = program[self._state[0]].value
         b = program.builder(Role.LOSS, f"{loss.name}.scaled")
         found = b.Mul(loss, scale if loss.dtype == scale.dtype else b.Cast(scale, to=loss.dtype))
+        again = program.again
         program.append(b)
+        program.again = again  # the scaled loss is part of training: the forward pass is as it was at other batches
         return found
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:

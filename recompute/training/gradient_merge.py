@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from .merge import Merge
 from .protocol import AnyOptimizer
 from .recompute_optimizer import RecomputeOptimizer
@@ -32,14 +30,6 @@ class GradientMergeOptimizer(RecomputeOptimizer):
         if isinstance(inner_optimizer, RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         self._merge = Merge(k_steps, avg, batch)
-
-    def for_batch(self, samples: int, most: int) -> GradientMergeOptimizer:
-        """The same for steps of `samples` samples: as few micro-batches, of at most `most` samples, as divide them."""
-        assert self._merge is not None
-        k = next(k for k in range(1, samples + 1) if samples % k == 0 and samples // k <= most)
-        made = copy.copy(self)
-        made._merge = Merge(k, self._merge.avg, samples)
-        return made
 
     @property
     def k_steps(self) -> int:

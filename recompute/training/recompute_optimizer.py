@@ -157,6 +157,20 @@ class RecomputeOptimizer(WrappedOptimizer):
         found._merge = dataclasses.replace(self._merge, batch=batch * self._merge.k_steps)
         return found, self._merge.k_steps
 
+    def for_batch(self, samples: int, most: int) -> RecomputeOptimizer:
+        """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
+        found = copy.copy(self)
+        found._merge = None if self._merge is None else self._merge.for_batch(samples, most)
+        return found
+
+    def without_plan(self) -> Any:
+        """The inner optimizer, with the gradient merge of this one, if it has some: plain steps of the same numbers."""
+        if self._merge is None:
+            return self.inner
+        found = RecomputeOptimizer(self.inner)
+        found._merge = self._merge
+        return found
+
     def before_slices(self) -> Any:
         """The inner optimizer, which makes the step that will run in the slices `whole` but does not yet."""
         found = self.only_slices()

@@ -170,3 +170,20 @@ def test_errors_of_the_data_come_before_the_first_step() -> None:
     with pytest.raises(UsageError, match="has NaN in sample 9"):
         t.fit(wrong)
     assert t.program.data["step"] == 0
+
+
+@pytest.mark.parametrize("count", [21, 5])
+def test_with_loss_scaling_every_sample_is_evaluated(count: int) -> None:
+    """Also in the smaller last batch, and where there are fewer samples than a batch."""
+    history = trainer(optimizer=rc.amp.decorate(rc.Adam(1e-2))).fit(data(32), eval_data=data(count, seed=1))
+    plain = trainer(optimizer=rc.amp.decorate(rc.Adam(1e-2))).fit(data(32), eval_data=data(count, seed=1), eval_batch=1)
+    assert history.notes == []
+    assert history.epochs[0]["eval"]["loss"] == pytest.approx(plain.epochs[0]["eval"]["loss"], rel=1e-5)
+
+
+def test_fewer_samples_to_evaluate_than_a_fixed_batch_are_an_error_before_the_first_step() -> None:
+    program = rc.load(model(), batch=16)
+    loss = rc.losses.cross_entropy(program["logits"])
+    program.again = None
+    with pytest.raises(rc.UsageError, match="5 samples to evaluate, fewer than a batch of 16"):
+        rc.Trainer(program, rc.Adam(1e-2), loss=loss, quiet=True).fit(data(32), eval_data=data(5))

@@ -50,3 +50,21 @@ def test_averages_are_evaluated() -> None:
     log = averaged - np.log(np.exp(averaged).sum(1, keepdims=True))
     wanted = -log[np.arange(20), held["label"]].mean()
     assert history.epochs[-1]["eval"]["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_checkpoints_around_gradient_merge_also_hold_in_the_last_batch() -> None:
+    """18 samples are 2 micro-batches of 9: drop-out and batch statistics are those of the micro-batches."""
+
+    def weights(optimizer: object) -> str:
+        return trainer(optimizer=optimizer).fit(data(50), epochs=1).weights_sha256
+
+    merged = rc.GradientMerge(rc.Adam(1e-2), 2)
+    outside = rc.RecomputeOptimizer(rc.GradientMerge(rc.Adam(1e-2), 2)).set_checkpoints(["r"])
+    assert weights(merged) == weights(outside)
+
+
+def test_micro_batches_of_the_last_batch_are_no_larger_than_the_others() -> None:
+    """The program is loaded with all samples of a step: they are cut into 4 of 4."""
+    merged, found = run(16, rc.GradientMerge(rc.Adam(1e-2), 4, batch=16), 1, 24)
+    assert merged.programs.training(8).slices == ("micro:0:2",)
+    assert found.peak_bytes["measured"] == found.peak_bytes["predicted"]
