@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import UsageError
 from ..places import CPUPlace, named_place
 from ..support.files import replacing
-from ..support.tables import human_bytes
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
@@ -56,12 +57,20 @@ class _TrainJob(ModelJob):
         data = dataset(args.data)
         assert isinstance(data, Dataset)
         evaluation = None if args.eval is None else dataset(args.eval)
+        _check_classes(data, evaluation)
         place = named_place(args.place)
         program = self.load()
+        if args.batch is not None and program.block.batch != args.batch:
+            raise UsageError(
+                f"the model fixes its batch at {program.block.batch}, so that --batch {args.batch} cannot be had: "
+                "export it with a dynamic first dimension, or leave out --batch"
+            )
+        if args.batch is None:
+            self.say(f"batch: {program.block.batch} (--batch N sets it, where the model leaves it open)")
         loss = self.attach_loss(program)
         optimizer = self._optimizer(program, len(data))
         metrics = self._metrics(program, evaluation is not None)
-        callbacks: list[Any] = [self._printer()]
+        callbacks: list[Any] = []
         if args.patience is not None:
             callbacks.append(
                 EarlyStopping(args.monitor or ("eval.loss" if evaluation is not None else "train.loss"), args.patience)
@@ -71,6 +80,7 @@ class _TrainJob(ModelJob):
             saving = Saving(args.save, steps=args.save_steps, keep=args.keep, tensorboard=args.tensorboard)
         trainer = Trainer(program, optimizer, loss=loss, metrics=metrics, seed=args.seed, place=place,
                           callbacks=callbacks, monitor=args.monitor, quiet=args.quiet)  # fmt: skip
+        trainer.say = self.say
         history = trainer.fit(
             data, epochs=args.epochs, eval_data=evaluation, eval_batch=args.eval_batch, shuffle=not args.no_shuffle,
             drop_last=args.drop_last, save=saving, resume=args.resume,
@@ -115,46 +125,10 @@ class _TrainJob(ModelJob):
         classes = any(op.op.name in _OF_CLASSES for op in program.operators)
         return [metrics.Accuracy()] if evaluates and classes else []
 
-    def _printer(self) -> Any:
-        """A callback that prints the memory before the first step, and a line after each epoch."""
-        from ..trainer.callbacks import Callback
-
-        job = self
-
-        class Printer(Callback):
-            """Prints what happens."""
-
-            def on_begin(self, trainer: Any) -> None:
-                job.print_begin(trainer.history)
-
-            def on_epoch(self, trainer: Any, results: dict[str, Any]) -> None:
-                job.print_epoch(results)
-
-        return Printer()
-
-    def print_begin(self, history: Any) -> None:
-        """The memory, before the first step."""
-        for note in history.notes:
-            cli_ending.tell(f"note: {note}")
-        peaks = history.peak_bytes
-        parts = [f"training {human_bytes(peaks['training'])}"]
-        if peaks["evaluation"]:
-            parts.append(f"evaluation {human_bytes(peaks['evaluation'])}, in the same arena")
-        self.say(f"peak memory: {human_bytes(peaks['predicted'])} ({', '.join(parts)})")
-        if history.resumed_at is not None:
-            self.say(f"resumed after step {history.resumed_at:,}")
-
-    def print_epoch(self, results: dict[str, Any]) -> None:
-        """A line for an epoch."""
-        from ..trainer.log import flat
-
-        shown = {k: v for k, v in flat(results).items() if k.startswith(("train.", "eval."))}
-        text = ", ".join(f"{k.replace('.', ' ')} {v:.4g}" for k, v in shown.items() if isinstance(v, float))
-        rate = results["samples_per_second"]
-        self.say(f"epoch {results['epoch']}/{self.args.epochs}: {text}, {rate:,.0f} samples a second")
-
     def _finish(self, history: Any) -> None:
         """Prints and writes the results."""
+        if history.epochs and not math.isfinite(history.epochs[-1]["train"]["loss"]):
+            cli_ending.tell(f"warning: {history.notes[-1]}")
         peaks = history.peak_bytes
         same = "as predicted" if peaks["measured"] == peaks["predicted"] else f"predicted {peaks['predicted']:,}"
         ended = f" ({history.stopped})" if history.stopped else ""
@@ -192,3 +166,13 @@ def _clipping(args: argparse.Namespace) -> Any:
     from ..training.clip import ClipGradByGlobalNorm
 
     return None if args.clip_norm is None else ClipGradByGlobalNorm(args.clip_norm)
+
+
+def _check_classes(data: Any, evaluation: Any) -> None:
+    """UsageError where folders of images have other classes: their numbers would mean something else."""
+    train, held = (getattr(d, "classes", None) for d in (data, evaluation))
+    if train is not None and held is not None and train != held:
+        raise UsageError(
+            f"the classes of {data.name} are {', '.join(train)}, those of {evaluation.name} are {', '.join(held)}: "
+            "give both a folder of images for each class"
+        )

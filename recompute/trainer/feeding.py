@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from ..language.ir import Value
 from ..language.program import Program
 from .batches import Epoch, batches
 from .order import Order
+
+#: samples by which data are recognised
+_HASHED = 16
 
 
 class Beside(Dataset):
@@ -62,7 +66,18 @@ class Feeding:
         if self.streams:
             return {"stream": True}
         columns = {n: f"{np.dtype(t)}{list(s)}" for n, (t, s) in sorted(self._source.columns.items())}
-        return {"samples": self.samples, "columns": columns, "shuffle": self._shuffle}
+        return {"samples": self.samples, "columns": columns, "contents": self._contents(), "shuffle": self._shuffle}
+
+    def _contents(self) -> str:
+        """A hash of some samples, from the first to the last: other data of the same form are noticed."""
+        count = len(self._source)
+        taken = self._source.at_epoch(0).take(
+            np.unique(np.linspace(0, count - 1, min(count, _HASHED)).astype(np.int64))
+        )
+        digest = hashlib.sha256()
+        for name in sorted(taken):
+            digest.update(name.encode() + np.ascontiguousarray(taken[name]).tobytes())
+        return digest.hexdigest()[:16]
 
     def order(self, epoch: int) -> Order:
         """The order of samples in an epoch."""

@@ -50,6 +50,8 @@ class Programs:
         self.executor = Executor(place)
         self._again = program.again if optimizer is not None else None
         self._optimizer = None if optimizer is None else unused(optimizer)
+        #: the optimizer's name, and those of the wrappers that change its results
+        self.optimizer = described(optimizer)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
         if optimizer is not None:
             optimizer.minimize(program[loss])
@@ -160,3 +162,13 @@ def unused(optimizer: Any, batch: int | None = None, most: int = 1) -> Any:
     if hasattr(made, "inner"):
         made.inner = unused(made.inner, batch, most)
     return made.for_batch(batch, most) if batch is not None and hasattr(made, "for_batch") else made
+
+
+def described(optimizer: Any) -> str:
+    """The classes of an optimizer and its wrappers, without those that only recompute, which change no bit."""
+    if optimizer is None:
+        return ""
+    inner = described(optimizer.inner) if hasattr(optimizer, "inner") else ""
+    if isinstance(optimizer, RecomputeOptimizer):
+        return inner
+    return f"{type(optimizer).__name__}({inner})" if inner else type(optimizer).__name__

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..support.tables import human_bytes
+from .history import History
+from .log import flat
 
 
 class Progress:
@@ -66,3 +68,21 @@ def shown(peak: int, *, quiet: bool) -> Iterator[Progress]:
     )  # fmt: skip
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar, peak)
+
+
+def begin_lines(history: History) -> list[str]:
+    """What is known before the first step: notes, the memory, where the run goes on."""
+    peaks = history.peak_bytes
+    parts = [f"training {human_bytes(peaks['training'])}"]
+    if peaks["evaluation"]:
+        parts.append(f"evaluation {human_bytes(peaks['evaluation'])}, in the same arena")
+    lines = [f"note: {note}" for note in history.notes]
+    lines.append(f"peak memory: {human_bytes(peaks['predicted'])} ({', '.join(parts)})")
+    return lines + ([] if history.resumed_at is None else [f"resumed after step {history.resumed_at:,}"])
+
+
+def epoch_line(results: dict[str, Any], epochs: int) -> str:
+    """The results of an epoch."""
+    shown = {k: v for k, v in flat(results).items() if k.startswith(("train.", "eval."))}
+    text = ", ".join(f"{k.replace('.', ' ')} {v:.4g}" for k, v in shown.items() if isinstance(v, float))
+    return f"epoch {results['epoch']}/{epochs}: {text}, {results['samples_per_second']:,.0f} samples a second"

@@ -15,20 +15,21 @@ from ..compiling.steps import attach_loss
 from ..errors import NotFiniteError, UsageError, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
+from ..metrics.named import named
 from ..places import Place
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer
 from .batches import Epoch, ahead, batches, samples_of
-from .callbacks import Callback, better, mode_of, monitored
+from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
 from .feeding import Feeding
 from .history import History
 from .interrupts import Interrupts
 from .log import Log
 from .programs import Peak, Programs
-from .progress import Progress, shown
+from .progress import Progress, begin_lines, epoch_line, shown
 from .run import Run, must_be_fresh, take_over
 from .run import save as save_checkpoint
-from .saving import Saving, weights_sha256
+from .saving import Saving, load, weights_sha256
 
 
 class Trainer:
@@ -39,7 +40,8 @@ class Trainer:
     name of a value or of a function of `rc.losses` (None: the program's own, or the natural one).  `metrics`: objects
     of `rc.metrics`, for the evaluation.  `seed`: of the order of samples; the same seed gives the same run, to the bit.
     `place`: where it runs (None: the CPU).  `callbacks`: see `Callback`.  `monitor`: the result that says which
-    epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: no progress bar.
+    epoch is the best, such as "eval.accuracy" (default: the loss).  `quiet`: prints nothing; else the peak before
+    the first step, a line for each epoch, and a progress bar on a terminal.
 
     Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
     exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
@@ -65,10 +67,15 @@ class Trainer:
             raise UsageError("the training step does not say what its loss is: give loss=")
         self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet
         self.monitor = monitor
-        self.metrics = [m.bind(program) for m in metrics]
+        self.metrics = [(named(m) if isinstance(m, str) else m).bind(program) for m in metrics]
         needed = [program[n].name for m in self.metrics for n in m.needs]
         self.programs = Programs(program, name, optimizer, place, needed)
         self.callbacks = list(callbacks)
+        wrong = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
+        if wrong is not None:
+            raise UsageError(f"a callback must inherit from rc.Callback, not {type(wrong).__name__}")
+        #: prints a line of progress, unless `quiet`
+        self.say: Callable[[str], object] = print
         self.averages = bool(averages_of(program))
         self._run: Run | None = None
 
@@ -128,16 +135,23 @@ class Trainer:
         try:
             run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
             with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop) as interrupts:
-                for callback in self.callbacks:
-                    callback.on_begin(self)
-                for number in range(run.first_epoch, epochs + 1):
-                    if run.reason:
-                        break
-                    self._epoch(run, number)
+                self._epochs(run)
             self._end(run, None if interrupts.received or saving is None else saving.folder)
         finally:
             run.log.close()
         return run.history
+
+    def _epochs(self, run: Run) -> None:
+        """The epochs that are left."""
+        if not self.quiet:
+            for line in begin_lines(run.history):
+                self.say(line)
+        for callback in self.callbacks:
+            callback.on_begin(self)
+        for number in range(run.first_epoch, run.epochs + 1):
+            if run.reason:
+                break
+            self._epoch(run, number)
 
     def _begin(
         self, data: Any, epochs: int, eval_data: Any, shuffle: bool, drop_last: bool, saving: Saving | None
@@ -160,15 +174,21 @@ class Trainer:
                     f"{rest} of {feeding.samples:,} samples are left out of each epoch (others each time), as the last "
                     f"batch would be smaller: {why}"
                 )
+            if feeding.samples < batch:
+                notes.append(
+                    f"a batch of {batch} is more than the {feeding.samples:,} samples, but takes its memory: a batch "
+                    f"of {feeding.samples:,} gives the same steps"
+                )
             epoch = Epoch(feeding.samples, batch, not drop_last and not why)
             if not epoch.batches:
                 raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
         run = Run(feeding, other, epochs, epoch, saving)
         run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
         known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
-        if not any(run.monitor == n or run.monitor.startswith(f"{n}.") for n in known):
-            raise UsageError(f"an epoch has no result '{run.monitor}' to monitor{nearest(run.monitor, known)}; it has: "
-                             f"{', '.join(known)}")  # fmt: skip
+        for wanted in (run.monitor, *(c.monitor for c in self.callbacks if isinstance(c, EarlyStopping))):
+            if not any(wanted == n or wanted.startswith(f"{n}.") for n in known):
+                raise UsageError(f"an epoch has no result '{wanted}' to monitor{nearest(wanted, known)}; it has: "
+                                 f"{', '.join(known)}")  # fmt: skip
         run.history.notes = notes
         self._run = run
         return run
@@ -247,6 +267,8 @@ class Trainer:
         if better(value, None if run.history.best is None else run.history.best["value"], mode_of(run.monitor)):
             run.history.best = {"epoch": number, "step": run.history.steps, "monitor": run.monitor, "value": value}
             run.best_step = run.history.steps
+        if not self.quiet:
+            self.say(epoch_line(results, run.epochs))
         for callback in self.callbacks:
             callback.on_epoch(self, results)
         self._save(run, number + 1, 0)
@@ -282,12 +304,29 @@ class Trainer:
             callback.on_end(self)
         run.log.write("end", history.steps, stopped=history.stopped, peak_bytes=history.peak_bytes["measured"],
                       weights_sha256=history.weights_sha256)  # fmt: skip
+        if not np.isfinite(history.epochs[-1]["train"]["loss"] if history.epochs else 0.0):
+            history.notes.append("the loss is not finite: stop_on_nan (--stop-on-nan) says where this comes up first")
         if folder is not None and self.program.source is not None:
-            export_trained(self.program, folder / "model.onnx", averaged=self.averages)
+            self._export(run, folder)
+
+    def _export(self, run: Run, folder: Path) -> None:
+        """Writes model.onnx with the last weights, and best.onnx with those of the best epoch, if that is another."""
+        export_trained(self.program, folder / "model.onnx", averaged=self.averages)
+        (folder / "best.onnx").unlink(missing_ok=True)
+        assert run.checkpoints is not None
+        best = None if run.best_step in (None, run.history.steps) else run.checkpoints.at(run.best_step or 0)
+        last = run.checkpoints.at(run.history.steps)
+        if best is not None and last is not None:
+            load(self.program, best)
+            try:
+                export_trained(self.program, folder / "best.onnx", averaged=self.averages)
+            finally:
+                load(self.program, last)
 
     def _facts(self, run: Run) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
-        return {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
+        facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
+        return {**facts, "loss": self.loss, "optimizer": self.programs.optimizer}
 
     def _save(self, run: Run, epoch: int, batch: int) -> None:
         """A checkpoint from which epoch `epoch` goes on at batch `batch`."""
@@ -335,14 +374,12 @@ class Trainer:
     ) -> dict[str, np.ndarray]:
         """Values of the forward pass for all samples of a dataset, in its order, in inference mode."""
         names = [o.name if isinstance(o, Variable) else o for o in outputs]
-        feeding = Feeding(data, self.program, (), self.seed, False)
+        inputs = self.program.for_test(None, names).block.inputs
+        feeding = Feeding(data, self.program, inputs, self.seed, False)
         feeding.batch = _whole("batch", batch) or self.programs.batch
         parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
-        known = {v.name for v in self.program.forward_block.inputs}
         for feed in feeding.in_order():
-            inputs = {n: a for n, a in feed.items() if n in known}
-            found = self.program.evaluate(inputs, names, averaged=self.averages)
-            for name, value in zip(names, found, strict=True):
+            for name, value in zip(names, self.program.evaluate(feed, names, averaged=self.averages), strict=True):
                 parts[name].append(value)
         return {n: np.concatenate(p) for n, p in parts.items()}
 

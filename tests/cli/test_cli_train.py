@@ -141,6 +141,19 @@ def test_bad_data(files: Path, change: object, code: int, message: str, capsys: 
     assert not (files / "run" / "checkpoints").exists()
 
 
+def test_a_fixed_batch_is_no_other(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = trainer_cases.model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 10
+    onnx.save(model, files / "model.onnx")
+    assert main(command(files)) == 2
+    assert "the model fixes its batch at 10, so that --batch 16 cannot be had" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command(files), "--lr", "1e30", "--epochs", "3", "--optimizer", "sgd"]) == 0
+    assert "the loss is not finite: stop_on_nan (--stop-on-nan)" in capsys.readouterr().err
+
+
 def test_files_that_cannot_be_read(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = (files / "train.npz").read_bytes()
     for content in (b"", whole[:-100], b"no archive"):

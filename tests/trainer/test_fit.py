@@ -187,3 +187,28 @@ def test_fewer_samples_to_evaluate_than_a_fixed_batch_are_an_error_before_the_fi
     program.again = None
     with pytest.raises(rc.UsageError, match="5 samples to evaluate, fewer than a batch of 16"):
         rc.Trainer(program, rc.Adam(1e-2), loss=loss, quiet=True).fit(data(32), eval_data=data(5))
+
+
+def test_predictions_are_fitted_as_the_data_of_fit() -> None:
+    t = trainer(metrics=("accuracy",))
+    samples = data(20)
+    t.fit(samples, epochs=1)
+    wide = {"label": samples["label"], "x": samples["x"].astype(np.float64)}
+    found = t.predict(wide, ["logits"], batch=8)["logits"]
+    np.testing.assert_array_equal(found, t.predict({"x": samples["x"]}, ["logits"])["logits"])
+    assert t.metrics[0].name == "accuracy"
+
+
+def test_what_a_run_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    t = trainer()
+    t.quiet = False
+    t.fit(data(10), epochs=1, eval_data=data(10))
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("note: a batch of 16 is more than the 10 samples")
+    assert out[1].startswith("peak memory: ")
+    assert out[2].startswith("epoch 1/1: train loss ")
+
+
+def test_a_callback_is_a_callback() -> None:
+    with pytest.raises(UsageError, match=r"a callback must inherit from rc\.Callback, not object"):
+        trainer(callbacks=[object()])

@@ -17,6 +17,7 @@ from trainer_cases import data, trainer
 
 import recompute as rc
 from recompute.errors import JobError, UsageError
+from recompute.trainer.saving import Checkpoints, load
 
 
 class StopAfter(rc.Callback):
@@ -79,7 +80,7 @@ def test_a_budget_gives_the_same_bits(tmp_path: Path) -> None:
 
     wanted = run(rc.Adam(), tmp_path / "whole")
     plain = run(rc.Adam(), tmp_path / "cut", stop=4)
-    optimizer = rc.RecomputeOptimizer(rc.Adam()).set_budget("95%", slicing=False, effort=0.2)
+    optimizer = rc.RecomputeOptimizer(rc.Adam()).set_budget("99%", slicing=False, effort=0.2)
     within = run(optimizer, tmp_path / "cut", resume=True)
     assert within.resumed_at == plain.steps == 4
     assert within.peak_bytes["measured"] < plain.peak_bytes["measured"]
@@ -123,6 +124,11 @@ def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
     saving = rc.Saving(tmp_path, keep=2)
     history = trainer(callbacks=[Worse()]).fit(data(), epochs=5, eval_data=data(20, seed=1), save=saving)
     assert history.best is not None
+    best = rc.load(str(tmp_path / "best.onnx"), batch=20)
+    again = trainer()
+    load(again.program, Checkpoints(tmp_path).at(history.best["step"]))
+    for name in ("fc1.weight", "fc2.weight"):
+        np.testing.assert_array_equal(best.data[name], again.program.data[name])
     steps = {int(p.name[5:]) for p in (tmp_path / "checkpoints").iterdir()}
     assert steps == {history.best["step"], 16, 20}
 
@@ -135,6 +141,8 @@ def test_other_data_batches_or_seeds_are_refused(tmp_path: Path) -> None:
         (trainer(seed=4), data(), "seed was 3, now it is 4"),
         (trainer(batch=8), data(), "batch size was 16, now it is 8"),
         (trainer(), data(49), "data was"),
+        (trainer(), data(seed=5), "data was"),
+        (trainer(optimizer=rc.SGD(0.1)), data(), "optimizer was Adam, now it is SGD"),
     ):
         with pytest.raises(UsageError, match=what):
             made.fit(samples, epochs=2, save=tmp_path, resume=True)
