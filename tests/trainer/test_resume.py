@@ -232,3 +232,24 @@ def test_ctrl_c_ends_after_the_step_and_saves(tmp_path: Path) -> None:
     resumed = trainer().fit(data(), epochs=3, save=tmp_path / "cut", resume=True)
     assert resumed.weights_sha256 == whole(tmp_path / "whole")[0]
     assert np.isfinite(resumed.epochs[-1]["train"]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epoch", 0), ("epoch", 1.5), ("batch", -(10**12)), ("batch", 10**12), ("samples", None), ("total", "x"),
+     ("epochs", [1]), ("best", {}), ("best", 5), ("callbacks", [5]), ("step", 4)],
+)  # fmt: skip
+def test_a_position_that_no_run_has_written_is_an_error(name: str, value: object, tmp_path: Path) -> None:
+    trainer().fit(data(32), save=tmp_path)
+    (file,) = tmp_path.glob("checkpoints/*/trainer.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(rc.errors.UsageError, match=f"'{name}' in its trainer.json"):
+        trainer().fit(data(32), epochs=2, save=tmp_path, resume=True)
+
+
+def test_a_position_nested_without_end_is_not_complete(tmp_path: Path) -> None:
+    trainer().fit(data(32), save=tmp_path)
+    (file,) = tmp_path.glob("checkpoints/*/trainer.json")
+    file.write_text("[" * 100_000)
+    with pytest.raises(JobError, match="trainer.json cannot be read"):
+        trainer().fit(data(32), epochs=2, save=tmp_path, resume=True)
