@@ -251,5 +251,5 @@ def test_a_position_nested_without_end_is_not_complete(tmp_path: Path) -> None:
     trainer().fit(data(32), save=tmp_path)
     (file,) = tmp_path.glob("checkpoints/*/trainer.json")
     file.write_text("[" * 100_000)
-    with pytest.raises(JobError, match="trainer.json cannot be read"):
+    with pytest.raises(JobError, match=r"trainer\.json cannot be read"):
         trainer().fit(data(32), epochs=2, save=tmp_path, resume=True)
