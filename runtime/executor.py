@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ class Executor:
         self.target = resolved(Target(self.place, providers, schedule=schedule, rebuild=rebuild))
         self._open = _opener(self.place)
         self._shared: Arena | None = None
+        self._turn = threading.Lock()
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
     def run(
@@ -85,6 +87,12 @@ class Executor:
             return self._run(program, session, feed, names)
 
     def _run(self, program: Program, session: Any, feed: Any, names: list[str]) -> list[np.ndarray]:
+        if self._shared is None:
+            return self._fed_and_run(program, session, feed, names)
+        with self._turn:  # another program would overwrite the arena that they share
+            return self._fed_and_run(program, session, feed, names)
+
+    def _fed_and_run(self, program: Program, session: Any, feed: Any, names: list[str]) -> list[np.ndarray]:
         if program.broken:
             raise JobError(
                 f"program '{program.block.name}' is partly updated: {program.broken}; load a complete state "
@@ -153,8 +161,9 @@ class Executor:
         program has memory of its own.
         """
         if isinstance(self.place, CPUPlace):
-            self._shared = Arena(nbytes)
             self._sessions.clear()
+            self._shared = None  # the one before is freed first
+            self._shared = Arena(nbytes)
 
     def _arena_for(self, nbytes: int) -> Arena | None:
         """The shared arena, if it is large enough."""

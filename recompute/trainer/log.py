@@ -16,9 +16,14 @@ _SECONDS = 0.5
 
 
 class Log:
-    """Appends to DIR/log.jsonl (None: nowhere); each line has `event` ("step", "epoch", ...) and `step`."""
+    """Appends to DIR/log.jsonl (None: nowhere); each line has `event` ("step", "epoch", ...) and `step`.
 
-    def __init__(self, folder: Path | None, resumed_at: int | None, tensorboard: bool = False) -> None:
+    `resumed_at`: the step of the checkpoint that a run goes on from, in epoch `epoch`; later lines are left out.
+    """
+
+    def __init__(
+        self, folder: Path | None, resumed_at: int | None, tensorboard: bool = False, *, epoch: int = 1
+    ) -> None:
         self._file: Any = None
         self._flushed = 0.0
         self._board: Any = _board(folder, resumed_at) if tensorboard else None
@@ -27,7 +32,7 @@ class Log:
         path = folder / "log.jsonl"
         try:
             make_folder(folder)
-            kept = _until(path, resumed_at) if resumed_at is not None else b""
+            kept = _until(path, resumed_at, epoch) if resumed_at is not None else b""
             temporary = path.with_name(".log.jsonl.tmp")
             temporary.write_bytes(kept)
             temporary.replace(path)
@@ -67,14 +72,16 @@ def flat(facts: dict[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _until(path: Path, step: int) -> bytes:
-    """The lines of a log up to a step: what a run did after its last checkpoint is done again."""
+def _until(path: Path, step: int, epoch: int) -> bytes:
+    """The lines of a log up to a step, and the results of epochs before `epoch`: what came after is done again."""
     if not path.exists():
         return b""
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            fits = line.endswith(b"\n") and json.loads(line)["step"] <= step
+            found = json.loads(line)
+            fits = line.endswith(b"\n") and found["step"] <= step
+            fits &= found["event"] != "epoch" or found["epoch"] < epoch
         except (ValueError, KeyError, TypeError):
             fits = False
         if fits:

@@ -83,6 +83,12 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
                 f"the run in '{run.checkpoints.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
                 f"{p.get(name)}, now it is {now}; the same bits need the same data, batch and seed"
             )
+    wrong = _wrong(p, found.step)
+    if wrong:
+        raise UsageError(
+            f"'{found.folder}' cannot be resumed: '{wrong}' in its trainer.json is missing or has no possible value "
+            f"({str(p.get(wrong))[:40]}); the file was changed. Remove this folder to go on from the checkpoint before"
+        )
     load(program, found)
     run.history.steps = run.history.resumed_at = found.step
     run.history.epochs, run.history.best = list(p["epochs"]), p["best"]
@@ -98,3 +104,24 @@ def _plan_facts(program: Program) -> dict[str, Any]:
     """What was recomputed, for people who read a checkpoint: the bits do not depend on it."""
     plan = program.plan
     return {} if plan is None else {"recomputed": len(plan.reruns), "checkpoints": list(plan.checkpoints)}
+
+
+def _wrong(p: dict[str, Any], step: int) -> str:
+    """The first entry of a trainer.json that no run has written; "" if there is none."""
+
+    def count(value: Any, least: int, most: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+    best = p.get("best", ())
+    dicts = {n: isinstance(p.get(n), list) and all(isinstance(e, dict) for e in p[n]) for n in ("epochs", "callbacks")}
+    fits = {
+        "step": count(p.get("step"), step, step),
+        "epoch": count(p.get("epoch"), 1, step + 1),
+        "batch": count(p.get("batch"), 0, step),
+        "samples": count(p.get("samples"), 0, 1 << 63),
+        "total": isinstance(p.get("total"), float),
+        **dicts,
+        "best": best is None
+        or (isinstance(best, dict) and count(best.get("step"), 0, step) and isinstance(best.get("value"), float)),
+    }
+    return next((name for name, fine in fits.items() if not fine), "")

@@ -173,7 +173,7 @@ def _read(folder: Path) -> tuple[str, dict[str, Any]]:
             return f"{_STATE} has other contents than were written", {}
     except OSError as e:
         return f"{Path(e.filename or folder).name}: {e.strerror}", {}
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         return f"{_POSITION} cannot be read: {e}", {}
     return "", position
 

@@ -131,7 +131,8 @@ class Trainer:
         else:
             must_be_fresh(run)
         peak = self._planned(run, eval_batch)
-        run.log = Log(None if saving is None else saving.folder, resumed, saving is not None and saving.tensorboard)
+        if saving is not None:
+            run.log = Log(saving.folder, resumed, saving.tensorboard, epoch=run.first_epoch)
         try:
             run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
             with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop) as interrupts:

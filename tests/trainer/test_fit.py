@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from trainer_cases import data, model, trainer
@@ -212,3 +214,32 @@ def test_what_a_run_prints(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_callback_is_a_callback() -> None:
     with pytest.raises(UsageError, match=r"a callback must inherit from rc\.Callback, not object"):
         trainer(callbacks=[object()])
+
+
+def test_programs_that_share_an_arena_take_turns() -> None:
+    """docs/threads.md: different programs may run in threads with one executor."""
+    t = trainer()
+    t.fit(data(32), eval_data=data(32, seed=1))
+    executor, outputs = t.executor, t.programs.outputs
+    first, other = (t.programs.evaluation(b) for b in (16, 8))
+    feeds = {b: {n: a[:b] for n, a in data(32).items()} for b in (16, 8)}
+    (wanted,) = executor.run(first, feeds[16], outputs)
+    ended, errors = threading.Event(), []
+
+    def beside() -> None:
+        try:
+            while not ended.is_set():
+                executor.run(other, feeds[8], outputs)
+        except Exception as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    try:
+        for _ in range(500):
+            (found,) = executor.run(first, feeds[16], outputs)
+            assert found == wanted
+    finally:
+        ended.set()
+        thread.join(10)
+    assert errors == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -33,6 +35,26 @@ def model(dropout: float = 0.25, normalised: bool = True) -> onnx.ModelProto:
         nodes, "small", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 3])],
         [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items() if n in used],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def deep(layers: int = 8) -> onnx.ModelProto:
+    """x f32[N, 8] → logits f32[N, 3] through layers of Gemm and Tanh, whose outputs take most of the memory."""
+    g = np.random.default_rng(6)
+    widths = [8] + [16] * (layers - 1) + [3]
+    nodes, weights, last = [], {}, "x"
+    for i, (rows, columns) in enumerate(pairwise(widths)):
+        weights[f"w{i}"] = (g.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)
+        out = "logits" if i == layers - 1 else f"h{i}"
+        nodes.append(helper.make_node("MatMul", [last, f"w{i}"], [out]))
+        if out != "logits":
+            last = f"t{i}"
+            nodes.append(helper.make_node("Tanh", [out], [last]))
+    graph = helper.make_graph(
+        nodes, "deep", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
