@@ -129,7 +129,9 @@ class _Checker:
         if not op.typed:
             self.check_types(op)
         self.check_scratch(op)
-        why = self.copies.step(self.at, op) or self.communications.step(self.at, op)
+        why = self.copies.step(self.at, op)
+        if not why and (op.op.communicates or self.communications.targets):
+            why = self.communications.step(self.at, op)
         if why:
             raise self.fail(why)
         if not op.typed:

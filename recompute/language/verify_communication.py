@@ -33,7 +33,7 @@ class Communications:
         """The fault of an operator whose types are correct; "" if there is none."""
         kind = op.op.communicates
         if not kind:
-            return self._other(op) if self.targets else ""
+            return self._other(op)
         if kind == "wait":
             return self._wait(op)
         return self._name(op.op) or self._begin(at, op)
