@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import time
 from collections.abc import Iterator
 
 import pytest
 
 import recompute as rc
+from recompute.communication import verify_ranks as verification
 from recompute.communication.mesh import Mesh
 from recompute.communication.verify_ranks import verify_ranks
 from recompute.ops.communication.base import Communication
@@ -260,3 +262,41 @@ def test_thousand_ranks_are_checked_quickly() -> None:
     with pytest.raises(rc.VerifyError):
         verify_ranks([*blocks[:500], wrong, *blocks[501:]], mesh)
     assert time.process_time() - start < 15
+
+
+def accepted(blocks: list[rc.Block], mesh: Mesh) -> bool:
+    try:
+        verify_ranks(blocks, mesh)
+    except rc.VerifyError:
+        return False
+    return True
+
+
+def test_classes_decide_as_all_ranks_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators moved at random, to right programs and wrong ones: with classes, and each rank by itself."""
+    generator = random.Random(7)
+    blocks, mesh = pipeline(stages=3, data=3, batches=2)
+    drawn = []
+    for _ in range(300):
+        stage = generator.randrange(3)
+        operators = list(blocks[stage].operators)
+        for _ in range(generator.randint(1, 16)):
+            i = generator.randrange(len(operators) - 1)
+            operators[i : i + 2] = operators[i : i + 2][::-1]
+        moved = blocks[stage].with_operators(operators)
+        all_replicas = generator.random() < 0.5
+        drawn.append([moved if r % 3 == stage and (all_replicas or r < 3) else b for r, b in enumerate(blocks)])
+    drawn = [d for d in drawn if all(well_formed(b) for b in d)]
+    found = [accepted(d, mesh) for d in drawn]
+    monkeypatch.setattr(verification, "classes_of", lambda programs, mesh: list(range(mesh.ranks)))
+    assert found == [accepted(d, mesh) for d in drawn]
+    assert found.count(True) > 5 and found.count(False) > 5
+
+
+def well_formed(block: rc.Block) -> bool:
+    """Whether nothing is wrong with a program alone."""
+    try:
+        rc.verify(block)
+    except rc.VerifyError:
+        return False
+    return True
