@@ -12,7 +12,7 @@ from ..base import Pass
 
 @dataclass(frozen=True)
 class DeadCode(Pass):
-    """Remove operators whose results reach no output and no state, and unused optional outputs."""
+    """Remove operators whose results reach no output, no state and no other rank, and unused optional outputs."""
 
     def run(self, block: Block) -> Block:
         """Outputs of the block and updates of state are what is wanted."""
@@ -29,6 +29,10 @@ def prune(
         if isinstance(op.op, Free):
             raise ValueError("dead code is removed before frees are placed")
         if op.role in roles and not op.op.updates:
+            if op.op.communicates:  # with other ranks, which wait for it
+                needed.update(v.name for v in op.reads())
+                kept.append(op)
+                continue
             if not any(v.name in needed for v in op.writes()):
                 continue
             op = drop_unused_outputs(op, needed)

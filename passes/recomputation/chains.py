@@ -131,7 +131,7 @@ class _Chains:
     def again(self, v: Value) -> Operator | None:
         """The operator that makes a value, or the last steps of a normalisation that does."""
         op = self.producer(v)
-        if op is None or op.role not in _FORWARD or op.op.random or op.op.updates or op.op.copies:
+        if op is None or op.role not in _FORWARD or op.op.random or op.op.updates or op.op.copies or op.op.communicates:
             return None
         if len(op.outputs) > 1 and op.outputs[0] == v and (found := op.op.again(op.inputs, op.outputs)) is not None:
             op = Operator(found[0], found[1], (v,), op.role)

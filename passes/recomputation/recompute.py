@@ -92,8 +92,9 @@ def _updates_wait(block: Block) -> Block:
 
 def _clone(op: Operator, latest: dict[str, Value], count: dict[str, int], taken: set[str]) -> Operator:
     """A copy of a forward operator, or of a view, that writes NAME@1 (NAME@2 the next time, ...)."""
-    if op.op.updates or (op.role not in _FORWARD and not op.views()):
-        why = "changes state or is not a forward operator: it cannot be recomputed"
+    if op.op.updates or op.op.communicates or (op.role not in _FORWARD and not op.views()):
+        kind = "communicates with other ranks" if op.op.communicates else "changes state or is not a forward operator"
+        why = f"{kind}: it cannot be recomputed"
         raise UsageError(f"{op.op.name} ({op.role.value}) {why}")
     copy = op.reading(latest)
     outputs: list[Value | None] = []
@@ -148,14 +149,15 @@ def forward_producers(block: Block) -> dict[str, int]:
 def _kept(block: Block, producers: dict[str, int], borders: list[int], names: Iterable[str]) -> set[str]:
     """Forward values that stay: checkpoints, outputs, border crossers, and all after the last border.
 
-    What is made of state that the forward pass updates stays too: a second run would see it changed.  So do small
-    outputs: no normalisation runs again for its statistics alone.
+    What is made of state that the forward pass updates stays too: a second run would see it changed.  So does what
+    comes from other ranks, and small outputs: no normalisation runs again for its statistics alone.
     """
     kept = set(names).union(block.outputs)
     kept.update(v.name for op in block.operators for i, v in enumerate(op.outputs) if v and i in op.op.small_outputs)
     forward = [op for op in block.operators if op.role in _FORWARD]
     changed = {v.name for op in forward if op.op.updates for v in op.writes()}
-    kept.update(v.name for op in forward if any(r.name in changed for r in op.reads()) for v in op.writes())
+    once = [op for op in forward if op.op.communicates or any(r.name in changed for r in op.reads())]
+    kept.update(v.name for op in once for v in op.writes())
     last = borders[-1] if borders else -1
     kept.update(n for n, i in producers.items() if i > last)
     segment = {n: bisect_left(borders, i) for n, i in producers.items()}

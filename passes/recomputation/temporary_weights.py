@@ -56,7 +56,8 @@ def _weights(block: Block, codes: set[str]) -> dict[str, tuple[int, ...]]:
     coded = set(codes)
     for i, op in enumerate(block.operators):
         reads = [v.name for v in op.reads()]
-        if op.role not in _FORWARD or len(op.outputs) != 1 or op.op.random or op.op.updates or op.op.copies:
+        once = op.op.random or op.op.updates or op.op.copies or op.op.communicates
+        if op.role not in _FORWARD or len(op.outputs) != 1 or once:
             continue
         if reads and all(n in stored or n in made for n in reads):
             chain = tuple(sorted({i}.union(*(made[n] for n in reads if n in made))))

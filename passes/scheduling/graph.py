@@ -203,7 +203,7 @@ def _dependencies(block: Block) -> list[tuple[int, ...]]:
     for i, op in enumerate(block.operators):
         before = {writer[v.name] for v in op.reads() if v.name in writer}
         before.add(previous.get(i, -1))
-        if op.role is Role.COMMUNICATE:
+        if op.role is Role.COMMUNICATE or op.op.communicates:
             before.add(sent)
             sent = i
         for v in op.reads():

@@ -68,6 +68,9 @@ class Op:
     #: moves a value between device and host memory (see ops/memory/offload.py): no other operator may read or
     #: write host values
     copies: ClassVar[bool] = False
+    #: takes part in the communication between ranks (see ops/communication/base.py): "begin" or "wait".  Other ranks
+    #: rely on it: it is neither removed nor repeated, and keeps its place among its kind
+    communicates: ClassVar[str] = ""
     #: the class is not registered (a base class)
     abstract: ClassVar[bool] = True
     #: treatment of float32 inputs in mixed precision (see passes/gradient/precision.py): "low": cast to the low type;

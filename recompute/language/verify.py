@@ -10,6 +10,7 @@ from ..errors import RecomputeError, VerifyError
 from .ir import Block, Free, Operator, Role, Value
 from .text import show_name, show_operator
 from .verify_addresses import check_addresses
+from .verify_communication import Communications
 from .verify_copies import Copies
 
 #: permitted values of `Block.products`
@@ -34,7 +35,8 @@ def verify(block: Block) -> Block:
     the write and before the free; types agree with the operators' type rules, and have at most 64 dimensions and a
     possible size; a constant has as many elements as its type; a recomputed operator reads no parameter or state after
     its update; outputs exist and are not freed; only copies access values in host memory, and only the wait of a copy
-    reads what the copy writes (see ops/memory/offload.py); in a planned block every value of a step has an address, and
+    reads what the copy writes (see ops/memory/offload.py), as with communication between ranks, whose numbers are
+    unique on a channel (see ops/communication/base.py); in a planned block every value of a step has an address, and
     every read sees the bytes that were last written to its value.
 
     Raises VerifyError with the operator and its neighbours.
@@ -56,6 +58,7 @@ class _Checker:
         self.changed: set[str] = set()
         self.persistent = {v.name for v in block.persistent()}
         self.copies = Copies(self.persistent)
+        self.communications = Communications()
         self.at = -1
 
     def fail(self, why: str) -> VerifyError:
@@ -78,9 +81,10 @@ class _Checker:
                 self.check_free(op)
             else:
                 self.check_operator(op)
-        self.at, why = self.copies.left()
-        if why:
-            raise self.fail(why)
+        for followed in (self.copies, self.communications):
+            self.at, why = followed.left()
+            if why:
+                raise self.fail(why)
         if self.block.products not in PRODUCTS:
             raise self.fail(f"unknown products '{self.block.products}'; known: {', '.join(filter(None, PRODUCTS))}")
         for name in self.block.outputs:
@@ -88,6 +92,8 @@ class _Checker:
                 raise self.fail(f"output {show_name(name)} {'was freed' if name in self.freed else 'is never written'}")
             if self.copies.unfit(self.live[name]):
                 raise self.fail(f"output {show_name(name)} is in host memory, or the unfinished end of a copy")
+            if self.communications.unfit(self.live[name]):
+                raise self.fail(f"output {show_name(name)} is written by other ranks: name the result of its CommWait")
 
     def check_addresses(self) -> None:
         if self.block.addresses:
@@ -124,6 +130,8 @@ class _Checker:
             self.check_types(op)
         self.check_scratch(op)
         why = self.copies.step(self.at, op)
+        if not why and (op.op.communicates or self.communications.targets):
+            why = self.communications.step(self.at, op)
         if why:
             raise self.fail(why)
         if not op.typed:

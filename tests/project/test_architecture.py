@@ -23,6 +23,7 @@ LAYERS = [
     {"support", "budgets", "places"},
     {"language"},
     {"ops"},
+    {"communication"},
     {"data"},
     {"passes"},
     {"runtime", "importer", "models"},

@@ -1,0 +1,1 @@
+"""Programs of many ranks: the mesh, their verification, and an interpreter that runs all of them in one process."""

@@ -1,0 +1,86 @@
+"""The mesh of ranks: named axes, each rank a point."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass
+
+from ..errors import UsageError, nearest
+
+_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes and their sizes, `(("dp", 2), ("pp", 4))`.
+
+    Ranks are numbered in row-major order: those that are neighbours along the last axis have consecutive numbers.
+    """
+
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        for name, size in self.axes:
+            if not _AXIS.match(name) or names.count(name) > 1:
+                raise UsageError(f"mesh: '{name}' cannot be the name of an axis, or names two of them")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise UsageError(f"mesh: axis '{name}' must have a whole number of at least 1 ranks, not {size!r}")
+
+    @staticmethod
+    def of(**sizes: int) -> Mesh:
+        """`Mesh.of(dp=2, pp=4)`."""
+        return Mesh(tuple(sizes.items()))
+
+    @staticmethod
+    def parse(text: str) -> Mesh:
+        """A mesh from `dp=2,pp=4`.  UsageError for other texts."""
+        axes = []
+        for part in filter(None, text.replace(" ", "").split(",")):
+            name, equals, size = part.partition("=")
+            if not equals or not re.fullmatch(r"[0-9]{1,9}", size):
+                raise UsageError(f"mesh '{text}': give AXIS=RANKS, separated by commas, such as dp=2,pp=4")
+            axes.append((name, int(size)))
+        return Mesh(tuple(axes))
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.axes)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return math.prod(size for _, size in self.axes)
+
+    def size(self, axis: str) -> int:
+        """Ranks along an axis.  UsageError for an unknown one."""
+        return self.axes[self._place(axis)][1]
+
+    def coordinate(self, rank: int, axis: str) -> int:
+        """Where a rank is along an axis."""
+        return rank // self._stride(axis) % self.size(axis)
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from this one in their coordinate along `axis` alone, itself included, in order."""
+        stride = self._stride(axis)
+        first = rank - self.coordinate(rank, axis) * stride
+        return tuple(range(first, first + stride * self.size(axis), stride))
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """All groups along an axis: each rank is in one of them."""
+        return tuple(self.group(r, axis) for r in range(self.ranks) if self.coordinate(r, axis) == 0)
+
+    def _place(self, axis: str) -> int:
+        names = [name for name, _ in self.axes]
+        if axis not in names:
+            raise UsageError(f"the mesh {self or 'without axes'} has no axis '{axis}'{nearest(axis, names)}")
+        return names.index(axis)
+
+    def _stride(self, axis: str) -> int:
+        return _strides(self.axes)[self._place(axis)]
+
+
+@functools.lru_cache(maxsize=64)
+def _strides(axes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    return tuple(math.prod(size for _, size in axes[i + 1 :]) for i in range(len(axes)))

@@ -1,0 +1,1 @@
+"""Communication between ranks: begun by one operator, awaited by another."""
