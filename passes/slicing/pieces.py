@@ -85,8 +85,8 @@ class Pieces:
             self.given(v, made) if v is None or p is None else self.cut(v, p, made, start, size)
             for v, p in zip(o.inputs, f.inputs, strict=True)
         ]
-        if o.op.updates:  # of running statistics: the state itself, once for each slice
-            self.b.operators.append(dataclasses.replace(o, inputs=tuple(given)))
+        if o.op.updates:
+            self.update(i, tuple(given))
             return
         absent = (None,) * (len(f.outputs) - len(o.outputs))
         op, _, outs = piece(o.op, f, start, size, types[0], (*types[1], *absent))
@@ -103,6 +103,10 @@ class Pieces:
             made[v.name] = p
             if region is self.region and v.name in self.wanted:
                 self.keep(v, p)
+
+    def update(self, i: int, given: tuple[Value | None, ...]) -> None:
+        """An update of running statistics: of the state itself, once for each slice."""
+        self.b.operators.append(dataclasses.replace(self.block.operators[i], inputs=given))
 
     def given(self, v: Value | None, made: dict[object, Value]) -> Value | None:
         """A value that is not cut: the slice's own where each slice has one, as of a partial result."""

@@ -39,11 +39,12 @@ class Region:
 class Graph:
     """A block and what is asked of it again and again.
 
-    `own`: whether slices are micro-batches, each with batch statistics of its own.
+    `own`: whether slices are micro-batches, each with batch statistics of its own.  `always`: whether an operator runs
+    in slices also where its partial results take more bytes than what they are made from.
     """
 
-    def __init__(self, block: Block, *, own: bool = False) -> None:
-        self.block, self.operators, self.own = block, block.operators, own
+    def __init__(self, block: Block, *, own: bool = False, always: bool = False) -> None:
+        self.block, self.operators, self.own, self.always = block, block.operators, own, always
         self.values = block.values()
         self.producers, self.consumers = block.producers(), block.consumers()
         self.persistent = {v.name for v in block.persistent()}
@@ -87,7 +88,7 @@ def _grown(graph: Graph, positions: Sequence[int], starts: Mapping[str, Place], 
         for i in positions:
             o = graph.operators[i]
             advance(found, i, o)
-            if not (graph.own and with_own_statistics(found, i, o)) and not _in_slices(found, i, o):
+            if not (graph.own and with_own_statistics(found, i, o)) and not _in_slices(found, i, o, graph.always):
                 _forget(found, i, o)
                 continue
             members.append(i)
@@ -130,7 +131,7 @@ def _makers(graph: Graph, position: int, given: Mapping[str, int]) -> set[int]:
     return seen
 
 
-def _in_slices(found: Followed, i: int, o: Operator) -> bool:
+def _in_slices(found: Followed, i: int, o: Operator, always: bool) -> bool:
     """Whether an operator runs in slices: it has the index, needs nothing whole, changes no state, and saves bytes."""
     if _widens(found, o):  # so that partial gradients in halves are added up in float32
         found.needs.pop((i, 0), None)
@@ -143,7 +144,7 @@ def _in_slices(found: Followed, i: int, o: Operator) -> bool:
     if any(v is not None and p is None for v, p in zip(o.outputs, f.outputs, strict=False)):
         return False
     partial = sum(v.nbytes for v, p in zip(o.outputs, f.outputs, strict=False) if v is not None and isinstance(p, str))
-    if isinstance(o.op, (MatMul, Gemm)) or not all(isinstance(p, str) for p in f.outputs if p is not None):
+    if always or isinstance(o.op, (MatMul, Gemm)) or not all(isinstance(p, str) for p in f.outputs if p is not None):
         return True
     # each slice has a partial result of its own beside the sum: as the gradient of an embedding, it can be larger than
     # what it is made from

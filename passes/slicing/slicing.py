@@ -16,6 +16,7 @@ from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
 from .open_means import open_means
 from .pieces import Pieces, bounds, needed_again
+from .ranks import Share, on_rank
 from .region import Graph, Region, around, at_once, backward_of, given_places, grown
 from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backward
 
@@ -29,17 +30,20 @@ class Slicing:
 
     The region: operators from the one that makes `first` to the one that makes `last`, in order of execution; `axis` is
     that of `first`.  `first` "all": the whole forward pass, with `axis` that of the inputs.  "micro": the same, where
-    each slice takes batch statistics of its own (docs/training.md, gradient merge).
+    each slice takes batch statistics of its own (docs/training.md, gradient merge); with a `share`, the slices are
+    those of all ranks along an axis of the mesh, and this is the program of one of them (ranks.py).
     """
 
     first: str
     last: str
     axis: int
     pieces: int
+    share: Share | None = None
 
     def __str__(self) -> str:
         region = self.first if self.whole else f"{self.first}..{self.last}"
-        return f"{region}:{self.axis}:{self.pieces}"
+        share = "" if self.share is None else f"@{self.share}"
+        return f"{region}:{self.axis}:{self.pieces}{share}"
 
     @property
     def whole(self) -> bool:
@@ -50,15 +54,18 @@ class Slicing:
 def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
     found = re.fullmatch(
-        r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro)):(?P<axis>-?\d+):(?P<pieces>\d+)", text.strip()
+        r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro)):(?P<axis>-?\d+):(?P<pieces>\d+)"
+        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+))?",
+        text.strip(),
     )
-    if not found:
+    if not found or (found["mesh"] and found["whole"] != MICRO):
         raise UsageError(
             f"'{text}' does not say what to slice: give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
         )
     whole = found["whole"]
-    return Slicing(found["first"] or whole, found["last"] or whole, int(found["axis"]), int(found["pieces"]))
+    share = Share(found["mesh"], int(found["ranks"]), int(found["rank"])) if found["mesh"] else None
+    return Slicing(found["first"] or whole, found["last"] or whole, int(found["axis"]), int(found["pieces"]), share)
 
 
 def whole_last(parts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -94,6 +101,8 @@ def in_slices(block: Block, slicing: Slicing) -> Block:
         graph = Graph(block)
         return rewritten(graph, region_of(graph, slicing), slicing.pieces, str(slicing))
     graph, forward, whole = whole_step(block, slicing)
+    if slicing.share is not None:
+        return _shared(graph, whole, slicing.share, slicing)
     if whole is None:
         return rewritten(graph, forward, slicing.pieces, str(slicing))
     wanted = _needed(graph, whole, whole.members)
@@ -102,12 +111,23 @@ def in_slices(block: Block, slicing: Slicing) -> Block:
     return _finished(graph.block, b, groups, str(slicing))
 
 
+def _shared(graph: Graph, whole: Region | None, share: Share, slicing: Slicing) -> Block:
+    """A rank's share of the slices of the whole step."""
+    if whole is None or not whole.members:
+        raise UsageError(
+            "data parallelism: the backward pass of a micro-batch cannot follow its forward pass, since something is "
+            "computed from the whole batch in between: such as batch statistics that are not the micro-batch's own"
+        )
+    made = on_rank(graph, whole, _needed(graph, whole, whole.members), share, slicing.pieces)
+    return made.finished(_finished(graph.block, made.pieces.b, [(whole, made.operators)], str(slicing)))
+
+
 def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:
     """The step whose whole is to run in slices, without needless recomputation; its forward pass, and both passes.
 
     None for the latter if a slice's backward pass cannot follow its forward pass.
     """
-    graph = Graph(block, own=slicing.first == MICRO)
+    graph = Graph(block, own=slicing.first == MICRO, always=slicing.share is not None)
     forward = region_of(graph, slicing)
     backward = whole_backward(graph, forward) if forward.members else None
     whole = at_once(graph, forward, backward) if backward is not None else None
@@ -140,7 +160,7 @@ def region_of(graph: Graph, slicing: Slicing) -> Region:
             raise UsageError(f"{what}: '{slicing.last}' is made before '{slicing.first}': exchange them")
         positions = [i for i in range(at[0], at[1] + 1) if i in graph.forward]
         starts, size = _from_operator(graph, graph.operators[at[0]], slicing, what)
-    if not 2 <= slicing.pieces <= size:
+    if not (2 if slicing.share is None else 1) <= slicing.pieces <= size:
         raise UsageError(f"{what}: along this axis there are {size} values: give from 2 to {size} pieces")
     # the backward pass of the first slice of all needs the counts already
     region = grown(graph, positions, starts, size, share=1.0 if slicing.whole else 0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -154,6 +155,8 @@ class Program:
     fetched: tuple[str, ...] = ()
     #: the slices in which an optimizer has the whole step run, gradients being added up over them
     slices: tuple[str, ...] = ()
+    #: the parameters of which this rank has a part, with the types of the whole ones (ZeRO)
+    sharded: Mapping[str, TensorType] = MappingProxyType({})
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last

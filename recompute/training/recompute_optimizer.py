@@ -59,6 +59,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         self._limits: dict[str, Any] = {}
         self._slices: tuple[str, ...] = ()
         self._merge: Merge | None = None
+        self._parallel: Any = None
         self._later = False
         if isinstance(optimizer, RecomputeOptimizer) and not optimizer.recomputes:  # slices come after recomputation
             self.__dict__.update(optimizer.__dict__)
@@ -137,16 +138,18 @@ class RecomputeOptimizer(WrappedOptimizer):
     @property
     def whole(self) -> tuple[str, ...]:
         """The slices of the whole step, which come after recomputation, if there are some."""
+        if self._parallel is not None:
+            return (f"micro:0:{self._parallel.pieces(self._merge)}@{self._parallel.share}",)
         if self._merge is not None and self._merge.k_steps > 1:
             return (f"micro:0:{self._merge.k_steps}",)
         return whole_last(self._slices)[1]
 
     def only_slices(self) -> Any:
         """The inner optimizer, with the slices of this one, if it has some."""
-        if not self._slices and self._merge is None:
+        if not self._slices and self._merge is None and self._parallel is None:
             return self.inner
         found = RecomputeOptimizer(self.inner)
-        found._slices, found._merge = self._slices, self._merge
+        found._slices, found._merge, found._parallel = self._slices, self._merge, self._parallel
         return found
 
     def without_growing(self, batch: int) -> tuple[RecomputeOptimizer, int]:
@@ -165,10 +168,10 @@ class RecomputeOptimizer(WrappedOptimizer):
 
     def without_plan(self) -> Any:
         """The inner optimizer, with the gradient merge of this one, if it has some: plain steps of the same numbers."""
-        if self._merge is None:
+        if self._merge is None and self._parallel is None:
             return self.inner
         found = RecomputeOptimizer(self.inner)
-        found._merge = self._merge
+        found._merge, found._parallel = self._merge, self._parallel
         return found
 
     def before_slices(self) -> Any:
@@ -238,21 +241,25 @@ class RecomputeOptimizer(WrappedOptimizer):
             raise UsageError(
                 "values in host memory are not combined with slices of the whole step: leave one of them out"
             )
-        if self._merge is not None:
+        merge = self._merge if self._parallel is None else self._parallel.merge(self._merge)
+        if merge is not None:
             if whole_last(self._slices)[1]:
-                raise UsageError("gradient merge and slices of the whole step are the same: give one of them")
-            self._merge.begin(program)
+                what = "gradient merge" if self._parallel is None else "data parallelism"
+                raise UsageError(f"{what} and slices of the whole step are the same: give one of them")
+            merge.begin(program)
         program.slices = self.whole
         pairs = self._differentiate(program, program[loss.name], options)
+        if self._parallel is not None:
+            pairs = self._parallel.shard(program, pairs, merge.k_steps)  # type: ignore[union-attr]
         if self.whole and self.request is None and not self._later:
             program.block = verify(Slice(self.whole).run(program.block))
         found = [(program[p.name], program[g.name]) for p, g in pairs]
-        return found if self._merge is None else self._merge.summed(program, found)
+        return found if merge is None else merge.summed(program, found)
 
     def _differentiate(self, program: Program, loss: Variable, options: Sequence[Any]) -> ParamsGrads:
         """The backward pass, regions in slices, and with checkpoints the recomputation."""
         regions = whole_last(self._slices)[0]
-        if self.request is not None or ((self._slices or self._merge) and not self._checkpoints):
+        if self.request is not None or ((self._slices or self._merge or self._parallel) and not self._checkpoints):
             params_grads = self.inner.backward(loss, *options)
             program.block = verify(Slice(regions).run(program.block))
             return params_grads
@@ -290,14 +297,20 @@ class RecomputeOptimizer(WrappedOptimizer):
         """
         pairs = list(params_grads)
         found = self.inner.apply_gradients(pairs)
-        return self._planned(pairs[0][0].program) or found
+        return self._finished(pairs[0][0].program) or found
 
     def apply_optimize(
         self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Variable, Variable]]
     ) -> list[Operator]:
         """`apply_gradients`, with Paddle's arguments."""
         found = self.inner.apply_optimize(loss, startup_program, params_grads)
-        return self._planned(loss.program) or found
+        return self._finished(loss.program) or found
+
+    def _finished(self, program: Program) -> list[Operator]:
+        """What ranks do together in the updates; then the plan."""
+        if self._parallel is not None:
+            self._parallel.over_ranks(program, self._parallel.pieces(self._merge))
+        return self._planned(program)
 
     def _planned(self, program: Program) -> list[Operator]:
         """Plans the step, applies the plan, and returns the optimizer's operators."""

@@ -230,3 +230,67 @@ class GlobalNorm(Op):
         yield draw.case(cls(), draw("f64[3,4]"))
         yield draw.case(cls(), draw("f64[3,4]"), draw("f64[0]"), draw("f64[]"))
         yield draw.case(cls(), draw("f32[3,4]"), draw("f32[5]"))
+
+
+@dataclass(frozen=True)
+class SquareSums(Op):
+    """Σ x² of each of `parts` equal parts of the elements of all inputs: f64[parts].
+
+    Part i is the i-th of every input, as if so many zeros followed its elements that they can be cut equally.  Each
+    part is summed for itself, so that it does not matter how many of them are at hand.
+    """
+
+    parts: int = 1
+
+    def infer(self, *inputs):
+        """One number for each part."""
+        if not inputs or any(not t.is_float for t in inputs) or self.parts < 1:
+            raise self.fail("it takes one or more floating-point tensors, and one part or more", *inputs)
+        return (TensorType("f64", (self.parts,)),)
+
+    def scratch(self, ins, outs):
+        """A tile for squares."""
+        return (TensorType("f64", (min(max(-(-t.size // self.parts) for t in ins), PART),)),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """Part by part, input by input, tile by tile."""
+        for i in range(self.parts):
+            total = xp.zeros((), np.float64)
+            for x in ins:
+                each = -(-x.size // self.parts)
+                own = x.reshape(-1)[i * each : (i + 1) * each]
+                for start in range(0, own.size, PART):
+                    here = own[start : start + PART]
+                    t = scratch[0][: here.size]
+                    t[...] = here
+                    xp.multiply(t, t, out=t)
+                    total = total + xp.sum(t)
+            outs[0][i] = total
+
+    def expand(self, b, *inputs):
+        """Zeros behind each input, squares, sums along parts."""
+        found = []
+        for x in inputs:
+            wide = x if x.dtype == "f64" else b.Cast(x, to="f64")
+            flat = b.Reshape(wide, shape=(x.size,))
+            more = -x.size % self.parts
+            if more:
+                flat = b.Concat(flat, b.fill(0, flat.type.with_shape((more,))), axis=0)
+            rows = b.Reshape(flat, shape=(self.parts, flat.size // self.parts))
+            found.append(b.ReduceSum(b.Mul(rows, rows), axes=(1,), keepdims=0))
+        return (b.add_all(found),)
+
+    def axis_factors(self, ins, outs):
+        """Needed whole."""
+        return ()
+
+    def cost(self, ins, outs):
+        """Two operations an element."""
+        return Cost(2 * sum(t.size for t in ins), super().cost(ins, outs).bytes)
+
+    @classmethod
+    def samples(cls, draw):
+        """One and several inputs; parts with zeros, and of zeros alone; an empty input; f32."""
+        yield draw.case(cls(parts=4), draw("f64[3,4]"))
+        yield draw.case(cls(parts=4), draw("f64[3,5]"), draw("f64[0]"), draw("f64[]"))
+        yield draw.case(cls(parts=2), draw("f32[3,4]"), draw("f32[5]"))

@@ -1,0 +1,267 @@
+"""Data parallelism: the slices of a whole step, shared among the ranks of an axis of the mesh.
+
+A step over the global batch is cut into micro-batches, as gradient merge does (whole.py), and each rank runs its own
+share of them, one after the other.  Its inputs hold the rows of this share alone.  What slices give in part, such as
+gradients and the loss, is added up on the rank and then among ranks, as one fixed binary tree over all micro-batches:
+so the sum has the same bits for every number of ranks.  What is needed whole of values that are cut is gathered.
+Dropout draws what the whole batch draws at the slice's place, and running statistics are updated with the batch
+statistics of all micro-batches, in their order, on every rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ...language.axes import Cut, Partial
+from ...language.builder import Builder
+from ...language.factors import MAX, MIN, OWN, PROD, SUM, Place
+from ...language.ir import Block, Operator, Role, Value
+from ...ops.communication.base import Communication
+from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
+from ...ops.communication.shard import Shard
+from .pieces import Pieces, bounds, sum_type
+from .region import Graph, Region
+
+#: how partial results of ranks are combined that are no sums
+_REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`."""
+
+    axis: str
+    ranks: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or not 0 <= self.rank < self.ranks:
+            raise UsageError(f"there is no rank {self.rank} among {self.ranks} ranks of axis '{self.axis}'")
+
+    def __str__(self) -> str:
+        return f"{self.axis}={self.rank}/{self.ranks}"
+
+    def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
+        """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
+        if size % pieces or pieces % self.ranks:
+            raise UsageError(
+                f"a batch of {size} samples cannot be cut into {pieces} equal micro-batches, the same number for each "
+                f"of {self.ranks} ranks: give a number of micro-batches that divides the batch and is a multiple of "
+                "the ranks"
+            )
+        each = pieces // self.ranks
+        return bounds(size, pieces)[self.rank * each : (self.rank + 1) * each]
+
+
+class RankPieces(Pieces):
+    """Emits a rank's share of the slices of a region, and the communication that makes results whole.
+
+    `local`: the inputs of which the rank has only its own rows.
+    """
+
+    def __init__(self, graph: Graph, b: Builder, region: Region, wanted: Collection[str], share: Share) -> None:
+        super().__init__(graph.block, b, region, wanted)
+        self.graph, self.share = graph, share
+        self.local = {v.name: v for v in self.block.inputs if isinstance(region.states.get(v.name), Cut)}
+        self.start = self.size = 0
+        #: sums of slices that are complete so far: (height in the tree, value)
+        self.heaps: dict[str, list[tuple[int, Value]]] = {}
+        #: statistics of each slice, of which running ones are updated: by operator and input
+        self.statistics: dict[tuple[int, int], list[Value]] = {}
+        #: the results of `Shard` operators that are communicated in place of whole sums
+        self.shards: set[str] = set()
+        self.numbers = _numbers(self.block)
+
+    def emit(self, pieces: int) -> list[Operator]:
+        """The rank's slices, one after the other, then the joins and sums."""
+        mark, own = len(self.b.operators), self.share.bounds(self.region.size, pieces)
+        self.start, self.size = own[0][0], sum(size for _, size in own)
+        self.local = {n: dataclasses.replace(v, type=self.place(n).resized(v.type, self.size))
+                      for n, v in self.local.items()}  # fmt: skip
+        for start, size in own:
+            self.slice(start, size)
+        for name, heap in self.heaps.items():
+            self.b.role, total = self.roles[name], heap[-1][1]
+            for _, before in heap[-2::-1]:
+                total = self.b.Add(before, total)
+            self.totals[name] = total
+        return self.finished(mark)
+
+    def place(self, name: str) -> Place:
+        """Where the index is in a cut value."""
+        state = self.region.states[name]
+        assert isinstance(state, Cut)
+        return state.place
+
+    def cut(self, v: Value, place: Place, made: dict[object, Value], start: int, size: int) -> Value:
+        """The slice of a value; of an input, from the rows that the rank has."""
+        own = self.local.get(v.name)
+        if own is None or v.name in made or (v.name, place) in made:
+            return super().cut(v, place, made, start, size)
+        assert place.outer == 1
+        low = (start - self.start) * place.inner
+        x = own
+        if size != self.size:
+            x = self.b.Slice(own, starts=(low,), ends=(low + size * place.inner,), axes=(place.axis,))
+        made[v.name, place] = x
+        return x
+
+    def keep(self, v: Value, part: Value) -> None:
+        """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
+        state = self.states[v.name]
+        if not isinstance(state, Partial) or state.how != SUM:
+            super().keep(v, part)
+            return
+        part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part
+        heap, height = self.heaps.setdefault(v.name, []), 0
+        while heap and heap[-1][0] == height:
+            part, height = self.b.Add(heap.pop()[1], part), height + 1
+        heap.append((height, part))
+
+    def update(self, i: int, given: tuple[Value | None, ...]) -> None:
+        """Remembers the statistics of a slice: they are exchanged when all slices have run."""
+        for k, (v, mine) in enumerate(zip(self.block.operators[i].inputs, given, strict=True)):
+            if v is not None and mine is not None and self.states.get(v.name) == Partial(OWN):
+                self.statistics.setdefault((i, k), []).append(mine)
+
+    # -- what ranks exchange ------------------------------------------------------------------------------------------
+
+    def finished(self, mark: int) -> list[Operator]:
+        """The operators since `mark`, joins, sums over ranks, and updates of running statistics."""
+        for name, parts in self.parts.items():
+            self.b.role = self.roles[name]
+            self.totals[name] = self.gathered(parts, self.place(name))
+        self.parts = {}
+        for name, v in self.region.written(self.block).items():
+            if name in self.totals and isinstance(state := self.states.get(name), Partial):
+                self.b.role = self.roles[name]
+                self.over_ranks(v, self.totals.pop(name), state.how)
+        if self.statistics:
+            self.update_all()
+        return super().finished(mark)
+
+    def over_ranks(self, v: Value, local: Value, how: str) -> None:
+        """The result of all ranks from those of each: a sum, or the shard of one where nothing else is wanted."""
+        if how != SUM:
+            many = self.b.Reshape(local, shape=(1, *local.shape))
+            self.totals[v.name] = getattr(self.b, _REDUCE[how])(
+                self.communicated(AllGather, many), axes=(0,), keepdims=0
+            )
+            return
+        readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
+        if len(readers) == 1 and isinstance(readers[0].op, Shard) and v.name not in self.graph.outputs:
+            whole = readers[0].op.padded(self.b, local)
+            found, (made,) = self.communicated(ReduceScatter, whole), readers[0].writes()
+            self.totals[made.name] = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
+            self.shards.add(made.name)
+            return
+        self.totals[v.name] = self.communicated(AllReduce, local)
+
+    def gathered(self, parts: list[Value], place: Place) -> Value:
+        """A whole value from its slices on all ranks."""
+        b, axis = self.b, place.axis + (place.outer > 1)
+        seen = []
+        for p in parts:
+            lead, rest = p.shape[: place.axis], p.shape[place.axis + 1 :]
+            outer = (place.outer, p.shape[place.axis] // place.outer) if place.outer > 1 else (p.shape[place.axis],)
+            seen.append(b.Reshape(p, shape=(*lead, *outer, *rest)) if place.outer > 1 else p)
+        own = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
+        if self.share.ranks > 1:
+            front = (axis, *(a for a in range(own.ndim) if a != axis))
+            moved = b.Transpose(own, perm=front) if axis else own
+            moved = self.communicated(AllGather, moved)
+            own = b.Transpose(moved, perm=tuple(front.index(a) for a in range(own.ndim))) if axis else moved
+        if place.outer == 1:
+            return own
+        return b.Reshape(own, shape=place.resized(parts[0].type, self.region.size).shape)
+
+    def update_all(self) -> None:
+        """Updates running statistics with those of all micro-batches, one after the other, alike on all ranks."""
+        b = self.b
+        b.role = Role.FORWARD
+        rows: dict[str, list[tuple[tuple[int, int], int]]] = {}
+        for key, values in self.statistics.items():
+            rows.setdefault(values[0].dtype, []).append((key, values[0].size))
+        whole: dict[tuple[int, int], list[Value]] = {}
+        for keys in rows.values():
+            each = len(self.statistics[keys[0][0]])
+            if self.share.ranks == 1:
+                whole.update((key, self.statistics[key]) for key, _ in keys)
+                continue
+            lines = [b.Concat(*(b.Reshape(self.statistics[key][k], shape=(size,)) for key, size in keys), axis=0)
+                     for k in range(each)]  # fmt: skip
+            own = b.Reshape(b.Concat(*lines, axis=0), shape=(each, sum(size for _, size in keys)))
+            table = self.communicated(AllGather, own)
+            low = 0
+            for key, size in keys:
+                like = self.statistics[key][0]
+                cells = [
+                    b.Slice(table, starts=(k, low), ends=(k + 1, low + size), axes=(0, 1))
+                    for k in range(each * self.share.ranks)
+                ]
+                whole[key] = [b.Reshape(c, shape=like.shape) for c in cells]
+                low += size
+        for i in dict.fromkeys(i for i, _ in self.statistics):
+            o = self.block.operators[i]
+            for k in range(len(next(values for (j, _), values in whole.items() if j == i))):
+                inputs = tuple(whole[i, n][k] if (i, n) in whole else v for n, v in enumerate(o.inputs))
+                b.operators.append(dataclasses.replace(o, inputs=inputs))
+
+    def communicated(self, kind: type[Communication], x: Value) -> Value:
+        """The result of a collective operator among the ranks; x itself where there is one."""
+        if self.share.ranks == 1:
+            return x
+        number = self.numbers.get(self.share.axis, 0)
+        self.numbers[self.share.axis] = number + 1
+        op = kind(self.share.axis, self.share.ranks, number)
+        return self.b.CommWait(self.b.emit(op, x), x)
+
+
+def _numbers(block: Block) -> dict[str, int]:
+    """The next number of each channel."""
+    found: dict[str, int] = {}
+    for o in block.operators:
+        if isinstance(o.op, Communication):
+            found[o.op.queue] = max(found.get(o.op.queue, 0), o.op.number + 1)
+    return found
+
+
+def on_rank(graph: Graph, region: Region, wanted: Collection[str], share: Share, pieces: int) -> RankShare:
+    """A rank's share of the slices of a region, and what becomes of the block's inputs and other operators."""
+    emitted = RankPieces(graph, Builder.on(graph.block), region, wanted, share)
+    operators = emitted.emit(pieces)
+    return RankShare(emitted, operators)
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """The operators of a rank's slices."""
+
+    pieces: RankPieces
+    operators: list[Operator]
+
+    def finished(self, block: Block) -> Block:
+        """The block with them, with the rank's rows as inputs.
+
+        Operators outside of slices that need all rows of an input read them gathered.  Shards are there already.
+        """
+        local = self.pieces.local if self.pieces.share.ranks > 1 else {}
+        names: dict[str, Value] = {}
+        b = self.pieces.b
+        b.role = Role.FORWARD
+        mark = len(b.operators)
+        for v in block.inputs:
+            if v.name in local and any(r == v for o in block.operators for r in o.reads()):
+                names[v.name] = self.pieces.gathered([local[v.name]], self.pieces.place(v.name))
+        made = b.operators[mark:]
+        del b.operators[mark:]
+        rest = [
+            o.reading({v.name: names[v.name] for v in o.reads() if v.name in names and v != local[v.name]})
+            for o in block.operators
+            if not (isinstance(o.op, Shard) and o.outputs[0] is not None and o.outputs[0].name in self.pieces.shards)
+        ]
+        inputs = tuple(local.get(v.name, v) for v in block.inputs)
+        return dataclasses.replace(block, inputs=inputs, operators=(*made, *rest))

@@ -1,0 +1,151 @@
+"""Data parallelism for any optimizer: `DataParallel(Adam(1e-3), Mesh.of(dp=4), rank, zero=1).minimize(loss)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..communication.mesh import Mesh
+from ..errors import UsageError
+from ..language.program import Program
+from ..language.verify import verify
+from ..ops.communication.shard import padded_size
+from ..ops.optimizer.norm_updates import TrustUpdate
+from ..passes.sharding.norms import norms_over_ranks
+from ..passes.sharding.zero import Sharded, shard_parameters
+from ..passes.slicing.ranks import Share
+from .merge import Merge
+from .protocol import AnyOptimizer, ParamsGrads
+from .recompute_optimizer import RecomputeOptimizer
+
+__all__ = ["DataParallel"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Options of data parallelism, of the rank `rank` of `mesh`, along its axis `axis`.
+
+    `micro_batches`: of all ranks together (None: one a rank, times the k_steps of gradient merge).  `zero`: the stage.
+    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).
+    """
+
+    mesh: Mesh
+    rank: int = 0
+    zero: int = 0
+    micro_batches: int | None = None
+    batch: int | None = None
+    axis: str = "dp"
+
+    def __post_init__(self) -> None:
+        self.mesh.size(self.axis)
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.mesh.ranks:
+            raise UsageError(f"the mesh {self.mesh} has no rank {self.rank!r}: it has 0 to {self.mesh.ranks - 1}")
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise UsageError(f"zero must be 0 (nothing is divided), 1, 2 or 3, not {self.zero!r}")
+        for name in ("micro_batches", "batch"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"data parallelism: {name} must be a whole number of at least 1, not {value!r}")
+        if self.micro_batches is not None and self.micro_batches % self.ranks:
+            raise UsageError(
+                f"{self.micro_batches} micro-batches cannot be shared equally among {self.ranks} ranks: give a multiple"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """How many there are along the axis."""
+        return self.mesh.size(self.axis)
+
+    @property
+    def share(self) -> Share:
+        """This rank's share of the micro-batches."""
+        return Share(self.axis, self.ranks, self.mesh.coordinate(self.rank, self.axis))
+
+    def pieces(self, merge: Merge | None) -> int:
+        """Micro-batches of a step, of all ranks together."""
+        each = 1 if merge is None else merge.k_steps
+        found = self.ranks * each if self.micro_batches is None else self.micro_batches
+        if found % self.ranks or found % each:
+            raise UsageError(f"data parallelism: {found} micro-batches cannot be {each} for each of {self.ranks} ranks")
+        return found
+
+    def merge(self, merge: Merge | None) -> Merge:
+        """The micro-batches of all ranks as those of one."""
+        batch = self.batch
+        if batch is None and merge is not None and merge.batch is not None:
+            batch = merge.batch * self.ranks
+        return Merge(self.pieces(merge), True if merge is None else merge.avg, batch)
+
+    def sharded(self, pieces: int) -> Sharded:
+        """How parameters and norms are divided."""
+        return Sharded(self.axis, self.ranks, self.share.rank, pieces)
+
+    def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
+        """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""
+        if not self.zero or self.ranks == 1:
+            return pairs
+        how = self.sharded(pieces)
+        names = [(p.name, g.name) for p, g in pairs]
+        whole = {v.name: v.type for v in program.block.parameters if v.name in dict(names)}
+        block, shards, made = shard_parameters(program.block, names, how)
+        for name, v in shards.items():
+            flat = np.zeros(padded_size(whole[name].size, how.parts), v.type.numpy)
+            flat[: whole[name].size] = np.asarray(program.data[name]).reshape(-1)
+            program.data[name] = flat[how.rank * v.size : (how.rank + 1) * v.size].copy()
+        program.block, program.gradients, program.sharded = verify(block), made, whole
+        return [(program[p], program[g]) for p, g in made]
+
+    def over_ranks(self, program: Program, pieces: int) -> None:
+        """Makes norms and checks of gradients those of all ranks."""
+        divided = bool(program.sharded)
+        trust = next((o for o in program.operators if isinstance(o.op, TrustUpdate)), None)
+        if trust is not None and divided:
+            raise UsageError(
+                f"zero={self.zero} and {type(trust.op).__name__.removesuffix('Update')} are not combined: its update "
+                "takes the norm of a whole parameter, of which a rank has a part; use Adam or AdamW, or zero=0"
+            )
+        program.block = verify(norms_over_ranks(program.block, self.sharded(pieces), sharded=divided))
+
+
+class DataParallel(RecomputeOptimizer):
+    """Wraps an optimizer: the ranks of a mesh train one model, each on its part of the batch.
+
+    Each rank makes the same program but for its share of the micro-batches, and runs it with its own rows of the batch
+    (rank 0 the first ones); losses, gradients and parameters are those of the whole batch, with the same bits for every
+    number of ranks that share the same `micro_batches`.  `mesh`: a `recompute.Mesh` with the axis "dp"; `rank`: this
+    process's.  `micro_batches`: how many the batch of all ranks is cut into (default: one a rank); a power of two, for
+    the same bits.  `batch`: samples of a step of all ranks, if the program was loaded with all of them (default: the
+    program's batch for each micro-batch).
+
+    `zero`: 1 divides optimizer state and parameters among ranks, and parameters are gathered for the whole step; 2
+    divides gradients, too; with 3 a parameter is dropped after its use in the forward pass, and gathered again.
+
+    Gradient merge, mixed precision, checkpoints, budgets and clipping may be set on the optimizer inside.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: AnyOptimizer,
+        mesh: Mesh,
+        rank: int = 0,
+        *,
+        zero: int = 0,
+        micro_batches: int | None = None,
+        batch: int | None = None,
+    ) -> None:
+        super().__init__(inner_optimizer)
+        if isinstance(inner_optimizer, RecomputeOptimizer):
+            self.__dict__.update(inner_optimizer.__dict__)
+        if self._parallel is not None:
+            raise UsageError("the optimizer is data parallel already")
+        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch)
+
+    def at_rank(self, rank: int) -> Any:
+        """The same for another rank."""
+        found = self.around(self.inner)
+        assert self._parallel is not None
+        found._parallel = dataclasses.replace(self._parallel, rank=rank)
+        return found

@@ -1,0 +1,202 @@
+"""Data parallelism: every number of ranks, and every way to divide state among them, gives the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute.communication.lockstep import LockStep
+from recompute.communication.mesh import Mesh
+from recompute.communication.verify_ranks import verify_ranks
+from recompute.errors import UsageError
+from recompute.language.program import Program
+from recompute.ops.communication.base import Communication
+from recompute.training.parallel import DataParallel
+
+BATCH = 8
+NETWORKS: dict[str, dict] = {
+    "resnet18": {"width": 4, "blocks": (1, 1, 1, 1), "image": 16, "classes": 3},
+    "bert-tiny": {"layers": 1, "hidden": 8, "heads": 2, "vocab": 20, "seq": 4},
+    "gpt2-tiny": {"layers": 1, "hidden": 8, "heads": 2, "vocab": 20, "seq": 4},
+}
+
+
+@cache
+def model(name: str):
+    return rc.models.build(name, **NETWORKS[name])
+
+
+def forward(name: str, batch: int = BATCH) -> tuple[Program, rc.Variable]:
+    program = rc.load(model(name), batch=batch)
+    return program, rc.losses.cross_entropy(program["logits"])
+
+
+def optimizer(options: str) -> object:
+    clip = rc.clip.ClipGradByGlobalNorm(0.5) if "clip" in options else None
+    found: object = rc.Adam(1e-2, grad_clip=clip)
+    for precision in ("bf16", "fp16"):
+        if precision in options:
+            found = rc.MixedPrecision(found, precision)  # type: ignore[arg-type]
+    if "merge" in options:
+        found = rc.GradientMerge(found, k_steps=2)  # type: ignore[arg-type]
+    return found
+
+
+def trained(
+    name: str, options: str, ranks: int, rank: int, zero: int, pieces: int, batch: int = BATCH
+) -> tuple[Program, str]:
+    program, loss = forward(name, batch)
+    found = optimizer(options)
+    if "checkpoints" in options:
+        made = [v.name for o in program.operators for v in o.writes() if v.name != loss.name]
+        found = rc.RecomputeOptimizer(found).set_checkpoints(made[4:-2:5])
+    wrapped = DataParallel(found, Mesh.of(dp=ranks), rank, zero=zero, micro_batches=pieces, batch=batch)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rc.RecomputeWarning)
+        wrapped.minimize(loss)
+    return program, loss.name
+
+
+def whole_batch(name: str, batch: int = BATCH) -> dict[str, np.ndarray]:
+    g = np.random.default_rng(3)
+    program, _ = forward(name, batch)
+    return {
+        v.name: (g.standard_normal(v.shape) if v.type.is_float else g.integers(0, 2, v.shape)).astype(v.type.numpy)
+        for v in program.block.inputs
+    }
+
+
+def rows(batch: Mapping[str, np.ndarray], ranks: int, rank: int) -> dict[str, np.ndarray]:
+    return {n: a[rank * len(a) // ranks : (rank + 1) * len(a) // ranks] for n, a in batch.items()}
+
+
+def whole_state(programs: list[Program], states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What all ranks have together; what each has for itself is the same."""
+    shards = {n: programs[0].data[n].shape for n in programs[0].sharded}
+    found = {}
+    for name, first in states[0].items():
+        owner = next((p for p in shards if f"{name}.".startswith(f"{p}.") and first.shape == shards[p]), None)
+        if owner is not None:
+            size = programs[0].sharded[owner].size
+            found[name] = np.concatenate([s[name] for s in states])[:size]
+            continue
+        assert all(np.array_equal(first, s[name]) for s in states), name
+        found[name] = first.reshape(-1)
+    return found
+
+
+@cache
+def run(name: str, options: str, ranks: int, zero: int, pieces: int = 8, batch: int = BATCH) -> tuple[tuple, str]:
+    """Losses, and a hash of parameters and state, after two steps of all ranks together."""
+    made = [trained(name, options, ranks, r, zero, pieces, batch) for r in range(ranks)]
+    programs, loss = [p for p, _ in made], made[0][1]
+    data = [{v.name: np.array(p.data[v.name]) for v in (*p.block.parameters, *p.block.buffers, *p.block.state)}
+            for p in programs]  # fmt: skip
+    machine = LockStep([p.block for p in programs], Mesh.of(dp=ranks), data)
+    full, losses = whole_batch(name, batch), []
+    for _ in range(2):
+        found = machine.run([rows(full, ranks, r) for r in range(ranks)], [loss])
+        assert len({f[loss].tobytes() for f in found}) == 1
+        losses.append(float(found[0][loss]))
+    digest = hashlib.sha256()
+    for n, array in sorted(whole_state(programs, machine.state).items()):
+        digest.update(n.encode() + array.tobytes())
+    return tuple(losses), digest.hexdigest()
+
+
+@pytest.mark.parametrize(("ranks", "zero"), [(2, 0), (8, 0), (2, 1), (4, 2), (8, 3)])
+@pytest.mark.parametrize("options", ["", "clip fp16 checkpoints", "bf16 merge"])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_the_same_bits_on_any_number_of_ranks(name: str, options: str, ranks: int, zero: int) -> None:
+    if "merge" in options and ranks == 8:
+        pytest.skip("8 micro-batches cannot be two for each of 8 ranks")
+    assert run(name, options, ranks, zero) == run(name, options, 1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_the_same_bits_on_64_ranks(name: str, zero: int) -> None:
+    assert run(name, "clip", 64, zero, 64, 64) == run(name, "clip", 1, 0, 64, 64)
+
+
+def test_networks_draw_random_numbers_and_have_batch_statistics() -> None:
+    """Else the bits would be no test of dropout and of running statistics."""
+    for name in ("bert-tiny", "gpt2-tiny"):
+        program, _ = forward(name)
+        assert any(o.op.random for o in program.operators)
+    program, _ = forward("resnet18")
+    assert any(o.op.updates for o in program.operators)
+
+
+def test_gradients_of_a_ragged_mean_are_those_of_the_global_batch() -> None:
+    """Labels that are ignored are not evenly spread: the mean divides by how many count in all, not in each rank."""
+    full = whole_batch("gpt2-tiny")
+    label = full["label"].copy()
+    label[: BATCH // 2, 1:] = -100  # the first ranks have few labels
+    found = []
+    for ranks in (1, 4):
+        programs = []
+        for rank in range(ranks):
+            program = rc.load(rc.models.build("gpt2-tiny", **{**NETWORKS["gpt2-tiny"], "dropout": 0.0}), batch=BATCH)
+            loss = rc.losses.cross_entropy(program["logits"], ignore_index=-100)
+            wrapped = DataParallel(rc.SGD(0.5), Mesh.of(dp=ranks), rank, micro_batches=4, batch=BATCH)
+            if ranks > 1:
+                wrapped.minimize(loss)
+            else:
+                rc.SGD(0.5).minimize(loss)  # one batch, undivided
+            programs.append(program)
+        data = {v.name: np.array(programs[0].data[v.name]) for v in programs[0].block.persistent()
+                if v.name in programs[0].data}  # fmt: skip
+        machine = LockStep([p.block for p in programs], Mesh.of(dp=ranks), data)
+        batch = {**full, "label": label}
+        found.append([float(machine.run([rows(batch, ranks, r) for r in range(ranks)], [loss.name])[0][loss.name])
+                      for _ in range(3)])  # fmt: skip
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
+    assert found[0][2] < found[0][0]
+
+
+def test_bytes_of_zero() -> None:
+    """Parameters and state of Adam take 12 bytes an element, divided by the ranks; zeros fill what cannot be."""
+    plain, _ = trained("gpt2-tiny", "", 1, 0, 0, 4)
+    kept = {v.name for v in plain.block.parameters}
+    sizes = {v.name: v.size for v in plain.block.parameters}
+    for zero in (1, 2, 3):
+        program, _ = trained("gpt2-tiny", "", 4, 3, zero, 4)
+        own = sum(
+            v.nbytes
+            for v in (*program.block.parameters, *program.block.state)
+            if v.ndim and v.name.split(".moment")[0] in kept
+        )
+        assert own == sum(12 * -(-n // 4) for n in sizes.values())
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_the_ranks_programs_fit_each_other(zero: int) -> None:
+    blocks = [trained("resnet18", "clip fp16", 4, r, zero, 4)[0].block for r in range(4)]
+    assert verify_ranks(blocks, Mesh.of(dp=4)) == 1
+    assert any(isinstance(o.op, Communication) for o in blocks[0].operators)
+
+
+def test_what_does_not_fit() -> None:
+    loss = forward("resnet18")[1]
+    mesh = Mesh.of(dp=2)
+    with pytest.raises(UsageError, match="cannot be shared equally among 2 ranks"):
+        DataParallel(rc.Adam(), mesh, 0, micro_batches=3)
+    with pytest.raises(UsageError, match="no rank 2"):
+        DataParallel(rc.Adam(), mesh, 2)
+    with pytest.raises(UsageError, match="zero must be"):
+        DataParallel(rc.Adam(), mesh, 0, zero=4)
+    with pytest.raises(UsageError, match="no axis 'dp'"):
+        DataParallel(rc.Adam(), Mesh.of(pp=2), 0)
+    with pytest.raises(UsageError, match="zero=1 and Lamb are not combined"):
+        DataParallel(rc.Lamb(), mesh, 0, zero=1, batch=BATCH).minimize(loss)
+    loss = forward("resnet18")[1]
+    with pytest.raises(UsageError, match="8 samples cannot be cut into 6 equal"):
+        DataParallel(rc.Adam(), mesh, 0, micro_batches=6, batch=BATCH).minimize(loss)
