@@ -20,6 +20,7 @@ from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
 from .cleanup.eager_updates import EagerUpdates
+from .communication.tree_sums import TreeSums
 from .gradient.autodiff import Autodiff
 from .gradient.precision import Precision
 from .loss.find_head import FindHead
@@ -121,12 +122,12 @@ def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
 
 
 def lowering_passes(target: Target) -> list[Pass]:
-    """The passes that lower a step for the kernels of a place; none without kernel providers."""
+    """The passes that lower a step for the kernels of a place; without kernel providers, communication only."""
     names = target.kernels
     if not names:
-        return []
+        return [TreeSums()]
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
-    return [FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
+    return [TreeSums(), FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
 
 
 def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 import weakref
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..communication.mesh import Mesh
 from ..errors import JobError, NotFiniteError, UsageError, nearest
 from ..language.ir import Block, Value
 from ..language.program import Arrays, Compiled, Program, Variable
@@ -18,6 +20,7 @@ from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
+from .communication.engine import Engine
 from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
 
@@ -49,6 +52,9 @@ class Executor:
     gradients read may be recomputed (see passes/recomputation/rebuild.py).  Results are bit-identical in either case.
     `providers`: kernel providers in order of preference (None: all on this machine; `("numpy",)`: the operators' own
     numerics).  These options do not apply to a program whose memory is already planned.
+
+    `mesh` (a Mesh, or its text such as "dp=4"): this process is one of its ranks, and communicates with the others
+    through MPI; `engine`: through this engine (runtime/communication).
     """
 
     def __init__(
@@ -58,10 +64,13 @@ class Executor:
         schedule: bool = True,
         rebuild: bool = True,
         providers: Sequence[str] | None = None,
+        mesh: Mesh | str | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.place = place or CPUPlace()
+        self.engine = _engine(self.place, mesh, engine)
         self.target = resolved(Target(self.place, providers, schedule=schedule, rebuild=rebuild))
-        self._open = _opener(self.place)
+        self._open = _opener(self.place, self.engine)
         self._shared: Arena | None = None
         self._turn = threading.Lock()
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
@@ -271,10 +280,23 @@ def _list(values: Mapping[str, Value]) -> str:
     return ", ".join(f"{n}: {v.type}" for n, v in values.items()) or "none"
 
 
-def _opener(place: Place) -> Callable[..., Any]:
+def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None) -> Engine | None:
+    """What carries communication with other ranks; None where there are none."""
+    if mesh is None and engine is None:
+        return None
+    if not isinstance(place, CPUPlace):
+        raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
+    if engine is not None:
+        return engine
+    from .communication.mpi import MpiEngine
+
+    return MpiEngine(mesh)
+
+
+def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:
     """The session class and device of a place.  MissingExtraError if the device is unavailable."""
     if isinstance(place, CPUPlace):
-        return Session
+        return functools.partial(Session, engine=engine)
     from .cuda.session import CudaSession
 
     if isinstance(place, EmulatedCUDAPlace):

@@ -26,7 +26,11 @@ def verify_ranks(blocks: Sequence[Block], mesh: Mesh) -> int:
     """
     if len(blocks) != mesh.ranks:
         raise UsageError(f"the mesh {mesh} has {mesh.ranks} ranks, but there are {len(blocks)} programs")
-    programs = _programs(blocks, mesh)
+    return verify_events(_programs(blocks, mesh), mesh)
+
+
+def verify_events(programs: Sequence[tuple[str, Sequence[Event]]], mesh: Mesh) -> int:
+    """`verify_ranks` for what other ranks see of the programs: the digest and the events of each rank."""
     _check_channels(programs)
     classes = classes_of(programs, mesh)
     first: dict[int, int] = {}

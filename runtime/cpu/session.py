@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from ...language.ir import Block, Free, Operator, Value
 from ...language.kernels import fits, provider
 from ...language.program import Program
 from ...language.text import show_operator
+from ...ops.communication.base import Communication
 from ...passes import ALIGNMENT, memory_report
 from ...support.threads import interrupts_wait
+from ..communication.engine import Engine, Transfer
 from ..shared.binding import already_there, contents, need_addresses
 from . import PREFERRED
 from .device import native
@@ -90,6 +92,12 @@ class NativeSteps:
             self.table.check(show_operator(of[failed].op))
 
 
+def far_waits(block: Block) -> frozenset[str]:
+    """What communications with other ranks write: only their waits read it."""
+    begun = (o for o in block.operators if isinstance(o.op, Communication) and o.op.ranks > 1)
+    return frozenset(v.name for o in begun for v in o.writes())
+
+
 def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
     """Steps to run in order, native ones in tables."""
     found: list[Step | NativeSteps] = []
@@ -102,12 +110,39 @@ def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:
     return found
 
 
+@dataclass(frozen=True)
+class Exchange(Step):
+    """The begin of a communication with other ranks, or the wait for one.
+
+    `flying`: the transfers of the session that were begun and not awaited, by the name of the value they write.
+    `copies`: what was awaited is wanted elsewhere.
+    """
+
+    engine: Engine | None = None
+    flying: dict[str, Transfer] = field(default_factory=dict)
+    at: int = 0
+    copies: bool = False
+
+    def run(self) -> None:
+        """Begins, or waits.  JobError where the communication failed."""
+        engine, rule = self.engine, self.op.op
+        assert engine is not None
+        if isinstance(rule, Communication):
+            x = self.ins[0] if self.ins else None
+            self.flying[next(self.op.writes()).name] = engine.begin(rule, self.at, x, self.outs[0])
+            return
+        engine.wait(self.flying.pop(next(self.op.reads()).name))
+        if self.copies:
+            super().run()
+
+
 class Session:
     """A planned block, ready to run many times: every operator's buffers are bound once.
 
     `arrays` gives the persistent values (parameters, buffers, state); they are updated in place.  `progress` is told
     how many operators are bound, of how many: kernels are compiled where no earlier process has done it.  `arena`: one
-    that is large enough, shared with sessions that never run at the same time (None: one of its own).
+    that is large enough, shared with sessions that never run at the same time (None: one of its own).  `engine`: what
+    carries communication with other ranks.
     """
 
     #: whether the newest contents of persistent values are in memory of its own, and not in the program's arrays
@@ -119,8 +154,13 @@ class Session:
         arrays: Mapping[str, np.ndarray],
         progress: Callable[[int, int], None] = lambda done, count: None,
         arena: Arena | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.block = block
+        self.engine = engine
+        self._far = far_waits(block) if engine is not None else frozenset()
+        self._flying: dict[str, Transfer] = {}
+        self._compared = False
         need_addresses(block)
         self.report = memory_report(block)
         self.arena = Arena(self.report.arena) if arena is None else arena
@@ -130,10 +170,10 @@ class Session:
         for name, value in block.values().items():
             if name in block.addresses:
                 self.arrays[name] = self.arena_of(value).at(block.addresses[name], value)
-        wanted = [op for op in block.operators if not isinstance(op.op, Free) and not already_there(block, op)]
-        self.steps = []
-        for op in wanted:
-            self.steps.append(self._step(op))
+        wanted = [(at, op) for at, op in enumerate(block.operators) if self._runs(op)]
+        self.steps: list[Step] = []
+        for at, op in wanted:
+            self.steps.append(self._step(at, op))
             progress(len(self.steps), len(wanted))
         first = next((i for i, s in enumerate(self.steps) if s.op.op.updates), len(self.steps))
         #: what changes no state, then the rest
@@ -142,13 +182,28 @@ class Session:
         #: whether a run is, or was when it failed, between its first and its last update
         self.updating = False
 
-    def _step(self, op: Operator) -> Step:
+    def _runs(self, op: Operator) -> bool:
+        """Whether there is something to do: not for frees and views, but for every wait for other ranks."""
+        if isinstance(op.op, Free):
+            return False
+        return self._exchanges(op) or not already_there(self.block, op)
+
+    def _exchanges(self, op: Operator) -> bool:
+        """Whether it begins a communication with other ranks, or waits for one."""
+        return bool(self._far) and any(v.name in self._far for v in (*op.reads(), *op.writes()) if op.op.communicates)
+
+    def _step(self, at: int, op: Operator) -> Step:
         if op.kernel and not (op.kernel in PREFERRED and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
             )
         ins, outs, scratch = (tuple(map(self._array, vs)) for vs in (op.inputs, op.outputs, op.scratch))
+        if self._exchanges(op):
+            assert self.engine is not None
+            self.engine.accept(op)
+            copies = not already_there(self.block, op)
+            return Exchange(op, ins, outs, scratch, (), self.engine, self._flying, at, copies)
         calls = provider(op.kernel).bind(op, ins, outs, scratch) if op.kernel else ()
         return Step(op, ins, outs, scratch, tuple(calls))
 
@@ -204,6 +259,28 @@ class Session:
         What fails before the first update leaves parameters and state as they were; `updating` says so.  From there on
         a first Ctrl-C waits for the end of the step.
         """
+        if self._far:
+            self._run_with_others()
+        else:
+            self._run()
+
+    def _run_with_others(self) -> None:
+        """The first run compares the programs of all ranks.  A step that fails may have left others waiting."""
+        assert self.engine is not None
+        if self._flying:
+            raise JobError("a step failed while it communicated with other ranks: start all ranks again")
+        if not self._compared:
+            self.engine.compare(self.block)
+            self._compared = True
+        start = time.perf_counter()
+        try:
+            self._run()
+        except BaseException as e:
+            self.engine.failed(str(e).partition("\n")[0])
+            raise
+        self.engine.expect(time.perf_counter() - start)
+
+    def _run(self) -> None:
         self.updating = False
         with np.errstate(all="ignore"):
             for segment in self._before:
@@ -219,6 +296,9 @@ class Session:
     def run_timed(self) -> list[tuple[Operator, float]]:
         """Executes the instructions once, one by one: each operator with its seconds."""
         found = []
+        if self._far and not self._compared and self.engine is not None:
+            self.engine.compare(self.block)
+            self._compared = True
         with np.errstate(all="ignore"):
             for step in self.steps:
                 (segment,) = segments([step])

@@ -98,7 +98,7 @@ class Communication(Op, abstract=True):
         if self.ranks != 1:
             raise UsageError(
                 f"{self.name} number {self.number} on channel '{self.queue}' needs {self.ranks} ranks, and one program "
-                "runs alone here: run all ranks together (recompute/communication/lockstep.py)"
+                "runs alone here: give the Executor an engine, or run all ranks together (docs/distribution.md)"
             )
         outs[0][...] = ins[0]
 

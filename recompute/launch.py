@@ -1,0 +1,91 @@
+"""`python -m recompute.launch --nproc 4 SCRIPT ARGUMENTS...`: starts a script on several processes of this machine.
+
+It runs `mpiexec` (that of the `mpich` wheel beside this Python, or the one on PATH), with as many threads for each
+process as there are cores for it, and ends with its exit code.  A script that is started by `mpiexec` or `srun` itself
+runs in the same way: what rank a process is, MPI says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import MissingExtraError, RecomputeError, UsageError, need_extra
+
+
+def mpiexec() -> str:
+    """The launcher.  MissingExtraError where there is none."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise MissingExtraError(
+            "no mpiexec: it is not beside this Python, nor on PATH; pip install 'onnx-recompute[mpi]' brings one, or "
+            "load your cluster's MPI"
+        )
+    return found
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def command(arguments: argparse.Namespace) -> list[str]:
+    """The command line of mpiexec."""
+    target = ["-m", arguments.script] if arguments.module else [arguments.script]
+    return [mpiexec(), "-n", str(arguments.nproc), sys.executable, *target, *arguments.arguments]
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Runs the processes; returns the exit code."""
+    if arguments.nproc < 1:
+        raise UsageError(f"--nproc must be at least 1, not {arguments.nproc}")
+    if not arguments.module and not Path(arguments.script).is_file():
+        raise UsageError(f"there is no script '{arguments.script}'")
+    if importlib.util.find_spec("mpi4py") is None:
+        raise need_extra("mpi4py", "mpi", "communication between ranks")
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(cores() // arguments.nproc, 1)))
+    if arguments.deadline is not None:
+        environment["RECOMPUTE_DEADLINE"] = str(arguments.deadline)
+    with subprocess.Popen(command(arguments), env=environment) as process:
+        while True:
+            try:
+                code = process.wait()
+                return code if code >= 0 else 128 - code
+            except KeyboardInterrupt:
+                continue  # the processes got it, too, and end
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m recompute.launch", description="start a script on several processes, which communicate by MPI"
+    )
+    found.add_argument("--nproc", type=int, required=True, metavar="N", help="how many processes")
+    found.add_argument(
+        "--deadline", type=float, metavar="SECONDS", help="how long a rank waits for one that gives no sign of life"
+    )
+    found.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    found.add_argument("script", metavar="SCRIPT")
+    found.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        return launch(parser().parse_args(arguments))
+    except RecomputeError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return e.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Engines: what carries the communication between ranks that run together."""

@@ -1,0 +1,149 @@
+"""Each communication as calls of MPI, on the buffers that were given.
+
+Everything moves as bytes, so that every element type is moved; sums of `order="tree"` are added here or by the program
+(passes/communication/tree_sums.py), and only those of `order="library"` by MPI.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...ops.communication.base import Communication
+from ...ops.communication.collectives import AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter
+from ...ops.communication.messages import Message, Recv, Send
+
+#: elements that a rank receives at a time to add them
+PIECE = 1 << 16
+#: element types that MPI adds itself
+SUMMED = {"f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}
+_READY, _DATA = 1, 2
+#: seconds between two looks at what others do, at most: when nothing waits for it, and when the step does
+_PATIENT, _EAGER = 1e-3, 5e-5
+
+
+def refuse(op: Communication, dtype: str) -> str:
+    """Why MPI cannot carry a communication of this element type; "" if it can."""
+    if op.sums and op.order == "library" and dtype not in SUMMED:
+        return f'MPI does not add {dtype}: use order="tree", or cast it first'
+    if isinstance(op, ReduceScatter) and op.order == "tree":
+        return "sums in the tree's order are made by the pass tree-sums: plan the program again"
+    return ""
+
+
+def move(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
+    """Carries one communication; `left`: whether the engine is closed meanwhile."""
+    op = transfer.op
+    if isinstance(op, Message):
+        _message(mpi, comm, transfer, left)
+        return
+    _until(comm.Ibarrier().Test, transfer, left)
+    if not transfer.out.size:
+        return
+    _COLLECTIVES[type(op)](mpi, comm, op, transfer.x, transfer.out)
+
+
+def _until(ready: Callable[[], bool], transfer: Any, left: Callable[[], bool]) -> None:
+    """Waits for other ranks without keeping a core busy, as MPI's own waiting does: this rank may be computing."""
+    pause = 1e-6
+    while not ready():
+        if left():
+            raise UsageError("the engine was closed before other ranks took part")
+        time.sleep(pause)
+        pause = min(pause * 1.5, _EAGER if transfer.wanted else _PATIENT)
+
+
+def _message(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
+    """The receiver says that it is ready; then the data are sent."""
+    peer = transfer.op.peer
+    if isinstance(transfer.op, Send):
+        _until(lambda: comm.Iprobe(peer, _READY), transfer, left)
+        comm.Recv([None, 0, mpi.BYTE], peer, _READY)
+        comm.Send(_bytes(mpi, transfer.x), peer, _DATA)
+        transfer.out[...] = 0
+    else:
+        assert isinstance(transfer.op, Recv)
+        comm.Send([None, 0, mpi.BYTE], peer, _READY)
+        _until(lambda: comm.Iprobe(peer, _DATA), transfer, left)
+        comm.Recv(_bytes(mpi, transfer.out), peer, _DATA)
+
+
+def _bytes(mpi: Any, array: Any) -> list[Any]:
+    return [array.reshape(-1).view(np.uint8), mpi.BYTE]
+
+
+def _all_reduce(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
+    if op.order == "library":
+        comm.Allreduce(x, out, mpi.SUM)
+        return
+    _add_in_tree(comm, x, out)
+    comm.Bcast(_bytes(mpi, out), 0)
+
+
+def _reduce_scatter(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
+    comm.Reduce_scatter_block(x, out, mpi.SUM)
+
+
+def _reduce(mpi: Any, comm: Any, op: Any, x: Any, out: Any) -> None:
+    root = comm.rank == op.root
+    if op.order == "library":
+        comm.Reduce(x, out, mpi.SUM, op.root)
+    else:
+        _add_in_tree(comm, x, out)
+        if op.root and comm.rank == 0:
+            comm.Send(_bytes(mpi, out), op.root, _DATA)
+        elif op.root and root:
+            comm.Recv(_bytes(mpi, out), 0, _DATA)
+    if not root:
+        out[...] = 0
+
+
+def _add_in_tree(comm: Any, x: Any, out: Any) -> None:
+    """Sums all ranks' x on rank 0, along the tree: of two neighbours the second one sends, the first one adds.
+
+    What is received lies in a small buffer of its own, `PIECE` elements; `out` is used on every rank.
+    """
+    out[...] = x
+    y = out.reshape(-1)
+    spare = np.empty(min(PIECE, y.size), y.dtype)
+    step = 1
+    while step < comm.size:
+        if comm.rank % (2 * step):
+            for start in range(0, y.size, PIECE):
+                comm.Send(y[start : start + PIECE].view(np.uint8), comm.rank - step, _DATA)
+            return
+        if comm.rank + step < comm.size:
+            for start in range(0, y.size, PIECE):
+                part = y[start : start + PIECE]
+                comm.Recv(spare[: part.size].view(np.uint8), comm.rank + step, _DATA)
+                with np.errstate(all="ignore"):
+                    np.add(part, spare[: part.size], out=part)
+        step *= 2
+
+
+def _all_gather(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
+    comm.Allgather(_bytes(mpi, x), _bytes(mpi, out))
+
+
+def _all_to_all(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
+    comm.Alltoall(_bytes(mpi, x), _bytes(mpi, out))
+
+
+def _broadcast(mpi: Any, comm: Any, op: Any, x: Any, out: Any) -> None:
+    if comm.rank == op.root:
+        out[...] = x
+    comm.Bcast(_bytes(mpi, out), op.root)
+
+
+_COLLECTIVES = {
+    AllReduce: _all_reduce,
+    ReduceScatter: _reduce_scatter,
+    Reduce: _reduce,
+    AllGather: _all_gather,
+    AllToAll: _all_to_all,
+    Broadcast: _broadcast,
+}
