@@ -20,6 +20,7 @@ from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
 from .cleanup.eager_updates import EagerUpdates
+from .communication.overlap import Overlap
 from .communication.tree_sums import TreeSums
 from .gradient.autodiff import Autodiff
 from .gradient.precision import Precision
@@ -134,7 +135,7 @@ def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
     """The passes for order, copies (`moved`: the offloaded values), frees and addresses."""
     seconds = None if target.cost is None else target.cost.seconds
     copies: list[Pass] = [Offload(tuple(moved), lowered=True, seconds=seconds, link=target.link)] if moved else []
-    then = (*copies, Liveness(), MemoryPlan())
+    then = (*copies, Overlap(), Liveness(), MemoryPlan())
     return [InBestOrder(then)] if target.schedule else list(then)
 
 

@@ -57,9 +57,9 @@ class Graph:
             backward = (o for o in block.operators if o.role is Role.BACKWARD)
             self.outputs.update(v.name for o in backward for v in o.writes() if v.name not in self.consumers)
 
-    def read_outside(self, name: str, members: Any) -> bool:
-        """Whether something other than these operators needs a value."""
-        return name in self.outputs or any(i not in members for i in self.consumers.get(name, ()))
+    def read_outside(self, name: str, members: Any, *, outputs: bool = True) -> bool:
+        """Whether something other than these operators needs a value; `outputs`: the block's outputs count."""
+        return (outputs and name in self.outputs) or any(i not in members for i in self.consumers.get(name, ()))
 
 
 def grown(
@@ -137,6 +137,10 @@ def _in_slices(found: Followed, i: int, o: Operator, always: bool) -> bool:
         found.needs.pop((i, 0), None)
         found.factors[i] = Factor(1, (None,), (SUM,))
         found.states[next(o.writes()).name] = Partial(SUM)
+        return True
+    if always and i not in found.factors and all(found.states.get(v.name) == Partial(SUM) for v in o.writes()):
+        # linear in sums: slices add up what comes of it, and not each of what it is made from
+        found.factors[i] = Factor(1, (None,) * len(o.inputs), (SUM,) * len(o.outputs))
         return True
     f = found.factors.get(i)
     if f is None or o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
