@@ -102,10 +102,13 @@ class _Placing:
                 found.add(i)
         for i in reversed(range(len(self.operators))):
             o = self.operators[i]
-            if i not in found and i not in self.late and _light(o) and self.after[i]:
-                if all(j in found and isinstance(self.operators[j].op, Communication) for j in self.after[i]):
-                    found.add(i)
+            feeds = self.after[i] and all(self._begins(j) and j in found for j in self.after[i])
+            if feeds and i not in found and i not in self.late and _light(o):
+                found.add(i)
         return found
+
+    def _begins(self, i: int) -> bool:
+        return isinstance(self.operators[i].op, Communication)
 
     def order(self) -> Iterator[int]:
         """The positions, each once."""
