@@ -29,7 +29,8 @@ class Parallel:
     """Options of data parallelism, of the rank `rank` of `mesh`, along its axis `axis`.
 
     `micro_batches`: of all ranks together (None: one a rank, times the k_steps of gradient merge).  `zero`: the stage.
-    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).
+    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
+    added up, which makes them `ranks` times those of the whole batch.
     """
 
     mesh: Mesh
@@ -38,6 +39,7 @@ class Parallel:
     micro_batches: int | None = None
     batch: int | None = None
     axis: str = "dp"
+    add: bool = False
 
     def __post_init__(self) -> None:
         self.mesh.size(self.axis)
@@ -77,7 +79,8 @@ class Parallel:
         batch = self.batch
         if batch is None and merge is not None and merge.batch is not None:
             batch = merge.batch * self.ranks
-        return Merge(self.pieces(merge), True if merge is None else merge.avg, batch)
+        times = (1 if merge is None or merge.avg else merge.k_steps) * (self.ranks if self.add else 1)
+        return Merge(self.pieces(merge), True, batch, times)
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
@@ -123,6 +126,8 @@ class DataParallel(RecomputeOptimizer):
     `zero`: 1 divides optimizer state and parameters among ranks, and parameters are gathered for the whole step; 2
     divides gradients, too; with 3 a parameter is dropped after its use in the forward pass, and gathered again.
 
+    `add`: the gradient is the sum of those of the ranks' own batches, not their mean.
+
     Gradient merge, mixed precision, checkpoints, budgets and clipping may be set on the optimizer inside.
     """
 
@@ -135,13 +140,14 @@ class DataParallel(RecomputeOptimizer):
         zero: int = 0,
         micro_batches: int | None = None,
         batch: int | None = None,
+        add: bool = False,
     ) -> None:
         super().__init__(inner_optimizer)
         if isinstance(inner_optimizer, RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch)
+        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, add=add)
 
     def at_rank(self, rank: int) -> Any:
         """The same for another rank."""
