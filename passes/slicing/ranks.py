@@ -88,7 +88,19 @@ class RankPieces(Pieces):
             for _, before in heap[-2::-1]:
                 total = self.b.Add(before, total)
             self.totals[name] = total
-        return self.finished(mark)
+        found = self.finished(mark)
+        return self.named(found) if len(own) == 1 else found
+
+    def named(self, operators: list[Operator]) -> list[Operator]:
+        """The operators of a rank's only slice under the names of the whole step, as far as they are free."""
+        used = {v.name for o in operators for v in o.writes()}
+        suffix = f"#{self.start}"
+        names = {
+            f"{name}{suffix}": name
+            for name in self.region.written(self.block)
+            if name not in used and f"{name}{suffix}" in used
+        }
+        return [o.renamed(names) for o in operators]
 
     def place(self, name: str) -> Place:
         """Where the index is in a cut value."""
