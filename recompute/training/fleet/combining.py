@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ...errors import UsageError
 from .strategy import DistributedStrategy
 
 _NORM = "its update takes the norm of a whole parameter, of which a rank has a part: use Adam, AdamW or Momentum"
-_HOST = "values in host memory are not combined with steps in micro-batches: leave one of them out, or give a budget"
+_HOST = "values in host memory are not combined with several micro-batches on a rank: leave one of them out"
 
 #: what may be on → what it is called in errors
 OPTIONS = {
@@ -27,11 +28,20 @@ REFUSED_PAIRS = {
     ("sharding", "lars"): _NORM,
     ("sharding", "lamb"): _NORM,
     ("offload", "gradient_merge"): _HOST,
-    ("offload", "sharding"): _HOST,
-    ("offload", "hybrid"): _HOST,
-    ("offload", "ranks"): _HOST,
     ("sharding", "hybrid"): "parameters are divided among all ranks, so that none have the same: leave dp_degree out",
 }
+
+
+def micro_batches(strategy: DistributedStrategy) -> int | None:
+    """Micro-batches of a step on each rank; None without gradient merge."""
+    merge = int(strategy.configs("gradient_merge_configs")["k_steps"]) if strategy.gradient_merge else None
+    other = int(strategy.configs("sharding_configs")["gradient_merge_acc_step"]) if strategy.shards else 1
+    if merge is not None and other not in (1, merge):
+        raise UsageError(
+            f"strategy.gradient_merge_configs['k_steps'] is {merge} and strategy.sharding_configs"
+            f"['gradient_merge_acc_step'] is {other}, which say the same: give one of them"
+        )
+    return other if merge is None and other > 1 else merge
 
 
 def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
@@ -41,7 +51,7 @@ def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
         "recompute": strategy.recompute,
         "offload": strategy.recompute and strategy.configs("recompute_configs")["enable_offload"],
         "amp": strategy.amp,
-        "gradient_merge": strategy.gradient_merge,
+        "gradient_merge": (micro_batches(strategy) or 1) > 1,
         "sharding": strategy.shards,
         "lars": strategy.lars,
         "lamb": strategy.lamb,

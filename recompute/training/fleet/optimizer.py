@@ -10,7 +10,7 @@ from ..amp import decorate
 from ..optimizers import Adam, AdamW, GradientMergeOptimizer, Lamb, Lars, Momentum, Optimizer, RecomputeOptimizer
 from ..parallel import DataParallel
 from ..protocol import AnyOptimizer
-from .combining import refused_pair, switched_on
+from .combining import micro_batches, refused_pair, switched_on
 from .strategy import DistributedStrategy
 from .world import World, current_or_one
 
@@ -41,7 +41,7 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
     ranks = 1 if world is None else world.size
     if wrong := refused_pair(switched_on(strategy, ranks)):
         raise UsageError(wrong)
-    zero, k_steps = _stage(strategy, ranks), _micro_batches(strategy)
+    zero, k_steps = _stage(strategy, ranks), micro_batches(strategy)
     optimizer = _of_large_batches(optimizer, strategy)
     if strategy.amp:
         given = strategy.given("amp_configs")
@@ -77,18 +77,6 @@ def _stage(strategy: DistributedStrategy, ranks: int) -> int:
                 f"start {value} processes"
             )
     return int(strategy.configs("sharding_configs")["stage"]) if strategy.shards else 0
-
-
-def _micro_batches(strategy: DistributedStrategy) -> int | None:
-    """Micro-batches of a step on each rank; None without gradient merge."""
-    merge = int(strategy.configs("gradient_merge_configs")["k_steps"]) if strategy.gradient_merge else None
-    other = int(strategy.configs("sharding_configs")["gradient_merge_acc_step"]) if strategy.shards else 1
-    if merge is not None and other not in (1, merge):
-        raise UsageError(
-            f"strategy.gradient_merge_configs['k_steps'] is {merge} and strategy.sharding_configs"
-            f"['gradient_merge_acc_step'] is {other}, which say the same: give one of them"
-        )
-    return other if merge is None and other > 1 else merge
 
 
 def _recomputing(optimizer: AnyOptimizer, strategy: DistributedStrategy) -> RecomputeOptimizer:
