@@ -54,7 +54,7 @@ class Merge:
         must_be_untrained(program)
         own = program.block.batch
         if own is None:
-            raise UsageError("gradient merge: the program has no input with a batch to cut into micro-batches")
+            raise UsageError("the program has no input with a batch to cut into micro-batches")
         wanted = own * self.k_steps if self.batch is None else self.batch
         if wanted == own:
             return
@@ -64,9 +64,9 @@ class Merge:
             made = program.again(wanted)
         except UsageError as e:
             raise UsageError(
-                f"gradient merge: a step of {self.k_steps} micro-batches takes {wanted} samples, but program "
+                f"a step of {self.k_steps} micro-batches takes {wanted} samples, but program "
                 f"'{program.block.name}' cannot be made at another batch than {own}: {e}. Or have its {own} samples "
-                f"cut into micro-batches: batch={own}"
+                f"cut into micro-batches: GradientMerge(..., batch={own}), or DataParallel(..., batch={own})"
             ) from None
         _replace(program, made)
 

@@ -1,0 +1,450 @@
+"""Fleet: who this process is, Paddle's strategy, what becomes of an optimizer, and the same bits on 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute import fleet
+from recompute.communication.lockstep import LockStep
+from recompute.errors import JobError, RecomputeError, UsageError
+from recompute.launch import mpiexec
+from recompute.ops.optimizer.norm_updates import LambUpdate, LarsUpdate
+from recompute.training.fleet import world
+from recompute.training.fleet.absent import ABSENT
+from recompute.training.fleet.fields import CONFIGS, REFUSED, SWITCHES, WITHOUT_EFFECT
+
+SCRIPT = Path(__file__).parent / "fleet_script.py"
+#: Paddle's scalar fields (version 3.3)
+SCALARS = """amp recompute localsgd dgc gradient_merge lars lamb pipeline elastic auto a_sync sync_nccl_allreduce
+nccl_comm_num use_hierarchical_allreduce hierarchical_allreduce_inter_nranks sync_batch_norm fuse_all_reduce_ops
+fuse_grad_size_in_MB fuse_grad_size_in_TFLOPS fuse_grad_size_in_num last_comm_group_size_MB cudnn_exhaustive_search
+conv_workspace_size_limit cudnn_batchnorm_spatial_persistent adaptive_localsgd fp16_allreduce sharding
+find_unused_parameters tensor_parallel without_graph_optimization calc_comm_same_stream asp fuse_grad_merge semi_auto
+adam_d2sum auto_search heter_ccl_mode is_fl_ps_mode with_coordinator qat split_data""".split()
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that no launcher has started, before `fleet.init`."""
+    for name in list(os.environ):
+        if name.startswith(("PADDLE_", "PMI_", "PMIX_", "OMPI_", "MV2_")):
+            monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    yield
+    world.leave()
+
+
+def forward(batch: int = 2) -> tuple[rc.Program, rc.Variable]:
+    program = rc.load(rc.models.build("mlp"), batch=batch)
+    return program, rc.losses.cross_entropy(program["pred.logits"])
+
+
+def at(rank: int, ranks: int) -> None:
+    fleet.init(fleet.UserDefinedRoleMaker(current_id=rank, worker_num=ranks))
+
+
+def minimized(optimizer: Any, strategy: fleet.DistributedStrategy | None = None, batch: int = 2) -> rc.Program:
+    program, loss = forward(batch)
+    fleet.distributed_optimizer(optimizer, strategy).minimize(loss)
+    return program
+
+
+# -- who this process is ----------------------------------------------------------------------------------------------
+
+
+def test_a_process_alone_is_one_rank() -> None:
+    fleet.init(is_collective=True)
+    assert (fleet.worker_index(), fleet.worker_num(), fleet.rank(), fleet.nranks(), fleet.world_size()) == (
+        0,
+        1,
+        0,
+        1,
+        1,
+    )
+    assert (fleet.local_rank(), fleet.node_num()) == (0, 1)
+    assert fleet.is_first_worker() and fleet.is_worker() and not fleet.is_server()
+    assert len(fleet.worker_endpoints()) == 1 and isinstance(fleet.worker_endpoints(to_string=True), str)
+    fleet.barrier_worker()
+    fleet.init_worker()
+    fleet.stop_worker()
+    assert fleet.all_reduce([1, 2]).tolist() == [1, 2]
+    assert fleet.util.get_file_shard(["a", "b"]) == ["a", "b"]
+    groups = fleet.get_hybrid_communicate_group()
+    assert groups.get_data_parallel_world_size() == groups.get_model_parallel_world_size() == 1
+
+
+def test_names_before_init() -> None:
+    with pytest.raises(UsageError, match=r"call fleet\.init"):
+        fleet.worker_num()
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"PADDLE_TRAINERS_NUM": "4", "PADDLE_TRAINER_ID": "1"}, r"PADDLE_TRAINERS_NUM=4\): 4 ranks, but MPI did not"),
+        ({"PADDLE_TRAINER_ENDPOINTS": "a:1,b:2"}, r"--nproc 2 SCRIPT"),
+        ({"PADDLE_TRAINERS_NUM": "two"}, "PADDLE_TRAINERS_NUM is 'two', which is no number"),
+        ({"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "2"}, "no rank 2 among 2"),
+        ({"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": "a:1"}, "1 endpoints for 2 ranks"),
+        ({"PADDLE_TRAINERS_NUM": "0"}, "at least 1 rank"),
+    ],
+)
+def test_paddles_variables_without_mpi(environment: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=why):
+        fleet.init()
+
+
+def test_paddles_variables_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ID": "0", "S_NUM": "1", "_ENDPOINTS": "10.0.0.1:6170"}.items():
+        monkeypatch.setenv(f"PADDLE_TRAINER{name if name != 'ID' else '_ID'}", value)
+    fleet.init(fleet.PaddleCloudRoleMaker(is_collective=True))
+    assert fleet.worker_endpoints() == ["10.0.0.1:6170"]
+
+
+class _Engine:
+    """An engine whose other ranks say what they are told."""
+
+    def __init__(self, rank: int, says: Callable[[str, Any], list[Any]]) -> None:
+        self.rank, self.says = rank, says
+
+    def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
+        return self.says(what, value)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, size: int, engine: _Engine, known: int | None = None) -> None:
+    """As if mpiexec had started this process."""
+    from recompute.runtime.communication import mpi
+
+    monkeypatch.setenv("PMI_SIZE", str(size))
+    module = types.SimpleNamespace(COMM_WORLD=types.SimpleNamespace(size=known or size))
+    monkeypatch.setattr(mpi, "load_mpi", lambda: module)
+    monkeypatch.setattr(mpi, "engine_of", lambda mesh: engine)
+
+
+def test_mpi_says_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(what: str, value: Any) -> list[Any]:
+        return [(host, value[1]) for host in ("a", "a", "b", "b")] if what == "fleet.init" else [value] * 4
+
+    started(monkeypatch, 4, _Engine(3, says))
+    with pytest.raises(UsageError, match=r"4 processes were started, and each would train alone: call fleet\.init"):
+        fleet.distributed_optimizer(rc.SGD())
+    fleet.init()
+    assert (fleet.rank(), fleet.world_size(), fleet.local_rank(), fleet.node_num()) == (3, 4, 1, 2)
+    assert fleet.worker_endpoints() == ["a:0", "a:1", "b:2", "b:3"]
+    assert fleet.all_reduce(2) == 8 and fleet.all_reduce([2, 3], "max").tolist() == [2, 3]
+    assert fleet.util.get_file_shard(list("abcdef")) == ["f"]
+    with pytest.raises(UsageError, match=r"mode must be one of sum, max, min, not 'mean'"):
+        fleet.all_reduce(2, "mean")
+
+
+def test_what_contradicts_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks raise the same error, also those with which all is well."""
+    started(monkeypatch, 2, _Engine(0, lambda what, value: [value, value]))
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    with pytest.raises(UsageError, match=r"rank 1 of 2, says MPI, but the environment \(PADDLE_TRAINER_ID=0\): rank 0"):
+        fleet.init()
+    with pytest.raises(UsageError, match=r"rank 0 of 2, says MPI, but UserDefinedRoleMaker: 3 ranks"):
+        fleet.init(fleet.UserDefinedRoleMaker(worker_num=3))
+    started(monkeypatch, 2, _Engine(0, lambda what, value: [value]), known=1)
+    with pytest.raises(JobError, match="2 processes were started, but MPI knows of 1"):
+        fleet.init()
+
+
+def test_ranks_that_are_said_by_hand_are_not_run() -> None:
+    at(1, 4)
+    assert (fleet.rank(), fleet.world_size()) == (1, 4)
+    with pytest.raises(UsageError, match=r"fleet\.barrier_worker needs all 4 ranks, but no process runs as one"):
+        fleet.barrier_worker()
+
+
+def test_wrong_roles() -> None:
+    for make in (
+        lambda: fleet.init(is_collective=False),
+        lambda: fleet.PaddleCloudRoleMaker(is_collective=False),
+        lambda: fleet.UserDefinedRoleMaker(role=fleet.Role.SERVER),
+    ):
+        with pytest.raises(UsageError, match="no parameter servers"):
+            make()
+    with pytest.raises(UsageError, match="current_id must be a whole number"):
+        fleet.UserDefinedRoleMaker(current_id="0")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="role_maker must be"):
+        fleet.init("worker")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="strategy must be a DistributedStrategy"):
+        fleet.init(strategy={"amp": True})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", list(ABSENT))
+def test_functions_that_are_not_here_say_what_to_do(name: str) -> None:
+    with pytest.raises(UsageError, match=f"fleet.{name}: .* "):
+        getattr(fleet, name)(1, main_program=2)
+
+
+# -- the strategy -----------------------------------------------------------------------------------------------------
+
+
+def test_paddles_fields_are_known() -> None:
+    """Each is one of three kinds, and can be set to the value it has."""
+    assert len(SCALARS) == 41
+    assert sorted(SCALARS) == sorted({**SWITCHES, **WITHOUT_EFFECT, **REFUSED})
+    strategy = fleet.DistributedStrategy()
+    for name in (*SCALARS, *CONFIGS):
+        setattr(strategy, name, getattr(strategy, name))
+    assert repr(strategy) == "DistributedStrategy()"
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_refused_switches_say_why(name: str) -> None:
+    strategy = fleet.DistributedStrategy()
+    setattr(strategy, name, False)
+    with pytest.raises(UsageError, match=rf"strategy\.{name} = True: .{{20}}"):
+        setattr(strategy, name, True)
+    assert getattr(strategy, name) is False
+
+
+@pytest.mark.parametrize("name", list(WITHOUT_EFFECT))
+def test_what_only_tunes_changes_nothing(name: str) -> None:
+    strategy, (default, why) = fleet.DistributedStrategy(), WITHOUT_EFFECT[name]
+    setattr(strategy, name, not default if isinstance(default, bool) else default + 1)
+    assert repr(strategy).startswith(f"DistributedStrategy({name}=") and len(why) > 15
+    with pytest.raises(UsageError, match=f"strategy.{name} must be"):
+        setattr(strategy, name, "much")
+
+
+@pytest.mark.parametrize(
+    ("name", "configs", "why"),
+    [
+        ("sharding_configs", {"stage": 4}, r"\['stage'\] is 4, it must be 1 \(state"),
+        ("sharding_configs", {"offload": True}, "must be False: state stays"),
+        ("sharding_configs", {"mp_degree": 2}, "is 2, it must be 1"),
+        ("sharding_configs", {"stages": 1}, r"no key 'stages' \(did you mean stage"),
+        ("hybrid_configs", {"pp_degree": 2}, "'pp_degree'.* must be 1"),
+        ("hybrid_configs", {"dp_degree": 0}, "must be a number from 1"),
+        ("amp_configs", {"use_pure_fp16": True}, "parameters and their updates stay in float32"),
+        ("amp_configs", {"custom_white_list": ["mul"]}, "custom_black_varnames"),
+        ("amp_configs", {"decr_every_n_nan_or_inf": 2}, "must be 1"),
+        ("gradient_scale_configs", {"scale_strategy": "customized"}, "must be 'avg' or 'sum'"),
+        ("gradient_merge_configs", {"k_steps": 0}, "must be a number from 1"),
+        ("recompute_configs", {"enable_tuning": True}, "give a budget"),
+        ("localsgd_configs", {"steps": 1}, "no key 'steps'"),
+    ],
+)
+def test_wrong_configs(name: str, configs: dict[str, Any], why: str) -> None:
+    strategy = fleet.DistributedStrategy()
+    with pytest.raises(UsageError, match=why):
+        setattr(strategy, name, configs)
+    assert getattr(strategy, name) == getattr(fleet.DistributedStrategy(), name)
+
+
+def test_parameter_server_messages() -> None:
+    with pytest.raises(UsageError, match="no parameter servers"):
+        fleet.DistributedStrategy().downpour_table_param = []
+    with pytest.raises(AttributeError):
+        fleet.DistributedStrategy().downpour_table_param  # noqa: B018
+
+
+# -- what becomes of an optimizer -------------------------------------------------------------------------------------
+
+
+def updates(program: rc.Program, kind: type) -> list[Any]:
+    return [o.op for o in program.operators if isinstance(o.op, kind)]
+
+
+def test_lars_and_lamb_replace_optimizers() -> None:
+    strategy = fleet.DistributedStrategy()
+    strategy.lars = True
+    strategy.lars_configs = {"lars_coeff": 0.5, "lars_weight_decay": 0.25, "exclude_from_weight_decay": ["bias"]}
+    found = updates(minimized(rc.Momentum(0.1, momentum=0.7), strategy), LarsUpdate)
+    assert {op.weight_decay for op in found} == {0.25, 0.0}
+    assert {(op.momentum, op.coefficient) for op in found} == {(0.7, 0.5)}
+    strategy = fleet.DistributedStrategy()
+    strategy.lamb = True
+    found = updates(minimized(rc.Adam(0.1, beta1=0.5), strategy), LambUpdate)
+    assert {(op.beta1, op.weight_decay) for op in found} == {(0.5, 0.01)}
+
+
+@pytest.mark.parametrize(
+    ("switch", "optimizer", "why"),
+    [
+        ("lars", rc.Adam(), "lars replaces Momentum, but the optimizer is Adam"),
+        ("lamb", rc.AdamW(), "lamb replaces Adam, but the optimizer is AdamW"),
+        (
+            "lamb",
+            rc.Adam(weight_decay=0.1),
+            r"Adam's weight_decay are not combined.*lamb_configs\['lamb_weight_decay'\]",
+        ),
+        ("lamb", rc.Adam(amsgrad=True), "Adam's amsgrad are not combined"),
+        ("lars", rc.Nesterov(), "Momentum's use_nesterov are not combined"),
+    ],
+)
+def test_what_lars_and_lamb_cannot_replace(switch: str, optimizer: Any, why: str) -> None:
+    strategy = fleet.DistributedStrategy()
+    setattr(strategy, switch, True)
+    with pytest.raises(UsageError, match=why):
+        fleet.distributed_optimizer(optimizer, strategy)
+
+
+@pytest.mark.parametrize(
+    ("set_up", "why"),
+    [
+        ({"hybrid_configs": {"dp_degree": 4}}, r"hybrid_configs\['dp_degree'\] is 4, but there are 2 ranks"),
+        ({"sharding": True, "sharding_configs": {"sharding_degree": 8}}, r"'sharding_degree'\] is 8, but there are 2"),
+        (
+            {"hybrid_configs": {"sharding_degree": 4}},
+            r"hybrid_configs\['sharding_degree'\] is 4, but there are 2 ranks",
+        ),
+        (
+            {
+                "sharding": True,
+                "sharding_configs": {"gradient_merge_acc_step": 3},
+                "gradient_merge": True,
+                "gradient_merge_configs": {"k_steps": 2},
+            },
+            r"gradient_merge_configs\['k_steps'\] is 2 and .*\['gradient_merge_acc_step'\] is 3",
+        ),
+    ],
+)
+def test_degrees_that_are_not_those_of_the_ranks(set_up: dict[str, Any], why: str) -> None:
+    at(0, 2)
+    strategy = fleet.DistributedStrategy()
+    for name, value in set_up.items():
+        setattr(strategy, name, value)
+    with pytest.raises(UsageError, match=why):
+        fleet.distributed_optimizer(rc.Adam(), strategy)
+
+
+def test_other_ways_to_say_sharding_and_merge() -> None:
+    at(1, 2)
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {"dp_degree": 1, "sharding_degree": 2}
+    strategy.sharding_configs = {"gradient_merge_acc_step": 3, "stage": 2}
+    program = minimized(rc.Adam(), strategy)
+    assert program.sharded and program.block.inputs[0].shape[0] == 6
+    fleet.init(fleet.UserDefinedRoleMaker(current_id=1, worker_num=2), strategy=strategy)
+    assert fleet.get_hybrid_communicate_group().get_sharding_parallel_rank() == 1
+    assert minimized(rc.Adam()).sharded, "init's strategy is the default"
+
+
+def of_all(ranks: int, strategy: fleet.DistributedStrategy | None, batch: int) -> dict[str, np.ndarray]:
+    """Weights after a step of all ranks in one process."""
+    programs = []
+    for rank in range(ranks):
+        at(rank, ranks)
+        programs.append(minimized(rc.SGD(0.5), strategy, batch))
+    blocks = [p.block for p in programs]
+    data = {v.name: np.array(programs[0].data[v.name]) for v in blocks[0].persistent() if v.name in programs[0].data}
+    g = np.random.default_rng(0)
+    each = blocks[0].inputs[0].shape[0]
+    whole = {v.name: (g.standard_normal((each * ranks, *v.shape[1:])) if v.type.is_float else
+                      g.integers(0, 2, (each * ranks, *v.shape[1:]))).astype(v.type.numpy) for v in blocks[0].inputs}  # fmt: skip
+    machine = LockStep(blocks, rc.Mesh.of(dp=ranks), data)
+    machine.run([{n: a[r * each : (r + 1) * each] for n, a in whole.items()} for r in range(ranks)])
+    return {v.name: machine.state[0][v.name] - data[v.name] for v in blocks[0].parameters}
+
+
+def test_gradients_of_ranks_are_added_up_on_request() -> None:
+    """Twice the step with two ranks, whatever micro-batches they have; merged sums are of a rank's micro-batches."""
+    strategy = fleet.DistributedStrategy()
+    mean = of_all(2, strategy, 4)
+    strategy.gradient_scale_configs = {"scale_strategy": "sum"}
+    added = of_all(2, strategy, 4)
+    assert all(a.any() for a in mean.values())
+    strategy.gradient_merge, strategy.gradient_merge_configs = True, {"k_steps": 2, "avg": False}
+    both = of_all(2, strategy, 2)
+    strategy.gradient_scale_configs = {"scale_strategy": "avg"}
+    merged = of_all(2, strategy, 2)
+    for n in mean:
+        np.testing.assert_allclose(added[n], 2 * mean[n], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(both[n], 4 * mean[n], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(merged[n], 2 * mean[n], rtol=1e-4, atol=1e-6)
+
+
+# -- running it -------------------------------------------------------------------------------------------------------
+
+
+def test_one_rank_trains_as_without_fleet(tmp_path: Path) -> None:
+    program, loss = forward()
+    rc.Adam().minimize(loss)
+    fleet.init()
+    other = minimized(rc.Adam())
+    assert rc.show(program.block) == rc.show(other.block) and other.mesh is None
+    fleet.save_persistables(rc.Executor(), str(tmp_path / "new"), other)
+    rc.load_state(other, tmp_path / "new" / "persistables.safetensors")
+    with pytest.raises(UsageError, match="needs the program"):
+        fleet.save_persistables(rc.Executor(), str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot make the folder"):
+        fleet.save_persistables(rc.Executor(), str(tmp_path / "file" / "x"), other)
+
+
+def test_a_program_says_what_mesh_its_executor_needs() -> None:
+    at(0, 2)
+    program = minimized(rc.SGD())
+    assert program.mesh == program.clone().mesh == rc.Mesh.of(dp=2)
+    feed = {v.name: np.zeros(v.shape, v.type.numpy) for v in program.block.inputs}
+    if importlib.util.find_spec("mpi4py"):
+        with pytest.raises(RecomputeError, match="mesh dp=2 has 2 ranks, but 1 started|finds no MPI library"):
+            rc.Executor().run(program, feed)
+    engine: Any = types.SimpleNamespace(mesh=rc.Mesh.of(dp=4))
+    with pytest.raises(UsageError, match=r"made for the mesh dp=2, and this executor is a rank of dp=4"):
+        rc.Executor(engine=engine).run(program, feed)
+
+
+def missing() -> str:
+    try:
+        mpiexec()
+    except RecomputeError as e:
+        return str(e)
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (extra mpi)"
+    done = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True, timeout=60)
+    return "mpi4py finds no MPI library" if done.returncode else ""
+
+
+def hashed(ranks: int, k: int, stage: int, folder: Path) -> tuple[str, str]:
+    """Loss and hash that the script prints."""
+    command = [sys.executable, "-m", "recompute.launch", "--nproc", str(ranks), str(SCRIPT), str(k), str(stage)]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(rf"ranks {ranks} loss (\S+) hash (\w+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    return found[1], found[2]
+
+
+def alone(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """The same of this process, with 4 micro-batches."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "4", "0", str(folder)])
+    with warnings.catch_warnings():
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    found = re.search(r"ranks 1 loss (\S+) hash (\w+)", capsys.readouterr().out)
+    assert found is not None
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage"),
+    [(2, 1), *(pytest.param(r, s, marks=pytest.mark.slow) for r, s in ((2, 0), (2, 3), (4, 0), (4, 2), (4, 3)))],
+)
+def test_a_script_gives_the_same_bits_on_any_number_of_ranks(
+    ranks: int, stage: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank feeds its own batch; ranks x micro-batches stay the same; one file of all ranks."""
+    if why := missing():
+        pytest.skip(why)
+    assert hashed(ranks, 4 // ranks, stage, tmp_path / "many") == alone(tmp_path / "one", capsys, monkeypatch)
