@@ -37,7 +37,7 @@ optimizer.minimize(loss)
 
 exe = rc.Executor(rc.CPUPlace())
 mine, g = fleet.worker_index(), np.random.default_rng(7)
-for step in range(STEPS):
+for _ in range(STEPS):
     rows = LOCAL * K
     shapes = {v.name: (rows * fleet.worker_num(), *v.shape[1:]) for v in program.inputs}
     batch = {name: g.integers(0, 20, shape) for name, shape in shapes.items()}

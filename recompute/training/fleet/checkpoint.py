@@ -27,7 +27,7 @@ def save_persistables(executor: Any, dirname: str, main_program: Program | None 
     """
     if not isinstance(main_program, Program):
         raise UsageError(
-            "fleet.save_persistables needs the program, as there is no default: save_persistables(exe, dirname, program)"
+            "fleet.save_persistables needs the program, as there is no default: save_persistables(exe, folder, program)"
         )
     world, error, arrays = current(), None, {}
     for v in (*main_program.block.parameters, *main_program.block.buffers, *main_program.block.state):
