@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from recompute.training.fleet.absent import ABSENT
 from recompute.training.fleet.fields import CONFIGS, REFUSED, SWITCHES, WITHOUT_EFFECT
 
 SCRIPT = Path(__file__).parent / "fleet_script.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.py"
 #: Paddle's scalar fields (version 3.3)
 _SCALARS = """amp recompute localsgd dgc gradient_merge lars lamb pipeline elastic auto a_sync sync_nccl_allreduce
 nccl_comm_num use_hierarchical_allreduce hierarchical_allreduce_inter_nranks sync_batch_norm fuse_all_reduce_ops
@@ -335,9 +337,19 @@ def test_other_ways_to_say_sharding_and_merge() -> None:
     strategy.sharding_configs = {"gradient_merge_acc_step": 3, "stage": 2}
     program = minimized(rc.Adam(), strategy)
     assert program.sharded and program.block.inputs[0].shape[0] == 6
+    strategy.sharding_configs = {"dp_degree": 1}
     fleet.init(fleet.UserDefinedRoleMaker(current_id=1, worker_num=2), strategy=strategy)
     assert fleet.get_hybrid_communicate_group().get_sharding_parallel_rank() == 1
     assert minimized(rc.Adam()).sharded, "init's strategy is the default"
+
+
+def test_sums_of_one_rank_are_those_of_many() -> None:
+    """The optimizer may merge gradients itself: sums are made in the tree in any case."""
+    fleet.init()
+    assert isinstance(fleet.distributed_optimizer(rc.GradientMerge(rc.SGD(), 4)), rc.DataParallel)
+    strategy = fleet.DistributedStrategy()
+    strategy.sharding_configs = {"dp_degree": 4}  # which is read with sharding only
+    assert isinstance(fleet.distributed_optimizer(rc.SGD(), strategy), rc.SGD)
 
 
 def of_all(ranks: int, strategy: fleet.DistributedStrategy | None, batch: int) -> dict[str, np.ndarray]:
@@ -418,44 +430,51 @@ def missing() -> str:
     return "mpi4py finds no MPI library" if done.returncode else ""
 
 
-def hashed(ranks: int, k: int, stage: int, folder: Path) -> tuple[str, str]:
-    """Loss and hash that the script prints."""
-    command = [sys.executable, "-m", "recompute.launch", "--nproc", str(ranks), str(SCRIPT), str(k), str(stage)]
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+def launched(ranks: int, script: Path, *arguments: object) -> str:
+    """What a script prints on several ranks."""
+    command = [sys.executable, "-m", "recompute.launch", "--nproc", str(ranks), str(script), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(rf"ranks {ranks} loss (\S+) hash (\w+)", done.stdout)
-    assert found is not None, done.stdout + done.stderr
-    return found[1], found[2]
+    return done.stdout
 
 
-#: what one rank prints, once for all tests
-_ALONE: list[tuple[str, str]] = []
-
-
-def alone(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """The same of this process, with 4 micro-batches."""
-    if not _ALONE:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "4", "0", str(folder)])
+def alone(script: Path, *arguments: object) -> str:
+    """What it prints in this process."""
+    with pytest.MonkeyPatch.context() as patch, io.StringIO() as out, contextlib.redirect_stdout(out):
+        patch.setattr(sys, "argv", [str(script), *map(str, arguments)])
         with warnings.catch_warnings():
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        found = re.search(r"ranks 1 loss (\S+) hash (\w+)", capsys.readouterr().out)
-        assert found is not None
-        _ALONE.append((found[1], found[2]))
-    return _ALONE[0]
+            runpy.run_path(str(script), run_name="__main__")
+        return out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stage"),
-    [(2, 1), *(pytest.param(r, s, marks=pytest.mark.slow) for r, s in ((2, 0), (2, 3), (4, 0), (4, 2), (4, 3)))],
-)
+def result(text: str, ranks: int) -> str:
+    """All but the number of ranks, in the one line that rank 0 prints."""
+    (line,) = text.splitlines()
+    assert f"ranks {ranks}" in line
+    return line.replace(f"ranks {ranks}", "")
+
+
+def test_the_example_on_two_ranks() -> None:
+    if why := missing():
+        pytest.skip(why)
+    assert result(launched(2, EXAMPLE), 2) == result(alone(EXAMPLE), 1)
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return result(alone(SCRIPT, 4, 0, tmp_path_factory.mktemp("one")), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stage"), [(2, 0), (2, 1), (2, 3), (4, 0), (4, 2), (4, 3)])
 def test_a_script_gives_the_same_bits_on_any_number_of_ranks(
-    ranks: int, stage: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ranks: int, stage: int, tmp_path: Path, on_one_rank: str
 ) -> None:
     """Each rank feeds its own batch; ranks x micro-batches stay the same; one file of all ranks."""
     if why := missing():
         pytest.skip(why)
-    assert hashed(ranks, 4 // ranks, stage, tmp_path / "many") == alone(tmp_path / "one", capsys, monkeypatch)
+    assert result(launched(ranks, SCRIPT, 4 // ranks, stage, tmp_path), ranks) == on_one_rank
 
 
 def test_the_page_has_every_field_and_function() -> None:

@@ -32,10 +32,15 @@ REFUSED_PAIRS = {
 }
 
 
+def shards(strategy: DistributedStrategy) -> bool:
+    """Whether parameters and state are divided among ranks."""
+    return bool(strategy.sharding or strategy.configs("hybrid_configs")["sharding_degree"] > 1)
+
+
 def micro_batches(strategy: DistributedStrategy) -> int | None:
     """Micro-batches of a step on each rank; None without gradient merge."""
     merge = int(strategy.configs("gradient_merge_configs")["k_steps"]) if strategy.gradient_merge else None
-    other = int(strategy.configs("sharding_configs")["gradient_merge_acc_step"]) if strategy.shards else 1
+    other = int(strategy.configs("sharding_configs")["gradient_merge_acc_step"]) if shards(strategy) else 1
     if merge is not None and other not in (1, merge):
         raise UsageError(
             f"strategy.gradient_merge_configs['k_steps'] is {merge} and strategy.sharding_configs"
@@ -52,7 +57,7 @@ def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
         "offload": strategy.recompute and strategy.configs("recompute_configs")["enable_offload"],
         "amp": strategy.amp,
         "gradient_merge": (micro_batches(strategy) or 1) > 1,
-        "sharding": strategy.shards,
+        "sharding": shards(strategy),
         "lars": strategy.lars,
         "lamb": strategy.lamb,
         "sum": strategy.configs("gradient_scale_configs")["scale_strategy"] == "sum",

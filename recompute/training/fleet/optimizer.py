@@ -10,7 +10,7 @@ from ..amp import decorate
 from ..optimizers import Adam, AdamW, GradientMergeOptimizer, Lamb, Lars, Momentum, Optimizer, RecomputeOptimizer
 from ..parallel import DataParallel
 from ..protocol import AnyOptimizer
-from .combining import micro_batches, refused_pair, switched_on
+from .combining import micro_batches, refused_pair, shards, switched_on
 from .strategy import DistributedStrategy
 from .world import World, current_or_one
 
@@ -50,14 +50,13 @@ def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None =
         optimizer = GradientMergeOptimizer(optimizer, k_steps, strategy.configs("gradient_merge_configs")["avg"])
     if strategy.recompute:
         optimizer = _recomputing(optimizer, strategy)
-    return optimizer if world is None else _of_ranks(optimizer, strategy, world, zero, k_steps)
+    return optimizer if world is None else _of_ranks(optimizer, strategy, world, zero)
 
 
-def _of_ranks(
-    optimizer: AnyOptimizer, strategy: DistributedStrategy, world: World, zero: int, k_steps: int | None
-) -> AnyOptimizer:
+def _of_ranks(optimizer: AnyOptimizer, strategy: DistributedStrategy, world: World, zero: int) -> AnyOptimizer:
     """The optimizer for all ranks; as it is where there is one, without micro-batches."""
-    if world.size == 1 and k_steps in (None, 1):
+    merge = optimizer._merge if isinstance(optimizer, RecomputeOptimizer) else None
+    if world.size == 1 and (merge is None or merge.k_steps == 1):
         return optimizer
     add = strategy.configs("gradient_scale_configs")["scale_strategy"] == "sum"
     return DataParallel(optimizer, world.mesh, world.rank, zero=zero, add=add)
@@ -65,18 +64,16 @@ def _of_ranks(
 
 def _stage(strategy: DistributedStrategy, ranks: int) -> int:
     """What is divided among ranks: 0 is nothing.  UsageError for degrees that are not those of the ranks."""
-    sharding, hybrid = strategy.given("sharding_configs"), strategy.given("hybrid_configs")
-    names = [("hybrid_configs", hybrid), ("sharding_configs", sharding)]
-    key = "sharding_degree" if strategy.shards else "dp_degree"
-    for name, configs in names:
-        value = configs.get(key, -1)
-        if value not in (-1, ranks) and not (value == 1 and name == "hybrid_configs" and strategy.shards):
-            whole = "parameters are divided among all of them" if strategy.shards else "all of them share the samples"
+    key = "sharding_degree" if shards(strategy) else "dp_degree"
+    for name in ("hybrid_configs", *(("sharding_configs",) if shards(strategy) else ())):
+        value = strategy.given(name).get(key, -1)
+        if value not in (-1, ranks) and not (value == 1 and name == "hybrid_configs" and shards(strategy)):
+            whole = "parameters are divided among all of them" if shards(strategy) else "all of them share the samples"
             raise UsageError(
                 f"strategy.{name}['{key}'] is {value}, but there are {ranks} ranks, and {whole}: leave it out, or "
                 f"start {value} processes"
             )
-    return int(strategy.configs("sharding_configs")["stage"]) if strategy.shards else 0
+    return int(strategy.configs("sharding_configs")["stage"]) if shards(strategy) else 0
 
 
 def _recomputing(optimizer: AnyOptimizer, strategy: DistributedStrategy) -> RecomputeOptimizer:

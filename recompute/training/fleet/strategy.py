@@ -79,11 +79,6 @@ class DistributedStrategy:
         return checked_configs(name, self._values[name])
 
     @property
-    def shards(self) -> bool:
-        """Whether parameters and state are divided among ranks."""
-        return bool(self._values["sharding"] or self.configs("hybrid_configs")["sharding_degree"] > 1)
-
-    @property
     def forward_recompute(self) -> bool:
         """`recompute`."""
         return bool(self._values["recompute"])

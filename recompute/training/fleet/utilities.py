@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import UsageError
 from . import world
+from .combining import shards
 
 
 class Util:
@@ -102,4 +103,4 @@ class HybridGroup:
 def get_hybrid_communicate_group() -> HybridGroup:
     """The groups of this rank, by the strategy given to `init`."""
     here = world.current()
-    return HybridGroup(here.rank, here.size, here.strategy is not None and here.strategy.shards)
+    return HybridGroup(here.rank, here.size, here.strategy is not None and shards(here.strategy))

@@ -150,8 +150,19 @@ def worker_num() -> int:
     return current().size
 
 
-#: other names of Paddle's
-rank, nranks, world_size = worker_index, worker_num, worker_num
+def rank() -> int:
+    """`worker_index`."""
+    return current().rank
+
+
+def nranks() -> int:
+    """`worker_num`."""
+    return current().size
+
+
+def world_size() -> int:
+    """`worker_num`."""
+    return current().size
 
 
 def local_rank() -> int:
