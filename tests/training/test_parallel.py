@@ -126,8 +126,7 @@ def test_the_same_bits_on_any_number_of_ranks(name: str, options: str, ranks: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", list(NETWORKS)[:3])
+@pytest.mark.parametrize(("name", "zero"), [("resnet18", 1), ("bert-tiny", 0), ("bert-tiny", 2), ("gpt2-tiny", 3)])
 def test_the_same_bits_on_64_ranks(name: str, zero: int) -> None:
     assert run(name, "clip", 64, zero, 64, 64) == run(name, "clip", 1, 0, 64, 64)
 
