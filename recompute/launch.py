@@ -39,7 +39,8 @@ def cores() -> int:
 def command(arguments: argparse.Namespace) -> list[str]:
     """The command line of mpiexec."""
     target = ["-m", arguments.script] if arguments.module else [arguments.script]
-    return [mpiexec(), "-n", str(arguments.nproc), sys.executable, *target, *arguments.arguments]
+    start = [sys.executable, "-m", "recompute.runtime.communication.rank"]
+    return [mpiexec(), "-n", str(arguments.nproc), *start, *target, *arguments.arguments]
 
 
 def launch(arguments: argparse.Namespace) -> int:
