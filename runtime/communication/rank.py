@@ -17,6 +17,11 @@ from pathlib import Path
 _NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
+def started() -> bool:
+    """Whether an MPI launcher has started this process."""
+    return any(name in os.environ for name in _NAMES)
+
+
 def main(arguments: list[str]) -> int:
     """Runs the script in a child, and waits for it; returns the exit code."""
     read, write = os.pipe()

@@ -159,6 +159,12 @@ def checks() -> None:
         assert f"has {n + 1} ranks, but {n} started" in str(e)
     else:
         raise AssertionError("it has no such rank")
+    op = collective("AllToAll", f"i64[{n << 16}]", n).operators[0].op
+    engine.compare(collective("AllToAll", f"i64[{n << 16}]", n))
+    x = np.arange(n << 16)
+    transfer = engine.begin(op, 0, x, np.empty_like(x))
+    assert transfer.done.wait(60)  # while nobody waits for it in MPI: it advances beside the step
+    engine.wait(transfer)
     if n == 4:
         two = Mesh.of(dp=2, tp=2)
         grid = rc.Executor(mesh=two)

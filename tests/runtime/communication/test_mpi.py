@@ -59,6 +59,23 @@ def test_the_bits_of_the_interpreter(n: int) -> None:
     assert sorted(re.findall(rf"rank (\d) of {n}: all is well", out)) == [str(r) for r in range(n)]
 
 
+@needs_mpi
+@pytest.mark.slow
+def test_started_by_mpiexec(tmp_path: Path) -> None:
+    """A script alone, and through the module, as under srun; a module's name."""
+    (tmp_path / "job.py").write_text(
+        "import recompute as rc\nprint('rank', rc.Executor(mesh='dp=2').rank, flush=True)\n"
+    )
+    python, environment = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    for command in (
+        [mpiexec(), "-n", "2", python, str(tmp_path / "job.py")],
+        [mpiexec(), "-n", "2", python, "-m", "recompute.launch", str(tmp_path / "job.py")],
+        [python, "-m", "recompute.launch", "--nproc", "2", "-m", "job"],
+    ):
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        assert sorted(found.stdout.split()) == ["0", "1", "rank", "rank"], found
+
+
 FAULTS = {
     "raise": r"rank {r} has raised ZeroDivisionError: integer division",
     "exit": r"rank {r} has ended its program, and rank \d waits for it at AllToAll number 0 on channel 'dp.parts'",
@@ -90,8 +107,9 @@ def test_one_rank_takes_all_down(what: str, n: int, rank: int) -> None:
 def test_launch_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--nproc", "0", str(RANKS)]) == 2
     assert main(["--nproc", "2", str(tmp_path / "none.py")]) == 2
+    assert main([str(RANKS)]) == 2
     said = capsys.readouterr().err
-    assert "--nproc must be at least 1" in said and "there is no script" in said
+    assert "give --nproc N" in said and "--nproc must be at least 1" in said and "there is no script" in said
 
 
 def test_without_a_launcher(
@@ -105,6 +123,25 @@ def test_without_a_launcher(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["--nproc", "2", str(RANKS)]) == 1
     assert "onnx-recompute[mpi]" in capsys.readouterr().err
+
+
+def test_one_rank_needs_no_mpi() -> None:
+    code = """
+import sys
+sys.modules["mpi4py"] = None
+import numpy as np, recompute as rc
+executor = rc.Executor(mesh="dp=1")
+block = rc.parse('''program p {
+  input %x: f32[2]
+  communicate %s: f32[2] = AllReduce(%x) {axis="dp", ranks=1, number=0}
+  communicate %y: f32[2] = CommWait(%s, %x)
+  output %y
+}''')
+print(executor.rank, executor.mesh, executor.run(rc.Program(block), {"x": np.ones(2, np.float32)}, ["y"]))
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "SLURM"))}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout.startswith("0 dp=1 [array([1., 1.]")
 
 
 def test_without_mpi4py() -> None:
