@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .errors import MissingExtraError, RecomputeError, UsageError, need_extra
 from .runtime.communication.rank import main as rank_of
-from .runtime.communication.rank import started
+from .runtime.communication.started import given_rank
 
 
 def mpiexec() -> str:
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     try:
         given = parser().parse_args(arguments)
-        if given.nproc is None and started():
+        if given.nproc is None and given_rank():
             return rank_of(["-m"] * given.module + [given.script, *given.arguments])
         return launch(given)
     except RecomputeError as e:

@@ -21,7 +21,7 @@ from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
 from .communication.engine import Alone, Engine
-from .communication.rank import started
+from .communication.started import given_rank
 from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
 
@@ -301,7 +301,7 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None) -> Eng
         return engine
     found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     assert found is not None
-    if found.ranks == 1 and not started():
+    if found.ranks == 1 and not given_rank():
         return Alone(found)
     from .communication.mpi import MpiEngine
 

@@ -13,13 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-#: where launchers say which rank a process is
-_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-
-
-def started() -> bool:
-    """Whether an MPI launcher has started this process."""
-    return any(name in os.environ for name in _NAMES)
+from .started import given_rank
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +31,7 @@ def main(arguments: list[str]) -> int:
     said = os.read(read, 1)
     code = os.waitstatus_to_exitcode(status)
     if not said:
-        rank = next((os.environ[n] for n in _NAMES if n in os.environ), "?")
+        rank = given_rank() or "?"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}, and at once"
         _write(f"recompute: rank {rank} (process {child}) {how}; all ranks end\n")
         code = code or 1

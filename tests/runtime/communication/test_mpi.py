@@ -52,10 +52,11 @@ def launched(n: int, *arguments: str, deadline: float = 60) -> tuple[int, str, f
 
 
 @needs_mpi
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_bits_of_the_interpreter(n: int) -> None:
     code, out, _ = launched(n, "checks")
     assert code == 0, out
+    assert "Warning" not in out, out
     assert sorted(re.findall(rf"rank (\d) of {n}: all is well", out)) == [str(r) for r in range(n)]
 
 
