@@ -1,6 +1,6 @@
 """The engine on MPI: a thread and a communicator for each channel.
 
-Blocking calls in a thread of their own overlap with the step on every MPI; its non-blocking collectives do not advance
+A thread of their own is what makes communications overlap with the step on every MPI: non-blocking calls do not advance
 while nobody calls MPI.  Before data move, ranks meet without keeping a core busy (moves.py).
 """
 

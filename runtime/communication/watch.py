@@ -30,7 +30,7 @@ from ...errors import UsageError
 from .engine import now
 
 #: seconds between two looks, for an answer, and the deadline where none is given; deadlines for one that answers
-LOOK, ANSWER, DEADLINE, BUSY = 0.05, 2.0, 60.0, 10
+LOOK, ANSWER, DEADLINE, BUSY = 0.05, 3.0, 60.0, 10
 _TAG = 7
 #: the path under which comparisons of programs are counted
 _COMPARISON = ("", -1)
@@ -61,7 +61,7 @@ class Watch:
         self._compared: Counter[str] = Counter()
         self._deadline, self._given = DEADLINE, False
         self._asked: dict[int, float] = {}
-        self._answers: dict[int, tuple[dict, str]] = {}
+        self._answers: dict[int, tuple[float, dict, str]] = {}
         #: a descriptor to write to when this rank's end was announced (-1: nobody asks)
         self.announce = -1
         self._told: set[str] = set()
@@ -197,7 +197,7 @@ class Watch:
             elif kind == "where":
                 self._send(rank, "here", (self._counts(), self._where()))
             else:
-                self._answers[rank] = what
+                self._answers[rank] = (now(), *what)
         for wait, members in self._waiting():
             self._check_left(wait, members)
             self._check_deadline(wait, members)
@@ -224,16 +224,15 @@ class Watch:
         asked = self._asked.get(id(wait), 0.0)
         if asked < since or now() - asked > self._deadline + ANSWER:  # the first time, or once more
             self._asked[id(wait)] = now()
-            self._answers.clear()
             for rank in members:
                 self._send(rank, "where", None)
         elif now() - asked > ANSWER and wait.since == since:
-            self._judge(wait, members, late)
+            self._judge(wait, members, late, asked)
 
-    def _judge(self, wait: Any, members: dict[int, tuple], late: float) -> None:
+    def _judge(self, wait: Any, members: dict[int, tuple], late: float, asked: float) -> None:
         """Those that have not begun what this rank waits for: stopped, or busy."""
-        silent = [r for r in members if r not in self._answers]
-        busy = {r: self._answers[r][1] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
+        silent = [r for r in members if r not in self._answers or self._answers[r][0] < asked]
+        busy = {r: self._answers[r][2] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
         found = [f"rank {r} gives no sign of life: it is stopped, or cut off" for r in silent]
         found += [f"rank {r} has not begun it: {where}" for r, where in busy.items()]
         text = f"rank {self.rank} has waited for {late:.0f} s at {wait}: {'; '.join(found) or 'all ranks are there'}"
@@ -245,7 +244,7 @@ class Watch:
 
     def _behind(self, rank: int, path: tuple, wait: Any) -> bool:
         """Whether a rank had not begun it when it answered."""
-        return bool(self._answers[rank][0].get(path, 0) <= wait.index)
+        return bool(self._answers[rank][1].get(path, 0) <= wait.index)
 
     def _where(self) -> str:
         """What this rank is at."""

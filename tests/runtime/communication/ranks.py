@@ -180,6 +180,33 @@ def checks() -> None:
     print(f"rank {engine.rank} of {n}: all is well; MPI's own {growth.peak / 2**20:.1f} MiB", flush=True)
 
 
+CHECKED = """program p {{
+  input %i: i64[1]
+  input %x: f32[9000]
+  communicate %s: f32[9000] = AllReduce(%x) {{axis="dp", ranks={n}, number=0}}
+  %y: f32[1] = Gather(%x, %i) {{axis=0}}
+  communicate %z: f32[9000] = CommWait(%s, %x)
+  output %y, %z
+}}"""
+
+
+def caught(number: str) -> None:
+    """A step of one rank fails between a begin and its wait, and the script goes on."""
+    engine = MpiEngine()
+    executor = rc.Executor(engine=engine, schedule=False, providers=("numpy",))
+    program = rc.Program(rc.verify(rc.parse(CHECKED.format(n=engine.mesh.ranks))))
+    x = np.ones(9000, np.float32)
+    executor.run(program, {"i": np.array([1]), "x": x})
+    wrong = engine.rank == int(number)
+    if wrong:
+        print(f"at {time.time()}", flush=True)
+    for again in range(2):
+        try:
+            executor.run(program, {"i": np.array([9999 if wrong else 1]), "x": x})
+        except rc.JobError as e:
+            assert ("a step failed while it communicated" in str(e)) == bool(again), e
+
+
 def fault(what: str, number: str, steps: str = "3") -> None:
     """Steps on all ranks, of which one does something in the middle."""
     engine = MpiEngine()

@@ -105,6 +105,15 @@ def test_one_rank_takes_all_down(what: str, n: int, rank: int) -> None:
     assert end - float(at[1]) < (6 if what == "stop" else 5), out
 
 
+@needs_mpi
+@pytest.mark.slow
+def test_a_step_that_fails_is_told() -> None:
+    code, out, end = launched(2, "caught", "1")
+    said = r"rank 1 has ended its program after an error \(.*index.*\), and rank 0 waits for it at AllGather number 0"
+    assert code != 0 and re.search(said, out), out
+    assert end - float(out.partition("at ")[2].split()[0]) < 5
+
+
 def test_launch_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--nproc", "0", str(RANKS)]) == 2
     assert main(["--nproc", "2", str(tmp_path / "none.py")]) == 2
