@@ -149,7 +149,8 @@ class Watch:
         """Takes the place of sys.excepthook: the traceback, with its rank, and the end of all."""
         text = "".join(traceback.format_exception(kind, error, at))
         _write("".join(f"rank {self.rank}: {line}\n" for line in text.splitlines()))
-        self.abort(f"rank {self.rank} has raised {kind.__name__}: {str(error).partition(chr(10))[0][:300]}")
+        first = str(error).partition("\n")[0][:300]
+        self.abort(f"rank {self.rank} has raised {kind.__name__}{': ' * bool(first)}{first}")
 
     def leave(self) -> None:
         """Waits until all ranks' programs have ended."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from recompute.language.op import op_class
 from recompute.language.types import TensorType
 from recompute.ops.communication.base import tree_sum
 from recompute.testing import evaluate
@@ -27,3 +28,11 @@ def test_the_bits_of_the_tree(x: str, parts: int) -> None:
     assert own.tobytes() == expected.tobytes()
     if parts == 7 and t.dtype == "f32":
         assert expected.tobytes() != sum(np.split(array, parts)[1:], array[: t.shape[0]]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("x", "parts"), [("f32[]", 1), ("f32[5]", 2), ("f32[4]", 0), ("f32[0]", 1 << 30), ("bool[4]", 2)]
+)
+def test_types_that_cannot_be(x: str, parts: int) -> None:
+    with pytest.raises(rc.RecomputeError, match=r"cannot be (divided|added)"):
+        op_class("TreeSum")(parts).infer(TensorType.parse(x))
