@@ -117,10 +117,12 @@ def launched(environment: Mapping[str, str]) -> int | None:
     for name in _SIZES:
         if (size := _number(environment, name)) is not None:
             return size
-    if "PMIX_RANK" in environment or "PMI_RANK" in environment:  # srun
-        return _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
-    if "mpi4py.MPI" in sys.modules:
-        size = int(sys.modules["mpi4py.MPI"].COMM_WORLD.size)
+    if "SLURM_PROCID" in environment and (size := _number(environment, "SLURM_STEP_NUM_TASKS")) is not None:  # srun
+        return size
+    if "PMIX_RANK" in environment or "mpi4py.MPI" in sys.modules:
+        from ...runtime.communication.mpi import load_mpi
+
+        size = int(load_mpi().COMM_WORLD.size)
         return size if size > 1 else None
     return None
 

@@ -99,7 +99,7 @@ def _together(size: int, claim: Claim, strategy: DistributedStrategy | None) -> 
     if known != size:
         raise JobError(
             f"{size} processes were started, but MPI knows of {known}: mpiexec and mpi4py's library are of different "
-            "MPIs; use the mpiexec of the library (python -m recompute.launch finds that of the mpich wheel)"
+            "MPIs (python -m recompute.launch finds the mpiexec of the mpich wheel), or srun needs --mpi=pmi2 or pmix"
         )
     engine = engine_of(Mesh.of(dp=size))
     said = engine.collect("fleet.init", (platform.node(), claim))
