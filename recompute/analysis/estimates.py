@@ -22,7 +22,9 @@ from ..report.memory_text import estimate_text
 from ..training.protocol import AnyOptimizer
 
 #: roles of bytes; "unused" is alignment and gaps of the arena
-ROLES = ("parameter", "optimizer state", "buffer", "input", "activation", "gradient", "scratch", "unused")
+ROLES = (
+    "parameter", "optimizer state", "buffer", "input", "activation", "gradient", "communication", "scratch", "unused"
+)  # fmt: skip
 #: most batches that are compiled for memory as a function of the batch
 _MOST_BATCHES = 20
 _KIND = {
@@ -206,13 +208,11 @@ def estimate_step(
     block = step.program.block
     at = memory_report(block).peak_at
     held = holdings(block)
-    roles = dict.fromkeys(ROLES, 0)
     layers: dict[str, int] = {}
     for h in held:
-        roles[h.role] += h.bytes
         layers[h.layer] = layers.get(h.layer, 0) + h.bytes
     f = step.figures
-    roles["unused"] = f.peak_bytes - sum(h.bytes for h in held)
+    roles = by_role(held, f.peak_bytes)
     if roles["unused"]:
         layers["(unused)"] = roles["unused"]
     moment = PeakMoment(at, len(block.operators), "", "")
@@ -228,6 +228,15 @@ def estimate_step(
         checkpoints=checkpoint_worth(plain, step), notes=step.plan.notes if step.plan else (), by_batch=by_batch,
         costs=step.cost.name,
     )  # fmt: skip
+
+
+def by_role(held: Iterable[Holding], peak: int) -> dict[str, int]:
+    """Bytes of a peak by role; they add up to it."""
+    roles = dict.fromkeys(ROLES, 0)
+    for h in held:
+        roles[h.role] += h.bytes
+    roles["unused"] = peak - sum(roles.values())
+    return roles
 
 
 # -- what is alive ----------------------------------------------------------------------------------------------------
@@ -273,9 +282,14 @@ def roles_of(block: Block) -> dict[str, str]:
         found.update((v.name, role) for v in values)
     found.update((c.value.name, "buffer") for c in block.constants)
     for op in block.operators:
+        kind = "communication" if op.op.communicates else _KIND[op.role]
         for v in op.writes():
-            found.setdefault(v.name, _KIND[op.role])
+            found.setdefault(v.name, kind)
         found.update((v.name, "scratch") for v in op.scratch)
+        if op.op.moves_data and op.views():  # what a rank received, under another shape
+            source = next(op.reads(), None)
+            if source is not None and found.get(source.name) == "communication":
+                found.update((v.name, "communication") for v in op.writes())
     return found
 
 

@@ -95,8 +95,29 @@ class Steps:
 
     @property
     def default_batch(self) -> int:
-        """The default batch."""
-        return self._source.default
+        """The default batch: of all ranks, if there are several."""
+        return self._source.default * (self.micro_batches if self.open_batch else 1)
+
+    @property
+    def parallel(self) -> Any:
+        """The options of data parallelism of the optimizer, if it has some."""
+        return getattr(self._optimizer, "_parallel", None)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of all ranks, of which a batch is a multiple; 1 without data parallelism."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, RecomputeOptimizer) or optimizer._parallel is None:
+            return 1
+        return int(optimizer._parallel.pieces(optimizer._merge))
+
+    def for_ranks(self, parallel: Any) -> Steps:
+        """The same steps with other options of data parallelism."""
+        found = copy.copy(self)
+        found._optimizer = copy.copy(self._optimizer)
+        found._optimizer._parallel = parallel
+        found._figures, found._numbered = {}, {}
+        return found
 
     def batch(self, wanted: int | None) -> int:
         """The batch to compile for.  UsageError for less than 1, or if the model fixes another."""
@@ -108,6 +129,11 @@ class Steps:
             raise UsageError(
                 f"{self.name} fixes its batch at {self._source.fixed}: it cannot be compiled for {wanted}. "
                 "Give a model whose first dimension is dynamic"
+            )
+        if wanted % self.micro_batches:
+            raise UsageError(
+                f"a batch of {wanted} cannot be cut into {self.micro_batches} equal micro-batches, shared by "
+                f"{self.parallel.ranks} ranks: the batch is that of all ranks; give a multiple of {self.micro_batches}"
             )
         return int(wanted)
 

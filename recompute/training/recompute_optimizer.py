@@ -153,7 +153,14 @@ class RecomputeOptimizer(WrappedOptimizer):
         return found
 
     def without_growing(self, batch: int) -> tuple[RecomputeOptimizer, int]:
-        """The same for a program that was made at the batch of all micro-batches of `batch`; how many these are."""
+        """The same for a program that was made at the batch of all micro-batches of `batch`; how many these are.
+
+        Of ranks, `batch` is that of all of them.
+        """
+        if self._parallel is not None:
+            found = copy.copy(self)
+            found._parallel = dataclasses.replace(self._parallel, batch=batch)
+            return found, 1
         if self._merge is None:
             return self, 1
         found = copy.copy(self)
