@@ -29,7 +29,8 @@ class Exchange:
         """What the operator begins."""
         op, out = operator.op, next(operator.writes())
         assert isinstance(op, Communication)
-        found = self.network.transfer(op, next((v.type for v in operator.reads()), None), out.type, self.mesh, self.rank)
+        sent = next((v.type for v in operator.reads()), None)
+        found = self.network.transfer(op, sent, out.type, self.mesh, self.rank)
         return Flight(out.name, sum(found.bytes.values()), found.seconds, (op.queue, *found.bytes))
 
 

@@ -17,6 +17,7 @@ from ..communication.links import ACROSS, INSIDE, Network
 from ..communication.mesh import Mesh
 from ..communication.verify_ranks import verify_ranks
 from ..compiling.compiler import CompiledStep
+from ..compiling.steps import Steps
 from ..cost import CostModel, link_of
 from ..errors import UsageError, VerifyError
 from ..language.ir import Block, Free, Operator, Role, Value
@@ -24,9 +25,9 @@ from ..ops.communication.base import Communication
 from ..passes.communication.clock import Exchange, times
 from ..report.ranks_text import ranks_text
 from ..training.optimizers import RecomputeOptimizer
-from ..training.parallel import Parallel
+from ..training.parallel import DataParallel, Parallel
 from ..training.protocol import AnyOptimizer
-from .estimates import by_role, holdings
+from .alive import by_role, holdings
 
 #: a step of a rank with other options of data parallelism
 Compile = Callable[[Parallel], CompiledStep]
@@ -141,8 +142,6 @@ def among_ranks(
 ) -> AnyOptimizer:
     """The optimizer, data parallel on a mesh.  UsageError for `zero` or `micro_batches` without a mesh."""
     if mesh is not None:
-        from ..training.parallel import DataParallel
-
         return DataParallel(optimizer, mesh_of(mesh), zero=zero, micro_batches=micro_batches)
     if zero:
         raise UsageError(f"zero={zero} divides state among ranks, but there is no mesh: give one, such as mesh='dp=8'")
@@ -194,6 +193,21 @@ def estimate_ranks(
         stalled_seconds=clock.stalls, one_rank_seconds=alone,
         efficiency=None if alone is None else _share(alone, total), notes=more,
     )  # fmt: skip
+
+
+def ranks_of_steps(
+    steps: Steps, batch: int, plain: CompiledStep, step: CompiledStep, network: Network | str | None
+) -> RanksEstimate | None:
+    """The estimate of steps at a batch; None without data parallelism."""
+    parallel = steps.parallel
+    if parallel is None:
+        return None
+
+    def compiled(other: Parallel) -> CompiledStep:
+        return steps.for_ranks(other).compile(batch if other.batch is None else other.batch)
+
+    between = network_of(network, parallel.mesh)
+    return estimate_ranks(plain, step, parallel, steps.micro_batches, compiled, between)
 
 
 def _class(step: CompiledStep, ranks: int) -> RankClass:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import itertools
 import math
 import os
@@ -21,7 +22,7 @@ from ..importer import load as onnx_import
 from ..importer.convert import prepare
 from ..importer.model import open_dimensions, read_model
 from ..language.ir import Block, Role
-from ..language.program import Program, Variable
+from ..language.program import Compiled, Program, Variable
 from ..language.verify import trusted
 from ..models.common import parameters
 from ..passes import RecomputePlan, Target
@@ -172,6 +173,15 @@ class Steps:
             step = compile_step(program, loss, optimizer, checkpoints=names, offload=offload, target=self.target)
         self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
+
+    def compiled(self, batch: int, kept: Kept = None) -> CompiledStep:
+        """The compiled step with checkpoints or with a plan (of `fitting`)."""
+        if not isinstance(kept, RecomputePlan):
+            return self.compile(batch, kept)
+        step = self.compile(batch)
+        made = self._sliced(batch, kept).carry_out(kept, False)
+        step.program.lower_to(Compiled(made.compiled, made.block, self.target))
+        return dataclasses.replace(step, plan=made.plan, figures=figures(made.compiled, self.cost, made.block))
 
     def fitting(self, batch: int) -> Fitting:
         """The step without recomputation, as input of planners.  UsageError if the model is already a training step."""
