@@ -117,7 +117,8 @@ def mesh_of(mesh: Mesh | str) -> Mesh:
     found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     if not isinstance(found, Mesh):
         raise UsageError(f"mesh must be a recompute.Mesh, or a text such as 'dp=8', not {mesh!r}")
-    found.size("dp")
+    if "dp" not in dict(found.axes):
+        raise UsageError(f"mesh {found}: it has no axis 'dp', along which ranks share the batch: give dp=N")
     for axis, size in found.axes:
         if axis != "dp" and size > 1:
             raise UsageError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..report import pictures
 from . import memory as cli_memory
 from . import plan as cli_plan
+from . import ranks as cli_ranks
 from .parsing import Parser, group_option, real, whole
 
 EPILOG = """\
@@ -18,6 +19,7 @@ examples:
   recompute-compile resnet50 --memory-budget 16GiB --max-batch
   recompute-compile resnet50 --batch 64 --memory-budget 60% --save-plan plan.json
   recompute-compile resnet50 --batch 64 --memory-budget 50% --compare
+  recompute-compile bert-base --mesh dp=16 --zero 2 --batch 512 --link node=8,nvlink=450GB/s,net=50GB/s
   recompute-compile model.onnx --input-shapes x:[64,3,224,224] --checkpoints @kept.txt -o step.onnx --json step.json
 
 exit codes: 0 success, 1 the job failed (a broken file, an unsupported operator), 2 the request was wrong,
@@ -56,6 +58,7 @@ def parser() -> Parser:
     )
     cli_memory.add_arguments(p)
     cli_plan.add_arguments(p)
+    cli_ranks.add_arguments(p)
     pictures.add_arguments(p)
     run = p.add_argument_group("what to run")
     run.add_argument("--run", type=whole, metavar="N", help="train N steps and report the measured peak")
