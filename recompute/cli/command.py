@@ -314,7 +314,10 @@ class _Job(ModelJob):
         def recompile(names: list[str]) -> Any:
             return self.compile(program, loss, checkpoints=names)
 
-        for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
+        from .ranks import exchange
+
+        pictures = Pictures(self.report, program, plain, step, recompile, self.seconds, exchange(self.args))
+        for path in pictures.write(self.args):
             self.report.pictures.append(str(path))
             self.written.append((path, ""))
 

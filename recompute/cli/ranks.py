@@ -122,3 +122,12 @@ def estimate(job: Job, program: Any, loss: str, plain: Any, step: Any) -> None:
 
     found = estimate_ranks(plain, step, parallel, args.pieces, compiled, args.network)
     job.report.ranks, job.estimated = found.to_dict(), found
+
+
+def exchange(args: argparse.Namespace) -> Any:
+    """How rank 0 communicates; None where that is not known."""
+    if args.network is None:
+        return None
+    from ..passes.communication.clock import Exchange
+
+    return Exchange(args.network, args.ranks)
