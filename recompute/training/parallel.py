@@ -81,7 +81,7 @@ class Parallel:
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
-        return Sharded(self.axis, self.ranks, self.share.rank, pieces)
+        return Sharded(self.axis, self.ranks, self.share.rank, pieces, again=self.zero == 3)
 
     def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
         """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""
