@@ -78,7 +78,7 @@ class MicroBatch:
 
 
 def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, own: int) -> MicroBatch:
-    """The step with one slice of a region that holds the forward and the backward pass; `own` of the slices run here."""
+    """The step with one slice of a region that holds the forward and the backward pass; `own`: slices run here."""
     block, b = graph.block, Builder.on(graph.block)
     one = _OneSlice(block, b, region, wanted, alone=own == 1)
     size = bounds(region.size, pieces)[0][1]

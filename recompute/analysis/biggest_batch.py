@@ -24,7 +24,7 @@ from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
 from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
-from .ranks import RanksEstimate, among_ranks, ranks_of_steps
+from .ranks import RanksEstimate, among_ranks, network_of, ranks_of_steps
 from .strategies import Strategy, best_k, fixed_strategies, in_slices, lowest_plan
 
 #: the first batch of the search
@@ -155,6 +155,8 @@ def max_batch_of(
     """`max_batch` of steps, with a line of progress before each program is compiled."""
     if network is not None and steps.parallel is None:
         raise UsageError("network is between ranks, but there is no mesh: give one, such as mesh='dp=8'")
+    if steps.parallel is not None:
+        network_of(network, steps.parallel.mesh)
     if not steps.open_batch:
         raise UsageError(
             f"{steps.name} fixes its batch at {steps.default_batch}, so that it cannot be chosen. "
@@ -196,8 +198,7 @@ def _ranks(steps: Steps, found: Mapping[Strategy, int], network: Network | str |
     if steps.parallel is None:
         return None
     best = max(found, key=lambda s: found[s])
-    plain = steps.compile(found[best])
-    return ranks_of_steps(steps, found[best], plain, steps.compiled(found[best], best.kept), network)
+    return ranks_of_steps(steps, found[best], best.kept, steps.compile(found[best]), network)
 
 
 def _planned(

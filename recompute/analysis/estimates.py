@@ -203,7 +203,7 @@ def estimate_steps(
     step = plain if steps.asked is None else steps.compile(batch, steps.asked)
     by_batch = _by_batch(steps, batch, step, progress) if steps.open_batch else None
     found = estimate_step(steps.name, batch, plain, step, by_batch)
-    return dataclasses.replace(found, ranks=ranks_of_steps(steps, batch, plain, step, network))
+    return dataclasses.replace(found, ranks=ranks_of_steps(steps, batch, steps.asked, plain, network))
 
 
 def _by_batch(steps: Steps, batch: int, step: CompiledStep, progress: Callable[[str], None]) -> BatchFunction:

@@ -1,14 +1,15 @@
 """What a step of many ranks takes, before anything runs: memory of each rank, bytes on each link, time, efficiency.
 
 Rank 0's program is compiled for real, so that its peak is exact.  Programs of other ranks differ from it in attributes
-alone, such as which rows they read: the last rank's is compiled, too, and compared value by value, and the verifier of
-all ranks runs over all.
+alone, such as which rows they read: others are compiled, too, and compared value by value, as many as it takes to know
+the memory of all, and the verifier of all ranks runs over all.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,12 @@ from ..communication.links import ACROSS, INSIDE, Network
 from ..communication.mesh import Mesh
 from ..communication.verify_ranks import verify_ranks
 from ..compiling.compiler import CompiledStep
-from ..compiling.steps import Steps
+from ..compiling.steps import Kept, Steps
 from ..cost import CostModel, link_of
 from ..errors import UsageError, VerifyError
 from ..language.ir import Block, Free, Operator, Role, Value
 from ..ops.communication.base import Communication
+from ..passes import ALIGNMENT
 from ..passes.communication.clock import Exchange, times
 from ..report.ranks_text import ranks_text
 from ..training.optimizers import RecomputeOptimizer
@@ -34,11 +36,19 @@ Compile = Callable[[Parallel], CompiledStep]
 
 
 @dataclass(frozen=True)
-class RankClass:
-    """Ranks `first` to `last` (inclusive), whose programs take the same memory: bytes at the peak, by role."""
+class Makers:
+    """What compiles steps of other ranks: `plain` without recomputation, `same` with that of rank 0's step."""
 
-    first: int
-    last: int
+    plain: Compile
+    same: Compile
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks whose programs take the same memory: which they are, how many, and bytes at the peak, by role."""
+
+    ranks: str
+    count: int
     peak_bytes: int
     arena_bytes: int
     persistent_bytes: int
@@ -163,20 +173,21 @@ def at_parallel(optimizer: AnyOptimizer, parallel: Parallel) -> RecomputeOptimiz
 
 
 def estimate_ranks(
-    plain: CompiledStep, step: CompiledStep, parallel: Parallel, pieces: int, compiled: Compile, network: Network | None
+    plain: CompiledStep, step: CompiledStep, parallel: Parallel, pieces: int, make: Makers, network: Network | None
 ) -> RanksEstimate:
     """The estimate of a compiled step of rank 0, given the plain one (which may be the same).
 
-    `pieces`: micro-batches of all ranks; `compiled` compiles a plain step for others.
+    `pieces`: micro-batches of all ranks.
     """
     mesh, ranks = parallel.mesh, parallel.ranks
     block, cost = step.program.block, step.cost
     local = block.batch
     whole = None if local is None else local * ranks
-    check_all_ranks(plain, parallel, compiled)
+    programs = programs_of(step, parallel, make.same)
+    verify_ranks([programs[r % len(programs)].program.block for r in range(ranks)], mesh)
     found = RanksEstimate(
         mesh=str(mesh), ranks=ranks, zero=parallel.zero, micro_batches=pieces, batch=whole, batch_per_rank=local,
-        classes=(_class(step, ranks),), channels=channels_of(block), links=(),
+        classes=classes_of(programs, ranks), channels=channels_of(block), links=(),
         compute_seconds=compute_seconds(block, cost), costs=cost.name,
     )  # fmt: skip
     if network is None:
@@ -187,7 +198,7 @@ def estimate_ranks(
         dataclasses.replace(c, seconds=busy.get(c.channel, 0.0), share=_share(busy.get(c.channel, 0.0), total))
         for c in found.channels
     )
-    alone, more = _one_rank(plain, step, parallel, pieces, compiled, whole)
+    alone, more = _one_rank(plain, step, parallel, pieces, make.plain, whole)
     return dataclasses.replace(
         found, network=str(network), channels=channels, links=_links(block, network, mesh, total),
         step_seconds=total, communication_seconds=clock.moving, hidden_seconds=clock.hidden,
@@ -197,25 +208,20 @@ def estimate_ranks(
 
 
 def ranks_of_steps(
-    steps: Steps, batch: int, plain: CompiledStep, step: CompiledStep, network: Network | str | None
+    steps: Steps, batch: int, kept: Kept, plain: CompiledStep, network: Network | str | None
 ) -> RanksEstimate | None:
-    """The estimate of steps at a batch; None without data parallelism."""
+    """The estimate of steps at a batch, with checkpoints or a plan; None without data parallelism."""
     parallel = steps.parallel
     if parallel is None:
         return None
+    step = plain if kept is None else steps.compiled(batch, kept)
 
-    def compiled(other: Parallel) -> CompiledStep:
-        return steps.for_ranks(other).compile(batch if other.batch is None else other.batch)
+    def made(other: Parallel, kept: Kept = None) -> CompiledStep:
+        return steps.for_ranks(other).compiled(batch if other.batch is None else other.batch, kept)
 
+    make = Makers(made, lambda other: made(other, kept))
     between = network_of(network, parallel.mesh)
-    return estimate_ranks(plain, step, parallel, steps.micro_batches, compiled, between)
-
-
-def _class(step: CompiledStep, ranks: int) -> RankClass:
-    """All ranks, as rank 0's program has it."""
-    f = step.figures
-    roles = by_role(holdings(step.program.block), f.peak_bytes)
-    return RankClass(0, ranks - 1, f.peak_bytes, f.arena_bytes, f.persistent_bytes, roles)
+    return estimate_ranks(plain, step, parallel, steps.micro_batches, make, between)
 
 
 def _share(part: float, whole: float) -> float:
@@ -260,7 +266,7 @@ def _links(block: Block, network: Network, mesh: Mesh, seconds: float) -> tuple[
 
 
 def _one_rank(
-    plain: CompiledStep, step: CompiledStep, parallel: Parallel, pieces: int, compiled: Compile, batch: int | None
+    plain: CompiledStep, step: CompiledStep, parallel: Parallel, pieces: int, made: Compile, batch: int | None
 ) -> tuple[float | None, tuple[str, ...]]:
     """The time of one rank alone on a rank's share of the batch, with the same recomputation; notes."""
     if parallel.ranks == 1:
@@ -271,7 +277,7 @@ def _one_rank(
         batch=None if batch is None else batch // ranks,
     )  # fmt: skip
     try:
-        one = compiled(alone)
+        one = made(alone)
     except UsageError as e:
         return None, (f"no efficiency: the step of one rank alone cannot be compiled: {e}",)
     again = _repeated(step) - _repeated(plain)
@@ -286,39 +292,83 @@ def _repeated(step: CompiledStep) -> float:
 # -- that all ranks are alike -----------------------------------------------------------------------------------------
 
 
-def check_all_ranks(plain: CompiledStep, parallel: Parallel, compiled: Compile) -> None:
-    """VerifyError unless the last rank's program takes the same memory at every moment as rank 0's, and all of them
-    communicate without waiting for each other for ever."""
-    first, last = plain.program.block, plain.program.block
-    if parallel.ranks > 1:
-        last = compiled(dataclasses.replace(parallel, rank=parallel.mesh.ranks - 1)).program.block
-    if shape_of(first) != shape_of(last):
-        raise VerifyError(
-            f"the programs of ranks 0 and {parallel.mesh.ranks - 1} of the mesh {parallel.mesh} take different memory: "
-            "this is a bug in the compiler"
-        )
-    verify_ranks([first] * (parallel.mesh.ranks - 1) + [last], parallel.mesh)
+def programs_of(step: CompiledStep, parallel: Parallel, same: Compile) -> list[CompiledStep]:
+    """The compiled steps of the first ranks, of which those of all others are repetitions: rank r has the memory of
+    rank r modulo their number.
+
+    Programs of ranks differ in attributes alone, of which memory depends on one: where a rank's part of a whole value
+    begins, which is a view where that is a multiple of the alignment (and the best order of operators may depend on
+    it).  These places are multiples of the rank's number: so if rank p has the memory of rank 0, with p a power of two,
+    everything repeats after p ranks, and the alignment is the largest such p.  VerifyError if programs have different
+    operators.
+    """
+    known = {0: step}
+    period = 1
+    while period < min(parallel.ranks, ALIGNMENT):
+        known[period] = same(dataclasses.replace(parallel, rank=period))
+        if shape_of(known[period].program.block) == shape_of(step.program.block):
+            break
+        period *= 2
+    for rank in range(min(period, parallel.ranks)):
+        known[rank] = known.get(rank) or same(dataclasses.replace(parallel, rank=rank))
+    for rank, other in known.items():
+        if _operators(other.program.block) != _operators(step.program.block):
+            raise VerifyError(
+                f"the programs of ranks 0 and {rank} of the mesh {parallel.mesh} have different operators: this is a "
+                "bug in the compiler"
+            )
+    return [known[rank] for rank in range(min(period, parallel.ranks))]
+
+
+def _operators(block: Block) -> Counter[Any]:
+    """How many operators there are of each kind, with the same types."""
+    real = (o for o in block.operators if not isinstance(o.op, Free))
+    return Counter((o.op.name, o.role, tuple(str(v.type) for v in (*o.reads(), *o.writes()))) for o in real)
+
+
+def classes_of(programs: list[CompiledStep], ranks: int) -> tuple[RankClass, ...]:
+    """Ranks with the same peak, the same arena and the same persistent bytes, given the steps that repeat."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(ranks):
+        f = programs[rank % len(programs)].figures
+        members.setdefault((f.peak_bytes, f.arena_bytes, f.persistent_bytes), []).append(rank)
+    found = []
+    for (peak, arena, persistent), mine in members.items():
+        held = holdings(programs[mine[0] % len(programs)].program.block)
+        found.append(RankClass(_named(mine), len(mine), peak, arena, persistent, by_role(held, peak)))
+    return tuple(found)
+
+
+def _named(ranks: list[int]) -> str:
+    """Numbers of ranks as text, in order."""
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]:,} to {ranks[-1]:,}" if len(ranks) > 1 else f"{ranks[0]:,}"
+    few = [f"{r:,}" for r in ranks[:4]]
+    return ", ".join([*few, "..."] if len(ranks) > 4 else few)
 
 
 def shape_of(block: Block) -> tuple[Any, ...]:
-    """What decides the memory of a compiled block: operators and their values by number, each value's type, address.
+    """What decides the memory of a compiled block: operators, their values by number, types and addresses.
 
     Names may differ: those of slices say which rows they hold.
     """
     numbers: dict[str, int] = {}
-    values: list[Any] = []
+    types: list[Any] = []
+    addresses: list[int | None] = []
 
     def number(v: Value | None) -> int:
         if v is None:
             return -1
         if v.name not in numbers:
             numbers[v.name] = len(numbers)
-            values.append((v.type, block.addresses.get(v.name)))
+            types.append(v.type)
+            addresses.append(block.addresses.get(v.name))
         return numbers[v.name]
 
     declared = tuple(map(number, block.declared()))
     rows = tuple(
         (o.op.name, o.kernel, *(tuple(map(number, part)) for part in (o.inputs, o.outputs, o.scratch)))
         for o in block.operators
+        if not isinstance(o.op, Free)
     )
-    return declared, rows, tuple(values)
+    return declared, rows, tuple(types), tuple(addresses)

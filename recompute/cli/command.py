@@ -190,7 +190,6 @@ class _Job(ModelJob):
     def optimizer(self, rate: Any = None, clip: Any = None) -> Any:
         """A new optimizer, with the slices of --slice."""
         from ..training.optimizers import RecomputeOptimizer
-
         from .ranks import among_ranks
 
         found = super().optimizer(rate, clip)

@@ -109,18 +109,25 @@ def estimate(job: Job, program: Any, loss: str, plain: Any, step: Any) -> None:
     args = job.args
     if args.ranks is None:
         return
-    from ..analysis.ranks import at_parallel, estimate_ranks
+    from ..analysis.ranks import Makers, at_parallel, estimate_ranks
     from ..compiling.compiler import compile_step
     from .values import target_of
 
     batch = program.block.batch
     parallel = sharing(args, job.optimizer(), program)._parallel
 
-    def compiled(other: Any) -> Any:
+    def made(other: Any, **kept: Any) -> Any:
         there = other if other.batch is not None else dataclasses.replace(other, batch=batch)
-        return compile_step(program, loss, at_parallel(job.optimizer(), there), target=target_of(args))
+        return compile_step(program, loss, at_parallel(job.optimizer(), there), target=target_of(args), **kept)
 
-    found = estimate_ranks(plain, step, parallel, args.pieces, compiled, args.network)
+    kept: dict[str, Any] = {}
+    if step is not plain and step.planned is None:
+        kept = {"checkpoints": job.report.checkpoints}
+    elif step is not plain:
+        own = tuple(s for s in step.plan.slices if "@" not in s)
+        kept = {"plan": dataclasses.replace(step.plan, slices=own)} if step.plan.reruns or own else {}
+    make = Makers(made, lambda other: made(other, **kept))
+    found = estimate_ranks(plain, step, parallel, args.pieces, make, args.network)
     job.report.ranks, job.estimated = found.to_dict(), found
 
 

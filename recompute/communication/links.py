@@ -25,7 +25,7 @@ LATENCY = 5e-6
 #: the names of the two links: within a node, and between nodes
 INSIDE, ACROSS = "nvlink", "net"
 _RATES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 _FORM = "node=RANKS,nvlink=RATE,net=RATE,latency=TIME, such as node=8,nvlink=450GB/s,net=50GB/s,latency=5us"
 
 
@@ -180,7 +180,7 @@ def _seconds(text: str, value: str) -> float:
         amount = math.nan
     if match is None or not 0 <= amount < math.inf:
         raise UsageError(f"link '{text}': latency must be a time, such as 5us, not '{value}'")
-    return amount * _TIMES[match[2]]
+    return amount / _PER_SECOND[match[2]]
 
 
 def traffic_of(block: Block) -> dict[str, Traffic]:

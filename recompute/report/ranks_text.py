@@ -27,7 +27,7 @@ def ranks_text(e: Any) -> str:
 
 
 def _memory(e: Any) -> str:
-    names = [f"ranks {c.first:,} to {c.last:,}" if c.first < c.last else f"rank {c.first:,}" for c in e.classes]
+    names = [f"rank{'s' if c.count > 1 else ''} {c.ranks}" for c in e.classes]
     table = _table("peak of each rank, by role", *names)
     roles = [r for r in e.classes[0].by_role if any(c.by_role[r] for c in e.classes)]
     for role in roles:

@@ -68,8 +68,8 @@ class Timeline:
     """The operators and allocations of a planned block.
 
     `operators`: without frees; `positions`: index of each in `block.operators`; `persistent`: bytes of persistent
-    values by role; `seconds`: estimated time of each operator; of a wait for other ranks, that of waiting.  `transfers`:
-    communication beside the operators, where a network is known.
+    values by role; `seconds`: estimated time of each operator (of a wait for other ranks, that of waiting);
+    `transfers`: communication beside the operators, where a network is known.
     """
 
     block: Block
