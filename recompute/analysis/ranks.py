@@ -25,6 +25,7 @@ from ..language.ir import Block, Free, Operator, Role, Value
 from ..ops.communication.base import Communication
 from ..passes import ALIGNMENT
 from ..passes.communication.clock import Exchange, times
+from ..passes.memory.memory_plan import collect_lifetimes
 from ..report.ranks_text import ranks_text
 from ..training.optimizers import RecomputeOptimizer
 from ..training.parallel import DataParallel, Parallel
@@ -348,13 +349,12 @@ def _named(ranks: list[int]) -> str:
 
 
 def shape_of(block: Block) -> tuple[Any, ...]:
-    """What decides the memory of a compiled block: operators, their values by number, types and addresses.
+    """What decides the memory of a compiled block: operators, their values by number, types, allocations.
 
-    Names may differ: those of slices say which rows they hold.
+    Names may differ: those of slices say which rows they hold.  So may addresses of views, which begin at these rows.
     """
     numbers: dict[str, int] = {}
     types: list[Any] = []
-    addresses: list[int | None] = []
 
     def number(v: Value | None) -> int:
         if v is None:
@@ -362,7 +362,6 @@ def shape_of(block: Block) -> tuple[Any, ...]:
         if v.name not in numbers:
             numbers[v.name] = len(numbers)
             types.append(v.type)
-            addresses.append(block.addresses.get(v.name))
         return numbers[v.name]
 
     declared = tuple(map(number, block.declared()))
@@ -371,4 +370,5 @@ def shape_of(block: Block) -> tuple[Any, ...]:
         for o in block.operators
         if not isinstance(o.op, Free)
     )
-    return declared, rows, tuple(types), tuple(addresses)
+    held = tuple((numbers[x.name], x.size, x.start, x.end) for x in collect_lifetimes(block))
+    return declared, rows, tuple(types), held
