@@ -108,8 +108,8 @@ def before_loading(job: Job, more: bool) -> bool:
             from ..passes.planners.core.watch import Watch
 
             watch = Watch(effort=args.effort or 1.0, seconds=args.seconds)
-            more: dict[str, Any] = {"slicing": not args.no_slicing, "network": args.network}
-            found = max_batch_of(steps, args.budget.bytes, progress, watch, **more)
+            options: dict[str, Any] = {"slicing": not args.no_slicing, "network": args.network}
+            found = max_batch_of(steps, args.budget.bytes, progress, watch, **options)
             job.report.max_batch = found.to_dict()
             job.report.ranks = job.report.max_batch.pop("ranks")
             job.report.optimizer = args.optimizer.lower()

@@ -11,7 +11,7 @@ from .job import Job
 from .parsing import whole
 
 #: options that run or write one program, or that compare plans without ranks
-_EXCLUDED = ("run", "check", "output", "dump_ir", "offload", "compare", "pareto", "save_problem")
+_EXCLUDED = ("run", "check", "output", "dump_ir", "compare", "pareto", "save_problem")
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:

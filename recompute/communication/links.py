@@ -156,7 +156,7 @@ def _network(text: str, found: dict[str, str]) -> Network:
     if ranks == 1 and not rates[1]:
         raise UsageError(f"link '{text}': nodes of one rank need a rate between them, such as {ACROSS}=50GB/s")
     latency = found.get("latency")
-    return Network(ranks, *rates, LATENCY if latency is None else _seconds(text, latency))
+    return Network(ranks, rates[0], rates[1], LATENCY if latency is None else _seconds(text, latency))
 
 
 def _rate(text: str, name: str, value: str) -> float:

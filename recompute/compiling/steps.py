@@ -114,9 +114,10 @@ class Steps:
 
     def for_ranks(self, parallel: Any) -> Steps:
         """The same steps with other options of data parallelism."""
-        found = copy.copy(self)
-        found._optimizer = copy.copy(self._optimizer)
-        found._optimizer._parallel = parallel
+        found, optimizer = copy.copy(self), copy.copy(self._optimizer)
+        assert isinstance(optimizer, RecomputeOptimizer)
+        optimizer._parallel = parallel
+        found._optimizer = optimizer
         found._figures, found._numbered = {}, {}
         return found
 
