@@ -13,8 +13,8 @@ from typing import Any
 
 from ..budgets import parse_bytes
 from ..communication.links import Network
-from ..communication.mesh import Mesh
-from ..compiling.steps import Loss, Model, Steps
+from ..compiling.sources import Model
+from ..compiling.steps import Loss, Steps
 from ..errors import MissingExtraError, UsageError
 from ..passes import Target
 from ..passes.planners.core.watch import Watch
@@ -24,7 +24,7 @@ from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
 from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
-from .ranks import RanksEstimate, among_ranks, network_of, ranks_of_steps
+from .ranks import RanksEstimate, network_of, ranks_given, ranks_of_steps
 from .strategies import Strategy, best_k, fixed_strategies, in_slices, lowest_plan
 
 #: the first batch of the search
@@ -114,10 +114,6 @@ def max_batch(
     target: Target | None = None,
     effort: float | None = None,
     seconds: float | None = None,
-    mesh: Mesh | str | None = None,
-    zero: int = 0,
-    micro_batches: int | None = None,
-    network: Network | str | None = None,
     **fields: Any,
 ) -> MaxBatch:
     """The biggest batch whose peak, all that the executor allocates, is at most `budget` bytes (or `"16GiB"`).
@@ -134,7 +130,7 @@ def max_batch(
     """
     check_limits(effort, seconds)
     slicing = bool(fields.pop("slicing", True))
-    optimizer = among_ranks(optimizer or Adam(), mesh, zero, micro_batches)
+    optimizer, network = ranks_given(optimizer or Adam(), fields)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         target=target_given(target, fields, "max_batch"),

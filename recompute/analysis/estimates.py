@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..communication.links import Network
-from ..communication.mesh import Mesh
 from ..compiling.compiler import CompiledStep
-from ..compiling.steps import Loss, Model, Steps
+from ..compiling.sources import Model
+from ..compiling.steps import Loss, Steps
 from ..cost import operator_cost
 from ..errors import UsageError
 from ..language.ir import Block, Free, Operator, Role
@@ -22,7 +22,7 @@ from ..report.memory_text import estimate_text
 from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
 from .alive import Holding, by_role, holdings
-from .ranks import RanksEstimate, among_ranks, ranks_of_steps
+from .ranks import RanksEstimate, ranks_given, ranks_of_steps
 
 #: most batches that are compiled for memory as a function of the batch
 _MOST_BATCHES = 20
@@ -163,10 +163,6 @@ def estimate(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
     target: Target | None = None,
-    mesh: Mesh | str | None = None,
-    zero: int = 0,
-    micro_batches: int | None = None,
-    network: Network | str | None = None,
     **fields: Any,
 ) -> Estimate:
     """Estimates memory and time of a training step of `model`, without running it or allocating its weights.
@@ -180,7 +176,7 @@ def estimate(
     such as "node=8,nvlink=450GB/s,net=50GB/s"; without it, times of communication are unknown.
     UsageError if dimensions other than the batch are dynamic, or if the model fixes another batch.
     """
-    optimizer = among_ranks(optimizer or Adam(), mesh, zero, micro_batches)
+    optimizer, network = ranks_given(optimizer or Adam(), fields)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         target=target_given(target, fields, "estimate"),

@@ -162,6 +162,16 @@ def among_ranks(
     return optimizer
 
 
+def ranks_given(optimizer: AnyOptimizer, options: dict[str, Any]) -> tuple[AnyOptimizer, Network | str | None]:
+    """The optimizer, data parallel as options say (`mesh`, `zero`, `micro_batches`), and the `network`; all of them are
+    removed from `options`."""
+    given = {
+        name: options.pop(name, default) for name, default in (("mesh", None), ("zero", 0), ("micro_batches", None))
+    }
+    network = options.pop("network", None)
+    return among_ranks(optimizer, **given), network
+
+
 def at_parallel(optimizer: AnyOptimizer, parallel: Parallel) -> RecomputeOptimizer:
     """A data-parallel optimizer with other options."""
     assert isinstance(optimizer, RecomputeOptimizer)

@@ -50,12 +50,9 @@ def parser() -> Parser:
     )
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
-    out.add_argument(
-        "--list-parameters", action="store_true", help="print which tensors are trained, and why, and stop"
-    )
-    out.add_argument(
-        "--print-passes", action="store_true", help="print the passes that compile the step, in order, and stop"
-    )
+    says = "print the passes that compile the step, in order, and stop"
+    out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
+    out.add_argument("--print-passes", action="store_true", help=says)
     cli_memory.add_arguments(p)
     cli_plan.add_arguments(p)
     cli_ranks.add_arguments(p)

@@ -164,10 +164,7 @@ class _Job(ModelJob):
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
         cli_ranks.estimate(self, program, loss, plain, step)
-        self.print_table()
-        report_frozen(self, plain)
-        cli_plan.report_plan(self, step)
-        cli_ranks.report_ranks(self)
+        self.print_results(plain, step)
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
         if self.args.check:
@@ -212,6 +209,16 @@ class _Job(ModelJob):
             return compile_step(program, loss, optimizer, target=target_of(self.args), **options)
 
     # -- what comes out -------------------------------------------------------------------------------------------
+
+    def print_results(self, plain: Any, step: Any) -> None:
+        """Prints figures, what freezing saves, the plan, and all ranks."""
+        from . import plan as cli_plan
+        from . import ranks as cli_ranks
+
+        self.print_table()
+        report_frozen(self, plain)
+        cli_plan.report_plan(self, step)
+        cli_ranks.report_ranks(self)
 
     def print_table(self) -> None:
         """Prints the figures of the plain and the recomputed step side by side."""

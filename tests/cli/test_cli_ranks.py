@@ -1,4 +1,4 @@
-"""`--mesh`, `--zero`, `--micro-batches`, `--link`: what is printed and written, and one clear error for each mistake."""
+"""`--mesh`, `--zero`, `--micro-batches`, `--link`: what is printed and written, and an error for each mistake."""
 
 from __future__ import annotations
 
