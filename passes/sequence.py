@@ -142,8 +142,13 @@ def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
     """The passes for order, copies (`moved`: the offloaded values), frees and addresses."""
     seconds = None if target.cost is None else target.cost.seconds
     copies: list[Pass] = [Offload(tuple(moved), lowered=True, seconds=seconds, link=target.link)] if moved else []
-    then = (*copies, Overlap(), Liveness(), MemoryPlan())
+    then = (*copies, *last_passes())
     return [InBestOrder(then)] if target.schedule else list(then)
+
+
+def last_passes() -> tuple[Pass, ...]:
+    """The passes that follow the order of operators."""
+    return Overlap(), Liveness(), MemoryPlan()
 
 
 # -- running them -----------------------------------------------------------------------------------------------------

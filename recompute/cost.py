@@ -77,8 +77,9 @@ class Device:
         return dataclasses.replace(self, name=f"{self.name} with TF32", flops=self.tf32, tf32=0.0)
 
     def seconds(self, operator: Operator) -> float:
-        """Time of one operator; frees, views and asynchronous copies take none."""
-        if isinstance(operator.op, Free) or operator.op.copies or is_view(operator):
+        """Time of one operator; frees, views, asynchronous copies and communication take none."""
+        op = operator.op
+        if isinstance(op, Free) or op.copies or op.communicates or is_view(operator):
             return 0.0
         cost = operator_cost(operator)
         return max(cost.flops / self._rate(operator), cost.bytes / self.bandwidth) + self.launch
@@ -100,12 +101,13 @@ def is_view(operator: Operator) -> bool:
 def device(name: str) -> Device:
     """A device by name (`h200`, `a100-80`, `cpu`; upper or lower case), with the suffix `:tf32` for TF32 matrix units.
 
-    UsageError with the known names for others.
+    The name may have the GiB of memory behind it, where there is one size (`h100-80`).  UsageError with the known names
+    for others.
     """
     plain, _, variant = name.strip().lower().partition(":")
     key = "".join(c for c in plain if c.isalnum())
     known = {"cpu": None, **DATASHEETS}
-    found = [k for k in known if key in ("".join(c for c in k if c.isalnum()), k.removeprefix("rtx-").replace("-", ""))]
+    found = [k for k, sheet in known.items() if key in _spellings(k, sheet)]
     if not found:
         inside = [k for k in known if key and key in k.replace("-", "")]
         hint = f" (did you mean {', '.join(inside)}?)" if inside else ""
@@ -122,6 +124,12 @@ def device(name: str) -> Device:
     rates = {"f64": sheet.f64 * tera, "tf32": sheet.tf32 * tera, "link": sheet.link * 1e9, **half}
     found_device = Device(shown, sheet.f32 * tera, sheet.bandwidth * 1e9, _LAUNCH, sheet.memory << 30, **rates)
     return found_device.with_tf32() if variant else found_device
+
+
+def _spellings(name: str, sheet: Datasheet | None) -> set[str]:
+    """Letters and digits of the names of a device."""
+    plain = {name.replace("-", ""), name.removeprefix("rtx-").replace("-", "")}
+    return plain if sheet is None else plain | {f"{n}{sheet.memory}" for n in plain}
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ class Profile:
         self.save()
 
     def seconds(self, operator: Operator) -> float:
-        """Measured time of one operator; frees, views and copies to the host and back take none."""
-        if isinstance(operator.op, Free) or operator.op.copies or is_view(operator):
+        """Measured time of one operator; frees, views, copies to the host and back and communication take none."""
+        if _free(operator):
             return 0.0
         key = signature(operator)
         if key not in self._known and key not in self.skipped:
@@ -103,7 +103,7 @@ class Profile:
 
     def measure(self, operators: Iterable[Operator]) -> None:
         """Measures all unknown operators, and saves; after this, times do not depend on the order of requests."""
-        real = (op for op in operators if not (isinstance(op.op, Free) or op.op.copies or is_view(op)))
+        real = (op for op in operators if not _free(op))
         distinct = {signature(op): op for op in real}
         for key, operator in distinct.items():
             if key not in self._known and key not in self.skipped:
@@ -205,6 +205,12 @@ def _rounded(x: float) -> float:
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _free(operator: Operator) -> bool:
+    """Whether an operator takes no time of the device."""
+    op = operator.op
+    return isinstance(op, Free) or op.copies or bool(op.communicates) or is_view(operator)
 
 
 def signature(operator: Operator) -> str:

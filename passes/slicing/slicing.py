@@ -146,7 +146,8 @@ def micro_step(block: Block, slicing: Slicing) -> MicroBatch | None:
     graph, _, whole = whole_step(block, slicing)
     if whole is None:
         return None
-    return micro_batch(graph, whole, _needed(graph, whole, whole.members), slicing.pieces)
+    ranks = 1 if slicing.share is None else slicing.share.ranks
+    return micro_batch(graph, whole, _needed(graph, whole, whole.members), slicing.pieces, slicing.pieces // ranks)
 
 
 def region_of(graph: Graph, slicing: Slicing) -> Region:

@@ -77,10 +77,10 @@ class MicroBatch:
     pieces: int
 
 
-def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int) -> MicroBatch:
-    """The step with one slice of a region that holds the forward and the backward pass."""
+def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int, own: int) -> MicroBatch:
+    """The step with one slice of a region that holds the forward and the backward pass; `own`: slices run here."""
     block, b = graph.block, Builder.on(graph.block)
-    one = _OneSlice(block, b, region, wanted)
+    one = _OneSlice(block, b, region, wanted, alone=own == 1)
     size = bounds(region.size, pieces)[0][1]
     inside = one.only(size)
     before, after, _ = around(block, set(region.members))
@@ -92,21 +92,24 @@ def micro_batch(graph: Graph, region: Region, wanted: set[str], pieces: int) -> 
     operators = [*shared, *inside, *(block.operators[i] for i in last)]
     origins = [*first, *one.origins, *([last[0] if last else high] * (len(inside) - len(one.origins))), *last]
     found = block.with_operators(operators, constants=(*block.constants, *b.constants))
-    if pieces == 2:  # sums of the second slice are used up as soon as they are there
+    if own <= 2:  # sums of the second slice are used up as soon as they are there
         number = {id(o): i for o, i in zip(operators, origins, strict=True)}
         found = EagerUpdates().run(found)
         origins = [number[id(o)] for o in found.operators]
-    return MicroBatch(block, found, tuple(origins), region.members, len(bounds(region.size, pieces)))
+    return MicroBatch(block, found, tuple(origins), region.members, min(own, len(bounds(region.size, pieces))))
 
 
 class _OneSlice(Pieces):
     """Emits one slice after those before it: their sums, and their parts of joined values, are there.
 
-    `origins`: for each operator, the one in whose place it stands.
+    `origins`: for each operator, the one in whose place it stands; `alone`: there are no sums of others.
     """
 
-    def __init__(self, block: Block, builder: Builder, region: Region, wanted: set[str]) -> None:
+    def __init__(
+        self, block: Block, builder: Builder, region: Region, wanted: set[str], *, alone: bool = False
+    ) -> None:
         super().__init__(block, builder, region, wanted)
+        self.alone = alone
         self.origins: list[int] = []
         self.mark = len(builder.operators)
 
@@ -120,6 +123,8 @@ class _OneSlice(Pieces):
         for name, v in self.region.written(self.block).items():
             state = self.states.get(name)
             if name in self.wanted and isinstance(state, Partial):
+                if self.alone:
+                    continue
                 wide = dataclasses.replace(v.type, dtype=sum_type(v, state))
                 self.totals[name] = self.filled(dataclasses.replace(v, type=wide))
             elif name in self.wanted and isinstance(state, Cut):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..budgets import parse_bytes
-from ..compiling.steps import Loss, Model, Steps
+from ..communication.links import Network
+from ..compiling.sources import Model
+from ..compiling.steps import Loss, Steps
 from ..errors import MissingExtraError, UsageError
 from ..passes import Target
 from ..passes.planners.core.watch import Watch
@@ -20,7 +22,9 @@ from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
 from ..support.tables import human_bytes
+from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
+from .ranks import RanksEstimate, network_of, ranks_given, ranks_of_steps
 from .strategies import Strategy, best_k, fixed_strategies, in_slices, lowest_plan
 
 #: the first batch of the search
@@ -57,13 +61,17 @@ class BatchOf:
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The biggest batch that fits `budget` bytes, by strategy, in the order of the trials; times by `costs`."""
+    """The biggest batch that fits `budget` bytes, by strategy, in the order of the trials; times by `costs`.
+
+    Of several ranks, `ranks` is the estimate at the biggest batch, which is that of all ranks.
+    """
 
     model: str
     budget: int
     strategies: tuple[BatchOf, ...]
     costs: str = ""
     notes: tuple[str, ...] = ()
+    ranks: RanksEstimate | None = None
 
     @property
     def best(self) -> BatchOf:
@@ -87,7 +95,8 @@ class MaxBatch:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as numbers, strings, lists and dictionaries, for JSON."""
-        return {**dataclasses.asdict(self), "batch": self.batch, "best": self.best.strategy}
+        ranks = None if self.ranks is None else self.ranks.to_dict()
+        return {**dataclasses.asdict(self), "batch": self.batch, "best": self.best.strategy, "ranks": ranks}
 
     def __str__(self) -> str:
         return max_batch_text(self)
@@ -115,17 +124,19 @@ def max_batch(
     pass; "slices" and "slices+auto": the whole step in 4 slices of the batch, without and with such a plan
     (`slicing=False` leaves both out).  `target`: where the step will run (no device is needed).  `effort` and
     `seconds`: how long "auto" searches (see `RecomputeOptimizer.set_budget`); an interrupt ends the search with the
-    best plan so far.  `model` and the other arguments are those of `estimate`.  UsageError if batch 1 does not fit, or
-    if the model fixes its batch.
+    best plan so far.  `model` and the other arguments are those of `estimate`.  With a `mesh` the budget is that of
+    each rank, and batches are those of all ranks, multiples of the micro-batches.  UsageError if batch 1 does not fit,
+    or if the model fixes its batch.
     """
     check_limits(effort, seconds)
     slicing = bool(fields.pop("slicing", True))
+    optimizer, network = ranks_given(optimizer or Adam(), fields)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         target=target_given(target, fields, "max_batch"),
     )  # fmt: skip
     watch = Watch(effort=effort or 1.0, seconds=seconds)
-    return max_batch_of(steps, parse_bytes(budget), watch=watch, slicing=slicing)
+    return max_batch_of(steps, parse_bytes(budget), watch=watch, slicing=slicing, network=network)
 
 
 def max_batch_of(
@@ -135,37 +146,55 @@ def max_batch_of(
     watch: Watch | None = None,
     *,
     slicing: bool = True,
+    network: Network | str | None = None,
 ) -> MaxBatch:
     """`max_batch` of steps, with a line of progress before each program is compiled."""
+    if network is not None and steps.parallel is None:
+        raise UsageError("network is between ranks, but there is no mesh: give one, such as mesh='dp=8'")
+    if steps.parallel is not None:
+        network_of(network, steps.parallel.mesh)
     if not steps.open_batch:
         raise UsageError(
             f"{steps.name} fixes its batch at {steps.default_batch}, so that it cannot be chosen. "
             "Give a model whose first dimension is dynamic"
         )
     peaks = _Peaks(steps, progress)
+    each = steps.micro_batches
     found: dict[Strategy, int] = {}
+
+    def largest(s: Strategy, guess: int) -> int:
+        return each * largest_fitting(lambda n: peaks(s, n * each), budget, max(1, guess // each))
+
     for s in fixed_strategies(steps):
-        guess = max([_FIRST_GUESS, *found.values()])
-        found[s] = largest_fitting(lambda b, s=s: peaks(s, b), budget, guess)  # type: ignore[misc]
-    reference = max([*found.values(), 1])
+        found[s] = largest(s, max([_FIRST_GUESS * each, *found.values()]))
+    reference = max([*found.values(), each])
     best = best_k(steps, reference, peaks)
     if best is not None:
-        found[best] = largest_fitting(lambda b: peaks(best, b), budget, reference)
-    reference = max([*found.values(), 1])
+        found[best] = largest(best, reference)
+    reference = max([*found.values(), each])
     notes: list[str] = []
     watch = watch or Watch()
     auto = _planned(steps, reference, watch, progress, notes)
     if auto is not None:
-        found[auto] = _fitting_plan(auto, peaks, budget, reference, notes)
-    if slicing and not steps.is_step:
+        found[auto] = _fitting_plan(auto, peaks, budget, reference, notes, each)
+    if slicing and not steps.is_step and steps.parallel is None:
         found |= _sliced(steps, found, peaks, budget, watch, notes)
     if not any(found.values()):
-        _hopeless(steps, budget, {s.name: peaks(s, 1) for s in found})
+        _hopeless(steps, budget, {s.name: peaks(s, each) for s in found})
     rows = tuple(_row(steps, s, b, peaks) for s, b in found.items())
-    limited = [s.name for s, b in found.items() if b == LARGEST_BATCH * (SLICES if s.slices else 1)]
+    limited = [s.name for s, b in found.items() if b == LARGEST_BATCH * (SLICES if s.slices else each)]
     if limited:
         notes.append(f"{', '.join(limited)}: the search ends at batch {LARGEST_BATCH:,}, or as much in each slice")
-    return MaxBatch(steps.name, budget, rows, steps.cost.name, tuple(notes))
+    ranks = _ranks(steps, found, network)
+    return MaxBatch(steps.name, budget, rows, steps.cost.name, tuple(notes), ranks)
+
+
+def _ranks(steps: Steps, found: Mapping[Strategy, int], network: Network | str | None) -> RanksEstimate | None:
+    """The estimate of all ranks at the biggest batch."""
+    if steps.parallel is None:
+        return None
+    best = max(found, key=lambda s: found[s])
+    return ranks_of_steps(steps, found[best], best.kept, steps.compile(found[best]), network)
 
 
 def _planned(
@@ -263,10 +292,11 @@ class _Peaks:
 
 
 def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
-    at, more = max(batch, 1), SLICES if s.slices else 1
+    each = steps.micro_batches
+    at, more = max(batch, each), SLICES if s.slices else each
     for part in (at // 2, at // 4):
         if len(peaks.known[s]) < _CURVE and not s.slices:
-            peaks.either(s, max(1, part))
+            peaks.either(s, max(each, part // each * each))
     curve = sorted(peaks.known[s].items())
     kept = s.kept if at in peaks.known[s] else s.plain.kept  # the plan does not apply to so small a batch
     seconds = steps.figures(at, kept).estimated_step_seconds
@@ -288,7 +318,7 @@ def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
 def _hopeless(steps: Steps, budget: int, at_one: Mapping[str, int]) -> None:
     least = min(at_one, key=at_one.__getitem__)
     raise UsageError(
-        f"{human_bytes(budget)} cannot hold even batch 1 of {steps.name}: it takes at least "
+        f"{human_bytes(budget)} cannot hold even batch {steps.micro_batches} of {steps.name}: it takes at least "
         f"{human_bytes(at_one[least])} ({least}), plain {human_bytes(at_one['plain'])}"
     )
 
@@ -348,10 +378,10 @@ def _next_trial(fits: Mapping[int, int], over: Mapping[int, int], budget: int) -
 def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None] = lambda text: None) -> str:
     """Advice for a batch that does not fit: the biggest batch that fits, and the cheapest plan for this batch."""
     peaks = _Peaks(steps, progress)
-    lines = []
+    lines, each = [], steps.micro_batches
     asked = Strategy("as asked", steps.resolved(steps.asked))
     if steps.open_batch:
-        fitting = largest_fitting(lambda b: peaks(asked, b), budget, guess=max(2, batch // 2))
+        fitting = each * largest_fitting(lambda n: peaks(asked, n * each), budget, guess=max(2, batch // each // 2))
         lines.append(f"the biggest batch that fits like this is {fitting}" if fitting else "no batch fits like this")
     choices = fixed_strategies(steps)
     choices += [s for s in (best_k(steps, batch, peaks),) if s is not None]
@@ -371,7 +401,7 @@ def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None
         least = min(choices, key=lambda s: peaks(s, batch))
         lines.append(f"no plan known makes batch {batch} fit: '{least.name}' takes {human_bytes(peaks(least, batch))}")
         if steps.open_batch and least.kept is not None:
-            fitting = largest_fitting(lambda b: peaks(least, b), budget, guess=max(2, batch // 2))
+            fitting = each * largest_fitting(lambda n: peaks(least, n * each), budget, max(2, batch // each // 2))
             if fitting:
                 lines.append(f"with it batch {fitting} fits: --batch {fitting} {_how(least, budget)}")
     return "\n  ".join(lines)

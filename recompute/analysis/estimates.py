@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..communication.links import Network
 from ..compiling.compiler import CompiledStep
-from ..compiling.steps import Loss, Model, Steps
+from ..compiling.sources import Model
+from ..compiling.steps import Loss, Steps
 from ..cost import operator_cost
 from ..errors import UsageError
 from ..language.ir import Block, Free, Operator, Role
 from ..language.text import show_operator
 from ..passes import ALIGNMENT, Target, memory_report
-from ..passes.memory.memory_plan import collect_lifetimes
 from ..passes.target import target_given
 from ..report.memory_text import estimate_text
+from ..training.optimizers import Adam
 from ..training.protocol import AnyOptimizer
+from .alive import Holding, by_role, holdings
+from .ranks import RanksEstimate, ranks_given, ranks_of_steps
 
-#: roles of bytes; "unused" is alignment and gaps of the arena
-ROLES = ("parameter", "optimizer state", "buffer", "input", "activation", "gradient", "scratch", "unused")
 #: most batches that are compiled for memory as a function of the batch
 _MOST_BATCHES = 20
-_KIND = {
-    Role.FORWARD: "activation", Role.LOSS: "activation", Role.RECOMPUTE: "activation", Role.BACKWARD: "gradient",
-    Role.OPTIMIZE: "gradient", Role.COMMUNICATE: "activation",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,16 +36,6 @@ class PeakMoment:
     operators: int
     role: str
     text: str
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Bytes of one allocation (a value, or values that share a buffer) at the peak."""
-
-    name: str
-    role: str
-    layer: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +95,16 @@ class BatchFunction:
         """First batches of the pieces after the first."""
         return tuple(p.first for p in self.pieces[1:])
 
+    def times(self, each: int) -> BatchFunction:
+        """The same for batches that are multiples of `each`, if this is a function of how many times."""
+        if each == 1:
+            return self
+        pieces = tuple(
+            dataclasses.replace(p, first=p.first * each, last=p.last * each, per_sample=p.per_sample / each)
+            for p in self.pieces
+        )
+        return BatchFunction(pieces, tuple((b * each, p) for b, p in self.compiled), self.tolerance)
+
     def peak(self, batch: int) -> int:
         """The predicted peak at a batch.  UsageError outside the range of the function."""
         for p in self.pieces:
@@ -122,7 +119,8 @@ class Estimate:
     """The estimate of one training step, in bytes, FLOPs and seconds.
 
     `peak_bytes` is all memory that the executor allocates; `by_role` and `by_layer` each add up to it.  `costs` is the
-    name of the cost model.
+    name of the cost model.  Of several ranks, all this is rank 0's, batches are those of all of them, and `ranks` says
+    the rest.
     """
 
     model: str
@@ -141,12 +139,14 @@ class Estimate:
     notes: tuple[str, ...]
     by_batch: BatchFunction | None
     costs: str = ""
+    ranks: RanksEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as numbers, strings, lists and dictionaries, for JSON."""
         found = dataclasses.asdict(self)
         if self.by_batch is not None:
             found["by_batch"].update(deviation=self.by_batch.deviation, breakpoints=list(self.by_batch.breakpoints))
+        found["ranks"] = None if self.ranks is None else self.ranks.to_dict()
         return found
 
     def __str__(self) -> str:
@@ -171,32 +171,48 @@ def estimate(
     (default: Adam), `checkpoints` (None: keep everything) as for training.  `batch`: default 32, or the network's.
     `target`: the place, the cost model (`rc.cost.device("h200")`, `rc.profile.Profile()`) and the precision (default:
     this CPU); its fields can be given directly: `place`, `cost`, `precision`, ...
+    `mesh`: the ranks that train together (`rc.Mesh.of(dp=8)` or "dp=8"), with the `zero` stage and `micro_batches` of
+    all ranks (see `DataParallel`); `batch` is then that of all ranks.  `network`: how fast they send to each other,
+    such as "node=8,nvlink=450GB/s,net=50GB/s"; without it, times of communication are unknown.
     UsageError if dimensions other than the batch are dynamic, or if the model fixes another batch.
     """
+    optimizer, network = ranks_given(optimizer or Adam(), fields)
     steps = Steps(
         model, loss=loss, optimizer=optimizer, checkpoints=checkpoints, input_shapes=input_shapes, options=options,
         target=target_given(target, fields, "estimate"),
     )  # fmt: skip
-    return estimate_steps(steps, batch)
+    return estimate_steps(steps, batch, network=network)
 
 
-def estimate_steps(steps: Steps, batch: int | None, progress: Callable[[str], None] = lambda text: None) -> Estimate:
+def estimate_steps(
+    steps: Steps,
+    batch: int | None,
+    progress: Callable[[str], None] = lambda text: None,
+    network: Network | str | None = None,
+) -> Estimate:
     """The estimate of `steps` at a batch, with its checkpoints."""
+    if network is not None and steps.parallel is None:
+        raise UsageError("network is between ranks, but there is no mesh: give one, such as mesh='dp=8'")
     batch = steps.batch(batch)
     progress(f"compiling batch {batch}")
     plain = steps.compile(batch)
     step = plain if steps.asked is None else steps.compile(batch, steps.asked)
-    by_batch = None
-    if steps.open_batch:
+    by_batch = _by_batch(steps, batch, step, progress) if steps.open_batch else None
+    found = estimate_step(steps.name, batch, plain, step, by_batch)
+    return dataclasses.replace(found, ranks=ranks_of_steps(steps, batch, steps.asked, plain, network))
 
-        def peak(b: int) -> int:
-            progress(f"compiling batch {b}")
-            return steps.peak(b, steps.asked)
 
-        alive = len(holdings(step.program.block))
-        tolerance = max(ALIGNMENT * alive, step.figures.arena_bytes // 2000)
-        by_batch = fit(peak, 1, max(2 * batch, 8), tolerance, also=[batch])
-    return estimate_step(steps.name, batch, plain, step, by_batch)
+def _by_batch(steps: Steps, batch: int, step: CompiledStep, progress: Callable[[str], None]) -> BatchFunction:
+    """Memory by batch, at batches that can be cut into micro-batches."""
+    each = steps.micro_batches
+
+    def peak(n: int) -> int:
+        progress(f"compiling batch {n * each}")
+        return steps.peak(n * each, steps.asked)
+
+    alive = len(holdings(step.program.block))
+    tolerance = max(ALIGNMENT * alive, step.figures.arena_bytes // 2000)
+    return fit(peak, 1, max(2 * batch // each, 8), tolerance, also=[batch // each]).times(each)
 
 
 def estimate_step(
@@ -206,13 +222,11 @@ def estimate_step(
     block = step.program.block
     at = memory_report(block).peak_at
     held = holdings(block)
-    roles = dict.fromkeys(ROLES, 0)
     layers: dict[str, int] = {}
     for h in held:
-        roles[h.role] += h.bytes
         layers[h.layer] = layers.get(h.layer, 0) + h.bytes
     f = step.figures
-    roles["unused"] = f.peak_bytes - sum(h.bytes for h in held)
+    roles = by_role(held, f.peak_bytes)
     if roles["unused"]:
         layers["(unused)"] = roles["unused"]
     moment = PeakMoment(at, len(block.operators), "", "")
@@ -228,71 +242,6 @@ def estimate_step(
         checkpoints=checkpoint_worth(plain, step), notes=step.plan.notes if step.plan else (), by_batch=by_batch,
         costs=step.cost.name,
     )  # fmt: skip
-
-
-# -- what is alive ----------------------------------------------------------------------------------------------------
-
-
-def holdings(block: Block) -> list[Holding]:
-    """The bytes alive at the peak: persistent values, and allocations of the arena (aligned).
-
-    If several values share an allocation, its role and layer are those of the value written last.
-    """
-    at = memory_report(block).peak_at
-    kinds = roles_of(block)
-    found = [Holding(v.name, kinds[v.name], layer_of(v.name), v.nbytes) for v in block.persistent()]
-    alive = [x for x in collect_lifetimes(block) if x.start <= at <= x.end]
-    newest = _newest(block, at, {x.name: x.size for x in alive})
-    return found + [Holding(n, kinds[n], layer_of(n), x.size) for x in alive for n in [newest[x.name]]]
-
-
-def _newest(block: Block, at: int, sizes: Mapping[str, int]) -> dict[str, str]:
-    """Allocation → the value in it that was written last, up to operator `at`."""
-    found = {name: name for name in sizes}
-    if not block.addresses:
-        return found
-    places = sorted((block.addresses[name], name) for name in sizes if sizes[name])
-    gone: set[str] = set()
-    for op in reversed(block.operators[: at + 1]):
-        if isinstance(op.op, Free):
-            gone.update(v.name for v in op.reads())
-            continue
-        for v in op.writes():
-            if v.name in gone or v.name not in block.addresses or not v.nbytes or v.type.host:
-                continue
-            i = bisect.bisect(places, (block.addresses[v.name], "\U0010ffff")) - 1
-            if i >= 0 and block.addresses[v.name] < places[i][0] + sizes[places[i][1]]:
-                found[places.pop(i)[1]] = v.name
-    return found
-
-
-def roles_of(block: Block) -> dict[str, str]:
-    """Value name → one of `ROLES`."""
-    found = {v.name: "input" for v in block.inputs}
-    for role, values in (("parameter", block.parameters), ("buffer", block.buffers), ("optimizer state", block.state)):
-        found.update((v.name, role) for v in values)
-    found.update((c.value.name, "buffer") for c in block.constants)
-    for op in block.operators:
-        for v in op.writes():
-            found.setdefault(v.name, _KIND[op.role])
-        found.update((v.name, "scratch") for v in op.scratch)
-    return found
-
-
-def layer_of(name: str) -> str:
-    """The layer in a value's name: up to its first number (`layer1.0.conv1@1` → `layer1.0`), else the first
-    part (`fc.weight` → `fc`).  PyTorch's paths (`/layer1/layer1.0/conv1/Conv_output_0`) are read the same way."""
-    base = re.split(r"[@#]", name)[0]
-    base = re.sub(r"_grad(_\d+)?$", "", base)
-    parts: list[str] = []
-    for path in filter(None, base.split("/")):
-        if parts and path.startswith(".".join(parts) + "."):
-            parts = []
-        parts += path.split(".")
-    for i, part in enumerate(parts):
-        if part.isdigit() and i:
-            return ".".join(parts[: i + 1])
-    return parts[0] if parts else name
 
 
 # -- what checkpoints are worth ---------------------------------------------------------------------------------------

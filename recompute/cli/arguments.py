@@ -8,6 +8,7 @@ from pathlib import Path
 from ..report import pictures
 from . import memory as cli_memory
 from . import plan as cli_plan
+from . import ranks as cli_ranks
 from .parsing import Parser, group_option, real, whole
 
 EPILOG = """\
@@ -18,6 +19,7 @@ examples:
   recompute-compile resnet50 --memory-budget 16GiB --max-batch
   recompute-compile resnet50 --batch 64 --memory-budget 60% --save-plan plan.json
   recompute-compile resnet50 --batch 64 --memory-budget 50% --compare
+  recompute-compile bert-base --mesh dp=16 --zero 2 --batch 512 --link node=8,nvlink=450GB/s,net=50GB/s
   recompute-compile model.onnx --input-shapes x:[64,3,224,224] --checkpoints @kept.txt -o step.onnx --json step.json
 
 exit codes: 0 success, 1 the job failed (a broken file, an unsupported operator), 2 the request was wrong,
@@ -48,14 +50,12 @@ def parser() -> Parser:
     )
     out.add_argument("--json", type=Path, metavar="FILE", help="the report as JSON ('-' for standard output)")
     out.add_argument("--dump-ir", type=Path, metavar="DIR", help="the text of the program after each pass")
-    out.add_argument(
-        "--list-parameters", action="store_true", help="print which tensors are trained, and why, and stop"
-    )
-    out.add_argument(
-        "--print-passes", action="store_true", help="print the passes that compile the step, in order, and stop"
-    )
+    says = "print the passes that compile the step, in order, and stop"
+    out.add_argument("--list-parameters", action="store_true", help="print which tensors train, and why, and stop")
+    out.add_argument("--print-passes", action="store_true", help=says)
     cli_memory.add_arguments(p)
     cli_plan.add_arguments(p)
+    cli_ranks.add_arguments(p)
     pictures.add_arguments(p)
     run = p.add_argument_group("what to run")
     run.add_argument("--run", type=whole, metavar="N", help="train N steps and report the measured peak")

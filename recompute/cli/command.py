@@ -68,10 +68,12 @@ def _check_arguments(args: argparse.Namespace) -> None:
     from . import memory as cli_memory
     from . import outputs as cli_outputs
     from . import plan as cli_plan
+    from . import ranks as cli_ranks
 
     pictures.check_arguments(args)
     cli_memory.check_arguments(args)
     cli_plan.check_arguments(args)
+    cli_ranks.check_arguments(args)
     cli_outputs.check_arguments(args)
     cli_memory.check_data(args)
 
@@ -98,6 +100,7 @@ class Report(ModelReport):
     pareto: dict[str, Any] | None = None
     estimate: dict[str, Any] | None = None
     max_batch: dict[str, Any] | None = None
+    ranks: dict[str, Any] | None = None
 
 
 class _Job(ModelJob):
@@ -108,6 +111,9 @@ class _Job(ModelJob):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args, Report(model=args.model or "", costs=args.cost.name, precision=args.precision or "fp32"))
         self.seconds: list[float] | None = None  # measured, per operator
+        self.estimated: Any = None  # the estimate of all ranks
+        self.micro_batches = args.pieces
+        self.open_batch = args.ranks is not None
         self.available: int | None = None  # free memory of this machine in bytes, where it is checked
         self.written: list[tuple[Path, str]] = []  # with remarks; reported once the files have their final names
 
@@ -125,6 +131,7 @@ class _Job(ModelJob):
         from ..compiling.compiler import checkpoint_candidates, resolve_checkpoints
         from . import memory as cli_memory
         from . import plan as cli_plan
+        from . import ranks as cli_ranks
         from .job import request_of
 
         if self.args.print_passes:
@@ -156,9 +163,8 @@ class _Job(ModelJob):
             step = cli_plan.planned_step(self, program, loss, plain)
         elif self.args.dump_ir is not None:
             self.compile(program, loss, dump=self.args.dump_ir)
-        self.print_table()
-        report_frozen(self, plain)
-        cli_plan.report_plan(self, step)
+        cli_ranks.estimate(self, program, loss, plain, step)
+        self.print_results(plain, step)
         if self.args.check or self.args.run is not None:
             cli_memory.before_running(self, step)
         if self.args.check:
@@ -181,9 +187,11 @@ class _Job(ModelJob):
     def optimizer(self, rate: Any = None, clip: Any = None) -> Any:
         """A new optimizer, with the slices of --slice."""
         from ..training.optimizers import RecomputeOptimizer
+        from .ranks import among_ranks
 
         found = super().optimizer(rate, clip)
-        return RecomputeOptimizer(found).set_slices(self.args.slice) if self.args.slice else found
+        found = RecomputeOptimizer(found).set_slices(self.args.slice) if self.args.slice else found
+        return among_ranks(self.args, found)
 
     def needs_weights(self) -> bool:
         """Whether a network of the zoo is built with weights."""
@@ -193,12 +201,24 @@ class _Job(ModelJob):
         """A training step with a new optimizer."""
         from ..compiling.compiler import compile_step
         from .job import progress
+        from .ranks import sharing
 
         with progress(self.args) as update:
             options["progress"] = lambda p: update(str(p))
-            return compile_step(program, loss, self.optimizer(), target=target_of(self.args), **options)
+            optimizer = sharing(self.args, self.optimizer(), program)
+            return compile_step(program, loss, optimizer, target=target_of(self.args), **options)
 
     # -- what comes out -------------------------------------------------------------------------------------------
+
+    def print_results(self, plain: Any, step: Any) -> None:
+        """Prints figures, what freezing saves, the plan, and all ranks."""
+        from . import plan as cli_plan
+        from . import ranks as cli_ranks
+
+        self.print_table()
+        report_frozen(self, plain)
+        cli_plan.report_plan(self, step)
+        cli_ranks.report_ranks(self)
 
     def print_table(self) -> None:
         """Prints the figures of the plain and the recomputed step side by side."""
@@ -300,7 +320,10 @@ class _Job(ModelJob):
         def recompile(names: list[str]) -> Any:
             return self.compile(program, loss, checkpoints=names)
 
-        for path in Pictures(self.report, program, plain, step, recompile, self.seconds).write(self.args):
+        from .ranks import exchange
+
+        pictures = Pictures(self.report, program, plain, step, recompile, self.seconds, exchange(self.args))
+        for path in pictures.write(self.args):
             self.report.pictures.append(str(path))
             self.written.append((path, ""))
 

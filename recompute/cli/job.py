@@ -25,6 +25,7 @@ class Job(Protocol):
     written: list[tuple[Path, str]]
     available: int | None
     unfrozen: Any
+    estimated: Any
 
     def say(self, text: str) -> None:
         """Prints text for people."""

@@ -108,8 +108,10 @@ def before_loading(job: Job, more: bool) -> bool:
             from ..passes.planners.core.watch import Watch
 
             watch = Watch(effort=args.effort or 1.0, seconds=args.seconds)
-            found = max_batch_of(steps, args.budget.bytes, progress, watch, slicing=not args.no_slicing)
+            options: dict[str, Any] = {"slicing": not args.no_slicing, "network": args.network}
+            found = max_batch_of(steps, args.budget.bytes, progress, watch, **options)
             job.report.max_batch = found.to_dict()
+            job.report.ranks = job.report.max_batch.pop("ranks")
             job.report.optimizer = args.optimizer.lower()
             text = str(found)
         else:
@@ -140,10 +142,11 @@ def before_running(job: Job, step: Any) -> None:
 def _estimate(job: Job, steps: Steps, progress: Callable[[str], None]) -> str:
     from ..analysis.estimates import estimate_steps
 
-    found = estimate_steps(steps, job.args.batch, progress)
+    found = estimate_steps(steps, job.args.batch, progress, job.args.network)
     program, loss = steps.program(found.batch)
     report = job.report
     report.estimate = found.to_dict()
+    report.ranks = report.estimate.pop("ranks")
     report.batch, report.loss = found.batch, loss
     report.inputs = {v.name: str(v.type) for v in program.block.inputs}
     report.parameters = sum(v.size for v in program.block.parameters)

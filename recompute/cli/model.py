@@ -34,6 +34,8 @@ class ModelJob:
 
     #: whether networks of the zoo are built for any batch, and not for one
     open_batch = False
+    #: what a default batch is multiplied by
+    micro_batches = 1
 
     def __init__(self, args: argparse.Namespace, report: Any) -> None:
         self.args, self.report = args, report
@@ -98,7 +100,7 @@ class ModelJob:
         options = dict(zoo_option(o) for o in self.args.option)
         try:
             entry = models.info(self.args.model, **options)
-            self.report.batch = self.args.batch or entry.default_batch
+            self.report.batch = self.args.batch or entry.default_batch * self.micro_batches
             self.specs = {s.name: s for s in (*entry.inputs, *((entry.label,) if entry.label else ()))}
             self.say(f"building {self.args.model}: {entry.description}")
             # figures alone need no weights: drawing them takes longer than planning for some networks
@@ -119,8 +121,9 @@ class ModelJob:
 
         is_open = open_dimensions(read_model(path, max_bytes=max_bytes).graph)
         if is_open and all(axis == 0 for _, axis in is_open):
-            self.say("batch: 32 (the model's batch dimension is dynamic; --batch N sets it)")
-            return 32
+            found = 32 * self.micro_batches
+            self.say(f"batch: {found} (the model's batch dimension is dynamic; --batch N sets it)")
+            return found
         return None
 
     def attach_loss(self, program: Any) -> str:

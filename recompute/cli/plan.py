@@ -168,8 +168,9 @@ def report_plan(job: Job, step: Any) -> None:
         text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
         if planned.gap is not None:
             text += ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"
-        if planned.slices:
-            text += f", {len(planned.slices)} part{'s' if len(planned.slices) > 1 else ''} in slices"
+        slices = [s for s in planned.slices if "@" not in s]  # others are a rank's share of the micro-batches
+        if slices:
+            text += f", {len(slices)} part{'s' if len(slices) > 1 else ''} in slices"
         if planned.offloads:
             text += (
                 f", {len(planned.offloads)} values in host memory ({human_bytes(planned.host_bytes)}), "
@@ -178,8 +179,8 @@ def report_plan(job: Job, step: Any) -> None:
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
         if planned.timed_out:
             job.say(interruption(planned))
-        if planned.slices:
-            job.say(f"in slices, for use with --slice: {' '.join(map(one_line, planned.slices))}")
+        if slices:
+            job.say(f"in slices, for use with --slice: {' '.join(map(one_line, slices))}")
         names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
         shown = names if all_of_them else names[:_NAMES]
         more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"

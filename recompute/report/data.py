@@ -17,6 +17,7 @@ from ..language.ir import Block, Operator, Role
 from ..language.program import Program
 from ..language.text import show_attribute
 from ..passes import ALIGNMENT
+from ..passes.communication.clock import Exchange
 from ..passes.recomputation.recompute import forward_producers
 from .timeline import COLOURS, ROLES, Timeline, timeline
 
@@ -36,15 +37,18 @@ def report_data(
     curve: Sequence[dict[str, Any]] = (),
     measured: Sequence[float] | None = None,
     run: dict[str, Any] | None = None,
+    exchange: Exchange | None = None,
+    ranks: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The data of the page, for JSON.
 
     `program`: the forward pass with its loss; `step`: the recomputed step, or None; `curve`: from `curve_points`;
-    `measured`: seconds of each operator of the last of the two steps.
+    `measured`: seconds of each operator of the last of the two steps.  `exchange`: how a rank communicates, and `ranks`
+    the estimate of all of them (`RanksEstimate.to_dict`).
     """
     table = _Tables()
     steps = {"plain": plain} if step is None else {"plain": plain, "recompute": step}
-    lines = {name: timeline(s.program.block, s.cost) for name, s in steps.items()}
+    lines = {name: timeline(s.program.block, s.cost, exchange) for name, s in steps.items()}
     last = list(steps)[-1]
     times: dict[str, Sequence[float | None]] = {}
     if measured is not None:
@@ -62,6 +66,7 @@ def report_data(
         "notes": [] if step is None or step.plan is None else list(step.plan.notes),
         "curve": list(curve),
         "run": run,
+        "ranks": ranks,
     }
 
 
@@ -134,7 +139,23 @@ def _program(
             "address": [a.address // ALIGNMENT for a in listed],
         },
         "rest": rest,
+        "lanes": _lanes(line),
     }
+
+
+def _lanes(line: Timeline) -> list[dict[str, Any]]:
+    """What each channel and each link moves: nanoseconds of the step, bytes, and the operator that begins it."""
+    number = {at: i for i, at in enumerate(line.positions)}
+    return [
+        {
+            "name": queue,
+            "begin": [round(t.begin * 1e9) for t in moved],
+            "end": [round(t.end * 1e9) for t in moved],
+            "bytes": [t.nbytes for t in moved],
+            "operator": [number[t.operator] for t in moved],
+        }
+        for queue, moved in line.lanes().items()
+    ]
 
 
 def _attributes(op: Operator) -> str:

@@ -46,6 +46,7 @@ def estimate_text(e: Any) -> str:
         lines.append(render(table))
     lines += [f"note: {n}" for n in e.notes]
     lines.append(_batch_text(e.by_batch) if e.by_batch else "memory by batch: the model fixes its batch")
+    lines += [str(e.ranks)] if e.ranks is not None else []
     return "\n".join(lines)
 
 
@@ -81,6 +82,7 @@ def max_batch_text(m: Any) -> str:
         lines.append(f"--batch {best.batch} --slice {best.slices[0]}")
     elif best.strategy in ("auto", "slices+auto"):
         lines.append(f"--batch {best.batch} --memory-budget {m.budget}")
+    lines += ["", str(m.ranks)] if m.ranks is not None else []
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..compiling.compiler import CompiledStep
 from ..language.program import Program
+from ..passes.communication.clock import Exchange
 from ..support.files import replacing
 from .timeline import timeline
 
@@ -47,7 +48,8 @@ class Pictures:
     """The data of the pictures.
 
     `facts`: the command's report; `forward`: the forward program; `step`: the recomputed step, or
-    `plain` again; `recompile`: the program with other checkpoints; `measured`: seconds of `step`'s operators.
+    `plain` again; `recompile`: the program with other checkpoints; `measured`: seconds of `step`'s operators;
+    `exchange`: how ranks communicate, if there are several.
     """
 
     facts: Any
@@ -56,6 +58,7 @@ class Pictures:
     step: CompiledStep
     recompile: Callable[[list[str]], CompiledStep]
     measured: list[float] | None = None
+    exchange: Exchange | None = None
 
     def write(self, args: argparse.Namespace) -> Iterator[Path]:
         """Writes the requested files, each atomically; returns their paths."""
@@ -92,6 +95,8 @@ class Pictures:
             curve=curve_points(self.forward, self.plain, step, self.recompile),
             measured=self.measured,
             run=facts.run,
+            exchange=self.exchange,
+            ranks=facts.ranks,
         )  # fmt: skip
         temporary.write_text(page(data), encoding="utf-8")
 
@@ -107,7 +112,7 @@ class Pictures:
         from .trace import trace
 
         steps = self.steps()
-        lines = {name: timeline(s.program.block, s.cost) for name, s in steps.items()}
+        lines = {name: timeline(s.program.block, s.cost, self.exchange) for name, s in steps.items()}
         measured = None if self.measured is None else {list(steps)[-1]: self.measured}
         temporary.write_text(json.dumps(trace(lines, measured, self.title())))
 

@@ -11,10 +11,12 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..cost import CostModel, this_cpu
+from ..cost import CostModel, link_of, this_cpu
 from ..language.ir import Block, Free, Operator, Role, Value
 from ..passes import ALIGNMENT
+from ..passes.communication.clock import Exchange, times
 from ..passes.memory.memory_plan import Lifetime, collect_lifetimes
+from ..passes.offloading.transfers import Transfer
 
 #: role → label, in the order in which pictures stack them (from the bottom)
 ROLES: dict[str, str] = {
@@ -26,6 +28,7 @@ ROLES: dict[str, str] = {
     "activations": "other activations",
     "recomputed": "recomputed values",
     "gradients": "gradients",
+    "communication": "communication buffers",
     "scratch": "scratch",
 }
 _PERSISTENT = ("parameters", "optimizer", "statistics")
@@ -39,6 +42,7 @@ COLOURS: dict[str, str] = {
     "activations": "#66b5ea",
     "recomputed": "#e0651b",
     "gradients": "#a05fb4",
+    "communication": "#c2406b",
     "scratch": "#d9b632",
 }
 _FORWARD = (Role.FORWARD, Role.LOSS)
@@ -64,7 +68,8 @@ class Timeline:
     """The operators and allocations of a planned block.
 
     `operators`: without frees; `positions`: index of each in `block.operators`; `persistent`: bytes of persistent
-    values by role; `seconds`: estimated time of each operator.
+    values by role; `seconds`: estimated time of each operator (of a wait for other ranks, that of waiting);
+    `transfers`: communication beside the operators, where a network is known.
     """
 
     block: Block
@@ -73,6 +78,7 @@ class Timeline:
     persistent: dict[str, int]
     allocations: tuple[Allocation, ...]
     seconds: tuple[float, ...]
+    transfers: tuple[Transfer, ...] = ()
 
     def totals(self) -> dict[str, list[int]]:
         """Role → bytes while each operator runs, persistent roles included."""
@@ -93,6 +99,14 @@ class Timeline:
         """The allocations alive while operator `index` runs, the largest first."""
         return sorted((a for a in self.allocations if a.start <= index <= a.end), key=lambda a: (-a.size, a.address))
 
+    def lanes(self) -> dict[str, list[Transfer]]:
+        """Channel or link → what it moves, in order."""
+        found: dict[str, list[Transfer]] = {}
+        for t in sorted(self.transfers, key=lambda t: t.begin):
+            for queue in t.queues:
+                found.setdefault(queue, []).append(t)
+        return found
+
     def starts(self) -> list[float]:
         """Estimated seconds from the beginning of the step to the start of each operator."""
         return running_sum(self.seconds)
@@ -107,8 +121,11 @@ def running_sum(seconds: Iterable[float]) -> list[float]:
     return found
 
 
-def timeline(block: Block, cost: CostModel | None = None) -> Timeline:
-    """The timeline of a block with planned memory; times by `cost` (default: this CPU's roofline)."""
+def timeline(block: Block, cost: CostModel | None = None, exchange: Exchange | None = None) -> Timeline:
+    """The timeline of a block with planned memory; times by `cost` (default: this CPU's roofline).
+
+    `exchange`: how the rank that runs it communicates with others.
+    """
     cost = cost or this_cpu()
     positions = tuple(i for i, op in enumerate(block.operators) if not isinstance(op.op, Free))
     operators = tuple(block.operators[i] for i in positions)
@@ -116,7 +133,12 @@ def timeline(block: Block, cost: CostModel | None = None) -> Timeline:
     persistent = {role: sum(v.nbytes for v in values) for role, values in sizes.items()}
     persistent["statistics"] = sum(v.nbytes for v in block.persistent()) - sum(persistent.values())
     seconds = tuple(cost.seconds(op) for op in operators)
-    return Timeline(block, operators, positions, persistent, tuple(_allocations(block)), seconds)
+    transfers: tuple[Transfer, ...] = ()
+    if exchange is not None:
+        clock = times(block, cost.seconds, exchange, link_of(cost))
+        starts, transfers = (*clock.starts, clock.seconds), clock.transfers
+        seconds = tuple(starts[i + 1] - starts[i] for i in positions)
+    return Timeline(block, operators, positions, persistent, tuple(_allocations(block)), seconds, transfers)
 
 
 def _allocations(block: Block) -> list[Allocation]:
@@ -191,8 +213,13 @@ def _makers(block: Block) -> dict[str, str]:
     """Value → role of its bytes by the operator that writes it; values that no operator writes are scratch."""
     found = {v.name: "inputs" for v in block.inputs}
     for op in block.operators:
+        received = op.op.communicates or (
+            op.op.moves_data and op.views() and found.get(next(v.name for v in op.reads())) == "communication"
+        )
         for v in op.writes():
-            if op.role in _FORWARD or op.op.copies:
+            if received:
+                found.setdefault(v.name, "communication")
+            elif op.role in _FORWARD or op.op.copies:
                 found.setdefault(v.name, "activations")
             else:
                 found.setdefault(v.name, "recomputed" if op.role is Role.RECOMPUTE else "gradients")

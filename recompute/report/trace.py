@@ -18,7 +18,8 @@ from .timeline import ROLES, Timeline, running_sum
 def trace(
     lines: Mapping[str, Timeline], measured: Mapping[str, Sequence[float]] | None = None, title: str = ""
 ) -> dict[str, Any]:
-    """The trace of one or more steps, a process each: a row for each role of operators, counters of live bytes by role.
+    """The trace of one or more steps, a process each: a row for each role of operators and for each channel and link
+    to other ranks, counters of live bytes by role.
 
     `measured`: seconds of each operator, by the step's name; other steps have estimated times.
     """
@@ -28,6 +29,7 @@ def trace(
         kind = "estimated" if times is None else "measured"
         events += _names(pid, f"{name} step ({kind} times)")
         events += _operators(pid, line, times if times is not None else line.seconds)
+        events += _transfers(pid, line) if times is None else ()
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": title}}
 
 
@@ -61,3 +63,17 @@ def _operators(pid: int, line: Timeline, seconds: Sequence[float]) -> Iterator[d
         }  # fmt: skip
     after = sum(line.persistent.values())
     yield {"ph": "C", "pid": pid, "ts": round(end * 1e6, 3), "name": "live bytes", "args": {"bytes": after}}
+
+
+def _transfers(pid: int, line: Timeline) -> Iterator[dict[str, Any]]:
+    """A row for each channel and each link, below those of the operators."""
+    for tid, (queue, moved) in enumerate(line.lanes().items(), len(Role) + 1):
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": queue}}
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+        for t in moved:
+            op = line.block.operators[t.operator]
+            yield {
+                "ph": "X", "pid": pid, "tid": tid, "ts": round(t.begin * 1e6, 3),
+                "dur": round((t.end - t.begin) * 1e6, 3), "name": op.op.name, "cat": "transfer",
+                "args": {"text": show_operator(op), "bytes": t.nbytes, "waited_us": round(t.stall * 1e6, 3)},
+            }  # fmt: skip

@@ -71,6 +71,8 @@ def before_after(report: Any) -> str:
         table.add_column("change", justify="right")
     rows = _ROWS if after is None or not after["offloaded_values"] else (*_ROWS, *_OFFLOAD_ROWS)
     for label, key, show in rows:
+        if key == "estimated_step_seconds" and getattr(report, "ranks", None) is not None:
+            continue  # that of all ranks is another
         if key == "estimated_step_seconds" and report.costs != "this CPU":
             label += f" ({report.costs})"
         row = [label, show(plain[key])]

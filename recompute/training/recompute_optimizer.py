@@ -138,8 +138,8 @@ class RecomputeOptimizer(WrappedOptimizer):
     @property
     def whole(self) -> tuple[str, ...]:
         """The slices of the whole step, which come after recomputation, if there are some."""
-        if self._parallel is not None:
-            return (f"micro:0:{self._parallel.pieces(self._merge)}@{self._parallel.share}",)
+        if self._parallel is not None and (pieces := self._parallel.pieces(self._merge)) > 1:
+            return (f"micro:0:{pieces}@{self._parallel.share}",)
         if self._merge is not None and self._merge.k_steps > 1:
             return (f"micro:0:{self._merge.k_steps}",)
         return whole_last(self._slices)[1]
@@ -160,7 +160,14 @@ class RecomputeOptimizer(WrappedOptimizer):
         return found
 
     def without_growing(self, batch: int) -> tuple[RecomputeOptimizer, int]:
-        """The same for a program that was made at the batch of all micro-batches of `batch`; how many these are."""
+        """The same for a program that was made at the batch of all micro-batches of `batch`; how many these are.
+
+        Of ranks, `batch` is that of all of them.
+        """
+        if self._parallel is not None:
+            found = copy.copy(self)
+            found._parallel = dataclasses.replace(self._parallel, batch=batch)
+            return found, 1
         if self._merge is None:
             return self, 1
         found = copy.copy(self)

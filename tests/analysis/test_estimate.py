@@ -12,8 +12,9 @@ from onnx import TensorProto, helper
 
 import recompute as rc
 from recompute import models
+from recompute.analysis.alive import ROLES, layer_of
 from recompute.analysis.biggest_batch import largest_fitting
-from recompute.analysis.estimates import ROLES, fit, layer_of
+from recompute.analysis.estimates import fit
 from recompute.analysis.strategies import equal_work, lowest_plan, spaced
 from recompute.budgets import parse_bytes
 from recompute.cli import main

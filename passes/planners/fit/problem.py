@@ -14,6 +14,7 @@ from ....language.verify import trusted, verify
 from ... import sequence
 from ...base import run_passes
 from ...cleanup.commit_updates import CommitUpdates
+from ...communication.overlap import Overlap
 from ...memory.memory_plan import memory_report
 from ...offloading.offload import Offload
 from ...offloading.transfers import StepTimes
@@ -178,10 +179,10 @@ class Fitting:
         """A step without copies, compiled (0: its peak is its own); above a limit however packed: no addresses."""
         lowered = sequence.lowered(block, self.target)
         ordered = Schedule().run(lowered) if self.target.schedule else lowered
-        least = live_peak(ordered) + sum(v.nbytes for v in ordered.persistent())
+        least = live_peak(Overlap().run(ordered)) + sum(v.nbytes for v in ordered.persistent())
         if least > limit:
             return ordered, least
-        return InBestOrder().plan(lowered, ordered), 0
+        return InBestOrder(sequence.last_passes()).plan(lowered, ordered), 0
 
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""

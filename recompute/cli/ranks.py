@@ -1,0 +1,140 @@
+"""Options of many ranks: `--mesh`, `--zero`, `--micro-batches`, `--link`; what a step takes on each of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from ..errors import UsageError
+from .job import Job
+from .parsing import whole
+
+#: options that run or write one program, or that compare plans without ranks
+_EXCLUDED = ("run", "check", "output", "dump_ir", "compare", "pareto", "save_problem")
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """Adds the options about ranks."""
+    group = p.add_argument_group("what a step of many ranks takes")
+    group.add_argument(
+        "--mesh", metavar="dp=N", help="N ranks train together, each on its part of the batch (--batch: that of all)"
+    )
+    group.add_argument(
+        "--zero", type=whole, metavar="N", help="stage of ZeRO: what is divided among ranks: 0 (default, nothing), "
+        "1 optimizer state, 2 gradients, too, 3 parameters, too",
+    )  # fmt: skip
+    group.add_argument(
+        "--micro-batches", type=whole, metavar="V", help="micro-batches of a step, of all ranks (default: one a rank)"
+    )
+    group.add_argument(
+        "--link", metavar="node=N,nvlink=RATE,net=RATE", help="how fast a rank sends within a node of N ranks and "
+        "between nodes, such as node=8,nvlink=450GB/s,net=50GB/s (latency=5us by default): estimates times",
+    )  # fmt: skip
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Checks the options before any work is done; parses the mesh and the links, and counts micro-batches."""
+    args.ranks, args.network, args.pieces = None, None, 1
+    if args.mesh is None:
+        for name in ("zero", "micro_batches", "link"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs ranks: give --mesh dp=N")
+        return
+    from ..analysis.ranks import mesh_of, network_of
+    from ..training.parallel import Parallel
+
+    for name in _EXCLUDED:
+        if getattr(args, name) not in (None, False):
+            option = name.replace("_", "-")
+            raise UsageError(f"--mesh says what ranks would take and runs or writes nothing: leave out --{option}")
+    for part in args.slice:
+        if part.partition(":")[0] in ("all", "micro"):
+            raise UsageError(f"--mesh and --slice {part} both cut the batch: give --micro-batches in place of --slice")
+    try:
+        args.ranks = mesh_of(args.mesh)
+        args.pieces = Parallel(args.ranks, 0, args.zero or 0, args.micro_batches).pieces(None)
+    except UsageError as e:
+        raise UsageError(f"--mesh: {e}") from None
+    if args.link is not None:
+        try:
+            args.network = network_of(args.link, args.ranks)
+        except UsageError as e:
+            raise UsageError(f"--link: {e}") from None
+    if args.batch is not None:
+        check_batch(args, args.batch)
+
+
+def check_batch(args: argparse.Namespace, batch: int | None) -> None:
+    """UsageError for a batch that cannot be cut into the micro-batches."""
+    if batch is not None and batch % args.pieces:
+        raise UsageError(
+            f"a batch of {batch} cannot be cut into {args.pieces} equal micro-batches, shared by {args.ranks.ranks} "
+            f"ranks (--batch is that of all ranks): give a multiple of {args.pieces}"
+        )
+
+
+def among_ranks(args: argparse.Namespace, optimizer: Any) -> Any:
+    """The optimizer, data parallel if there is a mesh."""
+    if args.ranks is None:
+        return optimizer
+    from ..analysis.ranks import among_ranks as shared
+
+    return shared(optimizer, args.ranks, args.zero or 0, args.micro_batches)
+
+
+def sharing(args: argparse.Namespace, optimizer: Any, program: Any) -> Any:
+    """The optimizer for a program that has the batch of all ranks."""
+    if args.ranks is None:
+        return optimizer
+    from ..analysis.ranks import at_parallel
+
+    batch = program.block.batch
+    if batch is None:
+        raise UsageError(f"--mesh: {args.model} has no input with a batch that ranks could share")
+    check_batch(args, batch)
+    return at_parallel(optimizer, dataclasses.replace(optimizer._parallel, batch=batch))
+
+
+def report_ranks(job: Job) -> None:
+    """Prints what the step takes on all ranks, if there is a mesh."""
+    if job.report.ranks is not None:
+        from ..report.ranks_text import ranks_text
+
+        job.say(ranks_text(job.estimated))
+
+
+def estimate(job: Job, program: Any, loss: str, plain: Any, step: Any) -> None:
+    """Estimates what the step takes on all ranks, if there is a mesh."""
+    args = job.args
+    if args.ranks is None:
+        return
+    from ..analysis.ranks import Makers, at_parallel, estimate_ranks
+    from ..compiling.compiler import compile_step
+    from .values import target_of
+
+    batch = program.block.batch
+    parallel = sharing(args, job.optimizer(), program)._parallel
+
+    def made(other: Any, **kept: Any) -> Any:
+        there = other if other.batch is not None else dataclasses.replace(other, batch=batch)
+        return compile_step(program, loss, at_parallel(job.optimizer(), there), target=target_of(args), **kept)
+
+    kept: dict[str, Any] = {}
+    if step is not plain and step.planned is None:
+        kept = {"checkpoints": job.report.checkpoints}
+    elif step is not plain:
+        own = tuple(s for s in step.plan.slices if "@" not in s)
+        kept = {"plan": dataclasses.replace(step.plan, slices=own)} if step.plan.reruns or own else {}
+    make = Makers(made, lambda other: made(other, **kept))
+    found = estimate_ranks(plain, step, parallel, args.pieces, make, args.network)
+    job.report.ranks, job.estimated = found.to_dict(), found
+
+
+def exchange(args: argparse.Namespace) -> Any:
+    """How rank 0 communicates; None where that is not known."""
+    if args.network is None:
+        return None
+    from ..passes.communication.clock import Exchange
+
+    return Exchange(args.network, args.ranks)
