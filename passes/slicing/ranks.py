@@ -46,6 +46,8 @@ class Share:
 
     def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
         """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
+        if self.ranks == 1:
+            return bounds(size, pieces)
         if size % pieces or pieces % self.ranks:
             raise UsageError(
                 f"a batch of {size} samples cannot be cut into {pieces} equal micro-batches, the same number for each "

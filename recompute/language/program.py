@@ -157,6 +157,8 @@ class Program:
     slices: tuple[str, ...] = ()
     #: the parameters of which this rank has a part, with the types of the whole ones (ZeRO)
     sharded: Mapping[str, TensorType] = MappingProxyType({})
+    #: how they are divided (`passes.sharding.zero.Sharded`)
+    division: Any = None
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last

@@ -163,6 +163,10 @@ class RecomputeOptimizer(WrappedOptimizer):
     def for_batch(self, samples: int, most: int) -> RecomputeOptimizer:
         """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
         found = copy.copy(self)
+        if self._parallel is not None:
+            found._parallel = self._parallel.for_batch(samples, self._merge)
+            found._merge = None if self._merge is None else Merge(1, self._merge.avg)
+            return found
         found._merge = None if self._merge is None else self._merge.for_batch(samples, most)
         return found
 
