@@ -200,9 +200,9 @@ def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ..
 
 def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
     """The batch of what is fed; None for the program's own."""
-    for v in program.block.inputs:
+    for v in program.forward_block.inputs:
         shape = np.shape(feed[v.name]) if v.name in feed else v.shape
-        if v.shape and shape and shape[0] != v.shape[0] == program.block.batch and shape[1:] == v.shape[1:]:
+        if v.shape and shape and shape[0] != v.shape[0] == program.forward_block.batch and shape[1:] == v.shape[1:]:
             return int(shape[0])
     return None
 

@@ -107,6 +107,14 @@ class MpiEngine(Engine):
             group = self.mesh.group(self.rank, channels[name])
             self._comms[name] = self._comm.Split(group[0], self.mesh.coordinate(self.rank, channels[name]))
 
+    def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
+        """See `Engine.collect`."""
+        with self._watch.waiting(what, self._name):
+            moves.meet(self._comm)
+            if root is None:
+                return list(self._comm.allgather(value))
+            return list(self._comm.gather(value, root) or ())
+
     def begin(self, op: Communication, at: int, x: Any, out: Any) -> Transfer:
         """Hands a communication to its channel's thread."""
         if self._closed:
@@ -119,6 +127,10 @@ class MpiEngine(Engine):
             self._channels[op.queue] = Channel(op.queue, lambda t: moves.move(self._mpi, comm, t, lambda: self._closed))
         self._channels[op.queue].put(transfer)
         return transfer
+
+    def ends_like_first(self, error: str) -> bool:
+        """Whether rank 0 ends with the same error as this one, so that it need not be said twice."""
+        return self._watch.ends_like_first(error)
 
     def failed(self, why: str) -> None:
         """Kept for what this rank says when it leaves."""
