@@ -154,9 +154,9 @@ class RankPieces(Pieces):
             )
             return
         readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
-        if len(readers) == 1 and isinstance(readers[0].op, Shard) and v.name not in self.graph.outputs:
-            whole = readers[0].op.padded(self.b, local)
-            found, (made,) = self.communicated(ReduceScatter, whole), readers[0].writes()
+        rule = readers[0].op if len(readers) == 1 else None
+        if isinstance(rule, Shard) and rule.ranks == self.share.ranks and v.name not in self.graph.outputs:
+            found, (made,) = self.communicated(ReduceScatter, rule.padded(self.b, local)), readers[0].writes()
             self.totals[made.name] = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
             self.shards.add(made.name)
             return
