@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, named_place
 from ..support.files import replacing
-from ..trainer.ranks import Ranks, ranks_of
+from ..trainer.ranks import Ranks, ranks_of, started_rank
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
@@ -34,7 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    ranks = ranks_of(args.mesh, None if args.place is None else named_place(args.place))
+    """Errors that all ranks have are printed once."""
+    try:
+        ranks = ranks_of(args.mesh, None if args.mesh is None else named_place(args.place))
+    except UsageError as e:
+        if started_rank():
+            return e.exit_code
+        raise
     args.quiet |= not ranks.leads
     try:
         check(args)
@@ -42,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     except RecomputeError as e:
         if ranks.repeats(str(e)):
             return e.exit_code
-        raise
+        raise type(e)(f"rank {ranks.rank}: {e}") if not ranks.leads else e from None
 
 
 class _TrainJob(ModelJob):

@@ -83,6 +83,8 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
         return None
     p = found.position
     for name, now in facts.items():
+        if p.get(name) != now and name == "micro_batches":
+            raise UsageError(_other_pieces(str(there.root.parent), p.get(name), now))
         if p.get(name) != now:
             raise UsageError(
                 f"the run in '{there.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
@@ -103,6 +105,14 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
     for callback, state in zip(callbacks, p["callbacks"], strict=False):
         callback.set_state(state)
     return found.step
+
+
+def _other_pieces(folder: str, before: Any, now: Any) -> str:
+    """Why a run with other micro-batches cannot go on."""
+    said = {None: "without a mesh"}
+    was, is_now = (said.get(n, f"with a mesh and {n} micro-batches a step") for n in (before, now))
+    how = "without mesh" if before is None else f"mesh='dp=N', micro_batches={before} (--mesh dp=N --micro-batches {before})"
+    return f"the run in '{folder}' was {was}, this is {is_now}, which adds in another order: resume it {how}"
 
 
 def _plan_facts(program: Program) -> dict[str, Any]:
