@@ -62,7 +62,12 @@ def parser() -> Parser:
 def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data", metavar="FILE", help="training samples: .npz, .npy, .csv, .tsv, .parquet, folder")
     group.add_argument("--eval", metavar="FILE", help="the samples to evaluate after each epoch")
-    group.add_argument("--eval-batch", type=whole, metavar="N", help="batch of the evaluation (default: --batch; with --mesh a micro-batch)")
+    group.add_argument(
+        "--eval-batch",
+        type=whole,
+        metavar="N",
+        help="batch of the evaluation (default: --batch; with --mesh a micro-batch)",
+    )
     group.add_argument("--no-shuffle", action="store_true", help="keep the order of the samples")
     group.add_argument("--drop-last", action="store_true", help="leave out a last batch with fewer samples")
     group.add_argument("--metrics", metavar="A,B,...", help="accuracy, top5, f1, ... (default: accuracy, for classes)")
@@ -90,11 +95,13 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 def _add_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--mesh", metavar="dp=N", help="N processes share each step; --batch is that of all of them")
-    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="what they divide (default: 0, nothing)")
+    group.add_argument(
+        "--zero", type=int, choices=(0, 1, 2, 3), default=0, help="what they divide (default: 0, nothing)"
+    )
     group.add_argument(
         "--micro-batches", type=whole, metavar="V",
         help="cut each step into V pieces: the same V gives the same bits on any number of ranks (default: the largest "
-        "power of two, at most 8, that divides the batch; a multiple of --gradient-merge, and not fewer than the ranks)",
+        "power of two, at most 8, that divides the batch; a multiple of --gradient-merge, not fewer than the ranks)",
     )  # fmt: skip
     group.add_argument("--log-ranks", action="store_true", help="a log of each rank in --save, log.rank1.jsonl, ...")
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-
 #: the reasons for which a signal ends a run
 SIGNALLED = ("interrupted", "ended by SIGTERM")
 

@@ -16,8 +16,9 @@ _SECONDS = 0.5
 
 
 class Log:
-    """Appends to DIR/log.jsonl (None: nowhere; `rank`: log.rank1.jsonl); each line has `event` ("step", "epoch", ...) and `step`.
+    """Appends to DIR/log.jsonl (None: nowhere); each line has `event` ("step", "epoch", ...) and `step`.
 
+    `rank`: of which rank it is, log.rank1.jsonl for rank 1.
     `resumed_at`: the step of the checkpoint that a run goes on from, in epoch `epoch`; later lines are left out.
     """
 

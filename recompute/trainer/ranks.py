@@ -95,7 +95,7 @@ class _Many(Ranks):
         value, error = self.collect(what, found)[0]
         if error is not None:
             raise error
-        return value  # type: ignore[no-any-return]
+        return value
 
     def agreed(self, reason: str) -> str:
         return next(filter(None, self.collect("the agreement to go on", reason)), "")
@@ -174,9 +174,7 @@ def shared(
     samples = batch * each if merged is None or merged.batch is None else merged.batch
     pieces = micro_batches or _pieces(samples, ranks.size, each)
     _check(samples, pieces, ranks.size)
-    return DataParallel(
-        optimizer, ranks.mesh, ranks.rank, zero=zero, micro_batches=pieces, batch=samples
-    )
+    return DataParallel(optimizer, ranks.mesh, ranks.rank, zero=zero, micro_batches=pieces, batch=samples)
 
 
 def _pieces(samples: int, ranks: int, each: int) -> int:
@@ -189,13 +187,13 @@ def _pieces(samples: int, ranks: int, each: int) -> int:
 
 
 def _check(samples: int, pieces: int, ranks: int) -> None:
-    """UsageError where the micro-batches are not equally many on each rank, or other ranks would add in another order."""
+    """UsageError where ranks do not have equally many micro-batches, or others would add in another order."""
     if samples % ranks:
         raise UsageError(f"a batch of {samples} samples cannot be shared equally by {ranks} ranks: give a multiple")
     if samples % pieces or pieces % ranks:
         raise UsageError(
-            f"a batch of {samples} samples cannot be cut into {pieces} equal micro-batches, as many for each of {ranks} "
-            "ranks: micro-batches must divide the batch, and be a multiple of the ranks"
+            f"a batch of {samples} samples cannot be cut into {pieces} equal micro-batches, as many for each of "
+            f"{ranks} ranks: micro-batches must divide the batch, and be a multiple of the ranks"
         )
     each = pieces // ranks
     if each & (each - 1) and ranks > 1:

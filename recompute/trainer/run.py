@@ -111,7 +111,11 @@ def _other_pieces(folder: str, before: Any, now: Any) -> str:
     """Why a run with other micro-batches cannot go on."""
     said = {None: "without a mesh"}
     was, is_now = (said.get(n, f"with a mesh and {n} micro-batches a step") for n in (before, now))
-    how = "without mesh" if before is None else f"mesh='dp=N', micro_batches={before} (--mesh dp=N --micro-batches {before})"
+    how = (
+        "without mesh"
+        if before is None
+        else f"mesh='dp=N', micro_batches={before} (--mesh dp=N --micro-batches {before})"
+    )
     return f"the run in '{folder}' was {was}, this is {is_now}, which adds in another order: resume it {how}"
 
 

@@ -52,9 +52,9 @@ class Trainer:
     exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
 
     `mesh` ("dp=4" or a `recompute.Mesh`): this is one of so many processes, which share each step; the program's batch
-    is that of all of them.  `zero`: what they divide (see `rc.DataParallel`).  `micro_batches`: into how many pieces the
-    batch is cut; the same number gives the same bits on any number of ranks (default: the largest power of two, at most
-    8, that divides the batch; not fewer than the ranks).  All of them make the same calls; callbacks run on rank 0.
+    is that of all of them.  `zero`: what they divide (see `rc.DataParallel`).  `micro_batches`: how many pieces the
+    batch is cut into; the same number gives the same bits on any number of ranks (default: the largest power of two,
+    at most 8, that divides the batch; not fewer than the ranks).  All make the same calls; callbacks run on rank 0.
     """
 
     def __init__(
@@ -377,12 +377,9 @@ class Trainer:
 
     def _exported(self, path: Path) -> None:
         """Writes the model with all its weights."""
-        if self.program.division is None:
-            self.ranks.first(f"'{path.name}'", lambda: _nothing(export_trained(self.program, path, averaged=self.averages)))
-            return
         with applied(self.program) if self.averages else contextlib.nullcontext():
             whole = whole_program(self.program, self.ranks)
-        self.ranks.first(f"'{path.name}'", lambda: _nothing(whole and export_trained(whole, path)))
+            self.ranks.first(f"'{path.name}'", lambda: _nothing(whole and export_trained(whole, path)))
 
     def _facts(self, run: Run) -> dict[str, Any]:
         """What must be the same when the run is resumed."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..language.program import Program
 from ..language.types import TensorType
-from ..training.state import contents, parts_of, whole_types
+from ..training.parts import parts_of, stored, whole_types
+from ..training.state import contents
 from .ranks import Ranks
 
 
@@ -39,7 +40,7 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
     def write() -> None:
         parts = parts_of(program)
         with open(path, "r+b") as file:
-            for v in (*program.block.parameters, *program.block.buffers, *program.block.state):
+            for v in stored(program):
                 part = parts.get(v.name)
                 if part is None and not ranks.leads:
                     continue

@@ -76,8 +76,8 @@ class Parallel:
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
         """The same for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
 
-        How it is cut does not depend on the ranks.  They share it where they can have equally many of equal micro-batches;
-        else each computes all of it, without communication but for parts of parameters.
+        How it is cut does not depend on the ranks.  They share it where each can have as many micro-batches of the same
+        size; else each computes all of it, without communication but for parts of parameters.
         """
         pieces = self.pieces(merge)
         most = samples if self.batch is None else self.batch // pieces
@@ -85,9 +85,7 @@ class Parallel:
         count = -(-samples // size)
         each = count // self.ranks
         fits = samples % count == 0 and count % self.ranks == 0 and each & (each - 1) == 0
-        return dataclasses.replace(
-            self, micro_batches=count, batch=samples, alone=not fits, parts=self.parts or pieces
-        )
+        return dataclasses.replace(self, micro_batches=count, batch=samples, alone=not fits, parts=self.parts or pieces)
 
     def pieces(self, merge: Merge | None) -> int:
         """Micro-batches of a step, of all ranks together."""

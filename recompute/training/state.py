@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
 from ..support.tensor_file import reason, write_arrays
+from .parts import Part, parts_of, stored, whole_types
 
 __all__ = [
     "contents",
@@ -37,40 +37,6 @@ _EIGHT_BITS = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a rank has of a value that is divided among ranks (ZeRO): `count` of its elements, from `low` on.
-
-    Zeros may follow them.  `whole`: the value's type where one process has all of it.
-    """
-
-    whole: TensorType
-    low: int
-    count: int
-
-
-def parts_of(program: Program) -> dict[str, Part]:
-    """The parameters and state of which this rank has a part; the rest is the same on all ranks."""
-    if program.division is None:
-        return {}
-    owners = sorted(program.sharded, key=len, reverse=True)
-    own = {v.name: v.shape for v in program.block.parameters if v.name in program.sharded}
-    found = {}
-    for v in (*program.block.parameters, *program.block.state):
-        owner = next((n for n in owners if f"{v.name}.".startswith(f"{n}.") and v.shape == own[n]), None)
-        if owner is not None:
-            whole = v.type.with_shape(program.sharded[owner].shape)
-            low = min(program.division.rank * v.size, whole.size)
-            found[v.name] = Part(whole, low, min(v.size, whole.size - low))
-    return found
-
-
-def whole_types(program: Program) -> dict[str, TensorType]:
-    """The types of parameters, buffers and state as one process has them."""
-    parts = parts_of(program)
-    return {v.name: parts[v.name].whole if v.name in parts else v.type for v in _stored(program)}
-
-
 def contents(program: Program, v: Value) -> np.ndarray:
     """The array of a parameter, buffer or state, in host memory.  UsageError if it has none."""
     array = program.data.get(v.name)
@@ -85,7 +51,7 @@ def contents(program: Program, v: Value) -> np.ndarray:
 def state_dict(program: Program) -> dict[str, np.ndarray]:
     """Copies of parameters, buffers and state, by name.  UsageError if one has no contents yet."""
     _must_be_whole(program)
-    return {v.name: np.array(contents(program, v)) for v in _stored(program)}
+    return {v.name: np.array(contents(program, v)) for v in stored(program)}
 
 
 def _must_be_whole(program: Program) -> None:
@@ -108,7 +74,7 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
     _must_be_whole(program)
     arrays = {name: a.get() if hasattr(a, "get") else np.asarray(a) for name, a in state.items()}
     _check(program, {n: _describe(a) for n, a in arrays.items()}, strict, "the state")
-    for v in _stored(program):
+    for v in stored(program):
         if v.name in arrays:
             _put(program, v, arrays[v.name])
     _mended(program, arrays)
@@ -120,13 +86,14 @@ def save_state(program: Program, path: str | PathLike[str]) -> None:
     UsageError if a value has no contents yet, or is divided among ranks; ModelError if the file cannot be written.
     """
     _must_be_whole(program)
-    write_arrays({v.name: contents(program, v) for v in _stored(program)}, path)
+    write_arrays({v.name: contents(program, v) for v in stored(program)}, path)
 
 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
     """Loads a file of `save_state` (or any safetensors file with these names) into the program: all values or none.
 
-    For `strict` and the arrays see `set_state_dict`.  A rank that has parts of values (ZeRO) reads these.  ModelError if the file is missing, truncated or not a safetensors
+    For `strict` and the arrays see `set_state_dict`.  A rank that has parts of values (ZeRO) reads its parts of whole
+    ones.  ModelError if the file is missing, truncated or not a safetensors
     file; UsageError that lists all differences from the program.
     """
     from safetensors import SafetensorError, safe_open
@@ -140,7 +107,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
                 strict,
                 f"'{path}'",
             )
-            wanted, parts = [v for v in _stored(program) if v.name in found], parts_of(program)
+            wanted, parts = [v for v in stored(program) if v.name in found], parts_of(program)
             direct = [v for v in wanted if v.dtype not in _EIGHT_BITS.values() and v.name not in parts]
             arrays = {v.name: file.get_tensor(v.name) for v in direct}
         arrays |= _read_at(path, [v for v in wanted if v.name not in arrays], parts)
@@ -152,7 +119,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
         ) from None
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the contents of '{path}'") from None
-    for v in _stored(program):
+    for v in stored(program):
         if v.name in arrays:
             _put(program, v, arrays.pop(v.name))
     _mended(program, found)
@@ -177,13 +144,8 @@ def _read_at(path: str | PathLike[str], wanted: list[Value], parts: Mapping[str,
 
 def _mended(program: Program, loaded: Iterable[str]) -> None:
     """Clears the mark of a program that a failed step has left partly updated: a complete state was loaded."""
-    if {v.name for v in _stored(program)} <= set(loaded):
+    if {v.name for v in stored(program)} <= set(loaded):
         program.broken = ""
-
-
-def _stored(program: Program) -> tuple[Value, ...]:
-    b = program.block
-    return (*b.parameters, *b.buffers, *b.state)
 
 
 def _describe(a: np.ndarray) -> str:
