@@ -20,6 +20,9 @@ from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
 from .cleanup.dead_code import DeadCode
 from .cleanup.eager_updates import EagerUpdates
+from .communication.buckets import Buckets
+from .communication.overlap import Overlap
+from .communication.regather import Regather
 from .communication.tree_sums import TreeSums
 from .gradient.autodiff import Autodiff
 from .gradient.precision import Precision
@@ -125,16 +128,21 @@ def lowering_passes(target: Target) -> list[Pass]:
     """The passes that lower a step for the kernels of a place; without kernel providers, communication only."""
     names = target.kernels
     if not names:
-        return [TreeSums()]
+        return _communication()
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
-    return [TreeSums(), FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
+    return [*_communication(), FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
+
+
+def _communication() -> list[Pass]:
+    """The passes for communication between ranks; they leave other steps as they are."""
+    return [Regather(), Buckets(), TreeSums()]
 
 
 def memory_passes(target: Target, moved: Sequence[str] = ()) -> list[Pass]:
     """The passes for order, copies (`moved`: the offloaded values), frees and addresses."""
     seconds = None if target.cost is None else target.cost.seconds
     copies: list[Pass] = [Offload(tuple(moved), lowered=True, seconds=seconds, link=target.link)] if moved else []
-    then = (*copies, Liveness(), MemoryPlan())
+    then = (*copies, Overlap(), Liveness(), MemoryPlan())
     return [InBestOrder(then)] if target.schedule else list(then)
 
 

@@ -26,13 +26,15 @@ class Sharded:
     """How parameters are divided: among `ranks` along the mesh's axis `axis`, of which this is the `rank`-th.
 
     Their elements, with zeros behind them, can be cut into `parts` equal parts, so that sums over a fixed number of
-    parts have the same bits for any number of ranks.
+    parts have the same bits for any number of ranks.  `again`: gathered parameters are not kept from the forward to the
+    backward pass, but gathered again (stage 3).
     """
 
     axis: str
     ranks: int
     rank: int
     parts: int
+    again: bool = False
 
     def size(self, v: Value) -> int:
         """Elements of a rank's part."""
@@ -102,7 +104,7 @@ def gathered(b: Builder, shard: Value, how: Sharded, number: int) -> Value:
     """All ranks' shards behind one another."""
     if how.ranks == 1:
         return shard
-    return b.CommWait(b.emit(AllGather(how.axis, how.ranks, number, CHANNEL), shard), shard)
+    return b.CommWait(b.emit(AllGather(how.axis, how.ranks, number, CHANNEL, repeat=how.again), shard), shard)
 
 
 def _low(readers: Sequence[Operator]) -> str:

@@ -90,7 +90,19 @@ class RankPieces(Pieces):
             for _, before in heap[-2::-1]:
                 total = self.b.Add(before, total)
             self.totals[name] = total
-        return self.finished(mark)
+        found = self.finished(mark)
+        return self.named(found) if len(own) == 1 else found
+
+    def named(self, operators: list[Operator]) -> list[Operator]:
+        """The operators of a rank's only slice under the names of the whole step, as far as they are free."""
+        used = {v.name for o in operators for v in o.writes()}
+        suffix = f"#{self.start}"
+        names = {
+            f"{name}{suffix}": name
+            for name in self.region.written(self.block)
+            if name not in used and f"{name}{suffix}" in used
+        }
+        return [o.renamed(names) for o in operators]
 
     def place(self, name: str) -> Place:
         """Where the index is in a cut value."""
@@ -132,10 +144,14 @@ class RankPieces(Pieces):
     # -- what ranks exchange ------------------------------------------------------------------------------------------
 
     def finished(self, mark: int) -> list[Operator]:
-        """The operators since `mark`, joins, sums over ranks, and updates of running statistics."""
+        """The operators since `mark`, joins, sums over ranks, and updates of running statistics.
+
+        Cut values that are only fetched stay cut: a rank fetches its own rows.
+        """
         for name, parts in self.parts.items():
             self.b.role = self.roles[name]
-            self.totals[name] = self.gathered(parts, self.place(name))
+            fetched = not self.graph.read_outside(name, set(self.region.members), outputs=False)
+            self.totals[name] = self.gathered(parts, self.place(name), own=fetched)
         self.parts = {}
         for name, v in self.region.written(self.block).items():
             if name in self.totals and isinstance(state := self.states.get(name), Partial):
@@ -162,23 +178,23 @@ class RankPieces(Pieces):
             return
         self.totals[v.name] = self.communicated(AllReduce, local)
 
-    def gathered(self, parts: list[Value], place: Place) -> Value:
-        """A whole value from its slices on all ranks."""
+    def gathered(self, parts: list[Value], place: Place, *, own: bool = False) -> Value:
+        """A whole value from its slices on all ranks; `own`: from this rank's alone."""
         b, axis = self.b, place.axis + (place.outer > 1)
         seen = []
         for p in parts:
             lead, rest = p.shape[: place.axis], p.shape[place.axis + 1 :]
             outer = (place.outer, p.shape[place.axis] // place.outer) if place.outer > 1 else (p.shape[place.axis],)
             seen.append(b.Reshape(p, shape=(*lead, *outer, *rest)) if place.outer > 1 else p)
-        own = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
-        if self.share.ranks > 1:
-            front = (axis, *(a for a in range(own.ndim) if a != axis))
-            moved = b.Transpose(own, perm=front) if axis else own
+        found = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
+        if self.share.ranks > 1 and not own:
+            front = (axis, *(a for a in range(found.ndim) if a != axis))
+            moved = b.Transpose(found, perm=front) if axis else found
             moved = self.communicated(AllGather, moved)
-            own = b.Transpose(moved, perm=tuple(front.index(a) for a in range(own.ndim))) if axis else moved
+            found = b.Transpose(moved, perm=tuple(front.index(a) for a in range(found.ndim))) if axis else moved
         if place.outer == 1:
-            return own
-        return b.Reshape(own, shape=place.resized(parts[0].type, self.region.size).shape)
+            return found
+        return b.Reshape(found, shape=place.resized(parts[0].type, self.size if own else self.region.size).shape)
 
     def update_all(self) -> None:
         """Updates running statistics with those of all micro-batches, one after the other, alike on all ranks."""

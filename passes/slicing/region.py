@@ -57,9 +57,9 @@ class Graph:
             backward = (o for o in block.operators if o.role is Role.BACKWARD)
             self.outputs.update(v.name for o in backward for v in o.writes() if v.name not in self.consumers)
 
-    def read_outside(self, name: str, members: Any) -> bool:
-        """Whether something other than these operators needs a value."""
-        return name in self.outputs or any(i not in members for i in self.consumers.get(name, ()))
+    def read_outside(self, name: str, members: Any, *, outputs: bool = True) -> bool:
+        """Whether something other than these operators needs a value; `outputs`: the block's outputs count."""
+        return (outputs and name in self.outputs) or any(i not in members for i in self.consumers.get(name, ()))
 
 
 def grown(
@@ -138,6 +138,9 @@ def _in_slices(found: Followed, i: int, o: Operator, always: bool) -> bool:
         found.factors[i] = Factor(1, (None,), (SUM,))
         found.states[next(o.writes()).name] = Partial(SUM)
         return True
+    if always and i not in found.factors and _shrinks_sums(found, o):
+        found.factors[i] = Factor(1, (None,) * len(o.inputs), (SUM,) * len(o.outputs))
+        return True
     f = found.factors.get(i)
     if f is None or o.op.updates or any((i, k) in found.needs for k in range(len(o.inputs))):
         return False
@@ -149,6 +152,15 @@ def _in_slices(found: Followed, i: int, o: Operator, always: bool) -> bool:
     # each slice has a partial result of its own beside the sum: as the gradient of an embedding, it can be larger than
     # what it is made from
     return partial < sum(v.nbytes for v, p in zip(o.inputs, f.inputs, strict=True) if v is not None and p is not None)
+
+
+def _shrinks_sums(found: Followed, o: Operator) -> bool:
+    """Whether an operator is linear in sums' partial results, and its own is no larger: it is what slices add up then,
+    as of a parameter that is used twice."""
+    if not all(found.states.get(v.name) == Partial(SUM) for v in o.writes()):
+        return False
+    given = {v.name: v for v in o.reads() if v.name in found.states}
+    return sum(v.nbytes for v in o.writes()) <= sum(v.nbytes for v in given.values())
 
 
 def _widens(found: Followed, o: Operator) -> bool:

@@ -84,7 +84,8 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
         names = tuple(_name(made, n) for n in names)
     made.block = ForTest(names).run(made.block)
     if program.division is not None:  # a rank has parts of parameters: it gathers them
-        made.block, _ = read_gathered(made.block, list(program.sharded), program.division)
+        how = dataclasses.replace(program.division, again=False)
+        made.block, _ = read_gathered(made.block, list(program.sharded), how)
     made.block = verify(made.block)
     if made.data is not program.data:
         share_arrays(made, program)

@@ -105,7 +105,7 @@ class Parallel:
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
         rank = self.mesh.coordinate(self.rank, self.axis)
-        return Sharded(self.axis, self.ranks, rank, self.parts or pieces)
+        return Sharded(self.axis, self.ranks, rank, self.parts or pieces, again=self.zero == 3)
 
     def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
         """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""

@@ -35,7 +35,7 @@ LAYERS = [
     {"trainer", "tuning"},
     {"report"},
     {"analysis"},
-    {"cli"},
+    {"cli", "launch"},
 ]
 
 

@@ -68,7 +68,12 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True)
 class AllGather(Collective):
-    """All ranks' x behind one another along axis 0, in the order of their coordinates, on each of them."""
+    """All ranks' x behind one another along axis 0, in the order of their coordinates, on each of them.
+
+    `repeat`: it may be repeated, in place of keeping the result (passes/communication/regather.py).
+    """
+
+    repeat: bool = False
 
     def infer(self, x):
         """As many as there are ranks, along axis 0."""

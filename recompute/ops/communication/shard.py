@@ -26,8 +26,6 @@ class Shard(Op):
     rank: int = 0
     parts: int = 1
 
-    linear = ((0,),)
-
     def infer(self, x):
         """One part."""
         if self.ranks < 1 or not 0 <= self.rank < self.ranks or self.parts < 1 or self.parts % self.ranks:

@@ -1,0 +1,233 @@
+"""Communication beside computation: it begins as early as it can, and is awaited as late as it need be.
+
+Gradients are sent as soon as they are there, while the backward pass goes on; the sum, the update and what else follows
+come some communications later, so that few of them are in flight at a time.  Values that computation waits for, such
+as gathered parameters, are requested some communications ahead of their first use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from ...language.ir import Block, Operator, Role
+from ...ops.communication.base import Communication
+from ...ops.communication.shard import Shard
+from ...ops.communication.tree_sum import TreeSum
+from ...ops.shape.reshape import Cast
+from ..base import Pass
+
+
+@dataclass(frozen=True)
+class Overlap(Pass):
+    """Move begins and waits of communication away from each other; computation keeps its order.
+
+    `ahead`: how many communications are requested before the one that computation needs; `behind`: how many more have
+    begun on a channel when one is awaited that only updates need.  Blocks without communication are unchanged.
+    """
+
+    ahead: int = 2
+    behind: int = 1
+
+    def run(self, block: Block) -> Block:
+        """The block itself where nothing communicates."""
+        if not any(o.op.communicates for o in block.operators):
+            return block
+        placing = _Placing(block, self.ahead, self.behind)
+        order = list(placing.order())
+        return block.with_operators([block.operators[i] for i in order], addresses={})
+
+
+def _light(o: Operator) -> bool:
+    """Whether an operator may stand behind a communication that computation does not wait for."""
+    if o.role is Role.OPTIMIZE or o.op.updates or o.op.communicates or o.op.moves_data:
+        return True
+    return isinstance(o.op, (TreeSum, Shard, Cast))
+
+
+class _Placing:
+    """The order of a block's operators, by position.
+
+    `late`: operators of which nothing but updates and outputs is made, by light ones alone: sums over ranks, and what
+    follows them and feeds them.  `early`: begins and what feeds them, waits and views of what computation waits for.
+    All others keep their order.
+    """
+
+    def __init__(self, block: Block, ahead: int, behind: int) -> None:
+        self.operators, self.ahead, self.behind = block.operators, ahead, behind
+        self.before = _dependencies(block)
+        self.after: list[list[int]] = [[] for _ in self.before]
+        for i, found in enumerate(self.before):
+            for j in found:
+                self.after[j].append(i)
+        self.late = self._late()
+        self.early = self._early()
+        self.done = [False] * len(self.operators)
+        self.missing = [len(found) for found in self.before]
+        #: late operators whose inputs are there
+        self.ready = [i for i in self.late if not self.missing[i]]
+        heapify(self.ready)
+        #: late waits: how many communications had begun on their channel when theirs did
+        self.flying: deque[tuple[int, str, int]] = deque()
+        self.begun: dict[str, int] = {}
+
+    def _late(self) -> set[int]:
+        found: set[int] = set()
+        for i in reversed(range(len(self.operators))):
+            if _light(self.operators[i]) and all(j in found for j in self.after[i]):
+                found.add(i)
+        sends = {i for i in found if isinstance(self.operators[i].op, Communication)}
+        return self._connected(found, sends)
+
+    def _connected(self, among: set[int], starts: set[int]) -> set[int]:
+        """The operators of a set that lead to some of them, or follow from them."""
+        found = set(starts)
+        for i in sorted(among):
+            if any(j in found for j in self.before[i]):
+                found.add(i)
+        for i in sorted(among, reverse=True):
+            if any(j in found for j in self.after[i]):
+                found.add(i)
+        return found
+
+    def _early(self) -> set[int]:
+        """Communication that computation waits for: begins, waits and views, and casts that feed begins alone."""
+        found: set[int] = set()
+        for i, o in enumerate(self.operators):
+            if i in self.late:
+                continue
+            if o.op.communicates or (o.op.moves_data and self.before[i] and all(j in found for j in self.before[i])):
+                found.add(i)
+        for i in reversed(range(len(self.operators))):
+            o = self.operators[i]
+            feeds = self.after[i] and all(self._begins(j) and j in found for j in self.after[i])
+            if feeds and i not in found and i not in self.late and _light(o):
+                found.add(i)
+        return found
+
+    def _begins(self, i: int) -> bool:
+        return isinstance(self.operators[i].op, Communication)
+
+    def order(self) -> Iterator[int]:
+        """The positions, each once."""
+        main = [i for i in range(len(self.operators)) if i not in self.late and i not in self.early]
+        requests, first = self._requests(main)
+        asked = 0
+        yield from self._drained()
+        for place, i in enumerate(main):
+            if i in first or not place:
+                asked_for = first.get(i, -1)
+                while asked < min(asked_for + 1 + self.ahead, len(requests)):
+                    needed = self._needed(requests[asked])
+                    if asked > asked_for and any(j not in self.early for j in needed):
+                        break  # what feeds it is computed later
+                    for j in needed:
+                        yield from self._emitted(j)
+                    asked += 1
+            yield from self._with_needs(i)
+            yield from self._drained()
+        for i in sorted(self.early):
+            yield from self._with_needs(i)
+        yield from self._drained()
+        while self.flying:
+            yield from self._emitted(self.flying.popleft()[0])
+            yield from self._drained()
+
+    def _requests(self, main: list[int]) -> tuple[list[int], dict[int, int]]:
+        """The begins that computation needs, in the order in which it does; and for each operator that is the first to
+        need some, the last of them."""
+        requests: list[int] = []
+        first: dict[int, int] = {}
+        seen: set[int] = set()
+        for i in main:
+            stack, mine = [i], []
+            while stack:
+                for j in self.before[stack.pop()]:
+                    if j in self.early and j not in seen:
+                        seen.add(j)
+                        stack.append(j)
+                        mine.append(j)
+            begins = sorted(j for j in mine if isinstance(self.operators[j].op, Communication))
+            if begins:
+                requests += begins
+                first[i] = len(requests) - 1
+        return requests, first
+
+    def _needed(self, i: int) -> list[int]:
+        """What an operator needs that is not there, in order; itself is the last."""
+        found, stack, seen = [], [i], {i}
+        while stack:
+            at = stack.pop()
+            found.append(at)
+            for j in self.before[at]:
+                if not self.done[j] and j not in seen:
+                    seen.add(j)
+                    stack.append(j)
+        return sorted(found)
+
+    def _with_needs(self, i: int) -> Iterator[int]:
+        """An operator, and before it what it needs."""
+        for j in self._needed(i) if not self.done[i] else ():
+            yield from self._emitted(j)
+
+    def _emitted(self, i: int) -> Iterator[int]:
+        if self.done[i]:
+            return
+        self.done[i] = True
+        op = self.operators[i].op
+        if isinstance(op, Communication):
+            self.begun[op.queue] = self.begun.get(op.queue, 0) + 1
+        yield i
+        for j in self.after[i]:
+            self.missing[j] -= 1
+            if not self.missing[j] and j in self.late:
+                heappush(self.ready, j)
+
+    def _drained(self) -> Iterator[int]:
+        """Late operators whose turn it is: all whose inputs are there, but waits only after some communications."""
+        while True:
+            while self.ready:
+                i = heappop(self.ready)
+                if self.done[i]:
+                    continue
+                if self.operators[i].op.communicates == "wait":
+                    queue = self._queue_of(i)
+                    self.flying.append((i, queue, self.begun[queue]))
+                else:
+                    yield from self._emitted(i)
+            due = next((f for f in self.flying if self.begun[f[1]] - f[2] >= self.behind), None)
+            if due is None:
+                return
+            self.flying.remove(due)
+            yield from self._emitted(due[0])
+
+    def _queue_of(self, wait: int) -> str:
+        """The channel of what a wait waits for."""
+        target = self.operators[wait].inputs[0]
+        found = (self.operators[j] for j in self.before[wait])
+        ops = [o.op for o in found if isinstance(o.op, Communication) and target in o.outputs]
+        assert ops
+        return ops[0].queue
+
+
+def _dependencies(block: Block) -> list[list[int]]:
+    """For each operator, those that must come before it: writers of what it reads, readers of what it updates."""
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    found: list[list[int]] = []
+    for i, o in enumerate(block.operators):
+        before = {writer[v.name] for v in (*o.reads(), *o.writes()) if v.name in writer}
+        if o.op.updates:
+            for v in o.writes():
+                before.update(readers.get(v.name, ()))
+        for v in o.reads():
+            readers.setdefault(v.name, []).append(i)
+        for v in o.writes():
+            writer[v.name] = i
+            if o.op.updates:
+                readers[v.name] = []
+        before.discard(i)
+        found.append(sorted(before))
+    return found

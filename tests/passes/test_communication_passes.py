@@ -1,0 +1,117 @@
+"""Passes that move, join and repeat communication: the same bits, and what they promise."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import recompute as rc
+from recompute.communication.lockstep import LockStep
+from recompute.communication.mesh import Mesh
+from recompute.communication.verify_ranks import verify_ranks
+from recompute.language.ir import Block
+from recompute.language.program import Program
+from recompute.ops.communication.base import Communication
+from recompute.ops.communication.collectives import AllGather
+from recompute.passes import memory_report, run_passes
+from recompute.passes.communication.buckets import Buckets
+from recompute.passes.communication.overlap import Overlap
+from recompute.passes.communication.regather import Regather
+from recompute.passes.communication.tree_sums import TreeSums
+from recompute.training.parallel import DataParallel
+
+RANKS, BATCH = 4, 8
+SMALL = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 20, "seq": 4, "context": 4}
+PASSES = {
+    "buckets": [Buckets()],
+    "regather": [Regather(small=0)],
+    "sums": [TreeSums()],
+    "overlap": [Overlap()],
+    "far": [Overlap(ahead=5, behind=4)],
+    "all": [Regather(small=256), Buckets(member=512, bucket=2048), TreeSums(), Overlap()],
+}
+
+
+@cache
+def programs(zero: int, clip: bool = False) -> list[Program]:
+    found = []
+    for rank in range(RANKS):
+        program = rc.load(rc.models.build("gpt2-tiny", **SMALL), batch=BATCH)
+        loss = rc.losses.cross_entropy(program["logits"])
+        optimizer = rc.Adam(1e-2, grad_clip=rc.clip.ClipGradByGlobalNorm(0.5) if clip else None)
+        DataParallel(optimizer, Mesh.of(dp=RANKS), rank, zero=zero, batch=BATCH).minimize(loss)
+        found.append(program)
+    return found
+
+
+def results(blocks: list[Block], of: list[Program]) -> list[bytes]:
+    data = [{v.name: np.array(p.data[v.name]) for v in (*p.block.parameters, *p.block.buffers, *p.block.state)}
+            for p in of]  # fmt: skip
+    machine = LockStep(blocks, Mesh.of(dp=RANKS), data)
+    g = np.random.default_rng(0)
+    feeds = [{v.name: g.integers(0, 20, v.shape) for v in b.inputs} for b in blocks]
+    losses = [machine.run(feeds, ["loss"])[0]["loss"].tobytes() for _ in range(2)]
+    return losses + [a.tobytes() for state in machine.state for _, a in sorted(state.items())]
+
+
+@pytest.mark.parametrize("name", list(PASSES))
+@pytest.mark.parametrize(("zero", "clip"), [(0, False), (0, True), (3, False), (3, True)])
+def test_the_same_bits(name: str, zero: int, clip: bool) -> None:
+    of = programs(zero, clip)
+    plain = [p.block for p in of]
+    made = [run_passes(b, PASSES[name]) for b in plain]
+    assert verify_ranks(made, Mesh.of(dp=RANKS)) == 1
+    if name != "regather" or zero == 3:
+        assert made[0] != plain[0]
+    assert results(made, of) == results(plain, of)
+
+
+def count(block: Block, kind: type = Communication) -> int:
+    return sum(isinstance(o.op, kind) for o in block.operators)
+
+
+def test_buckets_are_fewer_messages() -> None:
+    block = programs(1)[0].block
+    assert count(Buckets().run(block)) < count(block) / 4
+    assert Buckets(member=0).run(block) is block
+
+
+def test_parameters_are_gathered_again() -> None:
+    block = programs(3)[0].block
+    made = Regather(small=0).run(block)
+    assert count(made, AllGather) > count(block, AllGather) + 8
+    assert Regather().run(block) == block, "all of them are small"
+    one = programs(1)[0].block
+    assert Regather(small=0).run(one) is one, "stage 1 keeps what it gathers"
+
+
+def test_computation_goes_on_while_ranks_communicate() -> None:
+    """Between most begins and their waits there is something to compute."""
+    block = run_passes(programs(0)[0].block, [TreeSums(), Overlap()])
+    begun: dict[str, int] = {}
+    waits: list[bool] = []
+    computed = 0
+    for o in block.operators:
+        if isinstance(o.op, Communication):
+            begun[next(o.writes()).name] = computed
+        elif o.op.communicates:
+            waits.append(computed > begun[next(o.reads()).name])
+        elif not o.op.moves_data:
+            computed += 1
+    assert sum(waits) > 0.6 * len(waits)
+
+
+def test_each_stage_takes_less() -> None:
+    """Bytes of a rank, with large parameters and a small batch."""
+    wide = {"layers": 4, "hidden": 128, "heads": 2, "vocab": 64, "seq": 4, "context": 4}
+    peaks = []
+    for zero in (0, 1, 3):
+        program = rc.load(rc.models.build("gpt2-tiny", **wide), batch=RANKS)
+        loss = rc.losses.cross_entropy(program["logits"])
+        DataParallel(rc.Adam(), Mesh.of(dp=RANKS), 0, zero=zero, batch=RANKS).minimize(loss)
+        peaks.append(memory_report(rc.Executor().planned(program)).peak)
+    whole = 4 * sum(v.size for v in rc.load(rc.models.build("gpt2-tiny", **wide), batch=1).block.parameters)
+    assert peaks[1] < peaks[0] - 1.5 * whole  # of the two moments, three quarters
+    assert peaks[2] < peaks[1] - 0.5 * whole  # most parameters are not there at a time
