@@ -159,7 +159,22 @@ def _cases(folder: Path, size: int, more: bool) -> dict[str, Any]:
         trainer(metrics=(_Refuses(),), mesh=mesh).fit(data(32), eval_data=data(20))
     except UsageError as e:
         found["metric"] = str(e)
+    found["nan"] = _not_finite(mesh, size)
     return found
+
+
+def _not_finite(mesh: str, size: int) -> list[str]:
+    """What each rank says of a sample, of the last rank's, from which NaN comes."""
+    program = rc.load(trainer_cases.model(normalised=False), batch=16)
+    loss = rc.stop_on_nan(rc.losses.cross_entropy(program["logits"]))
+    one = rc.Trainer(program, rc.Adam(), loss=loss, mesh=mesh, quiet=True)
+    arrays = data(32)
+    arrays["x"][30] = 3e38
+    try:
+        one.fit(arrays, shuffle=False)
+    except rc.errors.NotFiniteError as e:
+        return one.ranks.collect("errors", str(e))
+    return []
 
 
 class _Refuses(rc.metrics.Accuracy):
@@ -219,6 +234,10 @@ def test_more_on_two_and_four_ranks(mpi: None, one: dict[str, Any], tmp_path: Pa
         assert found["signalled"] == ["interrupted", True, False]
         assert found["early"] == ["train.loss has not improved for", 2]
         assert found["metric"] == "no label fits"
+        assert all("step 2: the loss is nan" in text for text in found["nan"])
+        assert all("comes from another rank" in text for text in found["nan"][:-1])
+        assert "where %" in found["nan"][-1]
+        assert len(found["nan"]) == size
         if size == 2:
             shutil.copytree(tmp_path / "cut-by-2", tmp_path / "cut-for-4")
     assert without_files(found["resumed"]) == without_files(one)
