@@ -31,18 +31,22 @@ _REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
 
 @dataclass(frozen=True)
 class Share:
-    """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`."""
+    """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`.
+
+    `order`: how sums over ranks are added, "tree" or "library" (see ops/communication/base.py).
+    """
 
     axis: str
     ranks: int
     rank: int
+    order: str = "tree"
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or not 0 <= self.rank < self.ranks:
             raise UsageError(f"there is no rank {self.rank} among {self.ranks} ranks of axis '{self.axis}'")
 
     def __str__(self) -> str:
-        return f"{self.axis}={self.rank}/{self.ranks}"
+        return f"{self.axis}={self.rank}/{self.ranks}" + (f"/{self.order}" if self.order != "tree" else "")
 
     def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
         """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
@@ -234,7 +238,7 @@ class RankPieces(Pieces):
             return x
         number = self.numbers.get(self.share.axis, 0)
         self.numbers[self.share.axis] = number + 1
-        op = kind(self.share.axis, self.share.ranks, number)
+        op = kind(self.share.axis, self.share.ranks, number, order=self.share.order if kind.sums else "tree")
         return self.b.CommWait(self.b.emit(op, x), x)
 
 

@@ -17,6 +17,7 @@ from recompute.communication.verify_ranks import verify_ranks
 from recompute.errors import UsageError
 from recompute.language.program import Program
 from recompute.ops.communication.base import Communication
+from recompute.passes.slicing.slicing import parse_slicing
 from recompute.training.parallel import DataParallel
 
 BATCH = 8
@@ -167,6 +168,15 @@ def test_gradients_of_a_ragged_mean_are_those_of_the_global_batch() -> None:
     assert found[0][2] < found[0][0]
 
 
+def test_the_library_may_add() -> None:
+    loss = forward("gpt2-tiny")[1]
+    wrapped = DataParallel(rc.Adam(), Mesh.of(dp=4), 1, zero=1, batch=BATCH, reduce="library")
+    wrapped.minimize(loss)
+    sums = [o.op for o in loss.program.operators if isinstance(o.op, Communication) and o.op.sums]
+    assert sums and all(op.order == "library" for op in sums)
+    assert str(parse_slicing(wrapped.whole[0])) == wrapped.whole[0] == "micro:0:4@dp=1/4/library"
+
+
 def test_bytes_of_zero() -> None:
     """Parameters and state of Adam take 12 bytes an element, divided by the ranks; zeros fill what cannot be."""
     plain, _ = trained("gpt2-tiny", "", 1, 0, 0, 4)
@@ -233,6 +243,8 @@ def test_what_does_not_fit() -> None:
         DataParallel(rc.Adam(), mesh, 2)
     with pytest.raises(UsageError, match="zero must be"):
         DataParallel(rc.Adam(), mesh, 0, zero=4)
+    with pytest.raises(UsageError, match="reduce must be one of tree, library"):
+        DataParallel(rc.Adam(), mesh, 0, reduce="ring")
     with pytest.raises(UsageError, match="no axis 'dp'"):
         DataParallel(rc.Adam(), Mesh.of(pp=2), 0)
     with pytest.raises(UsageError, match="zero=1 and Lamb are not combined"):
