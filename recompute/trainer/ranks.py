@@ -98,7 +98,8 @@ class _Many(Ranks):
         return value
 
     def agreed(self, reason: str) -> str:
-        return next(filter(None, self.collect("the agreement to go on", reason)), "")
+        what = "the agreement to go on"
+        return next(filter(None, self.collect(what, reason)), "") if self.engine.any(what, bool(reason)) else ""
 
     def together(self, what: str, function: Callable[[], Any]) -> None:
         error: Exception | None = None
