@@ -7,7 +7,7 @@ and what each decides for itself (a signal) through `agreed`, so that all of the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,14 +15,15 @@ import numpy as np
 from ..communication.mesh import Mesh
 from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, Place
+from ..runtime.communication.started import given_rank
 from ..training.parallel import DataParallel
 from ..training.protocol import AnyOptimizer
 
 T = TypeVar("T")
 #: micro-batches of a step, at most, where nobody says how many
 _MICRO = 8
-#: variables by which launchers say how many processes they started, and which one this is
-_STARTED, _RANK = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+#: variables by which launchers say how many processes they started
+_STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 class Ranks:
@@ -128,7 +129,8 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ran
     if [name for name, _ in found.axes] != ["dp"]:
         raise UsageError(f"mesh '{found}': a run has the one axis dp so far, such as dp={max(found.ranks, 2)}")
     if found.ranks == 1:
-        if (started := _said(_STARTED, 1)) > 1:
+        started = next((int(os.environ[n]) for n in _STARTED if os.environ.get(n, "").isdigit()), 1)
+        if started > 1:
             raise UsageError(f"the mesh {found} is one process, but {started} were started: start it without mpiexec")
         return Ranks(found)
     if not isinstance(place or CPUPlace(), CPUPlace):
@@ -147,11 +149,8 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ran
 
 def started_rank() -> int:
     """Which of the processes this is that a launcher has started, before they communicate; 0 where none says so."""
-    return _said(_RANK, 0)
-
-
-def _said(names: Sequence[str], default: int) -> int:
-    return next((int(os.environ[n]) for n in names if os.environ.get(n, "").isdigit()), default)
+    given = given_rank()
+    return int(given) if given.isdigit() else 0
 
 
 def shared(
