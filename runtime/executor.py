@@ -131,7 +131,7 @@ class Executor:
             session.run()
             return [session.fetch(n) for n in names]
         except NotFiniteError as e:
-            raise _explained(e, program, feed) from None
+            raise _explained(e, program, feed, self.engine) from None
         except BaseException as e:
             if session.updating:
                 program.broken = f"a step failed after its first update ({_short(e)})"
@@ -279,11 +279,11 @@ class Executor:
             session.feed(name, array)
 
 
-def _explained(e: NotFiniteError, program: Program, feed: Any) -> NotFiniteError:
+def _explained(e: NotFiniteError, program: Program, feed: Any, engine: Engine | None) -> NotFiniteError:
     """The error with the value that first became NaN or infinite."""
     from .first_not_finite import first_not_finite
 
-    return NotFiniteError(f"{_short(e)}: nothing was updated in this step\n  {first_not_finite(program, feed)}")
+    return NotFiniteError(f"{_short(e)}: nothing was updated in this step\n  {first_not_finite(program, feed, engine)}")
 
 
 def _short(e: BaseException) -> str:

@@ -11,9 +11,11 @@ from ..errors import RecomputeError
 from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program
 from ..language.text import show_operator
+from ..ops.communication.base import Communication, CommWait
 from ..ops.loss.finite import CheckFinite
 from ..passes import Target
 from ..passes.sequence import cleaned, planned
+from .communication.engine import Engine
 from .cpu.session import Session, segments
 from .lowering import resolved
 
@@ -37,21 +39,25 @@ class _Facts(NamedTuple):
         return f"%{self.value.name} {'has ' + has if has else 'is'}{', else ' * bool(has and inside) or ' '}{inside}"
 
 
-def first_not_finite(program: Program, feed: Mapping[str, Any]) -> str:
+def first_not_finite(program: Program, feed: Mapping[str, Any], engine: Engine | None = None) -> str:
     """A text that says which value of a step is the first that is NaN, or infinite if there is no NaN.
 
-    The forward pass runs once more, on NumPy and with the operators' own numerics; nothing is updated.
+    The forward pass runs once more, on NumPy and with the operators' own numerics; nothing is updated.  With an
+    `engine` all ranks do so together, and each says what it has found.
     """
     try:
-        session = _session(program)
+        session = _session(program, engine)
         for v in session.block.inputs:
             session.feed(v.name, np.asarray(feed[v.name]))
-        return _persistent(session) or _fed(session) or _walked(session)
+        if engine is not None:
+            engine.compare(session.block)
+        found = _persistent(session) or _fed(session)
+        return found if found and engine is None else _walked(session, found)
     except (RecomputeError, MemoryError) as e:
         return f"the first such value was not looked for ({str(e).partition(chr(10))[0]})"
 
 
-def _session(program: Program) -> Session:
+def _session(program: Program, engine: Engine | None) -> Session:
     """The operators that the checked losses need, bound on the CPU without native kernels."""
     block = program.logical
     checked = [next(op.reads()).name for op in block.operators if isinstance(op.op, CheckFinite)]
@@ -59,7 +65,7 @@ def _session(program: Program) -> Session:
     kept = [op for op in kept if not isinstance(op.op, CheckFinite)]
     target = resolved(Target(providers=("numpy",), schedule=False, rebuild=False))
     forward = block.with_operators(kept, outputs=tuple(dict.fromkeys(checked)))
-    return Session(planned(cleaned(forward, target), target), program.data)
+    return Session(planned(cleaned(forward, target), target), program.data, engine=engine)
 
 
 def _persistent(session: Session) -> str:
@@ -84,26 +90,39 @@ def _fed(session: Session) -> str:
     return ""
 
 
-def _walked(session: Session) -> str:
-    """About the first operator that makes NaN of numbers, else infinities of finite numbers."""
+def _walked(session: Session, found: str = "") -> str:
+    """About the first operator that makes NaN of numbers, else infinities of finite numbers; `found` is known already.
+
+    With other ranks the walk goes to the end in any case: they may wait for what comes.
+    """
     overflowed = ""
     with np.errstate(all="ignore"):
         for step in session.steps:
-            before = _all(step.op.inputs, step.ins)
+            rule = step.op.op
+            own = slice(isinstance(rule, CommWait), None)  # what comes from others may be there before the wait
+            before = [] if isinstance(rule, Communication) else _all(step.op.inputs[own], step.ins[own])
             (segment,) = segments([step])
             segment.run()
+            if found or isinstance(rule, Communication):
+                continue
             after = _all(step.op.outputs, step.outs)
             if any(f.nan for f in after) and not any(f.nan for f in before):
                 cause = f"\n  {overflowed}" if overflowed and any(f.infinite for f in before) else ""
-                return f"{_said('nan', step.op, before)}{cause}\n  {_ADVICE}"
+                found = f"{_said('nan', step.op, before)}{cause}\n  {_ADVICE}"
+                if session.engine is None:
+                    return found
             if not overflowed and any(f.infinite for f in after) and not any(f.infinite for f in before):
                 overflowed = _said("infinite value", step.op, before)
+    if found:
+        return found
     if not overflowed:
         return "with the operators' own numerics, on NumPy, all values are finite"
     return f"{overflowed}\n  {_ADVICE}"
 
 
 def _said(what: str, op: Operator, before: list[_Facts]) -> str:
+    if isinstance(op.op, CommWait):
+        return f"the first {what} comes from another rank, by\n    {show_operator(op)}"
     shown = ", ".join(map(str, before[:_MOST]))
     return f"the first {what} comes from\n    {show_operator(op)}" + f"\n    where {shown}" * bool(shown)
 

@@ -18,6 +18,7 @@ from ...ops.communication.shard import Shard
 from ...ops.communication.tree_sum import TreeSum
 from ...ops.shape.reshape import Cast
 from ..base import Pass
+from ..cleanup.commit_updates import checking_operators
 
 
 @dataclass(frozen=True)
@@ -213,13 +214,17 @@ class _Placing:
 
 
 def _dependencies(block: Block) -> list[list[int]]:
-    """For each operator, those that must come before it: writers of what it reads, readers of what it updates."""
+    """For each operator, those that must come before it: writers of what it reads, readers of what it updates, and for
+    updates the last check before them, so that a step that fails has changed nothing."""
+    checking = checking_operators(block)
+    last = checking[-1] if checking else len(block.operators)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     found: list[list[int]] = []
     for i, o in enumerate(block.operators):
         before = {writer[v.name] for v in (*o.reads(), *o.writes()) if v.name in writer}
         if o.op.updates:
+            before.update([last] if last < i else ())
             for v in o.writes():
                 before.update(readers.get(v.name, ()))
         for v in o.reads():

@@ -48,12 +48,29 @@ def shard_parameters(
 
     Returns it, the shards by name, and the pairs of shards: a parameter's has the parameter's name.
     """
+    values = block.values()
+    found, shards = read_gathered(block, [p for p, _ in pairs], how)
+    b = Builder.on(found, role=Role.BACKWARD)
+    made = []
+    for p, g in pairs:
+        part = b.emit(Shard(how.ranks, how.rank, how.parts), values[g], name=f"{g}.shard")
+        made.append((p, part.name))
+    found = dataclasses.replace(
+        found, operators=(*found.operators, *b.operators), constants=(*found.constants, *b.constants)
+    )
+    return found, shards, made
+
+
+def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Block, dict[str, Value]]:
+    """The block with shards in place of the parameters `names`, which are gathered where something reads them.
+
+    Returns it, and the shards by name.
+    """
     b = Builder.on(block)
-    gradients = dict(pairs)
     shards = {
         v.name: dataclasses.replace(v, type=v.type.with_shape((how.size(v),)))
         for v in block.parameters
-        if v.name in gradients
+        if v.name in set(names)
     }
     readers: dict[str, list[Operator]] = {}
     for o in block.operators:
@@ -63,8 +80,8 @@ def shard_parameters(
     b.role = Role.FORWARD
     renamed: dict[str, Value] = {}
     gone: set[str] = set()
-    for number, v in enumerate(w for w in block.parameters if w.name in shards):
-        low = _low(readers.get(v.name, ()))
+    for number, v in enumerate(w for w in block.parameters if w.name in readers):
+        low = _low(readers[v.name])
         own = b.Cast(shards[v.name], to=low) if low else shards[v.name]
         whole = unsharded(b, gathered(b, own, how, number), v.type.with_dtype(own.dtype))
         if low:  # what was cast is cast already
@@ -73,22 +90,14 @@ def shard_parameters(
                 gone.add(next(o.writes()).name)
         else:
             renamed[v.name] = whole
-    first, b.operators = b.operators, []
-    values = block.values()
-    b.role = Role.BACKWARD
-    made = []
-    for p, g in pairs:
-        found = b.emit(Shard(how.ranks, how.rank, how.parts), values[g], name=f"{g}.shard")
-        made.append((p, found.name))
     kept = [o.reading(renamed) for o in block.operators if not _writes_one_of(o, gone)]
-    parameters = tuple(shards.get(v.name, v) for v in block.parameters)
     found = dataclasses.replace(
         block,
-        parameters=parameters,
-        operators=(*first, *kept, *b.operators),
+        parameters=tuple(shards.get(v.name, v) for v in block.parameters),
+        operators=(*b.operators, *kept),
         constants=(*block.constants, *b.constants),
     )
-    return found, shards, made
+    return found, shards
 
 
 def gathered(b: Builder, shard: Value, how: Sharded, number: int) -> Value:

@@ -50,6 +50,8 @@ class Share:
 
     def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
         """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
+        if self.ranks == 1:
+            return bounds(size, pieces)
         if size % pieces or pieces % self.ranks:
             raise UsageError(
                 f"a batch of {size} samples cannot be cut into {pieces} equal micro-batches, the same number for each "
@@ -172,9 +174,9 @@ class RankPieces(Pieces):
             )
             return
         readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
-        if len(readers) == 1 and isinstance(readers[0].op, Shard) and v.name not in self.graph.outputs:
-            whole = readers[0].op.padded(self.b, local)
-            found, (made,) = self.communicated(ReduceScatter, whole), readers[0].writes()
+        rule = readers[0].op if len(readers) == 1 else None
+        if isinstance(rule, Shard) and rule.ranks == self.share.ranks and v.name not in self.graph.outputs:
+            found, (made,) = self.communicated(ReduceScatter, rule.padded(self.b, local)), readers[0].writes()
             self.totals[made.name] = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
             self.shards.add(made.name)
             return

@@ -8,9 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, named_place
 from ..support.files import replacing
+from ..trainer.ranks import Ranks, ranks_of, started_rank
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
@@ -33,8 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    check(args)
-    return _TrainJob(args).run()
+    """Errors that all ranks have are printed once."""
+    try:
+        ranks = ranks_of(args.mesh, None if args.mesh is None else named_place(args.place))
+    except UsageError as e:
+        if started_rank():
+            return e.exit_code
+        raise
+    args.quiet |= not ranks.leads
+    try:
+        check(args)
+        return _TrainJob(args, ranks).run()
+    except RecomputeError as e:
+        if ranks.repeats(str(e)):
+            return e.exit_code
+        raise type(e)(f"rank {ranks.rank}: {e}") if not ranks.leads else e from None
 
 
 class _TrainJob(ModelJob):
@@ -43,8 +57,9 @@ class _TrainJob(ModelJob):
     report: ModelReport
     open_batch = True
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, ranks: Ranks) -> None:
         super().__init__(args, ModelReport(model=args.model))
+        self.ranks = ranks
 
     def run(self) -> int:
         """Trains.  Returns the exit code: 130 after Ctrl-C, 143 after SIGTERM, once the run is saved."""
@@ -77,15 +92,18 @@ class _TrainJob(ModelJob):
             )
         saving = None
         if args.save is not None:
-            saving = Saving(args.save, steps=args.save_steps, keep=args.keep, tensorboard=args.tensorboard)
+            saving = Saving(args.save, steps=args.save_steps, keep=args.keep, tensorboard=args.tensorboard,
+                            log_ranks=args.log_ranks)  # fmt: skip
         trainer = Trainer(program, optimizer, loss=loss, metrics=metrics, seed=args.seed, place=place,
-                          callbacks=callbacks, monitor=args.monitor, quiet=args.quiet)  # fmt: skip
+                          callbacks=callbacks, monitor=args.monitor, quiet=args.quiet, mesh=self.ranks, zero=args.zero,
+                          micro_batches=args.micro_batches)  # fmt: skip
         trainer.say = self.say
         history = trainer.fit(
             data, epochs=args.epochs, eval_data=evaluation, eval_batch=args.eval_batch, shuffle=not args.no_shuffle,
             drop_last=args.drop_last, save=saving, resume=args.resume,
         )  # fmt: skip
-        self._finish(history)
+        if self.ranks.leads:
+            self._finish(history)
         return {"interrupted": 130, "ended by SIGTERM": 143}.get(history.stopped, 0)
 
     def _optimizer(self, program: Any, samples: int) -> Any:

@@ -23,6 +23,7 @@ memory is printed before anything runs.  FILE: .npz with one array a column,
   --optimizer NAME       sgd, momentum, adamw, ... (default: adam); --lr X
   --checkpoints A,B,...  keep these values, and recompute the others; or
   --memory-budget SIZE   choose what to recompute to fit 16GiB, 500MB, 60%, ...
+  --mesh dp=N            N processes of mpiexec share each step; --zero STAGE
   --save DIR             checkpoints, log.jsonl, and the trained model.onnx
   --resume               go on from the newest checkpoint in DIR, to the bit
   --json FILE            losses, metrics, memory, and the hash of the weights
@@ -45,6 +46,7 @@ def parser() -> Parser:
     p.add_argument("model", help="an .onnx file, or the name of a network in the zoo", nargs="?")
     _add_data(p.add_argument_group("data"))
     _add_run(p.add_argument_group("the run"))
+    _add_ranks(p.add_argument_group("several processes (mpiexec -n N recompute-train ... --mesh dp=N)"))
     what = p.add_argument_group("what to train")
     what.add_argument("--checkpoints", metavar="A,B,...", help="values to keep, others are recomputed")
     what.add_argument("--memory-budget", dest="budget", metavar="SIZE", help="recompute as much as is needed to fit")
@@ -60,7 +62,12 @@ def parser() -> Parser:
 def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data", metavar="FILE", help="training samples: .npz, .npy, .csv, .tsv, .parquet, folder")
     group.add_argument("--eval", metavar="FILE", help="the samples to evaluate after each epoch")
-    group.add_argument("--eval-batch", type=whole, metavar="N", help="batch of the evaluation (default: --batch)")
+    group.add_argument(
+        "--eval-batch",
+        type=whole,
+        metavar="N",
+        help="batch of the evaluation (default: --batch; with --mesh a micro-batch)",
+    )
     group.add_argument("--no-shuffle", action="store_true", help="keep the order of the samples")
     group.add_argument("--drop-last", action="store_true", help="leave out a last batch with fewer samples")
     group.add_argument("--metrics", metavar="A,B,...", help="accuracy, top5, f1, ... (default: accuracy, for classes)")
@@ -86,6 +93,19 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--json", type=Path, metavar="FILE", help="the results as JSON ('-' for standard output)")
 
 
+def _add_ranks(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--mesh", metavar="dp=N", help="N processes share each step; --batch is that of all of them")
+    group.add_argument(
+        "--zero", type=int, choices=(0, 1, 2, 3), default=0, help="what they divide (default: 0, nothing)"
+    )
+    group.add_argument(
+        "--micro-batches", type=whole, metavar="V",
+        help="cut each step into V pieces: the same V gives the same bits on any number of ranks (default: the largest "
+        "power of two, at most 8, that divides the batch; a multiple of --gradient-merge, not fewer than the ranks)",
+    )  # fmt: skip
+    group.add_argument("--log-ranks", action="store_true", help="a log of each rank in --save, log.rank1.jsonl, ...")
+
+
 def check(args: argparse.Namespace) -> None:
     """UsageError for the first option that is wrong, before any work is done."""
     if args.model is None:
@@ -94,12 +114,15 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("give the samples to train on: --data FILE")
     if args.checkpoints is not None and args.budget is not None:
         raise UsageError("--checkpoints and --memory-budget both define what is recomputed: give one of them")
-    for name in ("resume", "save_steps", "tensorboard"):
+    for name in ("resume", "save_steps", "tensorboard", "log_ranks"):
         if getattr(args, name) and args.save is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --save DIR")
-    for name in ("batch", "epochs", "eval_batch", "save_steps", "keep", "patience", "gradient_merge"):
+    for name in ("batch", "epochs", "eval_batch", "save_steps", "keep", "patience", "gradient_merge", "micro_batches"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
+    for name in ("zero", "micro_batches", "log_ranks"):
+        if getattr(args, name) and args.mesh is None:
+            raise UsageError(f"--{name.replace('_', '-')} is of several processes: give --mesh dp=N")
     if not 0 <= args.seed < 1 << 63:
         raise UsageError(f"--seed must be in [0, 2^63), not {args.seed}")
     if args.warmup < 0:

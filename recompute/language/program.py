@@ -159,6 +159,8 @@ class Program:
     sharded: Mapping[str, TensorType] = MappingProxyType({})
     #: the ranks that train it together (`recompute.Mesh`); None: it communicates with no other
     mesh: Any = None
+    #: how they are divided (`passes.sharding.zero.Sharded`)
+    division: Any = None
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -50,14 +50,17 @@ class Epoch:
         return number * self.batch, min((number + 1) * self.batch, self.samples)
 
 
-def batches(data: Any, epoch: Epoch, order: Order, first: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of a dataset from number `first` on, in their order."""
+def batches(
+    data: Any, epoch: Epoch, order: Order, first: int = 0, rows: Callable[[int], slice] = lambda batch: slice(None)
+) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of a dataset from number `first` on, in their order; `rows`: which of a batch of a size are read."""
     many = max(1, _AT_ONCE // epoch.batch)
     for start in range(first, epoch.batches, many):
         begin, _ = epoch.places(start)
         samples = order.at(begin, epoch.places(min(start + many, epoch.batches) - 1)[1])
         for at in range(0, len(samples), epoch.batch):
-            yield data.take(samples[at : at + epoch.batch])
+            batch = samples[at : at + epoch.batch]
+            yield data.take(batch[rows(len(batch))])
 
 
 def samples_of(feed: Mapping[str, np.ndarray]) -> int:

@@ -12,7 +12,7 @@ from ..data import Dataset, Stream, check_values, dataset, fitted, limits_of
 from ..data.base import need_column
 from ..language.ir import Value
 from ..language.program import Program
-from .batches import Epoch, batches
+from .batches import Epoch, samples_of
 from .order import Order
 
 #: samples by which data are recognised
@@ -105,11 +105,40 @@ class Feeding:
         """The number of batches of `in_order`; None for a stream."""
         return None if self.streams else self._epoch().batches
 
-    def in_order(self) -> Iterator[dict[str, np.ndarray]]:
-        """All batches, in the order of the dataset."""
+    def in_order(self, rank: int = 0, ranks: int = 1) -> Iterator[tuple[dict[str, np.ndarray], int]]:
+        """All batches in the order of the dataset, `ranks` of them at a time: that of the rank, and how many are new.
+
+        Where fewer batches of one size are left than ranks, the last ranks repeat the last one.
+        """
         if self.streams:
-            return self.stream(0)
-        return batches(self._source, self._epoch(), Order(len(self._source), 0, 0, shuffle=False))
+            return _at_a_time(self.stream(0), rank, ranks)
+        return self._at_a_time(rank, ranks)
+
+    def _at_a_time(self, rank: int, ranks: int) -> Iterator[tuple[dict[str, np.ndarray], int]]:
+        epoch = self._epoch()
+        full = epoch.samples // epoch.batch
+        for first in range(0, full, ranks):
+            new = min(ranks, full - first)
+            yield self._source.take(np.arange(*epoch.places(first + min(rank, new - 1)))), new
+        if epoch.left_over:
+            yield self._source.take(np.arange(*epoch.places(full))), 1
 
     def _epoch(self) -> Epoch:
         return Epoch(len(self._source), self.batch, self.rest)
+
+
+def _at_a_time(
+    stream: Iterator[dict[str, np.ndarray]], rank: int, ranks: int
+) -> Iterator[tuple[dict[str, np.ndarray], int]]:
+    """See `Feeding.in_order`; of a stream, whose batches may have any sizes."""
+    there: list[dict[str, np.ndarray]] = []
+    for feed in stream:
+        if there and samples_of(feed) != samples_of(there[0]):
+            yield there[min(rank, len(there) - 1)], len(there)
+            there = []
+        there.append(feed)
+        if len(there) == ranks:
+            yield there[rank], ranks
+            there = []
+    if there:
+        yield there[min(rank, len(there) - 1)], len(there)

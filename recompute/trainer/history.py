@@ -13,7 +13,8 @@ class History:
     `epochs`: one dictionary each, such as {"epoch": 1, "steps": 40, "samples": 1280, "seconds": 1.2, "train": {"loss":
     .61}, "eval": {"loss": .58, "accuracy": .83}}.  `steps`: all steps, those before a resume included.  `peak_bytes`:
     "predicted" before the first step and "measured", "training" and "evaluation" apart.  `stopped`: why the run ended
-    before its last epoch; "" if it did not.  `best`: the epoch with the best result, and the result.
+    before its last epoch; "" if it did not.  `best`: the epoch with the best result, and the result.  `ranks`: with a
+    mesh, the memory of each.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -24,7 +25,8 @@ class History:
     best: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     resumed_at: int | None = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The results for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "ranks" or value}

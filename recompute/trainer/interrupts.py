@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+#: the reasons for which a signal ends a run
+SIGNALLED = ("interrupted", "ended by SIGTERM")
+
 
 class Interrupts:
     """Inside the `with` statement, in the main thread, a first signal calls `stop` with a reason."""
@@ -37,4 +40,4 @@ class Interrupts:
                 before(number, frame)
             raise KeyboardInterrupt
         self.received = number
-        self._stop("interrupted" if number == signal.SIGINT else "ended by SIGTERM")
+        self._stop(SIGNALLED[number != signal.SIGINT])

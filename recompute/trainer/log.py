@@ -18,22 +18,23 @@ _SECONDS = 0.5
 class Log:
     """Appends to DIR/log.jsonl (None: nowhere); each line has `event` ("step", "epoch", ...) and `step`.
 
+    `rank`: of which rank it is, log.rank1.jsonl for rank 1.
     `resumed_at`: the step of the checkpoint that a run goes on from, in epoch `epoch`; later lines are left out.
     """
 
     def __init__(
-        self, folder: Path | None, resumed_at: int | None, tensorboard: bool = False, *, epoch: int = 1
+        self, folder: Path | None, resumed_at: int | None, tensorboard: bool = False, *, epoch: int = 1, rank: int = 0
     ) -> None:
         self._file: Any = None
         self._flushed = 0.0
         self._board: Any = _board(folder, resumed_at) if tensorboard else None
         if folder is None:
             return
-        path = folder / "log.jsonl"
+        path = folder / (f"log.rank{rank}.jsonl" if rank else "log.jsonl")
         try:
             make_folder(folder)
             kept = _until(path, resumed_at, epoch) if resumed_at is not None else b""
-            temporary = path.with_name(".log.jsonl.tmp")
+            temporary = path.with_name(f".{path.name}.tmp")
             temporary.write_bytes(kept)
             temporary.replace(path)
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by `close`

@@ -16,6 +16,7 @@ from ..runtime import Executor
 from ..training.modes import for_test, share_arrays
 from ..training.protocol import AnyOptimizer
 from ..training.recompute_optimizer import RecomputeOptimizer
+from .ranks import ONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,22 @@ class Programs:
     """A training step at the program's batch, the same at other batches, and evaluation, which share all arrays.
 
     `program`: a forward pass with its loss, which `optimizer` makes a training step; or a training step (`optimizer`
-    None), which can only run at its own batch.  `outputs`: what evaluation fetches besides the loss.
+    None), which can only run at its own batch.  `outputs`: what evaluation fetches besides the loss.  `ranks`: which
+    share the step, if the optimizer is data parallel.
     """
 
     def __init__(
-        self, program: Program, loss: str, optimizer: AnyOptimizer | None, place: Place | None, outputs: Sequence[str]
+        self,
+        program: Program,
+        loss: str,
+        optimizer: AnyOptimizer | None,
+        place: Place | None,
+        outputs: Sequence[str],
+        ranks: Ranks = ONE,
     ) -> None:
         self.loss, self.outputs = loss, tuple(dict.fromkeys([loss, *outputs]))
-        self.executor = Executor(place)
+        self.ranks = ranks
+        self.executor = Executor(place, engine=ranks.engine)
         self._again = program.again if optimizer is not None else None
         self._optimizer = None if optimizer is None else unused(optimizer)
         #: the optimizer's name, and those of the wrappers that change its results
@@ -63,8 +72,8 @@ class Programs:
 
     @property
     def batch(self) -> int:
-        """Samples of a step.  UsageError where the inputs have no common first dimension."""
-        found = self.program.block.batch if hasattr(self, "program") else None
+        """Samples of a step of all ranks.  UsageError where the inputs have no common first dimension."""
+        found = self.program.forward_block.batch if hasattr(self, "program") else None
         if found is None:
             raise UsageError("the inputs of the program have no common first dimension, so that there is no batch")
         return found
@@ -74,6 +83,29 @@ class Programs:
         if batch not in self._training:
             self._training[batch] = self._minimized(batch)
         return self._training[batch]
+
+    def rows(self, batch: int) -> slice:
+        """The rows of a batch that this rank reads."""
+        own = self.training(batch).block.batch or batch
+        return slice(None) if own == batch else slice(self.ranks.rank * own, (self.ranks.rank + 1) * own)
+
+    @property
+    def micro_batches(self) -> int | None:
+        """Into how many pieces ranks cut a step; None without ranks."""
+        parallel = getattr(self._optimizer, "_parallel", None)
+        return None if parallel is None else int(parallel.micro_batches)
+
+    @property
+    def evaluated(self) -> int:
+        """The batch of the evaluation where nobody says it: that of a step, or of its micro-batches with ranks."""
+        return self.batch // (self.micro_batches or 1)
+
+    def bind(self, training: Sequence[int], evaluation: Sequence[int]) -> None:
+        """Allocates what the first steps would."""
+        for is_training, batches in ((True, training), (False, evaluation)):
+            for batch in batches:
+                program = self.training(batch) if is_training else self.evaluation(batch)
+                self.executor.session(program, self.fetched(training=is_training))
 
     def evaluation(self, batch: int) -> Program:
         """The forward pass in inference mode at a batch, with the loss."""

@@ -70,14 +70,15 @@ def shown(peak: int, *, quiet: bool) -> Iterator[Progress]:
         yield _Bar(bar, peak)
 
 
-def begin_lines(history: History) -> list[str]:
+def begin_lines(history: History, ranks: int = 1) -> list[str]:
     """What is known before the first step: notes, the memory, where the run goes on."""
     peaks = history.peak_bytes
     parts = [f"training {human_bytes(peaks['training'])}"]
     if peaks["evaluation"]:
         parts.append(f"evaluation {human_bytes(peaks['evaluation'])}, in the same arena")
     lines = [f"note: {note}" for note in history.notes]
-    lines.append(f"peak memory: {human_bytes(peaks['predicted'])} ({', '.join(parts)})")
+    each = f", on each of {ranks} ranks" if ranks > 1 else ""
+    lines.append(f"peak memory: {human_bytes(peaks['predicted'])} ({', '.join(parts)}){each}")
     return lines + ([] if history.resumed_at is None else [f"resumed after step {history.resumed_at:,}"])
 
 

@@ -14,6 +14,7 @@ from .feeding import Feeding
 from .history import History
 from .log import Log
 from .progress import Progress
+from .ranks import ONE, Ranks
 from .saving import Checkpoints, Saving, load
 
 
@@ -33,8 +34,10 @@ class Run:
     first_batch: int = 0
     total: float = 0.0  # of losses of the epoch, times samples
     samples: int = 0  # of the epoch, so far
-    reason: str = ""
+    asked: str = ""  # why this process wants to stop
+    reason: str = ""  # why all of them do
     best_step: int | None = None
+    ranks: Ranks = ONE
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -52,16 +55,17 @@ def save(run: Run, program: Program, position: dict[str, Any], callbacks: Sequen
         "best": run.history.best, "callbacks": [c.state() for c in callbacks], "plan": _plan_facts(program),
     }  # fmt: skip
     best = () if run.best_step is None else (run.best_step,)
-    path = run.checkpoints.save(program, run.history.steps, facts, best)
+    path = run.checkpoints.save(program, run.history.steps, facts, best, run.ranks)
     run.log.write("checkpoint", run.history.steps, path=path.name)
 
 
 def must_be_fresh(run: Run) -> None:
     """UsageError where a folder has a run already: it would be overwritten."""
-    if run.checkpoints is not None and run.checkpoints.newest() is not None:
+    there = run.checkpoints
+    if there is not None and run.ranks.first("a look for checkpoints", there.newest) is not None:
         raise UsageError(
-            f"'{run.checkpoints.root.parent}' has the checkpoints of a run already: resume it (resume=True, "
-            "--resume), or give another folder"
+            f"'{there.root.parent}' has the checkpoints of a run already: resume it (resume=True, --resume), or give "
+            "another folder"
         )
 
 
@@ -70,17 +74,20 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
 
     UsageError where `facts` (data, batch, seed) are not those of the run that was saved.
     """
-    if run.checkpoints is None:
+    there = run.checkpoints
+    if there is None:
         raise UsageError("resume needs save, the folder of the checkpoints")
-    found = run.checkpoints.newest()
-    run.history.notes += [f"passed over: {text}" for text in run.checkpoints.damaged]
+    found, damaged = run.ranks.first("the newest checkpoint", lambda: (there.newest(), there.damaged))
+    run.history.notes += [f"passed over: {text}" for text in damaged]
     if found is None:
         return None
     p = found.position
     for name, now in facts.items():
+        if p.get(name) != now and name == "micro_batches":
+            raise UsageError(_other_pieces(str(there.root.parent), p.get(name), now))
         if p.get(name) != now:
             raise UsageError(
-                f"the run in '{run.checkpoints.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
+                f"the run in '{there.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
                 f"{p.get(name)}, now it is {now}; the same bits need the same data, batch and seed"
             )
     wrong = _wrong(p, found.step)
@@ -98,6 +105,18 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
     for callback, state in zip(callbacks, p["callbacks"], strict=False):
         callback.set_state(state)
     return found.step
+
+
+def _other_pieces(folder: str, before: Any, now: Any) -> str:
+    """Why a run with other micro-batches cannot go on."""
+    said = {None: "without a mesh"}
+    was, is_now = (said.get(n, f"with a mesh and {n} micro-batches a step") for n in (before, now))
+    how = (
+        "without mesh"
+        if before is None
+        else f"mesh='dp=N', micro_batches={before} (--mesh dp=N --micro-batches {before})"
+    )
+    return f"the run in '{folder}' was {was}, this is {is_now}, which adds in another order: resume it {how}"
 
 
 def _plan_facts(program: Program) -> dict[str, Any]:

@@ -8,6 +8,7 @@ nothing that counts.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -25,8 +26,10 @@ import numpy as np
 from ..errors import JobError, ModelError, UsageError
 from ..language.program import Program
 from ..support.files import make_folder, why_no_folder
-from ..training.state import contents, load_state, save_state
+from ..training.state import load_state, save_state
 from ..version import __version__
+from .ranks import ONE, Ranks
+from .whole import write_state
 
 #: the value of the field `format` of trainer.json
 FORMAT = "recompute-checkpoint-1"
@@ -48,16 +51,23 @@ class Saving:
     """Where and when a run is saved: in a folder, after each epoch, and every `steps` steps.
 
     The last `keep` checkpoints stay, and that of the best epoch.  `tensorboard`: TensorBoard's event files are written,
-    too (extra).  UsageError where nothing can be written to the folder.
+    too (extra).  `log_ranks`: each rank of a mesh writes a log, log.rank1.jsonl and so on; else rank 0 alone does.
+    All ranks must see the folder.  UsageError where nothing can be written to the folder.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, steps: int | None = None, keep: int = 2, tensorboard: bool = False
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        steps: int | None = None,
+        keep: int = 2,
+        tensorboard: bool = False,
+        log_ranks: bool = False,
     ) -> None:
         for name, value in (("steps", steps), ("keep", keep)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-        self.folder, self.steps, self.tensorboard = Path(folder), steps, tensorboard
+        self.folder, self.steps, self.tensorboard, self.log_ranks = Path(folder), steps, tensorboard, log_ranks
         self.checkpoints = Checkpoints(self.folder, keep)
 
     def due(self, step: int) -> bool:
@@ -79,36 +89,56 @@ class Checkpoints:
         if why:
             raise UsageError(f"checkpoints cannot be written to '{folder}': {why}")
 
-    def save(self, program: Program, step: int, position: dict[str, Any], also: Collection[int] = ()) -> Path:
+    def save(
+        self, program: Program, step: int, position: dict[str, Any], also: Collection[int] = (), ranks: Ranks = ONE
+    ) -> Path:
         """Writes a checkpoint, and removes older ones but the last `keep` and those of the steps `also`.
 
+        All ranks call it: there is one checkpoint of them, the same as that of one process.
         JobError if the disk is full or the folder cannot be written: older checkpoints are left as they are.
         """
         final = self.root / f"step-{step:09d}"
-        if self.at(step) is not None:  # written before the run was resumed: the same bits
-            return final
-        part = self.root / f".step-{step:09d}.{uuid.uuid4().hex[:8]}.tmp"
-        try:
+
+        def begin() -> Path | None:
+            if self.at(step) is not None:  # written before the run was resumed: the same bits
+                return None
+            part = self.root / f".step-{step:09d}.{uuid.uuid4().hex[:8]}.tmp"
             make_folder(self.root)
             part.mkdir()
-            save_state(program, part / _STATE)
-            text = json.dumps({
-                "format": FORMAT, "step": step, **position,
-                "state": {"bytes": (part / _STATE).stat().st_size, "sha256": _file_hash(part / _STATE)},
-                "versions": {"onnx-recompute": __version__, "numpy": np.__version__, "python": python_version()},
-            }, indent=1)  # fmt: skip
-            (part / _POSITION).write_text(text + "\n")
-            for name in (_STATE, _POSITION):
-                _flush(part / name)
-            _flush(part)
-            shutil.rmtree(final, ignore_errors=True)  # a damaged one
-            part.rename(final)
-            _flush(self.root)
+            return part
+
+        part: Path | None = None
+        try:
+            part = ranks.first("a new checkpoint", begin)
+            if part is None:
+                return final
+            if ranks.size == 1:
+                save_state(program, part / _STATE)
+            else:
+                write_state(program, part / _STATE, ranks)
+            ranks.first("the end of a checkpoint", functools.partial(self._complete, part, final, step, position))
         except (OSError, ModelError) as e:
-            shutil.rmtree(part, ignore_errors=True)
+            if ranks.leads and part is not None:
+                shutil.rmtree(part, ignore_errors=True)
             raise JobError(f"cannot write the checkpoint '{final}': {getattr(e, 'strerror', None) or e}") from None
-        self._remove_old({*also, step})
+        if ranks.leads:
+            self._remove_old({*also, step})
         return final
+
+    def _complete(self, part: Path, final: Path, step: int, position: dict[str, Any]) -> None:
+        """Writes the position beside the state, waits until both are on the disk, and gives the folder its name."""
+        text = json.dumps({
+            "format": FORMAT, "step": step, **position,
+            "state": {"bytes": (part / _STATE).stat().st_size, "sha256": _file_hash(part / _STATE)},
+            "versions": {"onnx-recompute": __version__, "numpy": np.__version__, "python": python_version()},
+        }, indent=1)  # fmt: skip
+        (part / _POSITION).write_text(text + "\n")
+        for name in (_STATE, _POSITION):
+            _flush(part / name)
+        _flush(part)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one
+        part.rename(final)
+        _flush(self.root)
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are passed over, and named in `damaged`.  None without any.
@@ -149,15 +179,6 @@ class Checkpoints:
 def load(program: Program, checkpoint: Checkpoint) -> None:
     """Puts a checkpoint's parameters, buffers and state into the program.  UsageError where they do not fit."""
     load_state(program, checkpoint.folder / _STATE)
-
-
-def weights_sha256(program: Program) -> str:
-    """A hash of all parameters and buffers: names in order, types, contents."""
-    digest = hashlib.sha256()
-    for v in sorted((*program.block.parameters, *program.block.buffers), key=lambda v: v.name):
-        digest.update(f"{v.name}:{v.type};".encode())
-        digest.update(np.ascontiguousarray(contents(program, v)).view(np.uint8).data if v.size else b"")
-    return digest.hexdigest()
 
 
 def _read(folder: Path) -> tuple[str, dict[str, Any]]:

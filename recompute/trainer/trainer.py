@@ -11,25 +11,30 @@ from typing import Any
 
 import numpy as np
 
+from ..communication.mesh import Mesh
 from ..compiling.steps import attach_loss
 from ..errors import NotFiniteError, UsageError, nearest
 from ..exporter.trained import export_trained
 from ..language.program import Program, Variable
 from ..metrics.named import named
 from ..places import Place
+from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer
 from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
+from .evaluation import evaluated
 from .feeding import Feeding
 from .history import History
-from .interrupts import Interrupts
+from .interrupts import SIGNALLED, Interrupts
 from .log import Log
 from .programs import Peak, Programs
 from .progress import Progress, begin_lines, epoch_line, shown
+from .ranks import Ranks, ranks_of, rows_of, shared
 from .run import Run, must_be_fresh, take_over
 from .run import save as save_checkpoint
-from .saving import Saving, load, weights_sha256
+from .saving import Saving, load
+from .whole import weights_sha256, whole_program
 
 
 class Trainer:
@@ -45,6 +50,11 @@ class Trainer:
 
     Where the optimizer keeps moving averages of the weights (`rc.ExponentialMovingAverage`), these are evaluated and
     exported.  After `fit` the program has the trained weights: `rc.export_trained(program)`, `program.evaluate(...)`.
+
+    `mesh` ("dp=4" or a `recompute.Mesh`): this is one of so many processes, which share each step; the program's batch
+    is that of all of them.  `zero`: what they divide (see `rc.DataParallel`).  `micro_batches`: how many pieces the
+    batch is cut into; the same number gives the same bits on any number of ranks (default: the largest power of two,
+    at most 8, that divides the batch; not fewer than the ranks).  All make the same calls; callbacks run on rank 0.
     """
 
     def __init__(
@@ -59,17 +69,22 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         monitor: str = "",
         quiet: bool = False,
+        mesh: str | Mesh | Ranks | None = None,
+        zero: int = 0,
+        micro_batches: int | None = None,
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 63:
             raise UsageError(f"seed must be a whole number in [0, 2^63), not {seed!r}")
         name = program.loss if optimizer is None and loss is None else attach_loss(program, loss)[0]
+        self.ranks = ranks_of(mesh, place)
+        optimizer = shared(optimizer, self.ranks, program.block.batch, zero, micro_batches)
         if not name:
             raise UsageError("the training step does not say what its loss is: give loss=")
-        self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet
+        self.program, self.loss, self.seed, self.quiet = program, name, int(seed), quiet or not self.ranks.leads
         self.monitor = monitor
         self.metrics = [(named(m) if isinstance(m, str) else m).bind(program) for m in metrics]
         needed = [program[n].name for m in self.metrics for n in m.needs]
-        self.programs = Programs(program, name, optimizer, place, needed)
+        self.programs = Programs(program, name, optimizer, place, needed, self.ranks)
         self.callbacks = list(callbacks)
         wrong = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
         if wrong is not None:
@@ -92,7 +107,16 @@ class Trainer:
     def stop(self, reason: str) -> None:
         """Ends the run after the step that runs."""
         if self._run is not None:
-            self._run.reason = reason
+            self._run.asked = reason
+
+    @property
+    def _called(self) -> list[Callback]:
+        """The callbacks that this process calls."""
+        return self.callbacks if self.ranks.leads else []
+
+    def _agree(self, run: Run) -> None:
+        """All ranks stop if one is asked to."""
+        run.reason = self.ranks.agreed(run.asked)
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -127,32 +151,41 @@ class Trainer:
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
         resumed: int | None = None
         if resume:
-            resumed = take_over(run, self.program, self._facts(run), self.callbacks)
+            resumed = take_over(run, self.program, self._facts(run), self._called)
         else:
             must_be_fresh(run)
         peak = self._planned(run, eval_batch)
         if saving is not None:
-            run.log = Log(saving.folder, resumed, saving.tensorboard, epoch=run.first_epoch)
+            self.ranks.together("the log", lambda: self._log(run, saving, resumed))
+        growth = contextlib.nullcontext() if self.ranks.mesh is None else ResidentGrowth()
         try:
             run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
-            with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop) as interrupts:
+            with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop), growth as grown:
                 self._epochs(run)
-            self._end(run, None if interrupts.received or saving is None else saving.folder)
+            self._end(run, None if run.reason in SIGNALLED or saving is None else saving.folder, grown)
         finally:
             run.log.close()
         return run.history
 
+    def _log(self, run: Run, saving: Saving, resumed: int | None) -> None:
+        """Begins the log: that of rank 0, and of the others where it is asked for."""
+        rank = self.ranks.rank
+        if rank == 0 or saving.log_ranks:
+            run.log = Log(saving.folder, resumed, saving.tensorboard and rank == 0, epoch=run.first_epoch, rank=rank)
+
     def _epochs(self, run: Run) -> None:
         """The epochs that are left."""
         if not self.quiet:
-            for line in begin_lines(run.history):
+            for line in begin_lines(run.history, self.ranks.size):
                 self.say(line)
-        for callback in self.callbacks:
+        for callback in self._called:
             callback.on_begin(self)
         for number in range(run.first_epoch, run.epochs + 1):
+            self._agree(run)
             if run.reason:
                 break
             self._epoch(run, number)
+        self._agree(run)
 
     def _begin(
         self, data: Any, epochs: int, eval_data: Any, shuffle: bool, drop_last: bool, saving: Saving | None
@@ -183,7 +216,7 @@ class Trainer:
             epoch = Epoch(feeding.samples, batch, not drop_last and not why)
             if not epoch.batches:
                 raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
-        run = Run(feeding, other, epochs, epoch, saving)
+        run = Run(feeding, other, epochs, epoch, saving, ranks=self.ranks)
         run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
         known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
         for wanted in (run.monitor, *(c.monitor for c in self.callbacks if isinstance(c, EarlyStopping))):
@@ -200,9 +233,11 @@ class Trainer:
         training = [batch, *([run.epoch.left_over] if run.epoch is not None and run.epoch.left_over else [])]
         evaluation: list[int] = []
         if run.eval_data is not None:
-            run.eval_data.batch = _whole("eval_batch", eval_batch) or batch
+            run.eval_data.batch = _whole("eval_batch", eval_batch) or self.programs.evaluated
             evaluation = [b for b in run.eval_data.batch_sizes() if not self._why_no_evaluation(run, b)]
         peak = self.programs.plan(training, evaluation)
+        if self.ranks.mesh is not None:  # so that memory that grows while steps run is none of theirs
+            self.programs.bind(training, evaluation)
         run.history.peak_bytes = {
             "predicted": peak.total, "training": peak.values + peak.training, "evaluation": peak.evaluation and
             peak.values + peak.evaluation,
@@ -236,8 +271,8 @@ class Trainer:
         run.progress.epoch(number, run.epochs, None if run.epoch is None else run.epoch.batches, first)
         done = first
         with ahead(self._batches(run, number, first)) as feeds:
-            for feed in feeds:
-                loss, count = self._step(run, feed)
+            for feed, count in feeds:
+                loss = self._step(run, feed, count)
                 done += 1
                 run.total, run.samples = run.total + loss * count, run.samples + count
                 run.progress.step(loss, count)
@@ -270,18 +305,24 @@ class Trainer:
             run.best_step = run.history.steps
         if not self.quiet:
             self.say(epoch_line(results, run.epochs))
-        for callback in self.callbacks:
+        for callback in self._called:
             callback.on_epoch(self, results)
         self._save(run, number + 1, 0)
 
-    def _batches(self, run: Run, number: int, first: int) -> Iterator[dict[str, np.ndarray]]:
+    def _batches(self, run: Run, number: int, first: int) -> Iterator[tuple[dict[str, np.ndarray], int]]:
+        """What this process reads of each batch, and the samples of all of it."""
+        rows = self.programs.rows
         if run.epoch is None:
-            return run.data.stream(number, first)
-        return batches(run.data.at_epoch(number), run.epoch, run.data.order(number), first)
+            for feed in run.data.stream(number, first):
+                count = samples_of(feed)
+                yield rows_of(feed, rows(count)), count
+            return
+        places = map(run.epoch.places, range(first, run.epoch.batches))
+        found = batches(run.data.at_epoch(number), run.epoch, run.data.order(number), first, rows)
+        yield from zip(found, (end - begin for begin, end in places), strict=True)
 
-    def _step(self, run: Run, feed: dict[str, np.ndarray]) -> tuple[float, int]:
-        """A training step; its loss, and the number of its samples."""
-        count = samples_of(feed)
+    def _step(self, run: Run, feed: dict[str, np.ndarray], count: int) -> float:
+        """A training step of `count` samples; its loss."""
         program = self.programs.training(count)
         number = run.history.steps + 1
         try:
@@ -291,17 +332,22 @@ class Trainer:
         loss = float(value.reshape(()))
         run.history.steps = number
         run.log.write("step", number, loss=loss, samples=count)
-        for callback in self.callbacks:
+        for callback in self._called:
             callback.on_step(self, number, loss)
-        return loss, count
+        self._agree(run)
+        return loss
 
-    def _end(self, run: Run, folder: Path | None) -> None:
+    def _end(self, run: Run, folder: Path | None, grown: ResidentGrowth | None) -> None:
         """The last figures, and the trained model in a folder."""
         history = run.history
         history.stopped = run.reason
         history.peak_bytes["measured"] = self.programs.measured_bytes()
-        history.weights_sha256 = weights_sha256(self.program)
-        for callback in self.callbacks:
+        if grown is not None:
+            peaks = {n: history.peak_bytes[n] for n in ("predicted", "measured")}
+            own = {"rank": self.ranks.rank, "peak_bytes": peaks, "resident_growth": grown.peak}
+            history.ranks = self.ranks.collect("the memory of all ranks", own)
+        history.weights_sha256 = weights_sha256(self.program, self.ranks)
+        for callback in self._called:
             callback.on_end(self)
         run.log.write("end", history.steps, stopped=history.stopped, peak_bytes=history.peak_bytes["measured"],
                       weights_sha256=history.weights_sha256)  # fmt: skip
@@ -312,33 +358,45 @@ class Trainer:
 
     def _export(self, run: Run, folder: Path) -> None:
         """Writes model.onnx with the last weights, and best.onnx with those of the best epoch, if that is another."""
-        export_trained(self.program, folder / "model.onnx", averaged=self.averages)
-        (folder / "best.onnx").unlink(missing_ok=True)
-        assert run.checkpoints is not None
-        best = None if run.best_step in (None, run.history.steps) else run.checkpoints.at(run.best_step or 0)
-        last = run.checkpoints.at(run.history.steps)
+        self._exported(folder / "model.onnx")
+        there = run.checkpoints
+        assert there is not None
+        steps = 0 if run.best_step is None else run.best_step, run.history.steps
+
+        def chosen() -> tuple[Any, Any]:
+            (folder / "best.onnx").unlink(missing_ok=True)
+            return None if run.best_step in (None, steps[1]) else there.at(steps[0]), there.at(steps[1])
+
+        best, last = self.ranks.first("the checkpoint of the best epoch", chosen)
         if best is not None and last is not None:
             load(self.program, best)
             try:
-                export_trained(self.program, folder / "best.onnx", averaged=self.averages)
+                self._exported(folder / "best.onnx")
             finally:
                 load(self.program, last)
+
+    def _exported(self, path: Path) -> None:
+        """Writes the model with all its weights."""
+        with applied(self.program) if self.averages else contextlib.nullcontext():
+            whole = whole_program(self.program, self.ranks)
+            self.ranks.first(f"'{path.name}'", lambda: _nothing(whole and export_trained(whole, path)))
 
     def _facts(self, run: Run) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
         facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
-        return {**facts, "loss": self.loss, "optimizer": self.programs.optimizer}
+        facts |= {"loss": self.loss, "optimizer": self.programs.optimizer}
+        return {**facts, "micro_batches": self.programs.micro_batches}
 
     def _save(self, run: Run, epoch: int, batch: int) -> None:
         """A checkpoint from which epoch `epoch` goes on at batch `batch`."""
-        save_checkpoint(run, self.program, {"epoch": epoch, "batch": batch, **self._facts(run)}, self.callbacks)
+        save_checkpoint(run, self.program, {"epoch": epoch, "batch": batch, **self._facts(run)}, self._called)
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluate(self, data: Any, *, batch: int | None = None) -> dict[str, Any]:
         """The mean loss and the metrics over a dataset, in inference mode."""
         feeding = self._evaluating(data)
-        feeding.batch = _whole("batch", batch) or self.programs.batch
+        feeding.batch = _whole("batch", batch) or self.programs.evaluated
         return self._evaluated(feeding, Progress())
 
     def _evaluating(self, data: Any) -> Feeding:
@@ -348,40 +406,26 @@ class Trainer:
 
     def _evaluated(self, data: Feeding, progress: Progress) -> dict[str, Any]:
         with applied(self.program) if self.averages else contextlib.nullcontext():
-            return self._results(data, progress)
-
-    def _results(self, data: Feeding, progress: Progress) -> dict[str, Any]:
-        names = self.programs.fetched(training=False)
-        total, samples = 0.0, 0
-        for metric in self.metrics:
-            metric.reset()
-        with ahead(data.in_order()) as feeds:
-            for number, feed in enumerate(feeds, 1):
-                count = samples_of(feed)
-                program = self.programs.evaluation(count)
-                inputs = {v.name for v in program.block.inputs}
-                values = self.executor.run(program, {n: a for n, a in feed.items() if n in inputs}, names)
-                total, samples = total + float(values[0].reshape(())) * count, samples + count
-                outputs = dict(zip(names, values, strict=True))
-                for metric in self.metrics:
-                    metric.update(outputs, feed)
-                progress.evaluating(number, data.count())
-        if not samples:
-            raise UsageError(f"{data.name} has no samples to evaluate")
-        return {"loss": total / samples, **{m.name: m.result() for m in self.metrics}}
+            return evaluated(self.programs, self.metrics, data, progress)
 
     def predict(
         self, data: Any, outputs: Iterable[str | Variable], *, batch: int | None = None
     ) -> dict[str, np.ndarray]:
-        """Values of the forward pass for all samples of a dataset, in its order, in inference mode."""
+        """Values of the forward pass for all samples of a dataset, in its order, in inference mode.
+
+        With a mesh, each process computes all of them.
+        """
         names = [o.name if isinstance(o, Variable) else o for o in outputs]
         inputs = self.program.for_test(None, names).block.inputs
         feeding = Feeding(data, self.program, inputs, self.seed, False)
         feeding.batch = _whole("batch", batch) or self.programs.batch
         parts: dict[str, list[np.ndarray]] = {n: [] for n in names}
-        for feed in feeding.in_order():
-            for name, value in zip(names, self.program.evaluate(feed, names, averaged=self.averages), strict=True):
-                parts[name].append(value)
+        with applied(self.program) if self.averages else contextlib.nullcontext():
+            program = whole_program(self.program, self.ranks, everywhere=True)
+            assert program is not None
+            for feed, _ in feeding.in_order():
+                for name, value in zip(names, program.evaluate(feed, names), strict=True):
+                    parts[name].append(value)
         return {n: np.concatenate(p) for n, p in parts.items()}
 
 
@@ -390,3 +434,7 @@ def _whole(name: str, value: Any) -> Any:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
         raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
     return value
+
+
+def _nothing(made: Any) -> None:
+    """So that a model is not sent to the other ranks."""

@@ -19,19 +19,20 @@ class Merge:
     """Options of gradient merge: `k_steps` micro-batches a step; `avg`: their gradient is a mean, else k times that.
 
     `batch`: samples of a step (None: k_steps times the program's).  `times`: what gradients are multiplied with (None:
-    as `avg` says).
+    as `avg` says).  `uneven`: the last micro-batch may be smaller.
     """
 
     k_steps: int
     avg: bool = True
     batch: int | None = None
     times: int | None = None
+    uneven: bool = False
 
     def __post_init__(self) -> None:
         _check_count("k_steps", self.k_steps)
         if self.batch is not None:
             _check_count("batch", self.batch)
-            if self.batch % self.k_steps:
+            if self.batch % self.k_steps and not self.uneven:
                 raise UsageError(
                     f"gradient merge: {self.batch} samples cannot be cut into {self.k_steps} equal micro-batches"
                 )

@@ -18,6 +18,7 @@ from ..language.ir import Block, Operator, Role, Value
 from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes.cleanup.for_test import ForTest, in_inference
+from ..passes.sharding.zero import read_gathered
 from ..support.patterns import Patterns
 from .averages import applied
 from .base import must_be_untrained
@@ -74,15 +75,18 @@ def _of(program: Program, x: Any) -> Any:
 def for_test(program: Program, batch: int | None = None, outputs: Sequence[str | Variable] | None = None) -> Program:
     """`Program.for_test`."""
     names = () if outputs is None else tuple(_name(program, o) for o in outputs)
-    first = program.block.batch
-    if batch is None or batch == first:
+    if batch is None or batch == program.forward_block.batch:
         made = Program(program.forward_block, program.data, source=program.source)
         made.take_origin(program)
         made.forward = None
     else:
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
-    made.block = verify(ForTest(names).run(made.block))
+    made.block = ForTest(names).run(made.block)
+    if program.division is not None:  # a rank has parts of parameters: it gathers them
+        how = dataclasses.replace(program.division, again=False)
+        made.block, _ = read_gathered(made.block, list(program.sharded), how)
+    made.block = verify(made.block)
     if made.data is not program.data:
         share_arrays(made, program)
     drawn = [next(op.writes()).name for op in made.operators if op.op.random]
@@ -197,9 +201,9 @@ def _default_fetches(program: Program, feed: Mapping[str, Any]) -> tuple[str, ..
 
 def _fed_batch(program: Program, feed: Mapping[str, Any]) -> int | None:
     """The batch of what is fed; None for the program's own."""
-    for v in program.block.inputs:
+    for v in program.forward_block.inputs:
         shape = np.shape(feed[v.name]) if v.name in feed else v.shape
-        if v.shape and shape and shape[0] != v.shape[0] == program.block.batch and shape[1:] == v.shape[1:]:
+        if v.shape and shape and shape[0] != v.shape[0] == program.forward_block.batch and shape[1:] == v.shape[1:]:
             return int(shape[0])
     return None
 

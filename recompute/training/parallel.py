@@ -31,7 +31,9 @@ class Parallel:
 
     `micro_batches`: of all ranks together (None: one a rank, times the k_steps of gradient merge).  `zero`: the stage.
     `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
-    added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.
+    added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
+    computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
+    cut (None: as many as there are micro-batches).
     """
 
     mesh: Mesh
@@ -42,6 +44,8 @@ class Parallel:
     reduce: str = "tree"
     axis: str = "dp"
     add: bool = False
+    alone: bool = False
+    parts: int | None = None
 
     def __post_init__(self) -> None:
         self.mesh.size(self.axis)
@@ -55,7 +59,7 @@ class Parallel:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"data parallelism: {name} must be a whole number of at least 1, not {value!r}")
-        if self.micro_batches is not None and self.micro_batches % self.ranks:
+        if self.micro_batches is not None and self.micro_batches % self.sharing:
             raise UsageError(
                 f"{self.micro_batches} micro-batches cannot be shared equally among {self.ranks} ranks: give a multiple"
             )
@@ -66,15 +70,35 @@ class Parallel:
         return self.mesh.size(self.axis)
 
     @property
+    def sharing(self) -> int:
+        """How many share the step."""
+        return 1 if self.alone else self.ranks
+
+    @property
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
-        return Share(self.axis, self.ranks, self.mesh.coordinate(self.rank, self.axis), self.reduce)
+        rank = 0 if self.alone else self.mesh.coordinate(self.rank, self.axis)
+        return Share(self.axis, self.sharing, rank, self.reduce)
+
+    def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
+        """The same for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
+
+        How it is cut does not depend on the ranks.  They share it where each can have as many micro-batches of the same
+        size; else each computes all of it, without communication but for parts of parameters.
+        """
+        pieces = self.pieces(merge)
+        most = samples if self.batch is None else self.batch // pieces
+        size = -(-samples // -(-samples // most))
+        count = -(-samples // size)
+        each = count // self.ranks
+        fits = samples % count == 0 and count % self.ranks == 0 and each & (each - 1) == 0
+        return dataclasses.replace(self, micro_batches=count, batch=samples, alone=not fits, parts=self.parts or pieces)
 
     def pieces(self, merge: Merge | None) -> int:
         """Micro-batches of a step, of all ranks together."""
         each = 1 if merge is None else merge.k_steps
         found = self.ranks * each if self.micro_batches is None else self.micro_batches
-        if found % self.ranks or found % each:
+        if found % self.sharing or found % each:
             raise UsageError(f"data parallelism: {found} micro-batches cannot be {each} for each of {self.ranks} ranks")
         return found
 
@@ -84,11 +108,12 @@ class Parallel:
         if batch is None and merge is not None and merge.batch is not None:
             batch = merge.batch * self.ranks
         times = (1 if merge is None or merge.avg else merge.k_steps) * (self.ranks if self.add else 1)
-        return Merge(self.pieces(merge), True, batch, times)
+        return Merge(self.pieces(merge), True, batch, times, uneven=self.alone)
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
-        return Sharded(self.axis, self.ranks, self.share.rank, pieces, again=self.zero == 3)
+        rank = self.mesh.coordinate(self.rank, self.axis)
+        return Sharded(self.axis, self.ranks, rank, self.parts or pieces, again=self.zero == 3)
 
     def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
         """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""
@@ -102,7 +127,8 @@ class Parallel:
             flat = np.zeros(padded_size(whole[name].size, how.parts), v.type.numpy)
             flat[: whole[name].size] = np.asarray(program.data[name]).reshape(-1)
             program.data[name] = flat[how.rank * v.size : (how.rank + 1) * v.size].copy()
-        program.block, program.gradients, program.sharded = verify(block), made, whole
+        program.block, program.gradients = verify(block), made
+        program.sharded, program.division = whole, how
         return [(program[p], program[g]) for p, g in made]
 
     def over_ranks(self, program: Program, pieces: int) -> None:

@@ -148,7 +148,7 @@ class RecomputeOptimizer(WrappedOptimizer):
     def _one_slice(self) -> bool:
         """Whether a rank runs the step as a whole."""
         return not self.whole or (
-            self._parallel is not None and self._parallel.pieces(self._merge) == self._parallel.ranks
+            self._parallel is not None and self._parallel.pieces(self._merge) == self._parallel.sharing
         )
 
     def only_slices(self) -> Any:
@@ -177,6 +177,10 @@ class RecomputeOptimizer(WrappedOptimizer):
     def for_batch(self, samples: int, most: int) -> RecomputeOptimizer:
         """The same for steps of `samples` samples, with gradient merge in micro-batches of at most `most` samples."""
         found = copy.copy(self)
+        if self._parallel is not None:
+            found._parallel = self._parallel.for_batch(samples, self._merge)
+            found._merge = None if self._merge is None else Merge(1, self._merge.avg)
+            return found
         found._merge = None if self._merge is None else self._merge.for_batch(samples, most)
         return found
 

@@ -15,6 +15,7 @@ from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
 from ..support.tensor_file import reason, write_arrays
+from .parts import Part, parts_of, stored, whole_types
 
 __all__ = [
     "contents",
@@ -49,7 +50,18 @@ def contents(program: Program, v: Value) -> np.ndarray:
 
 def state_dict(program: Program) -> dict[str, np.ndarray]:
     """Copies of parameters, buffers and state, by name.  UsageError if one has no contents yet."""
-    return {v.name: np.array(contents(program, v)) for v in _stored(program)}
+    _must_be_whole(program)
+    return {v.name: np.array(contents(program, v)) for v in stored(program)}
+
+
+def _must_be_whole(program: Program) -> None:
+    """UsageError where this process has parts of parameters."""
+    if program.division is not None:
+        raise UsageError(
+            f"program '{program.block.name}' is divided among ranks: this one has a part of its parameters and state. "
+            "rc.Trainer(..., mesh=...) writes checkpoints of all ranks together; rc.load_state reads a rank's part of "
+            "such a file, or of one that a single process wrote"
+        )
 
 
 def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -59,9 +71,10 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
     `strict=False` permits missing and unknown names; shapes and element types must always fit.  UsageError that lists
     all differences.
     """
+    _must_be_whole(program)
     arrays = {name: a.get() if hasattr(a, "get") else np.asarray(a) for name, a in state.items()}
     _check(program, {n: _describe(a) for n, a in arrays.items()}, strict, "the state")
-    for v in _stored(program):
+    for v in stored(program):
         if v.name in arrays:
             _put(program, v, arrays[v.name])
     _mended(program, arrays)
@@ -70,15 +83,17 @@ def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool =
 def save_state(program: Program, path: str | PathLike[str]) -> None:
     """Writes parameters, buffers and optimizer state as safetensors, atomically.
 
-    UsageError if a value has no contents yet, ModelError if the file cannot be written.
+    UsageError if a value has no contents yet, or is divided among ranks; ModelError if the file cannot be written.
     """
-    write_arrays({v.name: contents(program, v) for v in _stored(program)}, path)
+    _must_be_whole(program)
+    write_arrays({v.name: contents(program, v) for v in stored(program)}, path)
 
 
 def load_state(program: Program, path: str | PathLike[str], strict: bool = True) -> None:
     """Loads a file of `save_state` (or any safetensors file with these names) into the program: all values or none.
 
-    For `strict` and the arrays see `set_state_dict`.  ModelError if the file is missing, truncated or not a safetensors
+    For `strict` and the arrays see `set_state_dict`.  A rank that has parts of values (ZeRO) reads its parts of whole
+    ones.  ModelError if the file is missing, truncated or not a safetensors
     file; UsageError that lists all differences from the program.
     """
     from safetensors import SafetensorError, safe_open
@@ -92,9 +107,10 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
                 strict,
                 f"'{path}'",
             )
-            wanted = [v for v in _stored(program) if v.name in found]
-            arrays = {v.name: file.get_tensor(v.name) for v in wanted if v.dtype not in _EIGHT_BITS.values()}
-        arrays |= _floats_of_8_bits(path, [v for v in wanted if v.name not in arrays])
+            wanted, parts = [v for v in stored(program) if v.name in found], parts_of(program)
+            direct = [v for v in wanted if v.dtype not in _EIGHT_BITS.values() and v.name not in parts]
+            arrays = {v.name: file.get_tensor(v.name) for v in direct}
+        arrays |= _read_at(path, [v for v in wanted if v.name not in arrays], parts)
     except FileNotFoundError:
         raise ModelError(f"cannot read '{path}': there is no such file") from None
     except (OSError, SafetensorError) as e:
@@ -103,14 +119,14 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
         ) from None
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the contents of '{path}'") from None
-    for v in _stored(program):
+    for v in stored(program):
         if v.name in arrays:
             _put(program, v, arrays.pop(v.name))
     _mended(program, found)
 
 
-def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[str, np.ndarray]:
-    """The contents of values whose types safetensors can write, but not load as NumPy arrays, from a checked file."""
+def _read_at(path: str | PathLike[str], wanted: list[Value], parts: Mapping[str, Part]) -> dict[str, np.ndarray]:
+    """The contents of values in a checked file, or a rank's parts, also of types that NumPy has no names for."""
     if not wanted:
         return {}
     with open(path, "rb") as file:
@@ -118,20 +134,18 @@ def _floats_of_8_bits(path: str | PathLike[str], wanted: list[Value]) -> dict[st
         header = json.loads(file.read(length))
     found = {}
     for v in wanted:
-        offset = 8 + length + header[v.name]["data_offsets"][0]
-        found[v.name] = np.fromfile(path, v.type.numpy, v.size, offset=offset).reshape(v.shape)
+        part = parts.get(v.name, Part(v.type, 0, v.size))
+        offset = 8 + length + header[v.name]["data_offsets"][0] + part.low * v.type.numpy.itemsize
+        flat = np.zeros(v.size, v.type.numpy)
+        flat[: part.count] = np.fromfile(path, v.type.numpy, part.count, offset=offset)
+        found[v.name] = flat.reshape(v.shape)
     return found
 
 
 def _mended(program: Program, loaded: Iterable[str]) -> None:
     """Clears the mark of a program that a failed step has left partly updated: a complete state was loaded."""
-    if {v.name for v in _stored(program)} <= set(loaded):
+    if {v.name for v in stored(program)} <= set(loaded):
         program.broken = ""
-
-
-def _stored(program: Program) -> tuple[Value, ...]:
-    b = program.block
-    return (*b.parameters, *b.buffers, *b.state)
 
 
 def _describe(a: np.ndarray) -> str:
@@ -152,7 +166,7 @@ def _check(program: Program, given: Mapping[str, str], strict: bool, what: str) 
         raise UsageError(
             f"{what} cannot be loaded while parameters hold their averages: leave `applied(program)` first"
         )
-    wanted = {v.name: str(v.type) for v in _stored(program)}
+    wanted = {name: str(t) for name, t in whole_types(program).items()}
     problems = [
         f"'{n}' is {given[n]} there, the program says {t}" for n, t in wanted.items() if n in given and given[n] != t
     ]

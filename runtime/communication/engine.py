@@ -80,6 +80,10 @@ class Engine:
         """
         raise NotImplementedError
 
+    def any(self, what: str, said: bool) -> bool:
+        """Whether any rank says so; every rank calls it.  Quick enough for each step."""
+        raise NotImplementedError
+
     def begin(self, op: Communication, at: int, x: Any, out: Any) -> Transfer:
         """Begins to communicate; `at`: the operator's place, for messages.  x is None for what receives only."""
         raise NotImplementedError

@@ -50,12 +50,12 @@ def move(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
     _COLLECTIVES[type(op)](mpi, comm, op, transfer.x, transfer.out)
 
 
-def meet(comm: Any) -> None:
-    """Waits for all ranks without keeping a core busy."""
-    ready, pause = comm.Ibarrier().Test, 1e-6
-    while not ready():
+def finish(request: Any, *, soon: bool = False) -> None:
+    """Waits for a request without keeping a core busy; `soon`: it will not take long."""
+    pause = 1e-6
+    while not request.Test():
         time.sleep(pause)
-        pause = min(pause * 1.5, _PATIENT)
+        pause = min(pause * 1.5, _EAGER if soon else _PATIENT)
 
 
 def _until(ready: Callable[[], bool], transfer: Any, left: Callable[[], bool]) -> None:

@@ -110,10 +110,17 @@ class MpiEngine(Engine):
     def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
         """See `Engine.collect`."""
         with self._watch.waiting(what, self._name):
-            moves.meet(self._comm)
+            moves.finish(self._comm.Ibarrier())
             if root is None:
                 return list(self._comm.allgather(value))
             return list(self._comm.gather(value, root) or ())
+
+    def any(self, what: str, said: bool) -> bool:
+        """See `Engine.any`."""
+        own, found = np.array([said], np.int32), np.empty(1, np.int32)
+        with self._watch.waiting(what, self._name):
+            moves.finish(self._comm.Iallreduce(own, found, self._mpi.MAX), soon=True)
+        return bool(found[0])
 
     def begin(self, op: Communication, at: int, x: Any, out: Any) -> Transfer:
         """Hands a communication to its channel's thread."""
@@ -127,6 +134,10 @@ class MpiEngine(Engine):
             self._channels[op.queue] = Channel(op.queue, lambda t: moves.move(self._mpi, comm, t, lambda: self._closed))
         self._channels[op.queue].put(transfer)
         return transfer
+
+    def ends_like_first(self, error: str) -> bool:
+        """Whether rank 0 ends with the same error as this one, so that it need not be said twice."""
+        return self._watch.ends_like_first(error)
 
     def failed(self, why: str) -> None:
         """Kept for what this rank says when it leaves."""

@@ -152,6 +152,14 @@ class Watch:
         first = str(error).partition("\n")[0][:300]
         self.abort(f"rank {self.rank} has raised {kind.__name__}{': ' * bool(first)}{first}")
 
+    def ends_like_first(self, error: str) -> bool:
+        """Whether rank 0 leaves with the same error as this one, within a short time."""
+        self.failure = error
+        until = now() + ANSWER
+        while self.rank and 0 not in self.left and now() < until:
+            time.sleep(LOOK / 5)
+        return bool(self.rank) and self.left.get(0, ({}, ""))[1] == error
+
     def leave(self) -> None:
         """Waits until all ranks' programs have ended."""
         for other in self._others():

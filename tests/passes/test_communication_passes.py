@@ -144,3 +144,12 @@ def test_a_compiled_step_fits_no_other_communication() -> None:
         operators = [dataclasses.replace(o, op=changes[i]) if i in changes else o for i, o in enumerate(mine)]
         with pytest.raises(rc.VerifyError):
             verify_ranks([blocks[0], blocks[1].with_operators(operators), *blocks[2:]], mesh)
+
+
+def test_nothing_is_updated_before_the_check_of_the_loss() -> None:
+    """A step that NaN ends has changed nothing, on ranks as on one process."""
+    network = rc.models.build("resnet18", width=4, blocks=(1, 1, 1, 1), image=16, classes=3)
+    loss = rc.stop_on_nan(rc.losses.cross_entropy(rc.load(network, batch=BATCH)["logits"]))
+    DataParallel(rc.Adam(), Mesh.of(dp=2), 0, zero=1, micro_batches=BATCH, batch=BATCH).minimize(loss)
+    names = [o.op.name for o in rc.Executor().planned(loss.program, [loss]).operators]
+    assert names.index("CheckFinite") < names.index("AdamUpdate")

@@ -1,0 +1,208 @@
+"""The processes of a run: one, or the ranks of a mesh, which do together what is done once.
+
+All ranks run the same loop.  What rank 0 alone does (choosing a checkpoint, callbacks, files) goes through `first`,
+and what each decides for itself (a signal) through `agreed`, so that all of them go the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..communication.mesh import Mesh
+from ..errors import RecomputeError, UsageError
+from ..places import CPUPlace, Place
+from ..runtime.communication.started import given_rank
+from ..training.parallel import DataParallel
+from ..training.protocol import AnyOptimizer
+
+T = TypeVar("T")
+#: micro-batches of a step, at most, where nobody says how many
+_MICRO = 8
+#: variables by which launchers say how many processes they started
+_STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+class Ranks:
+    """One process: everything is done here."""
+
+    rank, size = 0, 1
+    engine: Any = None
+
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process prints, writes files and calls callbacks."""
+        return self.rank == 0
+
+    def collect(self, what: str, value: T) -> list[T]:
+        """What every rank gives, in their order; `what` says what it is for."""
+        return [value]
+
+    def gather(self, what: str, value: T) -> list[T]:
+        """The same on rank 0; nothing on others."""
+        return [value]
+
+    def first(self, what: str, function: Callable[[], T]) -> T:
+        """What a function returns, or raises, on rank 0: on all ranks."""
+        return function()
+
+    def agreed(self, reason: str) -> str:
+        """The first reason of any rank; "" if none has one."""
+        return reason
+
+    def together(self, what: str, function: Callable[[], Any]) -> None:
+        """Calls a function on all ranks.  If it fails on some, all raise the error of the first of them."""
+        function()
+
+    def repeats(self, error: str) -> bool:
+        """Whether rank 0 ends with the same error, and says so."""
+        return False
+
+
+#: a process without others
+ONE = Ranks()
+
+
+class _Many(Ranks):
+    """One of several processes, which communicate by MPI."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        from ..runtime.communication.mpi import MpiEngine
+
+        super().__init__(mesh)
+        self.engine: Any = MpiEngine(mesh)
+        self.rank, self.size = self.engine.rank, mesh.ranks
+
+    def collect(self, what: str, value: T) -> list[T]:
+        return list(self.engine.collect(what, value))
+
+    def gather(self, what: str, value: T) -> list[T]:
+        found = list(self.engine.collect(what, None if self.leads else value, 0))
+        return [value, *found[1:]] if self.leads else []
+
+    def first(self, what: str, function: Callable[[], T]) -> T:
+        found: Any = None
+        if self.leads:
+            try:
+                found = function(), None
+            except (RecomputeError, OSError) as e:
+                found = None, e
+        value, error = self.collect(what, found)[0]
+        if error is not None:
+            raise error
+        return value
+
+    def agreed(self, reason: str) -> str:
+        what = "the agreement to go on"
+        return next(filter(None, self.collect(what, reason)), "") if self.engine.any(what, bool(reason)) else ""
+
+    def together(self, what: str, function: Callable[[], Any]) -> None:
+        error: Exception | None = None
+        try:
+            function()
+        except (RecomputeError, OSError) as e:
+            error = e
+        found = next((e for e in self.collect(what, error) if e is not None), None)
+        if found is not None:
+            raise found
+
+    def repeats(self, error: str) -> bool:
+        return bool(self.engine.ends_like_first(error))
+
+
+def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ranks:
+    """The ranks of a mesh such as "dp=4"; one process for "dp=1", and without a mesh.
+
+    UsageError where other processes were started than the mesh has, or where the mesh has other axes than "dp".
+    """
+    if isinstance(mesh, Ranks):
+        return mesh
+    if mesh is None:
+        return Ranks()
+    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    if [name for name, _ in found.axes] != ["dp"]:
+        raise UsageError(f"mesh '{found}': a run has the one axis dp so far, such as dp={max(found.ranks, 2)}")
+    if found.ranks == 1:
+        started = next((int(os.environ[n]) for n in _STARTED if os.environ.get(n, "").isdigit()), 1)
+        if started > 1:
+            raise UsageError(f"the mesh {found} is one process, but {started} were started: start it without mpiexec")
+        return Ranks(found)
+    if not isinstance(place or CPUPlace(), CPUPlace):
+        raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
+    from ..runtime.communication.mpi import load_mpi
+
+    started = load_mpi().COMM_WORLD.size
+    if started != found.ranks:
+        raise UsageError(
+            f"the mesh {found} has {found.ranks} ranks, but {started} process{'es were' if started > 1 else ' was'} "
+            f"started: start it as `mpiexec -n {found.ranks} recompute-train ... --mesh {found}`, or a script by "
+            f"`python -m recompute.launch --nproc {found.ranks} SCRIPT`"
+        )
+    return _Many(found)
+
+
+def started_rank() -> int:
+    """Which of the processes this is that a launcher has started, before they communicate; 0 where none says so."""
+    given = given_rank()
+    return int(given) if given.isdigit() else 0
+
+
+def shared(
+    optimizer: AnyOptimizer | None, ranks: Ranks, batch: int | None, zero: int, micro_batches: int | None
+) -> AnyOptimizer | None:
+    """The optimizer for a step of which each rank computes its part; itself without a mesh.
+
+    `batch`: that of the program, without gradient merge.
+    """
+    if ranks.mesh is None:
+        for name, value in (("zero", zero), ("micro_batches", micro_batches)):
+            if value:
+                raise UsageError(f"{name} is of ranks: give a mesh, such as mesh='dp=2' (--mesh dp=2)")
+        return optimizer
+    if optimizer is None:
+        raise UsageError("a mesh needs an optimizer: the program is a training step of one process already")
+    if batch is None:
+        raise UsageError("the inputs of the program have no common first dimension, which ranks could share")
+    merged = getattr(optimizer, "_merge", None)
+    each = 1 if merged is None else merged.k_steps
+    samples = batch * each if merged is None or merged.batch is None else merged.batch
+    pieces = micro_batches or _pieces(samples, ranks.size, each)
+    _check(samples, pieces, ranks.size)
+    return DataParallel(optimizer, ranks.mesh, ranks.rank, zero=zero, micro_batches=pieces, batch=samples)
+
+
+def _pieces(samples: int, ranks: int, each: int) -> int:
+    """Micro-batches of a step: `each`, and the ranks, times a power of two that divides the batch; at most 8, if these
+    are not more."""
+    found = np.lcm(ranks, each).item()
+    while found * 2 <= _MICRO and samples % (found * 2) == 0:
+        found *= 2
+    return found
+
+
+def _check(samples: int, pieces: int, ranks: int) -> None:
+    """UsageError where ranks do not have equally many micro-batches, or others would add in another order."""
+    if samples % ranks:
+        raise UsageError(f"a batch of {samples} samples cannot be shared equally by {ranks} ranks: give a multiple")
+    if samples % pieces or pieces % ranks:
+        raise UsageError(
+            f"a batch of {samples} samples cannot be cut into {pieces} equal micro-batches, as many for each of "
+            f"{ranks} ranks: micro-batches must divide the batch, and be a multiple of the ranks"
+        )
+    each = pieces // ranks
+    if each & (each - 1) and ranks > 1:
+        raise UsageError(
+            f"{pieces} micro-batches on {ranks} ranks are {each} on each: give a power of two for each rank, so that "
+            "sums have the same bits on any number of ranks"
+        )
+
+
+def rows_of(feed: Mapping[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
+    """Some rows of a batch."""
+    return {n: a[rows] if np.ndim(a) else a for n, a in feed.items()}
