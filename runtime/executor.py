@@ -18,7 +18,7 @@ from ..language.ir import Block, Value
 from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
-from ..places import CPUPlace, EmulatedCUDAPlace, Place
+from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
 from .communication.engine import Engine
 from .cpu.session import Arena, Session
@@ -54,7 +54,8 @@ class Executor:
     numerics).  These options do not apply to a program whose memory is already planned.
 
     `mesh` (a Mesh, or its text such as "dp=4"): this process is one of its ranks, and communicates with the others
-    through MPI; `engine`: through this engine (runtime/communication).
+    through MPI, on CUDA devices through NCCL; each rank of a machine then has a device of its own (`CUDAPlace()`).
+    `engine`: through this engine (runtime/communication).
     """
 
     def __init__(
@@ -284,10 +285,13 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None) -> Eng
     """What carries communication with other ranks; None where there are none."""
     if mesh is None and engine is None:
         return None
-    if not isinstance(place, CPUPlace):
-        raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
     if engine is not None:
         return engine
+    if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
+        from .cuda.local_device import open_engine
+
+        opened: Engine = open_engine(mesh, place.device)
+        return opened
     from .communication.mpi import MpiEngine
 
     return MpiEngine(mesh)
@@ -297,14 +301,18 @@ def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:
     """The session class and device of a place.  MissingExtraError if the device is unavailable."""
     if isinstance(place, CPUPlace):
         return functools.partial(Session, engine=engine)
+    from .cuda.communication import links_of
+    from .cuda.nccl import NcclEngine
     from .cuda.session import CudaSession
 
-    if isinstance(place, EmulatedCUDAPlace):
+    if isinstance(engine, NcclEngine):
+        device: Any = engine.device
+    elif isinstance(place, EmulatedCUDAPlace):
         from .cuda.device.emulator import EmulatedDevice
 
-        device: Any = EmulatedDevice(backwards=place.backwards)
+        device = EmulatedDevice(backwards=place.backwards)
     else:
         from .cuda.device.device import open_device
 
         device = open_device(place.device)
-    return lambda block, data, progress, arena: CudaSession(block, data, device, progress)
+    return lambda block, data, progress, arena: CudaSession(block, data, device, progress, links_of(engine, device))

@@ -65,7 +65,7 @@ class Watch:
         self._sent: list[Any] = []  # requests hold their messages
         self._over = threading.Event()
         self._ended = threading.Lock()
-        self._peers = _processes(comm.allgather((_machine(), os.getpid())), self.rank)
+        self._peers = _processes(comm.allgather((machine(), os.getpid())), self.rank)
         self._thread = threading.Thread(target=self._run, name="recompute watch", daemon=True)
         if self.size > 1:
             self._thread.start()
@@ -119,6 +119,9 @@ class Watch:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         _write(f"recompute: {why}; all ranks end\n")
+        for engine in list(self._engines.values()):
+            with contextlib.suppress(Exception):
+                engine.abort()
         self.comm.Abort(1)
         os._exit(1)
 
@@ -168,6 +171,9 @@ class Watch:
                 self._send(rank, "here", (self._counts(), self._where()))
             else:
                 self._answers[rank] = what
+        for engine in list(self._engines.values()):
+            if why := engine.trouble():
+                self.abort(f"rank {self.rank}: {why}")
         for wait, members in self._waiting():
             self._check_left(wait, members)
             self._check_deadline(wait, members)
@@ -243,7 +249,7 @@ def _write(text: str) -> None:
         os.write(2, text.encode(errors="replace"))
 
 
-def _machine() -> tuple[str, str]:
+def machine() -> tuple[str, str]:
     """Names the machine, and the part of it whose process numbers this process sees."""
     try:
         return platform.node(), os.readlink("/proc/self/ns/pid")
