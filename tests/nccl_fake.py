@@ -1,7 +1,7 @@
 """NCCL and CUDA's streams, events and graphs as the documentation describes them, for ranks that are threads.
 
 Ranks run their kernels on the emulated device, one at a time.  What a stream is given runs in order; data of a
-communication move as late as they may (when a rank waits for them), or with `late=False` as soon as all ranks are there.
+communication move as late as they may (when a rank waits for them), with `late=False` as soon as all ranks are there.
 Whatever the documentation forbids is an AssertionError: calls that do not match, a group that is not ended, memory that
 nobody allocated, a stream that is not forked into a capture, or not joined when it ends, a wait for an event of another
 capture, a communication that one rank captures and another one does not.

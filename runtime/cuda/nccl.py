@@ -14,7 +14,6 @@ Data move as bytes, so that every element type is moved; only sums of `order="li
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,12 +24,14 @@ import numpy as np
 from ...communication.mesh import Mesh
 from ...errors import JobError, MissingExtraError, UsageError
 from ...language.ir import Block, Operator
+from ...language.types import TensorType
 from ...ops.communication.base import Communication
+from ...ops.communication.collectives import AllGather, AllToAll
 from ...version import __version__
 from ..communication.agreement import card
 from ..communication.engine import Engine, now
 from .communication import Links
-from .device.kernel import Arrive, Begin
+from .device.kernel import Arrive, Begin, Buffer
 from .nccl_calls import carry, refuse
 
 #: the oldest version with graphs and bfloat16
@@ -85,10 +86,9 @@ class NcclEngine(Engine):
         self.control, self.device = control, device
         self.mesh: Mesh = control.mesh
         self.rank: int = control.rank
-        os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")  # ours are never in flight together, and it may hang
         self.nccl = load_nccl() if nccl is None else nccl
         self.versions = {"onnx-recompute": __version__, "numpy": np.__version__, "NCCL": str(self.nccl.get_version())}
-        #: bytes of the device that communicators took when they were made
+        #: bytes of the device that communicators took when they were made and connected
         self.buffer_bytes = 0
         self._channels: dict[str, tuple[Any, Any]] = {}
         self._steps: deque[_Step] = deque()
@@ -113,20 +113,38 @@ class NcclEngine(Engine):
         if not new:
             return
         places = {n: self.mesh.coordinate(self.rank, channels[n]) for n in new}
-        try:
+        with self._connecting():
             made = {n: self.nccl.get_unique_id() for n in new if not places[n]}
-            ids = self.control.gather("the exchange of NCCL's identifiers", made)
-            self.device.use()
-            before = self.device.free_bytes()
-            with self.control.meeting("the making of NCCL's communicators"):
-                for name in new:
-                    group = self.mesh.group(self.rank, channels[name])
-                    comm = self.nccl.NcclCommunicator(len(group), ids[group[0]][name], places[name])
-                    self._channels[name] = comm, self.device.new_stream()
-            self.buffer_bytes += max(before - self.device.free_bytes(), 0)
-        except (self.nccl.NcclError, KeyError) as e:
-            why = _told(e)
-            raise JobError(f"NCCL cannot connect the ranks: {why} (NCCL_DEBUG=WARN says more)") from None
+        ids = self.control.gather("the exchange of NCCL's identifiers", made)
+        self.device.use()
+        before = self.device.free_bytes()
+        with self.control.meeting("the making of NCCL's communicators"), self._connecting():
+            for name in new:
+                group = self.mesh.group(self.rank, channels[name])
+                comm = self.nccl.NcclCommunicator(len(group), ids[group[0]][name], places[name])
+                self._channels[name] = comm, self.device.new_stream()
+                self._connect(name, len(group))
+        self.buffer_bytes += max(before - self.device.free_bytes(), 0)
+
+    @contextlib.contextmanager
+    def _connecting(self) -> Iterator[None]:
+        """JobError for what NCCL says inside."""
+        try:
+            yield
+        except self.nccl.NcclError as e:
+            raise JobError(f"NCCL cannot connect the ranks: {_told(e)} (NCCL_DEBUG=WARN says more)") from None
+
+    def _connect(self, name: str, ranks: int) -> None:
+        """A byte between all ranks of a channel, since NCCL connects them, and allocates, when they first communicate:
+        here they all take part, one channel after another, whatever their programs begin with."""
+        comm, stream = self._channels[name]
+        at, memory = self.device.allocate(2 * ranks)
+        x, out = (Buffer(at + i * ranks, TensorType("u8", (ranks,))) for i in (0, 1))
+        with self.device.current():
+            for kind, source in ((AllToAll, x), (AllGather, x.at(0, (1,)))):
+                carry(self.nccl, comm, Begin(kind(name, ranks, 0), 0, source, out, name), self.device, stream)
+            stream.synchronize()
+        del memory
 
     def channel(self, name: str) -> tuple[Any, Any]:
         """The communicator and the stream of a channel.  UsageError when the engine is closed."""
