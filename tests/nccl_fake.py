@@ -82,6 +82,7 @@ class Stream:
         self.world, self.ptr = world, next(self._numbers)
         self.capture: Capture | None = None
         self.put = self.run = 0
+        self.advancing = False
         self.tasks: deque[Any] = deque()
         world.streams[self.ptr] = self
 
@@ -99,16 +100,22 @@ class Stream:
 
     def advance(self) -> None:
         """Runs functions up to the first communication that is not done, which begins."""
-        while self.tasks:
-            head = self.tasks[0]
-            if isinstance(head, Group):
-                self.world.post(head)
-                if not head.done:
-                    return
-            else:
-                head()
-            self.tasks.popleft()
-            self.run += 1
+        if self.advancing:
+            return
+        self.advancing = True
+        try:
+            while self.tasks and self._over(self.tasks[0]):
+                self.tasks.popleft()
+                self.run += 1
+        finally:
+            self.advancing = False
+
+    def _over(self, head: Any) -> bool:
+        if isinstance(head, Group):
+            self.world.post(head)
+            return head.done
+        head()
+        return True
 
     def wait_event(self, event: Event) -> None:
         captured = event.captured

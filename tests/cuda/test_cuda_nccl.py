@@ -1,0 +1,550 @@
+"""Steps on CUDA devices that communicate: two to four ranks as threads, on the emulated device and a fake NCCL that
+refuses what NCCL does (nccl_fake.py)."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import cuda_cases
+import numpy as np
+import pytest
+from nccl_fake import Call, Event, FakeDevice, Group, NcclError, Stream, World, engines, together
+
+import recompute as rc
+from recompute.communication.lockstep import LockStep
+from recompute.communication.mesh import Mesh
+from recompute.errors import JobError, MissingExtraError, UsageError, VerifyError
+from recompute.language.types import TensorType
+from recompute.ops.communication.tree_sum import TreeSum
+from recompute.runtime.communication.engine import Engine
+from recompute.runtime.cuda import local_device
+from recompute.runtime.cuda.communication import links_of
+from recompute.runtime.cuda.local_device import Seen, check_apart, device_of
+from recompute.runtime.cuda.nccl import load_nccl
+from recompute.runtime.cuda.providers.cuda import family_of
+from recompute.runtime.cuda.traced.family import TRACED
+from recompute.testing import Case
+from recompute.training.parallel import DataParallel
+
+pytestmark = cuda_cases.needs_device
+PLACE = rc.EmulatedCUDAPlace()
+Arrays = dict[str, np.ndarray]
+
+
+# -- sums in the tree -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64", "f16", "bf16", "i8", "u64"])
+def test_tree_sums_have_the_processors_bits(kind: str) -> None:
+    device = cuda_cases.device()
+    for parts, size in ((2, 5), (3, 64), (8, 1000), (33, 33), (4, 0)):
+        t = TensorType(kind, (parts * size,))
+        x = (np.random.default_rng(parts).standard_normal(t.shape) * 100).astype(t.numpy)
+        case = Case(TreeSum(parts), (x,), None)
+        assert family_of(cuda_cases.operator(case)) is not TRACED
+        cuda_cases.check(case, cuda_cases.bound(case, device), units=0)
+
+
+# -- each communication -----------------------------------------------------------------------------------------------
+
+#: an addition before and behind the communication, and one beside it, all of whose buffers the plan may share
+COLLECTIVE = """program p {{
+  input %x: {kind}[{n},3]
+  %a: {kind}[{n},3] = Add(%x, %x)
+  communicate %s: {out} = {name}(%a) {{axis="dp", ranks={n}, number=0{more}}}
+  %b: {kind}[{n},3] = Mul(%x, %x)
+  communicate %t: {out} = CommWait(%s, %a)
+  %y: {out} = Add(%t, %t)
+  output %y, %b
+}}"""
+LIBRARY = ', order="library"'
+COLLECTIVES = {
+    "AllReduce": "",
+    "AllReduce library": LIBRARY,
+    "ReduceScatter": "",
+    "ReduceScatter library": LIBRARY,
+    "AllGather": "",
+    "AllToAll": "",
+    "Broadcast": ", root=1",
+    "Reduce library": f"{LIBRARY}, root=1",
+}
+
+
+def collective(name: str, n: int, kind: str = "f32") -> rc.Block:
+    """The program of every rank."""
+    op = name.split()[0]
+    rows = {"ReduceScatter": 1, "AllGather": n * n}.get(op, n)
+    text = COLLECTIVE.format(n=n, name=op, kind=kind, out=f"{kind}[{rows},3]", more=COLLECTIVES[name])
+    return rc.parse(text)
+
+
+def on_devices(blocks: list[rc.Block], mesh: Mesh, feeds: list[list[Arrays]], late: bool = True) -> tuple[Any, World]:
+    """Outputs of each run on each rank: `feeds[run][rank]`."""
+    world = World(mesh.ranks, late)
+    made = engines(world, mesh)
+
+    def rank(r: int) -> list[Arrays]:
+        executor, program, names = rc.Executor(PLACE, engine=made[r]), rc.Program(blocks[r]), blocks[r].outputs
+        runs = [executor.run(program, feed[r], names) for feed in feeds]
+        return [dict(zip(names, found, strict=True)) for found in runs]
+
+    return together(world, [lambda r=r: rank(r) for r in range(mesh.ranks)]), world
+
+
+def same_as_lockstep(blocks: list[rc.Block], mesh: Mesh, feeds: list[list[Arrays]], late: bool = True) -> World:
+    found, world = on_devices(blocks, mesh, feeds, late)
+    machine = LockStep(blocks, mesh)
+    for i, feed in enumerate(feeds):
+        for r, wanted in enumerate(machine.run(feed)):
+            for name, array in wanted.items():
+                assert found[r][i][name].tobytes() == array.tobytes(), (name, r, i)
+    return world
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize(("n", "kind"), [(2, "f32"), (3, "bf16")])
+def test_collectives_give_the_bits_of_the_lockstep_interpreter(name: str, n: int, kind: str) -> None:
+    """Small whole numbers, so that NCCL's own order of additions does not matter; single launches, capture, replay."""
+    t = TensorType(kind, (n, 3)).numpy
+    draw = np.random.default_rng(n)
+    feeds = [[{"x": draw.integers(-3, 4, (n, 3)).astype(t)} for _ in range(n)] for _ in range(3)]
+    for late in (True, False):
+        same_as_lockstep([collective(name, n, kind)] * n, Mesh.of(dp=n), feeds, late)
+
+
+@pytest.mark.parametrize("kind", ["i16", "bool", "f64"])
+def test_what_is_moved_may_be_of_any_type(kind: str) -> None:
+    text = f"""program p {{
+      input %x: {kind}[4]
+      communicate %s: {kind}[8] = AllGather(%x) {{axis="dp", ranks=2, number=0}}
+      communicate %y: {kind}[8] = CommWait(%s, %x)
+      output %y
+    }}"""
+    feeds = [[{"x": (np.arange(4) % (2 + r)).astype(TensorType(kind, ()).numpy)} for r in range(2)]]
+    same_as_lockstep([rc.parse(text)] * 2, Mesh.of(dp=2), feeds)
+
+
+RING = """program p {{
+  input %x: f32[2]
+  communicate %r: f32[2] = Recv() {{axis="pp", ranks=3, number=0, channel="to{here}", peer={before}, shape=[2]}}
+  communicate %s: u8[1] = Send(%x) {{axis="pp", ranks=3, number=0, channel="to{after}", peer={after}}}
+  communicate %y: f32[2] = CommWait(%r)
+  communicate %t: u8[1] = CommWait(%s, %x)
+  output %y, %t
+}}"""
+
+
+def test_messages_in_a_ring() -> None:
+    blocks = [rc.parse(RING.format(here=r, before=(r - 1) % 3, after=(r + 1) % 3)) for r in range(3)]
+    feeds = [[{"x": np.full(2, 10 * i + r, np.float32)} for r in range(3)] for i in range(3)]
+    world = same_as_lockstep(blocks, Mesh.of(pp=3), feeds)
+    assert world.counts["ids"] == 3  # a communicator for each of three channels
+
+
+def test_groups_of_a_mesh() -> None:
+    lines = [
+        f'communicate %{a}: f32[2] = AllReduce(%x) {{axis="{a}", ranks=2, number=0}}\n'
+        f"communicate %{a}.t: f32[2] = CommWait(%{a}, %x)"
+        for a in ("dp", "tp")
+    ]
+    block = rc.parse("\n".join(["program p {", "input %x: f32[2]", *lines, "output %dp.t, %tp.t", "}"]))
+    feeds = [[{"x": np.full(2, 10.0**r, np.float32)} for r in range(4)]]
+    world = same_as_lockstep([block] * 4, Mesh.of(dp=2, tp=2), feeds)
+    assert sorted(len(members) for members in world.made.values()) == [2] * 4  # two channels, of two groups each
+
+
+def test_the_calls_of_nccl() -> None:
+    """Each channel is connected; then an AllToAll is a group with a part to each rank and from each, as bytes."""
+    feeds = [[{"x": np.ones((2, 3), np.float32)} for _ in range(2)]]
+    _, world = on_devices([collective("AllToAll", 2)] * 2, Mesh.of(dp=2), feeds)
+    for rank in range(2):
+        calls = [(name, words) for r, name, words in world.log if r == rank]
+        connected = [(name, (1, 1, peer)) for peer in range(2) for name in ("send", "recv")] + [("allGather", (1, 1))]
+        assert calls == [*connected, *((name, (12, 1, peer)) for peer in range(2) for name in ("send", "recv"))]
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def step(ranks: int, rank: int, zero: int, exact: bool = False) -> tuple[rc.Program, str]:
+    program = rc.load(rc.models.build("mlp"), batch=8)
+    out = program["pred.logits"]
+    loss = rc.losses.mse(out) if exact else rc.losses.cross_entropy(out)
+    optimizer: Any = rc.SGD(2.0**-6) if exact else rc.Adam(1e-2)
+    DataParallel(optimizer, Mesh.of(dp=ranks), rank, zero=zero, micro_batches=4, batch=8).minimize(loss)
+    return program, loss.name
+
+
+def state(program: rc.Program) -> Arrays:
+    b = program.block
+    return {v.name: np.array(program.data[v.name]) for v in (*b.parameters, *b.buffers, *b.state)}
+
+
+def rows(feed: Arrays, ranks: int, rank: int) -> Arrays:
+    return {n: a[rank * len(a) // ranks : (rank + 1) * len(a) // ranks] for n, a in feed.items()}
+
+
+def batches() -> list[Arrays]:
+    draw = np.random.default_rng(1)
+    return [{"x": draw.standard_normal((8, 32)).astype("f4"), "label": draw.integers(0, 2, 8)} for _ in range(4)]
+
+
+def trained(ranks: int, zero: int, late: bool = True) -> tuple[list[float], dict[str, bytes], Any]:
+    """Losses of four steps, what all ranks have together after them, and rank 0's session."""
+    world = World(ranks, late)
+    made = engines(world, Mesh.of(dp=ranks))
+
+    def rank(r: int) -> Any:
+        program, loss = step(ranks, r, zero)
+        executor = rc.Executor(PLACE, engine=made[r])
+        losses = [float(executor.run(program, rows(b, ranks, r), [loss])[0]) for b in batches()]
+        return losses, program, executor.session(program, [loss])
+
+    found = together(world, [lambda r=r: rank(r) for r in range(ranks)])
+    return found[0][0], joined([program for _, program, _ in found]), found[0][2]
+
+
+def joined(programs: list[rc.Program]) -> dict[str, bytes]:
+    """Parameters and state, in one piece where each rank has a part of them."""
+    first, states = programs[0], [state(p) for p in programs]
+    found = {}
+    for name in states[0]:
+        whole = first.sharded.get(name.removesuffix(".moment1").removesuffix(".moment2"))
+        if whole is None:
+            assert len({s[name].tobytes() for s in states}) == 1, name
+            found[name] = states[0][name].tobytes()
+        else:
+            found[name] = np.concatenate([s[name] for s in states])[: whole.size].tobytes()
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "zero", "late"), [(2, 0, True), (2, 0, False), (4, 1, True), (2, 3, True)])
+def test_training_gives_the_same_bits_on_any_number_of_ranks(ranks: int, zero: int, late: bool) -> None:
+    losses, found, session = trained(ranks, zero, late)
+    alone, wanted, _ = trained(1, 0)
+    assert losses == alone
+    assert found == wanted
+    assert session.device.captured == 2 and not session.on_host  # what may be refused, and the rest
+    assert session.library_bytes == {"nccl": session.links.engine.buffer_bytes} != {"nccl": 0}
+    assert session.measured_peak_bytes == session.report.peak
+    assert not session.links.flying
+
+
+def test_a_training_step_gives_the_bits_of_the_lockstep_interpreter() -> None:
+    """Numbers of few bits, so that kernels and NumPy round nothing; every run starts from the same parameters."""
+    draw = np.random.default_rng(2)
+    made = [step(2, r, 0, exact=True) for r in range(2)]
+    starts = {n: (draw.integers(-2, 3, a.shape) / 4).astype(a.dtype) for n, a in state(made[0][0]).items()
+              if a.ndim and n.startswith(("fc_1", "pred"))}  # fmt: skip
+    for program, _ in made:
+        program.data.update({n: a.copy() for n, a in starts.items()})
+    label = next(v for v in made[0][0].block.inputs if v.name != "x")
+    feeds = [{"x": draw.integers(-1, 2, (8, 32)).astype("f4"), label.name: draw.integers(-2, 3, (8, 2)).astype("f4")}
+             for _ in range(3)]  # fmt: skip
+    machine = LockStep([p.block for p, _ in made], Mesh.of(dp=2), [state(p) for p, _ in made])
+    world = World(2)
+    on = engines(world, Mesh.of(dp=2))
+
+    def rank(r: int) -> list[Arrays]:
+        executor, (program, loss), found = rc.Executor(PLACE, engine=on[r]), made[r], []
+        for feed in feeds:
+            for n, a in starts.items():
+                program.data[n][...] = a
+            executor.run(program, rows(feed, 2, r), [loss])
+            found.append({n: program.data[n].copy() for n in starts})
+        return found
+
+    found = together(world, [lambda r=r: rank(r) for r in range(2)])
+    for i, feed in enumerate(feeds):
+        for s in machine.state:
+            s.update({n: a.copy() for n, a in starts.items()})
+        machine.run([rows(feed, 2, r) for r in range(2)])
+        for r in range(2):
+            for n, start in starts.items():
+                assert found[r][i][n].tobytes() == machine.state[r][n].tobytes(), (n, i, r)
+                assert (start != found[r][i][n]).any()
+
+
+# -- what the fake refuses --------------------------------------------------------------------------------------------
+
+
+def forked(join: bool) -> None:
+    world = World(1)
+    first, other = FakeDevice(world).stream, Stream(world)
+    begun, done = Event(), Event()
+    first.begin_capture()
+    begun.record(first)
+    other.wait_event(begun)
+    other.add(lambda: None)
+    done.record(other)
+    if join:
+        first.wait_event(done)
+    first.end_capture()
+
+
+def test_streams_must_be_joined_in_a_capture() -> None:
+    forked(join=True)
+    with pytest.raises(AssertionError, match="not joined"):
+        forked(join=False)
+
+
+def test_a_capture_waits_for_nothing_outside() -> None:
+    world = World(1)
+    first, event = FakeDevice(world).stream, Event()
+    event.record(first)
+    first.begin_capture()
+    with pytest.raises(AssertionError, match="from outside"):
+        first.wait_event(event)
+
+
+@pytest.mark.parametrize(("counts", "captured", "message"), [
+    ((4, 3), (False, False), "ranks call allGather with"),
+    ((4, 4), (True, False), "captured on some ranks only"),
+])  # fmt: skip
+def test_calls_must_match(counts: tuple[int, int], captured: tuple[bool, bool], message: str) -> None:
+    world = World(2)
+    memory = np.zeros(64, np.uint8)
+    at = int(memory.ctypes.data)
+    for rank in range(2):
+        comm = SimpleNamespace(id=0, rank=rank, ranks=2)
+        world.post(Group([Call(comm, "allGather", (at, at + 32, counts[rank], 1, 0), captured[rank])]))
+    with pytest.raises(AssertionError, match=message):
+        world.exchange()
+
+
+def test_memory_must_be_somebodys() -> None:
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    comm = made[0].nccl.NcclCommunicator(2, (0,) * 128, 0)
+    with pytest.raises(AssertionError, match="memory of nobody"):
+        comm.allGather(64, 128, 4, 1, made[0].device.stream.ptr)
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_joins_what_another_one_awaits() -> None:
+    """A step that may refuse its data has two graphs; a communication goes from the first to the second one."""
+    block = rc.parse("""program p {
+      input %x: f32[2,3]
+      input %i: i64[2]
+      param %w: f32[2,3]
+      const %lr: f32[] = [0.5]
+      communicate %s: f32[4,3] = AllGather(%x) {axis="dp", ranks=2, number=0}
+      %g: f32[2,3] = Gather(%x, %i)
+      optimize %w: f32[2,3] = SGDUpdate(%w, %g, %lr)
+      communicate %t: f32[4,3] = CommWait(%s, %x)
+      output %t
+    }""")  # fmt: skip
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    feeds = [{"x": np.full((2, 3), i, np.float32), "i": np.array([1, 0])} for i in range(4)]
+
+    def rank(r: int) -> Any:
+        executor = rc.Executor(PLACE, engine=made[r], schedule=False)
+        program = rc.Program(block, {"w": np.zeros((2, 3), np.float32)})
+        planned = executor.planned(program, ["t"])
+        kinds = [o.op.name for o in planned.operators]
+        found = [executor.run(program, {**f, "x": f["x"] + r}, ["t"])[0] for f in feeds]
+        return kinds, found, made[r].device.captured, np.array(program.data["w"])
+
+    for kinds, found, captured, w in together(world, [lambda r=r: rank(r) for r in range(2)]):
+        assert captured == 2 and kinds.index("AllGather") < kinds.index("SGDUpdate") < kinds.index("CommWait")
+        for i, t in enumerate(found):
+            assert t.tolist() == [[i] * 3] * 2 + [[i + 1] * 3] * 2
+        assert set(w.ravel().tolist()) <= {-0.5 * sum(range(4)), -0.5 * sum(range(1, 5))}
+
+
+def test_operators_are_timed_one_by_one() -> None:
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    block = collective("AllToAll", 2)
+
+    def rank(r: int) -> list[str]:
+        executor, program = rc.Executor(PLACE, engine=made[r]), rc.Program(block)
+        session = executor.session(program, block.outputs)
+        session.feed("x", np.ones((2, 3), np.float32))
+        return [o.op.name for o, _ in session.run_timed()]
+
+    for names in together(world, [lambda r=r: rank(r) for r in range(2)]):
+        assert {"AllToAll", "CommWait"} <= set(names)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_programs_that_do_not_match_are_refused_on_all_ranks() -> None:
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    told: list[str] = []
+
+    def rank(r: int) -> None:
+        block = collective("AllGather" if r else "AllToAll", 2)
+        executor = rc.Executor(PLACE, engine=made[r])
+        with pytest.raises(VerifyError, match="do not fit together") as e:
+            executor.run(rc.Program(block), {"x": np.ones((2, 3), np.float32)}, ["y"])
+        told.append(str(e.value))
+
+    together(world, [lambda r=r: rank(r) for r in range(2)])
+    assert len(told) == 2 and not world.log
+
+
+@pytest.mark.parametrize(("name", "more", "kind", "message"), [
+    ("AllReduce", LIBRARY, "i16", "NCCL does not add i16"),
+    ("Reduce", "", "f32", "use AllReduce, whose sums are our own"),
+])  # fmt: skip
+def test_what_nccl_cannot_add_is_refused_when_a_program_is_bound(name: str, more: str, kind: str, message: str) -> None:
+    world = World(2)
+    block = rc.parse(COLLECTIVE.format(n=2, name=name, kind=kind, out=f"{kind}[2,3]", more=more))
+    executor = rc.Executor(PLACE, engine=engines(world, Mesh.of(dp=2))[0])
+    with pytest.raises(UsageError, match=message):
+        executor.session(rc.Program(block), ["y"])
+
+
+def test_a_step_that_fails_while_it_communicates_is_the_last_one() -> None:
+    """The communication of one rank fails when it is enqueued; the rank says why, and goes no further."""
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    block = collective("AllToAll", 2)
+    executor, program = rc.Executor(PLACE, engine=made[0]), rc.Program(block)
+    links = executor.session(program, ["y"]).links
+    links._compared = True  # the other rank is not there
+    links.flying["s"] = Event()
+    with pytest.raises(JobError, match="start all ranks again"):
+        executor.run(program, {"x": np.ones((2, 3), np.float32)}, ["y"])
+    links.flying.clear()
+    with pytest.raises(JobError, match="AllToAll"):  # no channel is open
+        executor.run(program, {"x": np.ones((2, 3), np.float32)}, ["y"])
+    assert "AllToAll" in made[0].control.why or "KeyError" in made[0].control.why
+    assert not made[0].current()  # the watch does not wait for it
+
+
+def fake_cupy(monkeypatch: pytest.MonkeyPatch, **module: Any) -> None:
+    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cupy.cuda = cuda  # type: ignore[attr-defined]
+    if module:
+        cuda.nccl = SimpleNamespace(**module)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+
+
+def test_nccl_that_is_missing_or_too_old_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy(monkeypatch)
+    with pytest.raises(MissingExtraError, match="pip install nvidia-nccl-cu12"):
+        load_nccl()
+    fake_cupy(monkeypatch, available=False)
+    with pytest.raises(MissingExtraError, match="finds no libnccl"):
+        load_nccl()
+    fake_cupy(monkeypatch, available=True, get_version=lambda: 2708)
+    with pytest.raises(JobError, match="2708"):
+        load_nccl()
+    fake_cupy(monkeypatch, available=True, get_version=lambda: 22707)
+    assert load_nccl().get_version() == 22707
+
+
+def test_nccl_that_cannot_connect_is_said() -> None:
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    made[0].nccl.get_unique_id = refuse
+    with pytest.raises(JobError, match="NCCL cannot connect the ranks: no network"):
+        made[0]._open({"dp": "dp"})
+
+
+def refuse(*_: Any) -> Any:
+    raise NcclError("no network")
+
+
+def test_a_device_for_each_rank() -> None:
+    a, b = [Seen("a", 4)] * 4, [Seen("b", 2)] * 2
+    assert [device_of(r, a + b) for r in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [device_of(r, [Seen("a", 1)] * 2) for r in range(2)] == [0, 0]  # each may be shown another one
+    assert device_of(0, a, 3) == 3
+    with pytest.raises(UsageError, match="4 CUDA devices for 5 ranks"):
+        device_of(0, [*a, Seen("a", 4)])
+    with pytest.raises(MissingExtraError, match="rank 1 has no device: no driver"):
+        device_of(0, [Seen("a", 1), Seen("a", 0, "no driver")])
+    check_apart(["a 0", "a 1", "b 0"])
+    with pytest.raises(UsageError, match="ranks 0 and 2 have the same CUDA device"):
+        check_apart(["a 0", "a 1", "a 0"])
+
+
+def test_a_machine_without_cupy_is_seen() -> None:
+    if local_device.seen(0).devices:
+        pytest.skip("there is a device")
+    assert local_device.seen(0).why
+
+
+def test_an_engine_for_the_hosts_memory_does_not_run_on_a_device() -> None:
+    engine = Engine()
+    engine.mesh, engine.rank = Mesh.of(dp=2), 0
+    with pytest.raises(UsageError, match="through NCCL"):
+        links_of(engine, object())
+
+
+# -- the watch --------------------------------------------------------------------------------------------------------
+
+
+def opened() -> tuple[World, list[Any]]:
+    world = World(2)
+    made = engines(world, Mesh.of(dp=2))
+    together(world, [lambda r=r: made[r]._open({"a": "dp", "b": "dp"}) for r in range(2)])
+    return world, made
+
+
+def test_what_nccl_meets_later_ends_the_job() -> None:
+    _, (engine, _) = opened()
+    assert engine.control.watched == [engine] and engine.trouble() == ""
+    comm, _ = engine.channel("b")
+    comm.error = NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
+    assert engine.trouble() == "NCCL has failed on channel 'b': NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
+    comm.error = KeyError(6)  # CuPy has no name for it
+    assert "another rank's process has gone" in engine.trouble()
+    comm.error = KeyError(7)  # in progress
+    assert engine.trouble() == ""
+    engine.abort()
+    assert {c.state for c, _ in engine._channels.values()} == {"aborted"}
+    with pytest.raises(UsageError, match="closed"):
+        engine.channel("a")
+    engine.close()  # nothing more
+
+
+def test_communicators_are_given_back() -> None:
+    world, made = opened()
+    assert all(len(members) == 2 for members in world.made.values())
+    for engine in made:
+        comms = [c for c, _ in engine._channels.values()]
+        engine.close()
+        assert {c.state for c in comms} == {"destroyed"}
+
+
+def test_the_watch_sees_the_step_that_the_device_is_at() -> None:
+    world, (engine, _) = opened()
+    stream = engine.device.stream
+    with engine.launching("'p'"):
+        (at,) = engine.current()
+        assert str(at) == "step 1 on the device ('p')" and at.index == 0 and at.since
+    blocker = Group([Call(SimpleNamespace(id=9, rank=0, ranks=2), "allGather", (0, 0, 0, 1, 0))])
+    assert engine.current() == []  # done
+    stream.add(blocker)
+    with engine.launching("'p'"):
+        pass
+    assert [s.index for s in engine.current()] == [1]  # what others are waited for
+    assert engine.begun() == {("steps", -1): 2} and engine.members(None) == {1: ("steps", -1)}
+    stream.tasks.clear()
+    stream.run = stream.put
+    assert engine.current() == []
+    assert world.failed is None
+
+
+def test_a_fake_has_the_names_that_are_used_of_cupy() -> None:
+    """Of a CuPy that is installed, all that the fake stands for is there."""
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    if not getattr(nccl, "available", False):
+        pytest.skip("CuPy finds no NCCL")
+    names = ("get_version", "get_unique_id", "groupStart", "groupEnd", "NcclCommunicator", "NcclError")
+    assert all(hasattr(nccl, n) for n in names)
+    calls = ("allReduce", "reduce", "reduceScatter", "allGather", "broadcast", "send", "recv", "rank_id",
+             "check_async_error", "abort", "destroy")  # fmt: skip
+    assert all(hasattr(nccl.NcclCommunicator, n) for n in calls)
