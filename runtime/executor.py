@@ -301,8 +301,7 @@ def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:
     """The session class and device of a place.  MissingExtraError if the device is unavailable."""
     if isinstance(place, CPUPlace):
         return functools.partial(Session, engine=engine)
-    from .cuda.communication import links_of
-    from .cuda.nccl import NcclEngine
+    from .cuda.nccl import NcclEngine, links_of
     from .cuda.session import CudaSession
 
     if isinstance(engine, NcclEngine):

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...errors import JobError, UsageError
+from ...errors import JobError
 from ...language.ir import Block, Operator
 from ..communication.engine import Engine
-from .device.emulator import EmulatedDevice, view
+from .device.emulator import view
 from .device.kernel import Arrive, Begin
 
 
@@ -70,19 +70,3 @@ class HostLinks(Links):
             self.flying[call.name] = self.engine.begin(call.op, call.at, x, out)
 
         return begin
-
-
-def links_of(engine: Engine | None, device: Any) -> Links | None:
-    """For a session on a device.  UsageError for an engine that does not reach the device's memory."""
-    from .nccl import NcclEngine, NcclLinks
-
-    if engine is None:
-        return None
-    if isinstance(engine, NcclEngine):
-        return NcclLinks(engine)
-    if engine.mesh.ranks > 1 and not isinstance(device, EmulatedDevice):
-        raise UsageError(
-            f"{type(engine).__name__} moves data in the host's memory: on CUDA devices ranks communicate through NCCL "
-            "(Executor(rc.CUDAPlace(), mesh=...))"
-        )
-    return HostLinks(engine)

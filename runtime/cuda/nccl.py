@@ -30,7 +30,8 @@ from ...ops.communication.collectives import AllGather, AllToAll
 from ...version import __version__
 from ..communication.agreement import card
 from ..communication.engine import Engine, now
-from .communication import Links
+from .communication import HostLinks, Links
+from .device.emulator import EmulatedDevice
 from .device.kernel import Arrive, Begin, Buffer
 from .nccl_calls import carry, refuse
 
@@ -258,6 +259,20 @@ class NcclLinks(Links):
         """As `Links.step`; the device may be at it for longer."""
         with super().step(block), self.engine.launching(f"'{block.name}'"):
             yield
+
+
+def links_of(engine: Engine | None, device: Any) -> Links | None:
+    """For a session on a device.  UsageError for an engine that does not reach the device's memory."""
+    if engine is None:
+        return None
+    if isinstance(engine, NcclEngine):
+        return NcclLinks(engine)
+    if engine.mesh.ranks > 1 and not isinstance(device, EmulatedDevice):
+        raise UsageError(
+            f"{type(engine).__name__} moves data in the host's memory: on CUDA devices ranks communicate through NCCL "
+            "(Executor(rc.CUDAPlace(), mesh=...))"
+        )
+    return HostLinks(engine)
 
 
 def _told(e: BaseException) -> str | None:

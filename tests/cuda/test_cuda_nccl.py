@@ -4,6 +4,7 @@ refuses what NCCL does (nccl_fake.py)."""
 from __future__ import annotations
 
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,11 @@ from recompute.communication.mesh import Mesh
 from recompute.errors import JobError, MissingExtraError, UsageError, VerifyError
 from recompute.language.types import TensorType
 from recompute.ops.communication.tree_sum import TreeSum
+from recompute.runtime.communication import watch
 from recompute.runtime.communication.engine import Engine
 from recompute.runtime.cuda import local_device
-from recompute.runtime.cuda.communication import links_of
 from recompute.runtime.cuda.local_device import Seen, check_apart, device_of
-from recompute.runtime.cuda.nccl import NcclLinks, load_nccl
+from recompute.runtime.cuda.nccl import NcclLinks, links_of, load_nccl
 from recompute.runtime.cuda.providers.cuda import family_of
 from recompute.runtime.cuda.traced.family import TRACED
 from recompute.testing import Case
@@ -527,6 +528,43 @@ def test_what_nccl_meets_later_ends_the_job() -> None:
     with pytest.raises(UsageError, match="closed"):
         engine.channel("a")
     engine.close()  # nothing more
+
+
+class Aborted(Exception):
+    pass
+
+
+def test_the_watch_asks_nccl_and_aborts_it_before_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (engine, _) = opened()
+    watch_ = watch.Watch.__new__(watch.Watch)  # made without MPI
+    order: list[str] = []
+
+    def leave(code: int) -> None:
+        order.append(f"exit {code}")
+        raise Aborted
+
+    class Comm:
+        def Iprobe(self, *_: Any) -> bool:
+            return False
+
+        def Abort(self, code: int) -> None:
+            order.append(f"{engine.channel_states()} Abort {code}")
+
+    watch_.rank, watch_._ended, watch_._engines = 1, threading.Lock(), {"1": engine}
+    watch_._waits, watch_.left, watch_.comm = [], {}, Comm()
+    watch_._mpi = SimpleNamespace(Status=object, ANY_SOURCE=-1)
+    engine.channel_states = lambda: {c.state for c, _ in engine._channels.values()}
+    monkeypatch.setattr(watch.os, "_exit", leave)
+    written: list[str] = []
+    monkeypatch.setattr(watch, "_write", written.append)
+    watch_._look()
+    assert not order
+    engine.channel("a")[0].error = KeyError(6)
+    with pytest.raises(Aborted):
+        watch_._look()
+    assert order == ["{'aborted'} Abort 1", "exit 1"]
+    assert written == ["recompute: rank 1: NCCL has failed on channel 'a': another rank's process has gone, or the "
+                       "network has failed; all ranks end\n"]  # fmt: skip
 
 
 def test_communicators_are_given_back() -> None:

@@ -76,7 +76,6 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
     start = time.monotonic()
     done = started("cuda", 2, tmp_path, "steps=1000000", "die=5", timeout=whole + 60)
     assert done.returncode and time.monotonic() - start < whole + 10
-    assert "rank 1" in done.stderr and "has died" in done.stderr
 
 
 def test_more_ranks_than_devices_are_refused(tmp_path: Path) -> None:
