@@ -1,8 +1,9 @@
 """`python -m recompute.launch --nproc 4 SCRIPT ARGUMENTS...`: starts a script on several processes of this machine.
 
 It runs `mpiexec` (that of the `mpich` wheel beside this Python, or the one on PATH), with as many threads for each
-process as there are cores for it, and ends with its exit code.  A script that is started by `mpiexec` or `srun` itself
-runs in the same way: what rank a process is, MPI says.
+process as there are cores for it, and ends with its exit code.  Without `--nproc` it is one of the processes that
+`mpiexec` or `srun` has started: `srun python -m recompute.launch SCRIPT`.  A script that they start themselves runs,
+too (what rank a process is, MPI says); but if one is killed, nobody says which rank it was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import MissingExtraError, RecomputeError, UsageError, need_extra
+from .runtime.communication.rank import main as rank_of
+from .runtime.communication.started import given_rank
 
 
 def mpiexec() -> str:
@@ -39,11 +42,14 @@ def cores() -> int:
 def command(arguments: argparse.Namespace) -> list[str]:
     """The command line of mpiexec."""
     target = ["-m", arguments.script] if arguments.module else [arguments.script]
-    return [mpiexec(), "-n", str(arguments.nproc), sys.executable, *target, *arguments.arguments]
+    start = [sys.executable, "-m", "recompute.runtime.communication.rank"]
+    return [mpiexec(), "-n", str(arguments.nproc), *start, *target, *arguments.arguments]
 
 
 def launch(arguments: argparse.Namespace) -> int:
     """Runs the processes; returns the exit code."""
+    if arguments.nproc is None:
+        raise UsageError("give --nproc N; without it, this process must be one that mpiexec or srun has started")
     if arguments.nproc < 1:
         raise UsageError(f"--nproc must be at least 1, not {arguments.nproc}")
     if not arguments.module and not Path(arguments.script).is_file():
@@ -68,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m recompute.launch", description="start a script on several processes, which communicate by MPI"
     )
-    found.add_argument("--nproc", type=int, required=True, metavar="N", help="how many processes")
+    found.add_argument("--nproc", type=int, metavar="N", help="how many processes to start")
     found.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="how long a rank waits for one that gives no sign of life"
     )
@@ -81,7 +87,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     try:
-        return launch(parser().parse_args(arguments))
+        given = parser().parse_args(arguments)
+        if given.nproc is None and given_rank():
+            return rank_of(["-m"] * given.module + [given.script, *given.arguments])
+        return launch(given)
     except RecomputeError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code

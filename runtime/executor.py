@@ -20,7 +20,8 @@ from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
-from .communication.engine import Engine
+from .communication.engine import Alone, Engine
+from .communication.started import given_rank
 from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
 
@@ -75,6 +76,16 @@ class Executor:
         self._shared: Arena | None = None
         self._turn = threading.Lock()
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
+
+    @property
+    def rank(self) -> int:
+        """Which rank of `mesh` this process is."""
+        return 0 if self.engine is None else self.engine.rank
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that run together."""
+        return Mesh() if self.engine is None else self.engine.mesh
 
     def run(
         self,
@@ -287,14 +298,18 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None) -> Eng
         return None
     if engine is not None:
         return engine
+    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    assert found is not None
+    if found.ranks == 1 and not given_rank():
+        return Alone(found)
     if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
         from .cuda.local_device import open_engine
 
-        opened: Engine = open_engine(mesh, place.device)
+        opened: Engine = open_engine(found, place.device)
         return opened
     from .communication.mpi import MpiEngine
 
-    return MpiEngine(mesh)
+    return MpiEngine(found)
 
 
 def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:

@@ -31,18 +31,22 @@ _REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
 
 @dataclass(frozen=True)
 class Share:
-    """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`."""
+    """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`.
+
+    `order`: how sums over ranks are added, "tree" or "library" (see ops/communication/base.py).
+    """
 
     axis: str
     ranks: int
     rank: int
+    order: str = "tree"
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or not 0 <= self.rank < self.ranks:
             raise UsageError(f"there is no rank {self.rank} among {self.ranks} ranks of axis '{self.axis}'")
 
     def __str__(self) -> str:
-        return f"{self.axis}={self.rank}/{self.ranks}"
+        return f"{self.axis}={self.rank}/{self.ranks}" + (f"/{self.order}" if self.order != "tree" else "")
 
     def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
         """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
@@ -88,7 +92,19 @@ class RankPieces(Pieces):
             for _, before in heap[-2::-1]:
                 total = self.b.Add(before, total)
             self.totals[name] = total
-        return self.finished(mark)
+        found = self.finished(mark)
+        return self.named(found) if len(own) == 1 else found
+
+    def named(self, operators: list[Operator]) -> list[Operator]:
+        """The operators of a rank's only slice under the names of the whole step, as far as they are free."""
+        used = {v.name for o in operators for v in o.writes()}
+        suffix = f"#{self.start}"
+        names = {
+            f"{name}{suffix}": name
+            for name in self.region.written(self.block)
+            if name not in used and f"{name}{suffix}" in used
+        }
+        return [o.renamed(names) for o in operators]
 
     def place(self, name: str) -> Place:
         """Where the index is in a cut value."""
@@ -220,7 +236,7 @@ class RankPieces(Pieces):
             return x
         number = self.numbers.get(self.share.axis, 0)
         self.numbers[self.share.axis] = number + 1
-        op = kind(self.share.axis, self.share.ranks, number)
+        op = kind(self.share.axis, self.share.ranks, number, order=self.share.order if kind.sums else "tree")
         return self.b.CommWait(self.b.emit(op, x), x)
 
 

@@ -55,7 +55,7 @@ def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
     found = re.fullmatch(
         r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro)):(?P<axis>-?\d+):(?P<pieces>\d+)"
-        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+))?",
+        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?)?",
         text.strip(),
     )
     if not found or (found["mesh"] and found["whole"] != MICRO):
@@ -64,7 +64,8 @@ def parse_slicing(text: str) -> Slicing:
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
         )
     whole = found["whole"]
-    share = Share(found["mesh"], int(found["ranks"]), int(found["rank"])) if found["mesh"] else None
+    order = "library" if found["library"] else "tree"
+    share = Share(found["mesh"], int(found["ranks"]), int(found["rank"]), order) if found["mesh"] else None
     return Slicing(found["first"] or whole, found["last"] or whole, int(found["axis"]), int(found["pieces"]), share)
 
 

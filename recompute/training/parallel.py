@@ -12,6 +12,7 @@ from ..communication.mesh import Mesh
 from ..errors import UsageError
 from ..language.program import Program
 from ..language.verify import verify
+from ..ops.communication.base import ORDERS
 from ..ops.communication.shard import padded_size
 from ..ops.optimizer.norm_updates import TrustUpdate
 from ..passes.sharding.norms import norms_over_ranks
@@ -29,7 +30,7 @@ class Parallel:
     """Options of data parallelism, of the rank `rank` of `mesh`, along its axis `axis`.
 
     `micro_batches`: of all ranks together (None: one a rank, times the k_steps of gradient merge).  `zero`: the stage.
-    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).
+    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `reduce`: how ranks add up.
     """
 
     mesh: Mesh
@@ -37,6 +38,7 @@ class Parallel:
     zero: int = 0
     micro_batches: int | None = None
     batch: int | None = None
+    reduce: str = "tree"
     axis: str = "dp"
 
     def __post_init__(self) -> None:
@@ -45,6 +47,8 @@ class Parallel:
             raise UsageError(f"the mesh {self.mesh} has no rank {self.rank!r}: it has 0 to {self.mesh.ranks - 1}")
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
             raise UsageError(f"zero must be 0 (nothing is divided), 1, 2 or 3, not {self.zero!r}")
+        if self.reduce not in ORDERS:
+            raise UsageError(f"reduce must be one of {', '.join(ORDERS)}, not {self.reduce!r}")
         for name in ("micro_batches", "batch"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -62,7 +66,7 @@ class Parallel:
     @property
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
-        return Share(self.axis, self.ranks, self.mesh.coordinate(self.rank, self.axis))
+        return Share(self.axis, self.ranks, self.mesh.coordinate(self.rank, self.axis), self.reduce)
 
     def pieces(self, merge: Merge | None) -> int:
         """Micro-batches of a step, of all ranks together."""
@@ -123,6 +127,9 @@ class DataParallel(RecomputeOptimizer):
     `zero`: 1 divides optimizer state and parameters among ranks, and parameters are gathered for the whole step; 2
     divides gradients, too; with 3 a parameter is dropped after its use in the forward pass, and gathered again.
 
+    `reduce`: "tree" adds in a fixed order, for the same bits; "library" has MPI or NCCL add as it likes, which may be
+    faster on fabrics that add themselves.
+
     Gradient merge, mixed precision, checkpoints, budgets and clipping may be set on the optimizer inside.
     """
 
@@ -135,13 +142,14 @@ class DataParallel(RecomputeOptimizer):
         zero: int = 0,
         micro_batches: int | None = None,
         batch: int | None = None,
+        reduce: str = "tree",
     ) -> None:
         super().__init__(inner_optimizer)
         if isinstance(inner_optimizer, RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch)
+        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, reduce)
 
     def at_rank(self, rank: int) -> Any:
         """The same for another rank."""

@@ -144,6 +144,13 @@ class RecomputeOptimizer(WrappedOptimizer):
             return (f"micro:0:{self._merge.k_steps}",)
         return whole_last(self._slices)[1]
 
+    @property
+    def _one_slice(self) -> bool:
+        """Whether a rank runs the step as a whole."""
+        return not self.whole or (
+            self._parallel is not None and self._parallel.pieces(self._merge) == self._parallel.ranks
+        )
+
     def only_slices(self) -> Any:
         """The inner optimizer, with the slices of this one, if it has some."""
         if not self._slices and self._merge is None and self._parallel is None:
@@ -237,9 +244,12 @@ class RecomputeOptimizer(WrappedOptimizer):
         if self._target is not None:
             program.fuse_attention &= self._target.fuse_attention
             program.fuse_head &= self._target.fuse_head
-        if self.whole and self._offload:
+        if self._offload and not self._one_slice:
             raise UsageError(
                 "values in host memory are not combined with slices of the whole step: leave one of them out"
+                if self._parallel is None
+                else "values in host memory are not combined with several micro-batches on a rank: give as many "
+                "micro_batches as there are ranks, or leave enable_offload out"
             )
         merge = self._merge if self._parallel is None else self._parallel.merge(self._merge)
         if merge is not None:
@@ -253,6 +263,11 @@ class RecomputeOptimizer(WrappedOptimizer):
             pairs = self._parallel.shard(program, pairs, merge.k_steps)  # type: ignore[union-attr]
         if self.whole and self.request is None and not self._later:
             program.block = verify(Slice(self.whole).run(program.block))
+        if self._offload and self.request is None:
+            block, program.plan = _offload_checkpoints(program.block, program.plan)
+            program.block = verify(block)
+        for note in program.plan.notes if self.request is None and program.plan is not None else ():
+            warnings.warn(note, RecomputeWarning, stacklevel=3)
         found = [(program[p.name], program[g.name]) for p, g in pairs]
         return found if merge is None else merge.summed(program, found)
 
@@ -283,11 +298,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         inside = [f"checkpoint '{n}' saves nothing: it is inside the head, which is one operator" for n in gone]
         plan = dataclasses.replace(plan, notes=(*plan.notes, *inside))
         block = apply(program.block, plan)
-        if self._offload:
-            block, plan = _offload_checkpoints(block, plan)
         program.block, program.plan = verify(block), plan
-        for note in plan.notes:
-            warnings.warn(note, RecomputeWarning, stacklevel=4)
         return params_grads
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:

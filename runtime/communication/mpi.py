@@ -1,6 +1,6 @@
 """The engine on MPI: a thread and a communicator for each channel.
 
-Blocking calls in a thread of their own overlap with the step on every MPI; its non-blocking collectives do not advance
+A thread of their own is what makes communications overlap with the step on every MPI: non-blocking calls do not advance
 while nobody calls MPI.  Before data move, ranks meet without keeping a core busy (moves.py).
 """
 
@@ -45,7 +45,7 @@ def load_mpi() -> Any:
 
 
 @functools.cache
-def _watch() -> Watch:
+def watch() -> Watch:
     """The watch over this process's ranks; there is one for all engines."""
     mpi = load_mpi()
     return Watch(mpi, mpi.COMM_WORLD.Dup())
@@ -61,7 +61,7 @@ class MpiEngine(Engine):
 
     def __init__(self, mesh: Mesh | str | None = None, deadline: float | None = None) -> None:
         self._mpi = load_mpi()
-        self._watch = _watch()
+        self._watch = watch()
         size, self.rank = self._watch.size, self._watch.rank
         self.mesh = Mesh.of(dp=size) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
         if self.mesh.ranks != size:

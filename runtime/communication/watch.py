@@ -17,19 +17,20 @@ import contextlib
 import os
 import platform
 import select
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ...errors import UsageError
 from .engine import now
 
 #: seconds between two looks, for an answer, and the deadline where none is given; deadlines for one that answers
-LOOK, ANSWER, DEADLINE, BUSY = 0.05, 2.0, 60.0, 10
+LOOK, ANSWER, DEADLINE, BUSY = 0.05, 3.0, 60.0, 10
 _TAG = 7
 #: the path under which comparisons of programs are counted
 _COMPARISON = ("", -1)
@@ -60,18 +61,22 @@ class Watch:
         self._compared: Counter[str] = Counter()
         self._deadline, self._given = DEADLINE, False
         self._asked: dict[int, float] = {}
-        self._answers: dict[int, tuple[dict, str]] = {}
+        self._answers: dict[int, tuple[float, dict, str]] = {}
+        #: a descriptor to write to when this rank's end was announced (-1: nobody asks)
+        self.announce = -1
         self._told: set[str] = set()
+        self._ending = False
         self._sent: list[Any] = []  # requests hold their messages
         self._over = threading.Event()
         self._ended = threading.Lock()
+        #: descriptor of a process on this machine → its rank and number
         self._peers = _processes(comm.allgather((machine(), os.getpid())), self.rank)
         self._thread = threading.Thread(target=self._run, name="recompute watch", daemon=True)
+        atexit.register(self.leave)
         if self.size > 1:
             self._thread.start()
-            sys.excepthook = self._raised
-            threading.excepthook = lambda a: self._raised(a.exc_type, a.exc_value, a.exc_traceback)
-            atexit.register(self.leave)
+            sys.excepthook = self.raised
+            threading.excepthook = lambda a: self.raised(a.exc_type, a.exc_value, a.exc_traceback)
 
     # -- what engines say -----------------------------------------------------------------------------------------
 
@@ -112,24 +117,43 @@ class Watch:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def abort(self, why: str) -> None:
-        """Ends all ranks."""
-        if not self._ended.acquire(blocking=False):
-            time.sleep(60)  # another thread is at it
+    @property
+    def because(self) -> str:
+        """The error of this rank's last step that failed, as a part of a sentence."""
+        return f" after an error ({self.failure})" if self.failure else ""
+
+    def abort(self, why: str, code: int = 1, silent: Collection[int] = ()) -> None:
+        """Ends all ranks.  `silent`: ranks that may be stopped, which MPI's own signal would not end."""
+        if self._ending or not self._ended.acquire(blocking=False):
+            time.sleep(5)  # another rank, or thread, is at it
+            os._exit(code)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         _write(f"recompute: {why}; all ranks end\n")
+        self._announced()
+        for other in self._others():  # which stay silent then
+            self._send(other, "end", None)
+        for fd, (rank, _) in list(self._peers.items()):
+            if rank in silent:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
         for engine in list(self._engines.values()):
             with contextlib.suppress(Exception):
                 engine.abort()
-        self.comm.Abort(1)
-        os._exit(1)
+        time.sleep(3 * LOOK)
+        self.comm.Abort(code)
+        os._exit(code)
 
-    def _raised(self, kind: Any, error: Any, at: Any) -> None:
+    def _announced(self) -> None:
+        if self.announce >= 0:
+            os.write(self.announce, b".")
+
+    def raised(self, kind: Any, error: Any, at: Any) -> None:
         """Takes the place of sys.excepthook: the traceback, with its rank, and the end of all."""
         text = "".join(traceback.format_exception(kind, error, at))
         _write("".join(f"rank {self.rank}: {line}\n" for line in text.splitlines()))
-        self.abort(f"rank {self.rank} has raised {kind.__name__}: {str(error).partition(chr(10))[0][:300]}")
+        first = str(error).partition("\n")[0][:300]
+        self.abort(f"rank {self.rank} has raised {kind.__name__}{': ' * bool(first)}{first}")
 
     def leave(self) -> None:
         """Waits until all ranks' programs have ended."""
@@ -138,7 +162,9 @@ class Watch:
         while len(self.left) < self.size - 1:
             time.sleep(LOOK / 5)
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._announced()
         for engine in list(self._engines.values()):
             engine.close()
 
@@ -152,10 +178,12 @@ class Watch:
             if not self._peers:
                 time.sleep(LOOK)
             for fd, _ in poll.poll(LOOK * 1000) if self._peers else ():
-                self._look()  # it may have said goodbye
+                # it may have said goodbye, or another rank ends all; its parent process knows better (rank.py)
+                time.sleep(2 * LOOK if self.announce < 0 else ANSWER)
+                self._look()
                 rank, pid = self._peers.pop(fd)
                 poll.unregister(fd)
-                if rank not in self.left:
+                if rank not in self.left and not self._ending:
                     self.abort(f"rank {rank} (process {pid}) has died: it was killed, or ended without saying so")
             self._look()
 
@@ -167,10 +195,13 @@ class Watch:
             kind, what = self.comm.recv(source=rank, tag=_TAG)
             if kind == "left":
                 self.left[rank] = what
+            elif kind == "end":
+                self._ending = True
+                self._announced()
             elif kind == "where":
                 self._send(rank, "here", (self._counts(), self._where()))
             else:
-                self._answers[rank] = what
+                self._answers[rank] = (now(), *what)
         for engine in list(self._engines.values()):
             if why := engine.trouble():
                 self.abort(f"rank {self.rank}: {why}")
@@ -200,28 +231,27 @@ class Watch:
         asked = self._asked.get(id(wait), 0.0)
         if asked < since or now() - asked > self._deadline + ANSWER:  # the first time, or once more
             self._asked[id(wait)] = now()
-            self._answers.clear()
             for rank in members:
                 self._send(rank, "where", None)
         elif now() - asked > ANSWER and wait.since == since:
-            self._judge(wait, members, late)
+            self._judge(wait, members, late, asked)
 
-    def _judge(self, wait: Any, members: dict[int, tuple], late: float) -> None:
+    def _judge(self, wait: Any, members: dict[int, tuple], late: float, asked: float) -> None:
         """Those that have not begun what this rank waits for: stopped, or busy."""
-        silent = [r for r in members if r not in self._answers]
-        busy = {r: self._answers[r][1] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
+        silent = [r for r in members if r not in self._answers or self._answers[r][0] < asked]
+        busy = {r: self._answers[r][2] for r, p in members.items() if r not in silent and self._behind(r, p, wait)}
         found = [f"rank {r} gives no sign of life: it is stopped, or cut off" for r in silent]
         found += [f"rank {r} has not begun it: {where}" for r, where in busy.items()]
         text = f"rank {self.rank} has waited for {late:.0f} s at {wait}: {'; '.join(found) or 'all ranks are there'}"
         if silent or late > BUSY * self._deadline:
-            self.abort(text)
+            self.abort(text, silent=silent)
         if str(wait) not in self._told:
             self._told.add(str(wait))
             _write(f"recompute: {text}; all end after {BUSY * self._deadline:.0f} s\n")
 
     def _behind(self, rank: int, path: tuple, wait: Any) -> bool:
         """Whether a rank had not begun it when it answered."""
-        return bool(self._answers[rank][0].get(path, 0) <= wait.index)
+        return bool(self._answers[rank][1].get(path, 0) <= wait.index)
 
     def _where(self) -> str:
         """What this rank is at."""

@@ -551,7 +551,8 @@ def test_the_watch_asks_nccl_and_aborts_it_before_the_process_ends(monkeypatch: 
             order.append(f"{engine.channel_states()} Abort {code}")
 
     watch_.rank, watch_._ended, watch_._engines = 1, threading.Lock(), {"1": engine}
-    watch_._waits, watch_.left, watch_.comm = [], {}, Comm()
+    watch_._waits, watch_.left, watch_.comm, watch_.size = [], {}, Comm(), 1
+    watch_._ending, watch_.announce, watch_._peers = False, -1, {}
     watch_._mpi = SimpleNamespace(Status=object, ANY_SOURCE=-1)
     engine.channel_states = lambda: {c.state for c, _ in engine._channels.values()}
     monkeypatch.setattr(watch.os, "_exit", leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import numpy as np
@@ -115,3 +116,31 @@ def test_each_stage_takes_less() -> None:
     whole = 4 * sum(v.size for v in rc.load(rc.models.build("gpt2-tiny", **wide), batch=1).block.parameters)
     assert peaks[1] < peaks[0] - 1.5 * whole  # of the two moments, three quarters
     assert peaks[2] < peaks[1] - 0.5 * whole  # most parameters are not there at a time
+
+
+def test_a_compiled_step_fits_no_other_communication() -> None:
+    """Each of the communications of one rank's compiled step under another number, order, or out of turn is refused."""
+    blocks = [run_passes(p.block, PASSES["all"]) for p in programs(3, True)]
+    mesh = Mesh.of(dp=RANKS)
+    assert verify_ranks(blocks, mesh) == 1
+    mine = list(blocks[1].operators)
+    begins = [i for i, o in enumerate(mine) if isinstance(o.op, Communication)]
+    mutants: list[dict[int, Communication]] = []
+    for i in begins:
+        op = mine[i].op
+        assert isinstance(op, Communication)
+        mutants += [
+            {i: dataclasses.replace(op, number=op.number + 1000)},
+            {i: dataclasses.replace(op, order="library")},
+        ]
+        later = next((j for j in begins if j > i and mine[j].op.queue == op.queue), None)  # type: ignore[attr-defined]
+        if later is not None:
+            other = mine[later].op
+            assert isinstance(other, Communication)
+            swapped = {i: dataclasses.replace(op, number=other.number)}
+            mutants.append({**swapped, later: dataclasses.replace(other, number=op.number)})
+    assert len(mutants) > 60
+    for changes in mutants:
+        operators = [dataclasses.replace(o, op=changes[i]) if i in changes else o for i, o in enumerate(mine)]
+        with pytest.raises(rc.VerifyError):
+            verify_ranks([blocks[0], blocks[1].with_operators(operators), *blocks[2:]], mesh)

@@ -15,7 +15,7 @@ import recompute
 
 ROOT = Path(recompute.__file__).parent
 HEAVY = ("onnxruntime", "rich", "cupy", "numba", "matplotlib", "ortools", "safetensors", "onnx.reference")
-HEAVY += ("PIL", "pyarrow", "tokenizers")
+HEAVY += ("PIL", "pyarrow", "tokenizers", "mpi4py")
 
 #: rooms and single files of the package, the lowest first: each may import from those before it, and within itself
 LAYERS = [
@@ -35,7 +35,7 @@ LAYERS = [
     {"trainer", "tuning"},
     {"report"},
     {"analysis"},
-    {"cli"},
+    {"cli", "launch"},
 ]
 
 

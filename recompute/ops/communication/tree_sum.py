@@ -10,7 +10,7 @@ from ...language.factors import Factor, Place, factor
 from ...language.op import Cost, Op
 from ...language.types import TensorType
 from ..tiles import TILE
-from .base import doublings
+from .base import MAX_RANKS, doublings
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TreeSum(Op):
         """The type of one part."""
         if x.dtype == "bool":
             raise self.fail("booleans cannot be added: cast them first", x)
-        if self.parts < 1 or not x.shape or x.shape[0] % self.parts:
+        if not 1 <= self.parts <= MAX_RANKS or not x.shape or x.shape[0] % self.parts:
             raise self.fail(f"axis 0 cannot be divided into {self.parts} parts", x)
         return (x.with_shape((x.shape[0] // self.parts, *x.shape[1:])),)
 
