@@ -547,12 +547,16 @@ def test_the_watch_asks_nccl_and_aborts_it_before_the_process_ends(monkeypatch: 
         def Iprobe(self, *_: Any) -> bool:
             return False
 
+        def isend(self, message: tuple[str, Any], rank: int, tag: int) -> object:
+            order.append(f"{message[0]} to {rank}")
+            return object()
+
         def Abort(self, code: int) -> None:
             order.append(f"{engine.channel_states()} Abort {code}")
 
     watch_.rank, watch_._ended, watch_._engines = 1, threading.Lock(), {"1": engine}
-    watch_._waits, watch_.left, watch_.comm, watch_.size = [], {}, Comm(), 1
-    watch_._ending, watch_.announce, watch_._peers = False, -1, {}
+    watch_._waits, watch_.left, watch_.comm, watch_.size = [], {}, Comm(), 2
+    watch_._ending, watch_.announce, watch_._peers, watch_._sent = False, -1, {}, []
     watch_._mpi = SimpleNamespace(Status=object, ANY_SOURCE=-1)
     engine.channel_states = lambda: {c.state for c, _ in engine._channels.values()}
     monkeypatch.setattr(watch.os, "_exit", leave)
@@ -563,7 +567,7 @@ def test_the_watch_asks_nccl_and_aborts_it_before_the_process_ends(monkeypatch: 
     engine.channel("a")[0].error = KeyError(6)
     with pytest.raises(Aborted):
         watch_._look()
-    assert order == ["{'aborted'} Abort 1", "exit 1"]
+    assert order == ["end to 0", "{'aborted'} Abort 1", "exit 1"]
     assert written == ["recompute: rank 1: NCCL has failed on channel 'a': another rank's process has gone, or the "
                        "network has failed; all ranks end\n"]  # fmt: skip
 
