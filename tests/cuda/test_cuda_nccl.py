@@ -169,12 +169,13 @@ def test_the_calls_of_nccl() -> None:
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def step(ranks: int, rank: int, zero: int, exact: bool = False) -> tuple[rc.Program, str]:
+def step(ranks: int, rank: int, zero: int, reduce: str = "tree", exact: bool = False) -> tuple[rc.Program, str]:
     program = rc.load(rc.models.build("mlp"), batch=8)
     out = program["pred.logits"]
     loss = rc.losses.mse(out) if exact else rc.losses.cross_entropy(out)
     optimizer: Any = rc.SGD(2.0**-6) if exact else rc.Adam(1e-2)
-    DataParallel(optimizer, Mesh.of(dp=ranks), rank, zero=zero, micro_batches=4, batch=8).minimize(loss)
+    how: dict[str, Any] = {"zero": zero, "micro_batches": 4, "batch": 8, "reduce": reduce}
+    DataParallel(optimizer, Mesh.of(dp=ranks), rank, **how).minimize(loss)
     return program, loss.name
 
 
@@ -192,13 +193,15 @@ def batches() -> list[Arrays]:
     return [{"x": draw.standard_normal((8, 32)).astype("f4"), "label": draw.integers(0, 2, 8)} for _ in range(4)]
 
 
-def trained(ranks: int, zero: int, late: bool = True) -> tuple[list[float], dict[str, bytes], Any]:
+def trained(
+    ranks: int, zero: int, late: bool = True, reduce: str = "tree"
+) -> tuple[list[float], dict[str, bytes], Any]:
     """Losses of four steps, what all ranks have together after them, and rank 0's session."""
     world = World(ranks, late)
     made = engines(world, Mesh.of(dp=ranks))
 
     def rank(r: int) -> Any:
-        program, loss = step(ranks, r, zero)
+        program, loss = step(ranks, r, zero, reduce)
         executor = rc.Executor(PLACE, engine=made[r])
         losses = [float(executor.run(program, rows(b, ranks, r), [loss])[0]) for b in batches()]
         return losses, program, executor.session(program, [loss])
@@ -231,6 +234,13 @@ def test_training_gives_the_same_bits_on_any_number_of_ranks(ranks: int, zero: i
     assert session.library_bytes == {"nccl": session.links.engine.buffer_bytes} != {"nccl": 0}
     assert session.measured_peak_bytes == session.report.peak
     assert not session.links.flying
+
+
+def test_nccl_adds_where_it_is_asked_to() -> None:
+    """Of two numbers there is one sum, in whatever order."""
+    losses, found, session = trained(2, 2, reduce="library")
+    assert (losses, found) == trained(1, 0)[:2]
+    assert {"ReduceScatter", "AllReduce"} <= {s.op.op.name for s in session.steps}
 
 
 def test_a_training_step_gives_the_bits_of_the_lockstep_interpreter() -> None:
