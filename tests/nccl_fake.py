@@ -212,7 +212,7 @@ class World:
         self.devices: list[FakeDevice] = []
         self.waiting: dict[Any, deque[Call]] = {}
         self.log: list[tuple[int, str, tuple[int, ...]]] = []
-        self.made: dict[tuple[int, ...], dict[int, Any]] = {}
+        self.made: dict[bytes, dict[int, Any]] = {}
         self.counts: Counter[str] = Counter()
         self.failed: BaseException | None = None
         self._slots: list[Any] = [None] * ranks
@@ -341,9 +341,9 @@ class FakeNccl:
     def get_version(self) -> int:
         return 22703
 
-    def get_unique_id(self) -> tuple[int, ...]:
+    def get_unique_id(self) -> bytes:
         self.world.counts["ids"] += 1
-        return tuple((self.world.counts["ids"] >> 7 * i) % 128 for i in range(128))
+        return self.world.counts["ids"].to_bytes(128, "little")
 
     def groupStart(self) -> None:
         assert self.group is None, "a group within a group"
@@ -358,8 +358,8 @@ class FakeNccl:
 
 
 class FakeCommunicator:
-    def __init__(self, nccl: FakeNccl, ranks: int, ident: tuple[int, ...], rank: int) -> None:
-        assert isinstance(ident, tuple) and len(ident) == 128 and 0 <= rank < ranks
+    def __init__(self, nccl: FakeNccl, ranks: int, ident: bytes, rank: int) -> None:
+        assert isinstance(ident, bytes) and len(ident) == 128 and 0 <= rank < ranks
         self.nccl, self.ranks, self.id, self.rank = nccl, ranks, ident, rank
         self.error: BaseException | None = None
         self.state = "open"

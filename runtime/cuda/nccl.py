@@ -37,7 +37,7 @@ from .nccl_calls import carry, refuse
 
 #: the oldest version with graphs and bfloat16
 _OLDEST = 21000
-#: what NCCL's status means that CuPy has no name for; None: nothing has happened
+#: what NCCL's status means where CuPy's table lacks it; None: nothing has happened
 _STATUS = {6: "another rank's process has gone, or the network has failed", 7: None}
 #: seconds for NCCL to give up, before this process ends
 _GIVE_UP = 1.0
@@ -276,7 +276,7 @@ def links_of(engine: Engine | None, device: Any) -> Links | None:
 
 
 def _told(e: BaseException) -> str | None:
-    """An error of NCCL in words; None for a status that is none.  CuPy's table of names ends at 5."""
+    """An error of NCCL in words; None for a status that is none.  CuPy's table of names does not have all of them."""
     if isinstance(e, KeyError) and e.args and e.args[0] in _STATUS:
         return _STATUS[e.args[0]]
     return str(e) or type(e).__name__

@@ -3,6 +3,7 @@ refuses what NCCL does (nccl_fake.py)."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import cuda_cases
 import numpy as np
 import pytest
-from nccl_fake import Call, Event, FakeDevice, Group, NcclError, Stream, World, engines, together
+from nccl_fake import Call, Event, FakeCommunicator, FakeDevice, Group, NcclError, Stream, World, engines, together
 
 import recompute as rc
 from recompute.communication.lockstep import LockStep
@@ -24,6 +25,7 @@ from recompute.runtime.communication.engine import Engine
 from recompute.runtime.cuda import local_device
 from recompute.runtime.cuda.local_device import Seen, check_apart, device_of
 from recompute.runtime.cuda.nccl import NcclLinks, links_of, load_nccl
+from recompute.runtime.cuda.nccl_calls import BYTES, SUM, TYPES
 from recompute.runtime.cuda.providers.cuda import family_of
 from recompute.runtime.cuda.traced.family import TRACED
 from recompute.testing import Case
@@ -328,7 +330,7 @@ def test_calls_must_match(counts: tuple[int, int], captured: tuple[bool, bool], 
 def test_memory_must_be_somebodys() -> None:
     world = World(2)
     made = engines(world, Mesh.of(dp=2))
-    comm = made[0].nccl.NcclCommunicator(2, (0,) * 128, 0)
+    comm = made[0].nccl.NcclCommunicator(2, bytes(128), 0)
     with pytest.raises(AssertionError, match="memory of nobody"):
         comm.allGather(64, 128, 4, 1, made[0].device.stream.ptr)
 
@@ -610,13 +612,22 @@ def test_the_watch_sees_the_step_that_the_device_is_at() -> None:
     assert world.failed is None
 
 
-def test_a_fake_has_the_names_that_are_used_of_cupy() -> None:
-    """Of a CuPy that is installed, all that the fake stands for is there."""
+def test_the_fake_is_like_cupys_module() -> None:
+    """Names, numbers of element types, and the parameters of every call; an identifier can be had without a device."""
     nccl = pytest.importorskip("cupy.cuda.nccl")
     if not getattr(nccl, "available", False):
         pytest.skip("CuPy finds no NCCL")
-    names = ("get_version", "get_unique_id", "groupStart", "groupEnd", "NcclCommunicator", "NcclError")
-    assert all(hasattr(nccl, n) for n in names)
-    calls = ("allReduce", "reduce", "reduceScatter", "allGather", "broadcast", "send", "recv", "rank_id",
-             "check_async_error", "abort", "destroy")  # fmt: skip
-    assert all(hasattr(nccl.NcclCommunicator, n) for n in calls)
+    assert load_nccl() is nccl
+    assert {callable(getattr(nccl, n)) for n in ("get_unique_id", "groupStart", "groupEnd", "NcclError")} == {True}
+    names = ("allReduce", "reduce", "reduceScatter", "allGather", "broadcast", "send", "recv", "rank_id", "abort",
+             "check_async_error", "destroy")  # fmt: skip
+    for name in names:
+        text = getattr(nccl.NcclCommunicator, name).__doc__ or f"{name}(self)"
+        count = len(inspect.signature(getattr(FakeCommunicator, name)).parameters)
+        assert text.partition(")")[0].count(",") + 1 == count, text
+    kinds = {"i8": "INT8", "u8": "UINT8", "i32": "INT32", "u32": "UINT32", "i64": "INT64", "u64": "UINT64",
+             "f16": "FLOAT16", "f32": "FLOAT32", "f64": "FLOAT64", "bf16": "BFLOAT16"}  # fmt: skip
+    assert {k: getattr(nccl, f"NCCL_{n}") for k, n in kinds.items()} == TYPES
+    assert (nccl.NCCL_UINT8, nccl.NCCL_SUM) == (BYTES, SUM)
+    ident = nccl.get_unique_id()
+    assert isinstance(ident, bytes) and len(ident) == 128
