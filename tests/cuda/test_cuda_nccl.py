@@ -24,6 +24,8 @@ from recompute.runtime.communication import watch
 from recompute.runtime.communication.engine import Engine
 from recompute.runtime.cuda import local_device
 from recompute.runtime.cuda.local_device import Seen, check_apart, device_of
+from recompute.runtime.cuda.device.device import CupyDevice
+from recompute.runtime.cuda.device.kernel import Buffer
 from recompute.runtime.cuda.nccl import NcclLinks, links_of, load_nccl
 from recompute.runtime.cuda.nccl_calls import BYTES, SUM, TYPES
 from recompute.runtime.cuda.providers.cuda import family_of
@@ -500,6 +502,30 @@ def test_a_device_for_each_rank() -> None:
     check_apart(["a 0", "a 1", "b 0"])
     with pytest.raises(UsageError, match="ranks 0 and 2 have the same CUDA device"):
         check_apart(["a 0", "a 1", "a 0"])
+
+
+def test_what_is_asked_of_a_device() -> None:
+    """Streams and events beside the step's, zeros on one of them, memory, and who it is: calls of CuPy's runtime."""
+    calls: list[Any] = []
+    device = CupyDevice.__new__(CupyDevice)
+    device.number, device._cublas = 1, None
+    cuda = SimpleNamespace(Stream=lambda **how: ("stream", how), Event=lambda **how: ("event", how))
+    device.cupy = SimpleNamespace(cuda=cuda)
+    device.device = SimpleNamespace(use=lambda: calls.append("use"))
+    device.runtime = SimpleNamespace(
+        memsetAsync=lambda *words: calls.append(words), memGetInfo=lambda: (5, 9),
+        deviceGetPCIBusId=lambda n: f"0000:0{n}:00.0", getDeviceProperties=lambda n: {"uuid": b"\x07\x00"},
+    )  # fmt: skip
+    device.use()
+    device.clear(Buffer(640, TensorType("f32", (3,))), SimpleNamespace(ptr=7))
+    device.clear(Buffer(640, TensorType("f32", (0,))), SimpleNamespace(ptr=7))
+    assert calls == ["use", (640, 0, 12, 7)]
+    assert device.new_stream() == ("stream", {"non_blocking": True})
+    assert device.mark() == ("event", {"disable_timing": True})
+    assert device.free_bytes() == 5 and device.library_bytes == {}
+    device._cublas = object()
+    assert device.library_bytes == {"cublas": 32 << 20}
+    assert device.identity == "0000:01:00.0 b'\\x07\\x00'"
 
 
 def test_a_machine_without_cupy_is_seen() -> None:
