@@ -24,6 +24,7 @@ from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
+from .shared.binding import far_waits
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Executor:
 
     `mesh` (a Mesh, or its text such as "dp=4"): this process is one of its ranks, and communicates with the others
     through MPI, on CUDA devices through NCCL; each rank of a machine then has a device of its own (`CUDAPlace()`).
-    `engine`: through this engine (runtime/communication).
+    `engine`: through this engine (runtime/communication).  Without them, the first program that communicates says what
+    mesh it was made for (`Program.mesh`).
     """
 
     def __init__(
@@ -159,10 +161,27 @@ class Executor:
                 if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
                     program.data[name] = np.array(array, order="C")
             block = self._planned(program, wanted)
+            self._join(program, block)
             arena = self._arena_for(memory_report(block).arena)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena))
             self._sessions[program] = bound
         return bound.session
+
+    def _join(self, program: Program, block: Block) -> None:
+        """Makes this executor a rank of the mesh for which the program was made, if it communicates.
+
+        UsageError where the executor is a rank of another mesh.
+        """
+        if program.mesh is None or not far_waits(block):
+            return
+        if self.engine is None:
+            self.engine = _engine(self.place, program.mesh, None, shared=True)
+            self._open = _opener(self.place, self.engine)
+        elif self.engine.mesh != program.mesh:
+            raise UsageError(
+                f"program '{program.block.name}' was made for the mesh {program.mesh}, and this executor is a rank of "
+                f"{self.engine.mesh}: use another executor for it"
+            )
 
     def planned(self, program: Program, fetch_list: Sequence[str | Variable] = ()) -> Block:
         """The block that `run` would execute, with its memory planned; nothing is allocated."""
@@ -292,8 +311,8 @@ def _list(values: Mapping[str, Value]) -> str:
     return ", ".join(f"{n}: {v.type}" for n, v in values.items()) or "none"
 
 
-def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None) -> Engine | None:
-    """What carries communication with other ranks; None where there are none."""
+def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None, shared: bool = False) -> Engine | None:
+    """What carries communication with other ranks; None where there are none.  `shared`: that of the process."""
     if mesh is None and engine is None:
         return None
     if engine is not None:
@@ -303,13 +322,13 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None) -> Eng
     if found.ranks == 1 and not given_rank():
         return Alone(found)
     if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
-        from .cuda.local_device import open_engine
+        from .cuda.local_device import engine_on, open_engine
 
-        opened: Engine = open_engine(found, place.device)
+        opened: Engine = (engine_on if shared else open_engine)(found, place.device)
         return opened
-    from .communication.mpi import MpiEngine
+    from .communication.mpi import MpiEngine, engine_of
 
-    return MpiEngine(found)
+    return engine_of(found) if shared else MpiEngine(found)
 
 
 def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:

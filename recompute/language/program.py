@@ -157,6 +157,8 @@ class Program:
     slices: tuple[str, ...] = ()
     #: the parameters of which this rank has a part, with the types of the whole ones (ZeRO)
     sharded: Mapping[str, TensorType] = MappingProxyType({})
+    #: the ranks that train it together (`recompute.Mesh`); None: it communicates with no other
+    mesh: Any = None
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last
@@ -288,6 +290,7 @@ class Program:
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
+        other.sharded = self.sharded
         other.take_origin(self)
         return other
 
@@ -297,6 +300,7 @@ class Program:
         self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
         self.loaded, self.fuse_attention = dict(other.loaded), other.fuse_attention
         self.fuse_head = other.fuse_head
+        self.mesh = other.mesh
 
     # -- training and evaluation ----------------------------------------------------------------------------------
 

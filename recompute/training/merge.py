@@ -18,12 +18,14 @@ from .protocol import ParamsGrads
 class Merge:
     """Options of gradient merge: `k_steps` micro-batches a step; `avg`: their gradient is a mean, else k times that.
 
-    `batch`: samples of a step (None: k_steps times the program's).
+    `batch`: samples of a step (None: k_steps times the program's).  `times`: what gradients are multiplied with (None:
+    as `avg` says).
     """
 
     k_steps: int
     avg: bool = True
     batch: int | None = None
+    times: int | None = None
 
     def __post_init__(self) -> None:
         _check_count("k_steps", self.k_steps)
@@ -52,7 +54,7 @@ class Merge:
         must_be_untrained(program)
         own = program.block.batch
         if own is None:
-            raise UsageError("gradient merge: the program has no input with a batch to cut into micro-batches")
+            raise UsageError("the program has no input with a batch to cut into micro-batches")
         wanted = own * self.k_steps if self.batch is None else self.batch
         if wanted == own:
             return
@@ -62,18 +64,19 @@ class Merge:
             made = program.again(wanted)
         except UsageError as e:
             raise UsageError(
-                f"gradient merge: a step of {self.k_steps} micro-batches takes {wanted} samples, but program "
+                f"a step of {self.k_steps} micro-batches takes {wanted} samples, but program "
                 f"'{program.block.name}' cannot be made at another batch than {own}: {e}. Or have its {own} samples "
-                f"cut into micro-batches: batch={own}"
+                f"cut into micro-batches: GradientMerge(..., batch={own}), or DataParallel(..., batch={own})"
             ) from None
         _replace(program, made)
 
     def summed(self, program: Program, pairs: ParamsGrads) -> ParamsGrads:
         """The gradients, times `k_steps` where they are to be sums over micro-batches."""
-        if self.avg or self.k_steps == 1:
+        times = (1 if self.avg else self.k_steps) if self.times is None else self.times
+        if times == 1:
             return pairs
         b = program.builder(Role.BACKWARD, "merged")
-        values = [b.Mul(g.value, b.constant(self.k_steps, g.value)) for _, g in pairs]
+        values = [b.Mul(g.value, b.constant(times, g.value)) for _, g in pairs]
         program.append(b)
         program.gradients = [(p.name, v.name) for (p, _), v in zip(pairs, values, strict=True)]
         return [(program[p], program[g]) for p, g in program.gradients]

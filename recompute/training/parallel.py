@@ -30,7 +30,8 @@ class Parallel:
     """Options of data parallelism, of the rank `rank` of `mesh`, along its axis `axis`.
 
     `micro_batches`: of all ranks together (None: one a rank, times the k_steps of gradient merge).  `zero`: the stage.
-    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `reduce`: how ranks add up.
+    `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
+    added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.
     """
 
     mesh: Mesh
@@ -40,6 +41,7 @@ class Parallel:
     batch: int | None = None
     reduce: str = "tree"
     axis: str = "dp"
+    add: bool = False
 
     def __post_init__(self) -> None:
         self.mesh.size(self.axis)
@@ -81,7 +83,8 @@ class Parallel:
         batch = self.batch
         if batch is None and merge is not None and merge.batch is not None:
             batch = merge.batch * self.ranks
-        return Merge(self.pieces(merge), True if merge is None else merge.avg, batch)
+        times = (1 if merge is None or merge.avg else merge.k_steps) * (self.ranks if self.add else 1)
+        return Merge(self.pieces(merge), True, batch, times)
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
@@ -130,6 +133,8 @@ class DataParallel(RecomputeOptimizer):
     `reduce`: "tree" adds in a fixed order, for the same bits; "library" has MPI or NCCL add as it likes, which may be
     faster on fabrics that add themselves.
 
+    `add`: the gradient is the sum of those of the ranks' own batches, not their mean.
+
     Gradient merge, mixed precision, checkpoints, budgets and clipping may be set on the optimizer inside.
     """
 
@@ -143,13 +148,14 @@ class DataParallel(RecomputeOptimizer):
         micro_batches: int | None = None,
         batch: int | None = None,
         reduce: str = "tree",
+        add: bool = False,
     ) -> None:
         super().__init__(inner_optimizer)
         if isinstance(inner_optimizer, RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, reduce)
+        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, reduce, add=add)
 
     def at_rank(self, rank: int) -> Any:
         """The same for another rank."""

@@ -258,6 +258,7 @@ class RecomputeOptimizer(WrappedOptimizer):
                 raise UsageError(f"{what} and slices of the whole step are the same: give one of them")
             merge.begin(program)
         program.slices = self.whole
+        program.mesh = None if self._parallel is None else self._parallel.mesh
         pairs = self._differentiate(program, program[loss.name], options)
         if self._parallel is not None:
             pairs = self._parallel.shard(program, pairs, merge.k_steps)  # type: ignore[union-attr]

@@ -73,6 +73,13 @@ class Engine:
         """Compares the programs of all ranks: every rank calls it, with its own.  VerifyError if they do not fit."""
         raise NotImplementedError
 
+    def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
+        """What every rank gives, in their order: on all ranks, or on `root` alone (others get nothing).
+
+        For a few small things between steps.  `what` says what it is for, where a rank does not come.
+        """
+        raise NotImplementedError
+
     def begin(self, op: Communication, at: int, x: Any, out: Any) -> Transfer:
         """Begins to communicate; `at`: the operator's place, for messages.  x is None for what receives only."""
         raise NotImplementedError

@@ -50,6 +50,14 @@ def move(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
     _COLLECTIVES[type(op)](mpi, comm, op, transfer.x, transfer.out)
 
 
+def meet(comm: Any) -> None:
+    """Waits for all ranks without keeping a core busy."""
+    ready, pause = comm.Ibarrier().Test, 1e-6
+    while not ready():
+        time.sleep(pause)
+        pause = min(pause * 1.5, _PATIENT)
+
+
 def _until(ready: Callable[[], bool], transfer: Any, left: Callable[[], bool]) -> None:
     """Waits for other ranks without keeping a core busy, as MPI's own waiting does: this rank may be computing."""
     for _ in range(_LOOKS):  # a sleep takes 50 µs or more

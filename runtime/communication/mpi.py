@@ -128,6 +128,14 @@ class MpiEngine(Engine):
             group = self.mesh.group(self.rank, channels[name])
             self._comms[name] = self._comm.Split(group[0], self.mesh.coordinate(self.rank, channels[name]))
 
+    def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
+        """See `Engine.collect`."""
+        with self._watch.waiting(what, self._name):
+            moves.meet(self._comm)
+            if root is None:
+                return list(self._comm.allgather(value))
+            return list(self._comm.gather(value, root) or ())
+
     def begin(self, op: Communication, at: int, x: Any, out: Any) -> Transfer:
         """Hands a communication to its channel's thread."""
         if self._closed:
@@ -174,3 +182,10 @@ class MpiEngine(Engine):
         self._closed = True
         for channel in self._channels.values():
             channel.close()
+
+
+@functools.cache
+def engine_of(mesh: Mesh) -> MpiEngine:
+    """The engine of this process for a mesh, which all programs share that name no other; made at the first call, which
+    all ranks make."""
+    return MpiEngine(mesh)

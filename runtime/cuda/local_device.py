@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...communication.mesh import Mesh
 from ...errors import MissingExtraError, UsageError
+from ..communication.engine import Engine
 from ..communication.watch import machine
 
 
@@ -63,7 +66,7 @@ def check_apart(identities: Sequence[str]) -> None:
         first[name] = rank
 
 
-def open_engine(mesh: Any, number: int) -> Any:
+def open_engine(mesh: Mesh, number: int) -> Engine:
     """The engine of this rank on its device.  `number`: the place's.
 
     MissingExtraError where MPI, CuPy, a device or NCCL is missing; UsageError where there are too few devices.
@@ -79,3 +82,9 @@ def open_engine(mesh: Any, number: int) -> Any:
     device = open_device(device_of(control.rank, found, number))
     check_apart(control.gather("the choice of devices", f"{found[control.rank].machine} {device.identity}"))
     return NcclEngine(control, device)
+
+
+@functools.cache
+def engine_on(mesh: Mesh, number: int) -> Engine:
+    """That of this process, which executors share."""
+    return open_engine(mesh, number)

@@ -105,7 +105,13 @@ def lora(lines: list[str]) -> None:
     assert float(re.search(r"differ by ([\d.e-]+) of", text)[1]) < 1e-5  # type: ignore[index]
 
 
-CHECKS = {f"{f.__name__}.py": f for f in (budget, charlm, cifar, detection, digits, glue, lora, quickstart)}
+def fleet(lines: list[str]) -> None:
+    """The loss falls, here on one rank (tests/training/test_fleet.py runs it on two)."""
+    found = re.fullmatch(r"loss ([\d.]+) -> ([\d.]+), weights and state \w{12}, ranks 1", lines[0])
+    assert found and float(found[2]) < 0.8 * float(found[1])
+
+
+CHECKS = {f"{f.__name__}.py": f for f in (budget, charlm, cifar, detection, digits, fleet, glue, lora, quickstart)}
 OPTIONS = {"detection.py": ["--quick"]}
 
 
