@@ -18,12 +18,13 @@ from ..language.ir import Block, Value
 from ..language.program import Arrays, Compiled, Program, Variable
 from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
-from ..places import CPUPlace, EmulatedCUDAPlace, Place
+from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
-from .cpu.session import Arena, Session, far_waits
+from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
+from .shared.binding import far_waits
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Executor:
     numerics).  These options do not apply to a program whose memory is already planned.
 
     `mesh` (a Mesh, or its text such as "dp=4"): this process is one of its ranks, and communicates with the others
-    through MPI; `engine`: through this engine (runtime/communication).  Without them, the first program that
-    communicates says what mesh it was made for (`Program.mesh`).
+    through MPI, on CUDA devices through NCCL; each rank of a machine then has a device of its own (`CUDAPlace()`).
+    `engine`: through this engine (runtime/communication).  Without them, the first program that communicates says what
+    mesh it was made for (`Program.mesh`).
     """
 
     def __init__(
@@ -313,14 +315,17 @@ def _engine(place: Place, mesh: Mesh | str | None, engine: Engine | None, shared
     """What carries communication with other ranks; None where there are none.  `shared`: that of the process."""
     if mesh is None and engine is None:
         return None
-    if not isinstance(place, CPUPlace):
-        raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
     if engine is not None:
         return engine
     found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     assert found is not None
     if found.ranks == 1 and not given_rank():
         return Alone(found)
+    if isinstance(place, CUDAPlace) and not isinstance(place, EmulatedCUDAPlace):
+        from .cuda.local_device import engine_on, open_engine
+
+        opened: Engine = (engine_on if shared else open_engine)(found, place.device)
+        return opened
     from .communication.mpi import MpiEngine, engine_of
 
     return engine_of(found) if shared else MpiEngine(found)
@@ -330,14 +335,17 @@ def _opener(place: Place, engine: Engine | None) -> Callable[..., Any]:
     """The session class and device of a place.  MissingExtraError if the device is unavailable."""
     if isinstance(place, CPUPlace):
         return functools.partial(Session, engine=engine)
+    from .cuda.nccl import NcclEngine, links_of
     from .cuda.session import CudaSession
 
-    if isinstance(place, EmulatedCUDAPlace):
+    if isinstance(engine, NcclEngine):
+        device: Any = engine.device
+    elif isinstance(place, EmulatedCUDAPlace):
         from .cuda.device.emulator import EmulatedDevice
 
-        device: Any = EmulatedDevice(backwards=place.backwards)
+        device = EmulatedDevice(backwards=place.backwards)
     else:
         from .cuda.device.device import open_device
 
         device = open_device(place.device)
-    return lambda block, data, progress, arena: CudaSession(block, data, device, progress)
+    return lambda block, data, progress, arena: CudaSession(block, data, device, progress, links_of(engine, device))

@@ -98,6 +98,13 @@ class Engine:
     def expect(self, seconds: float) -> None:
         """Says how long a step takes, for deadlines."""
 
+    def trouble(self) -> str:
+        """What has failed since, as the watch asks from its thread; "" where nothing has."""
+        return ""
+
+    def abort(self) -> None:
+        """Gives up what is under way, since this process ends; called from any thread."""
+
     def close(self) -> None:
         """Ends it, in the same order on all ranks."""
 

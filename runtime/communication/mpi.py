@@ -6,6 +6,7 @@ while nobody calls MPI.  Before data move, ranks meet without keeping a core bus
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from typing import Any
@@ -90,14 +91,34 @@ class MpiEngine(Engine):
         own = card(block, versions, self.mesh, self.rank)
         if own.digest in self._agreed:
             return
-        with self._watch.waiting(f"the comparison of all ranks' programs ('{block.name}')", self._name):
+        channels = self.agreed(own, block.name)
+        with self.meeting("the opening of channels"):
+            self._open(channels)
+        self._agreed.add(own.digest)
+
+    def agreed(self, own: Card, name: str) -> dict[str, str]:
+        """All channels, with their axes, when the ranks' cards fit together; every rank calls it, with its own."""
+        with self.meeting(f"the comparison of all ranks' programs ('{name}')"):
             brief = self._comm.allgather((own.digest, own.versions))
             if len({d for d, _ in brief}) == 1:
                 cards = [Card(own.digest, own.events, versions) for _, versions in brief]
             else:
                 cards = self._comm.allgather(own)
-            self._open(agree(cards, self.mesh))
-        self._agreed.add(own.digest)
+            return agree(cards, self.mesh)
+
+    def meeting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Inside, this rank's main thread waits for all others, which the watch looks after."""
+        return self._watch.waiting(what, self._name)
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """A value of each rank, by rank; every rank calls it."""
+        with self.meeting(what):
+            found: list[Any] = self._comm.allgather(value)
+            return found
+
+    def watch_over(self, engine: Engine) -> None:
+        """Another engine of the same ranks, which this one's watch looks after, too."""
+        self._watch.add(engine)
 
     def _open(self, channels: dict[str, str]) -> None:
         """Splits a communicator for each new channel, in the same order on all ranks."""

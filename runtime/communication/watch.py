@@ -70,7 +70,7 @@ class Watch:
         self._over = threading.Event()
         self._ended = threading.Lock()
         #: descriptor of a process on this machine → its rank and number
-        self._peers = _processes(comm.allgather((_machine(), os.getpid())), self.rank)
+        self._peers = _processes(comm.allgather((machine(), os.getpid())), self.rank)
         self._thread = threading.Thread(target=self._run, name="recompute watch", daemon=True)
         atexit.register(self.leave)
         if self.size > 1:
@@ -137,6 +137,9 @@ class Watch:
             if rank in silent:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
+        for engine in list(self._engines.values()):
+            with contextlib.suppress(Exception):
+                engine.abort()
         time.sleep(3 * LOOK)
         self.comm.Abort(code)
         os._exit(code)
@@ -207,6 +210,9 @@ class Watch:
                 self._send(rank, "here", (self._counts(), self._where()))
             else:
                 self._answers[rank] = (now(), *what)
+        for engine in list(self._engines.values()):
+            if why := engine.trouble():
+                self.abort(f"rank {self.rank}: {why}")
         for wait, members in self._waiting():
             self._check_left(wait, members)
             self._check_deadline(wait, members)
@@ -281,7 +287,7 @@ def _write(text: str) -> None:
         os.write(2, text.encode(errors="replace"))
 
 
-def _machine() -> tuple[str, str]:
+def machine() -> tuple[str, str]:
     """Names the machine, and the part of it whose process numbers this process sees."""
     try:
         return platform.node(), os.readlink("/proc/self/ns/pid")

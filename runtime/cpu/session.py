@@ -20,7 +20,7 @@ from ...ops.communication.base import Communication
 from ...passes import ALIGNMENT, memory_report
 from ...support.threads import interrupts_wait
 from ..communication.engine import Engine, Transfer
-from ..shared.binding import already_there, contents, need_addresses
+from ..shared.binding import already_there, contents, far_waits, need_addresses
 from . import PREFERRED
 from .device import native
 
@@ -90,12 +90,6 @@ class NativeSteps:
         if failed is not None:
             of = [step for step in self.steps for _ in step.calls]
             self.table.check(show_operator(of[failed].op))
-
-
-def far_waits(block: Block) -> frozenset[str]:
-    """What communications with other ranks write: only their waits read it."""
-    begun = (o for o in block.operators if isinstance(o.op, Communication) and o.op.ranks > 1)
-    return frozenset(v.name for o in begun for v in o.writes())
 
 
 def segments(steps: Sequence[Step]) -> list[Step | NativeSteps]:

@@ -25,13 +25,15 @@ from ...language.kernels import fits, provider
 from ...language.program import Arrays
 from ...language.text import show_operator
 from ...language.types import TensorType
+from ...ops.communication.base import Communication
 from ...ops.memory.offload import CopyWait
 from ...passes import ALIGNMENT, memory_report
 from ...support.threads import interrupts_wait
 from ..shared import trouble
-from ..shared.binding import already_there, contents, need_addresses
+from ..shared.binding import already_there, contents, far_waits, need_addresses
 from . import PREFERRED, TF32
-from .device.kernel import STATUS, Await, Buffer, Call, Launch, OnHost, Transfer, quietly
+from .communication import Links
+from .device.kernel import STATUS, Arrive, Await, Begin, Buffer, Call, Copy, Launch, OnHost, Transfer, quietly
 from .loops.postpone import postponed
 
 
@@ -62,7 +64,7 @@ class CudaSession:
 
     `data` gives the persistent values, which move to the device: the program's arrays are brought up to date when
     they are asked for (`Arrays.holder`), and given back before the next run, since they may have been written.
-    `progress`: told how many kernels are compiled, of how many.
+    `progress`: told how many kernels are compiled, of how many.  `links`: what carries communication with other ranks.
     """
 
     #: see runtime/cpu/session.py
@@ -74,8 +76,11 @@ class CudaSession:
         data: Mapping[str, np.ndarray],
         device: Any,
         progress: Callable[[int, int], None] = quietly,
+        links: Links | None = None,
     ) -> None:
-        self.block, self.device = block, device
+        self.block, self.device, self.links = block, device, links
+        #: what communications with other ranks write
+        self._far = far_waits(block) if links is not None else frozenset()
         need_addresses(block)
         self.report = memory_report(block)
         #: host arrays of the persistent values; those that the host has seen since the last run
@@ -85,11 +90,11 @@ class CudaSession:
         self.arrays: dict[str, Buffer] = {}
         self._memory: list[Any] = []
         self._place(device)
-        wanted = [op for op in block.operators if not isinstance(op.op, Free) and _does_something(block, op)]
-        calls = postponed(((op, self._calls(op)) for op in wanted), self._used)
+        wanted = [(at, op) for at, op in enumerate(block.operators) if self._runs(op)]
+        calls = postponed(((op, self._calls(at, op)) for at, op in wanted), self._used)
         device.compile((c.kernel for _, cs in calls for c in cs if isinstance(c, Launch)), progress)
         calls = self._reporting(calls)
-        self.steps = [Step(op, cs, tuple(map(device.prepare, cs))) for op, cs in calls]
+        self.steps = [Step(op, cs, tuple(map(self._prepared, cs))) for op, cs in calls]
         #: what the host waits for before state changes, since it may fail; the rest
         self._parts = _parts(self.steps)
         self._segments: list[list[Callable[[], None]]] | None = None
@@ -132,6 +137,12 @@ class CudaSession:
         return self.report.arena + sum(self.arrays[v.name].nbytes for v in self.block.persistent())
 
     @property
+    def library_bytes(self) -> dict[str, int]:
+        """Bytes of the device that libraries hold beside that: cuBLAS's workspace, NCCL's buffers."""
+        nccl = getattr(self.links.engine, "buffer_bytes", 0) if self.links is not None else 0
+        return {**self.device.library_bytes, **({"nccl": nccl} if nccl else {})}
+
+    @property
     def measured_host_bytes(self) -> int:
         """Bytes of the arena in host memory."""
         return self.report.host
@@ -157,18 +168,46 @@ class CudaSession:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _calls(self, op: Operator) -> tuple[Call, ...]:
+    def _runs(self, op: Operator) -> bool:
+        """Whether anything is launched for an operator: for a wait it is, although its result is there."""
+        if isinstance(op.op, Free):
+            return False
+        return op.op.copies or self._exchanges(op) or not already_there(self.block, op)
+
+    def _exchanges(self, op: Operator) -> bool:
+        """Whether it begins a communication with other ranks, or waits for one."""
+        return bool(self._far) and any(v.name in self._far for v in (*op.reads(), *op.writes()) if op.op.communicates)
+
+    def _prepared(self, call: Call) -> Callable[[], None]:
+        if isinstance(call, (Begin, Arrive)):
+            assert self.links is not None
+            return self.links.prepare(call)
+        prepared: Callable[[], None] = self.device.prepare(call)
+        return prepared
+
+    def _calls(self, at: int, op: Operator) -> tuple[Call, ...]:
         if op.kernel and not (op.kernel in (*PREFERRED, *TF32) and fits(op)):  # it would write beyond its buffers
             raise UsageError(
                 f"the kernel of '{op.kernel}' cannot run here, or not in the workspace that was planned, in\n"
                 f"    {show_operator(op)}\nrun the program with an Executor, which chooses kernels again"
             )
         ins, outs, scratch = ([self._buffer(v) for v in vs] for vs in (op.inputs, op.outputs, op.scratch))
+        if self._exchanges(op):
+            return self._exchange(at, op, ins, outs)
         if op.op.copies:  # see ops/offload.py
             return (Await(outs[0]) if isinstance(op.op, CopyWait) else Transfer(outs[0], ins[0]),)
         if op.kernel:
             return tuple(provider(op.kernel).bind(op, ins, outs, scratch))
         return (OnHost(op.op, tuple(ins), tuple(outs), tuple(v.type for v in op.scratch)),)
+
+    def _exchange(self, at: int, op: Operator, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[Call, ...]:
+        """The begin of a communication, or the wait; a copy behind it where the result is wanted elsewhere."""
+        assert self.links is not None
+        self.links.accept(op)
+        if isinstance(op.op, Communication):
+            return (Begin(op.op, at, ins[0] if ins else None, outs[0], next(op.writes()).name),)
+        there = already_there(self.block, op)
+        return (Arrive(next(op.reads()).name), *(() if there else (Copy(outs[0], ins[0]),)))
 
     def _used(self, op: Operator) -> tuple[list[Buffer], list[Buffer]]:
         """What an operator reads, and what it writes."""
@@ -228,8 +267,16 @@ class CudaSession:
         Before the first update the host asks the device whether anything went wrong, where something can: what fails
         there leaves parameters and state as they were (`updating`).
         """
-        self._give()
         self.updating = False
+        with self._together():
+            self._run()
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        """Around a run: that of all ranks, where they communicate."""
+        return self.links.step(self.block) if self.links is not None and self._far else contextlib.nullcontext()
+
+    def _run(self) -> None:
+        self._give()
         with _current(self.device):
             if self.device.graphs and self._ran and self._segments is None:
                 self._segments = [self._captured(part) for part in self._parts]
@@ -263,13 +310,33 @@ class CudaSession:
             if host or not _joined(steps):
                 found += [s.run for s in steps]
             else:
-                found.append(self.device.capture(lambda steps=steps: [s.run() for s in steps]))
+                found.append(self._graph(steps))
         return found
+
+    def _graph(self, steps: Sequence[Step]) -> Callable[[], None]:
+        """Steps as one graph, with what communications begin there: a graph's streams are joined when it ends."""
+        links = self.links if self._far else None
+
+        def launch() -> None:
+            for step in steps:
+                step.run()
+            if links is not None:
+                links.join()
+
+        graph: Callable[[], None] = self.device.capture(launch)
+        if links is None:
+            return graph
+
+        def replay() -> None:
+            links.join()
+            graph()
+
+        return replay
 
     def run_timed(self) -> list[tuple[Operator, float]]:
         """Executes the instructions once, one by one: each operator with its seconds on the device."""
-        self._give()
-        with _current(self.device):
+        with self._together(), _current(self.device):
+            self._give()
             found = _events(self.device, self.steps) if self.device.graphs else _clocked(self.steps)
         self._ran, self._newer = True, set(self.hosts)
         return found
@@ -283,11 +350,6 @@ def _parts(steps: list[Step]) -> tuple[list[Step], list[Step]]:
     first = next((i for i, s in enumerate(steps) if s.op.op.updates), len(steps))
     whole = any(s.op.op.copies for s in steps) or not any(s.op.checks() for s in steps[:first])
     return ([], steps) if whole and first < len(steps) else (steps[:first], steps[first:])
-
-
-def _does_something(block: Block, op: Operator) -> bool:
-    """Whether anything is launched for an operator: a wait for a copy is, although its result is there."""
-    return op.op.copies or not already_there(block, op)
 
 
 def _kept(block: Block) -> list[Value]:

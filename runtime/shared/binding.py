@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...language.ir import Block, Operator, Value
+from ...ops.communication.base import Communication
 
 
 def need_addresses(block: Block) -> None:
@@ -35,6 +36,12 @@ def already_there(block: Block, op: Operator) -> bool:
     return len(placed) == len(list(op.writes())) and all(
         o is not None and at.get(v.name) == base + o for v, o in placed
     )
+
+
+def far_waits(block: Block) -> frozenset[str]:
+    """What communications with other ranks write: only their waits read it."""
+    begun = (o for o in block.operators if isinstance(o.op, Communication) and o.op.ranks > 1)
+    return frozenset(v.name for o in begun for v in o.writes())
 
 
 def contents(v: Value, arrays: Mapping[str, Any]) -> np.ndarray:

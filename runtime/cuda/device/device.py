@@ -39,12 +39,19 @@ def unavailable(device: int = 0) -> str:
     except ImportError as e:
         return f"CuPy cannot be imported: {e}"
     try:
-        count = runtime.getDeviceCount()
+        found = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as e:
         return f"CuPy {cupy.__version__} finds no CUDA device: {e}"
-    if device >= count:
-        return f"there is no CUDA device {device}: {count} found"
+    if device >= found:
+        return f"there is no CUDA device {device}: {found} found"
     return ""
+
+
+def count() -> int:
+    """How many devices there are.  Where there are none, see `unavailable`."""
+    from cupy_backends.cuda.api import runtime
+
+    return int(runtime.getDeviceCount())
 
 
 def described(device: int) -> tuple[str, int]:
@@ -250,6 +257,11 @@ class CupyDevice:
         run.held = (array, held, function)  # type: ignore[attr-defined]
         return run if all(call.grid) else lambda: None
 
+    @property
+    def library_bytes(self) -> dict[str, int]:
+        """What libraries hold on the device for all programs."""
+        return {"cublas": WORKSPACE} if self._cublas is not None else {}
+
     # -- cuBLAS ---------------------------------------------------------------------------------------------------
 
     def cublas(self) -> Cublas:
@@ -258,6 +270,35 @@ class CupyDevice:
             memory = self.cupy.cuda.Memory(WORKSPACE)
             self._cublas = Cublas(self.stream.ptr, memory.ptr), memory
         return self._cublas[0]
+
+    # -- other ranks ----------------------------------------------------------------------------------------------
+
+    def use(self) -> None:
+        """This thread calls the device from here on."""
+        self.device.use()
+
+    def new_stream(self) -> Any:
+        """A stream beside the step's."""
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def mark(self) -> Any:
+        """An event that orders streams, not recorded yet."""
+        return self.cupy.cuda.Event(disable_timing=True)
+
+    def clear(self, target: Buffer, stream: Any) -> None:
+        """Zeros, on a stream."""
+        if target.nbytes:
+            self.runtime.memsetAsync(target.address, 0, target.nbytes, stream.ptr)
+
+    def free_bytes(self) -> int:
+        """What is free on the device at the moment."""
+        return int(self.runtime.memGetInfo()[0])
+
+    @property
+    def identity(self) -> str:
+        """Names the device itself, whatever its number is in this process."""
+        uuid = self.runtime.getDeviceProperties(self.number).get("uuid", "")
+        return f"{self.runtime.deviceGetPCIBusId(self.number)} {uuid!r}"
 
     # -- graphs and time ------------------------------------------------------------------------------------------
 

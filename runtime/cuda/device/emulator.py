@@ -101,6 +101,11 @@ class EmulatedDevice:
     def synchronize(self) -> None:
         """Everything is done already."""
 
+    @property
+    def library_bytes(self) -> dict[str, int]:
+        """No library runs here."""
+        return {}
+
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """One thread of this process at a time: the emulated threads' numbers and shared memory are static."""

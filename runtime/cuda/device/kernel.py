@@ -251,6 +251,27 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Begin:
+    """A communication with other ranks begins; what was launched before is done by then.
+
+    `name`: of the value that it writes.  Run by what carries it (../communication.py), beside what is launched next.
+    """
+
+    op: Any
+    at: int
+    x: Buffer | None
+    out: Buffer
+    name: str
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """What is launched from here on runs behind the communication that writes the value `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Fill:
     """All bytes of a buffer are `byte`."""
 
@@ -277,4 +298,4 @@ class Library:
     held: tuple[Any, ...] = ()
 
 
-Call = Launch | Product | Copy | Transfer | Await | Fill | OnHost | Library
+Call = Launch | Product | Copy | Transfer | Await | Begin | Arrive | Fill | OnHost | Library
