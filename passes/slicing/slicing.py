@@ -11,10 +11,13 @@ from ...language.axes import Cut, of_operator
 from ...language.builder import Builder
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Role
+from ...ops.norm.batch_norm_train import BatchNormTrain
 from ..base import Pass
 from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
+from .open_batch_norms import OpenBatchNorms
 from .open_means import open_means
+from .partition import partitioned
 from .pieces import Pieces, bounds, needed_again
 from .ranks import Share, on_rank
 from .region import Graph, Region, around, at_once, backward_of, given_places, grown
@@ -22,6 +25,8 @@ from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backw
 
 #: the region that is the whole forward pass; the same in micro-batches, each with batch statistics of its own
 ALL, MICRO = "all", "micro"
+#: the whole step, operator by operator, on the ranks of a mesh side by side (partition.py)
+RANKS = "ranks"
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Slicing:
     The region: operators from the one that makes `first` to the one that makes `last`, in order of execution; `axis` is
     that of `first`.  `first` "all": the whole forward pass, with `axis` that of the inputs.  "micro": the same, where
     each slice takes batch statistics of its own (docs/training.md, gradient merge); with a `share`, the slices are
-    those of all ranks along an axis of the mesh, and this is the program of one of them (ranks.py).
+    those of all ranks along an axis of the mesh, and this is the program of one of them (ranks.py).  "ranks": the same,
+    with all ranks side by side (partition.py).
     """
 
     first: str
@@ -48,17 +54,21 @@ class Slicing:
     @property
     def whole(self) -> bool:
         """Whether the whole step runs in slices."""
-        return self.first in (ALL, MICRO)
+        return self.first in (ALL, MICRO, RANKS)
 
 
 def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
     found = re.fullmatch(
-        r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro)):(?P<axis>-?\d+):(?P<pieces>\d+)"
+        r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro|ranks)):(?P<axis>-?\d+):(?P<pieces>\d+)"
         r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?)?",
         text.strip(),
     )
-    if not found or (found["mesh"] and found["whole"] != MICRO):
+    if (
+        not found
+        or (found["mesh"] and found["whole"] not in (MICRO, RANKS))
+        or (found["whole"] == RANKS and not found["mesh"])
+    ):
         raise UsageError(
             f"'{text}' does not say what to slice: give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
@@ -101,6 +111,8 @@ def in_slices(block: Block, slicing: Slicing) -> Block:
     if not slicing.whole:
         graph = Graph(block)
         return rewritten(graph, region_of(graph, slicing), slicing.pieces, str(slicing))
+    if slicing.first == RANKS:
+        return _side_by_side(OpenBatchNorms().run(block), slicing)
     graph, forward, whole = whole_step(block, slicing)
     if slicing.share is not None:
         return _shared(graph, whole, slicing.share, slicing)
@@ -113,14 +125,27 @@ def in_slices(block: Block, slicing: Slicing) -> Block:
 
 
 def _shared(graph: Graph, whole: Region | None, share: Share, slicing: Slicing) -> Block:
-    """A rank's share of the slices of the whole step."""
+    """A rank's share of the slices of the whole step; side by side with other ranks where slices need each other."""
     if whole is None or not whole.members:
+        if share.ranks == slicing.pieces and not any(isinstance(o.op, BatchNormTrain) for o in graph.operators):
+            return _side_by_side(graph.block, slicing)
         raise UsageError(
             "data parallelism: the backward pass of a micro-batch cannot follow its forward pass, since something is "
-            "computed from the whole batch in between: such as batch statistics that are not the micro-batch's own"
+            "computed from the whole batch in between. With one micro-batch a rank (and sync_batch_norm=True if there "
+            "are batch normalisations) the ranks go through the step side by side"
         )
     made = on_rank(graph, whole, _needed(graph, whole, whole.members), share, slicing.pieces)
     return made.finished(_finished(graph.block, made.pieces.b, [(whole, made.operators)], str(slicing)))
+
+
+def _side_by_side(block: Block, slicing: Slicing) -> Block:
+    """A rank's step, of which every operator runs beside those of the other ranks."""
+    share = slicing.share
+    assert share is not None
+    if share.ranks == 1:
+        return block
+    starts, size = _from_inputs(Graph(block), slicing.axis, f"slicing '{slicing}'")
+    return partitioned(Graph(block), starts, size, share)
 
 
 def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:
@@ -143,6 +168,8 @@ def micro_step(block: Block, slicing: Slicing) -> MicroBatch | None:
 
     `block`: after `open_means`.
     """
+    if slicing.first == RANKS:
+        return None
     graph, _, whole = whole_step(block, slicing)
     if whole is None:
         return None

@@ -33,7 +33,7 @@ class Parallel:
     `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
     computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
-    cut (None: as many as there are micro-batches).
+    cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.
     """
 
     mesh: Mesh
@@ -46,6 +46,7 @@ class Parallel:
     add: bool = False
     alone: bool = False
     parts: int | None = None
+    together: bool = False
 
     def __post_init__(self) -> None:
         self.mesh.size(self.axis)
@@ -93,6 +94,16 @@ class Parallel:
         each = count // self.ranks
         fits = samples % count == 0 and count % self.ranks == 0 and each & (each - 1) == 0
         return dataclasses.replace(self, micro_batches=count, batch=samples, alone=not fits, parts=self.parts or pieces)
+
+    def slices(self, merge: Merge | None) -> str:
+        """How the step is cut (passes/slicing).  UsageError for several micro-batches that would need each other."""
+        pieces = self.pieces(merge)
+        if self.together and pieces != self.sharing:
+            raise UsageError(
+                f"sync_batch_norm and {pieces} micro-batches on {self.sharing} ranks are not combined: statistics of "
+                "all ranks need one micro-batch a rank; leave gradient merge out, or give as many micro_batches"
+            )
+        return f"{'ranks' if self.together else 'micro'}:0:{pieces}@{self.share}"
 
     def pieces(self, merge: Merge | None) -> int:
         """Micro-batches of a step, of all ranks together."""
@@ -161,6 +172,9 @@ class DataParallel(RecomputeOptimizer):
 
     `add`: the gradient is the sum of those of the ranks' own batches, not their mean.
 
+    `sync_batch_norm`: batch statistics are those of the whole batch; each rank has one micro-batch, and the last bits
+    depend on their number.
+
     Gradient merge, mixed precision, checkpoints, budgets and clipping may be set on the optimizer inside.
     """
 
@@ -175,13 +189,14 @@ class DataParallel(RecomputeOptimizer):
         batch: int | None = None,
         reduce: str = "tree",
         add: bool = False,
+        sync_batch_norm: bool = False,
     ) -> None:
         super().__init__(inner_optimizer)
         if isinstance(inner_optimizer, RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, reduce, add=add)
+        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm)
 
     def at_rank(self, rank: int) -> Any:
         """The same for another rank."""

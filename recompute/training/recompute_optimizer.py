@@ -138,8 +138,8 @@ class RecomputeOptimizer(WrappedOptimizer):
     @property
     def whole(self) -> tuple[str, ...]:
         """The slices of the whole step, which come after recomputation, if there are some."""
-        if self._parallel is not None and (pieces := self._parallel.pieces(self._merge)) > 1:
-            return (f"micro:0:{pieces}@{self._parallel.share}",)
+        if self._parallel is not None and self._parallel.pieces(self._merge) > 1:
+            return (self._parallel.slices(self._merge),)
         if self._merge is not None and self._merge.k_steps > 1:
             return (f"micro:0:{self._merge.k_steps}",)
         return whole_last(self._slices)[1]

@@ -24,6 +24,7 @@ from recompute.passes.loss.find_head import FindHead
 from recompute.passes.patterns.find_gates import FindGates
 from recompute.passes.patterns.find_norms import FindNorms
 from recompute.passes.quantisation.quantize_aware import QuantizeAware
+from recompute.passes.slicing.open_batch_norms import OpenBatchNorms
 from recompute.passes.slicing.slicing import Slice
 from recompute.runtime.cpu.device import native
 from recompute.testing import evaluate
@@ -51,7 +52,7 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
     if any(isinstance(p, (ForTest, QuantizeAware)) for p in pipeline(line)):
         return  # computes something else: tests/training/test_modes.py, tests/passes/test_quantize_aware.py
     tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18, FindHead: 2.0**-18, Slice: 2.0**-20}
-    patterns = {FindNorms: 2.0**-18, FindGates: 2.0**-18}
+    patterns = {FindNorms: 2.0**-18, FindGates: 2.0**-18, OpenBatchNorms: 2.0**-18}
     compare_values(before, after, tolerance=max((tolerances | patterns).get(type(p), 0.0) for p in pipeline(line)))
 
 

@@ -70,6 +70,7 @@ SWITCH: dict[str, Callable[[fleet.DistributedStrategy], object]] = {
     "sharding": lambda s: setattr(s, "sharding", True),
     "lars": lambda s: setattr(s, "lars", True),
     "lamb": lambda s: setattr(s, "lamb", True),
+    "sync_batch_norm": lambda s: setattr(s, "sync_batch_norm", True),
     "sum": lambda s: setattr(s, "gradient_scale_configs", {"scale_strategy": "sum"}),
     "hybrid": lambda s: setattr(s, "hybrid_configs", {"dp_degree": RANKS}),
 }
@@ -92,6 +93,7 @@ SHOWS: dict[str, Callable[[Program], bool]] = {
     "sharding": lambda p: len(p.sharded) == len(p.gradients) and all(len(p[n].shape) == 1 for n in p.sharded),
     "lars": lambda p: has(p, LarsUpdate),
     "lamb": lambda p: has(p, LambUpdate),
+    "sync_batch_norm": lambda p: p.slices == ("ranks:0:2@dp=0/2",),
     "sum": lambda p: any(n.startswith("merged") for n in names(p)),
     "hybrid": lambda p: p.mesh == rc.Mesh.of(dp=RANKS),
     "ranks": lambda p: any(isinstance(o.op, Communication) and o.op.ranks == RANKS for o in p.operators),

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import recompute as rc
 from recompute.communication.lockstep import LockStep
@@ -252,3 +254,83 @@ def test_what_does_not_fit() -> None:
     loss = forward("resnet18")[1]
     with pytest.raises(UsageError, match="8 samples cannot be cut into 6 equal"):
         DataParallel(rc.Adam(), mesh, 0, micro_batches=6, batch=BATCH).minimize(loss)
+
+
+# -- ranks side by side ---------------------------------------------------------------------------------------------
+
+
+def contrastive() -> onnx.ModelProto:
+    """x f32[N, 6] → scores of all pairs of samples f32[N, N]."""
+    g = np.random.default_rng(1)
+    weights = {"w": g.standard_normal((6, 4)).astype(np.float32), "b": np.zeros(4, np.float32)}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["tt"], perm=[1, 0]),
+        helper.make_node("MatMul", ["t", "tt"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "pairs", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [BATCH, 6])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [BATCH, BATCH])],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def side_by_side(source: onnx.ModelProto, ranks: int, zero: int, **options: bool) -> tuple[list[float], dict]:
+    """Losses of three steps, and what rank 0 keeps; ranks 0: one process without a mesh."""
+    programs = []
+    for rank in range(max(ranks, 1)):
+        program = rc.load(source, batch=BATCH)
+        loss = rc.losses.cross_entropy(program["logits"])
+        plain = rc.SGD(0.1, grad_clip=rc.clip.ClipGradByGlobalNorm(5.0))
+        wrapped = DataParallel(plain, Mesh.of(dp=ranks), rank, zero=zero, batch=BATCH, **options) if ranks else plain
+        wrapped.minimize(loss)
+        programs.append(program)
+    if ranks:
+        assert verify_ranks([p.block for p in programs], Mesh.of(dp=ranks)) == 1
+        assert programs[0].block.inputs[0].shape[0] == BATCH // ranks
+    data = [{v.name: np.array(p.data[v.name]) for v in (*p.block.parameters, *p.block.buffers, *p.block.state)}
+            for p in programs]  # fmt: skip
+    machine = LockStep([p.block for p in programs], Mesh.of(dp=max(ranks, 1)), data)
+    g = np.random.default_rng(0)
+    shapes = {v.name: (BATCH, *v.shape[1:]) for v in programs[0].block.inputs}
+    batch = {
+        n: g.integers(0, 3, s) if n == "label" else g.standard_normal(s).astype(np.float32) for n, s in shapes.items()
+    }
+    feeds = [rows(batch, max(ranks, 1), r) for r in range(max(ranks, 1))]
+    losses = [float(machine.run(feeds, [loss.name])[0][loss.name]) for _ in range(3)]
+    return losses, {n: a for n, a in machine.state[0].items() if "running" in n}
+
+
+@pytest.mark.parametrize(("ranks", "zero"), [(2, 0), (4, 1), (4, 3)])
+def test_statistics_of_all_ranks(ranks: int, zero: int) -> None:
+    """The step of the whole batch, running statistics included, but for rounding."""
+    wanted, running = side_by_side(model("resnet18"), 0, 0)
+    found, also = side_by_side(model("resnet18"), ranks, zero, sync_batch_norm=True)
+    np.testing.assert_allclose(found, wanted, rtol=3e-6)
+    assert running.keys() == also.keys() != set()
+    for name, array in running.items():
+        np.testing.assert_allclose(also[name], array, rtol=1e-4, atol=2e-6)
+    own, _ = side_by_side(model("resnet18"), ranks, zero)
+    assert abs(own[0] - wanted[0]) > 1e-3, "statistics of each rank are others"
+
+
+@pytest.mark.parametrize(("ranks", "zero"), [(2, 0), (4, 3)])
+def test_a_loss_that_compares_samples_of_all_ranks(ranks: int, zero: int) -> None:
+    wanted, _ = side_by_side(contrastive(), 0, 0)
+    found, _ = side_by_side(contrastive(), ranks, zero)
+    np.testing.assert_allclose(found, wanted, rtol=3e-6)
+    assert wanted[2] < wanted[0]
+
+
+def test_side_by_side_takes_one_micro_batch_a_rank() -> None:
+    with pytest.raises(UsageError, match="sync_batch_norm and 4 micro-batches on 2 ranks are not combined"):
+        DataParallel(rc.Adam(), Mesh.of(dp=2), 0, micro_batches=4, batch=BATCH, sync_batch_norm=True).minimize(
+            forward("resnet18")[1]
+        )
+    program = rc.load(contrastive(), batch=BATCH)
+    with pytest.raises(UsageError, match="With one micro-batch a rank"):
+        DataParallel(rc.Adam(), Mesh.of(dp=2), 0, micro_batches=4, batch=BATCH).minimize(
+            rc.losses.cross_entropy(program["logits"])
+        )

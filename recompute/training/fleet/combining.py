@@ -17,6 +17,7 @@ OPTIONS = {
     "sharding": "strategy.sharding",
     "lars": "strategy.lars",
     "lamb": "strategy.lamb",
+    "sync_batch_norm": "strategy.sync_batch_norm",
     "sum": "strategy.gradient_scale_configs['scale_strategy'] = 'sum'",
     "hybrid": "strategy.hybrid_configs['dp_degree']",
     "ranks": "data parallelism on several ranks",
@@ -28,6 +29,7 @@ REFUSED_PAIRS = {
     ("sharding", "lars"): _NORM,
     ("sharding", "lamb"): _NORM,
     ("offload", "gradient_merge"): _HOST,
+    ("gradient_merge", "sync_batch_norm"): "statistics of all ranks need one micro-batch a rank: leave one of them out",
     ("sharding", "hybrid"): "parameters are divided among all ranks, so that none have the same: leave dp_degree out",
 }
 
@@ -60,6 +62,7 @@ def switched_on(strategy: DistributedStrategy, ranks: int) -> list[str]:
         "sharding": shards(strategy),
         "lars": strategy.lars,
         "lamb": strategy.lamb,
+        "sync_batch_norm": strategy.sync_batch_norm,
         "sum": strategy.configs("gradient_scale_configs")["scale_strategy"] == "sum",
         "hybrid": max(hybrid["dp_degree"], strategy.configs("sharding_configs")["dp_degree"]) > 1,
         "ranks": ranks > 1,

@@ -17,6 +17,7 @@ SWITCHES = {
     "lars": False,
     "recompute": False,
     "sharding": False,
+    "sync_batch_norm": False,
 }
 
 _SUMS = "gradients are summed in one fixed tree, whatever carries them"
@@ -67,8 +68,6 @@ REFUSED = {
     "pipeline": "layers are not dealt out to ranks yet; use sharding, which divides parameters and state",
     "qat": "call rc.prepare_qat(program) before minimize: it goes with every field here",
     "semi_auto": _AUTO,
-    "sync_batch_norm": "batch statistics are those of each micro-batch, so that they do not depend on the number of "
-    "ranks; load the program with a larger batch, or rc.DataParallel(..., micro_batches=fewer)",
     "tensor_parallel": "layers are not divided among ranks yet; use sharding, which divides parameters and state",
     "with_coordinator": _SERVERS,
 }

@@ -59,7 +59,7 @@ def _of_ranks(optimizer: AnyOptimizer, strategy: DistributedStrategy, world: Wor
     if world.size == 1 and (merge is None or merge.k_steps == 1):
         return optimizer
     add = strategy.configs("gradient_scale_configs")["scale_strategy"] == "sum"
-    return DataParallel(optimizer, world.mesh, world.rank, zero=zero, add=add)
+    return DataParallel(optimizer, world.mesh, world.rank, zero=zero, add=add, sync_batch_norm=strategy.sync_batch_norm)
 
 
 def _stage(strategy: DistributedStrategy, ranks: int) -> int:
