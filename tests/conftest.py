@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +40,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text in tests/golden")
 
 
+SLOW = Path(__file__).with_name("slow_cases.txt")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = {line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")}
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
+            slow.discard(item.nodeid)
+    if slow and config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.keyword:
+        raise pytest.UsageError(f"{SLOW.name} names tests that do not exist: {', '.join(sorted(slow))}")
     reason = _why_no_gpu()
     if reason is None:
         return
