@@ -76,7 +76,7 @@ def test_all_are_gone_and_a_resume_gives_the_same_bits(kind: str, victim: int, t
     if test_ranks.why_no_mpi():
         pytest.skip(test_ranks.why_no_mpi())
     wanted = trainer(mesh="dp=1").fit(data(48), epochs=4, save=rc.Saving(tmp_path / "whole", steps=1))
-    when = random.Random(f"{kind}{victim}").randint(3, 9)
+    when = random.Random(f"{kind}{victim}").randint(7, 10)
     done = ranks_run(tmp_path, kind, victim, when)
     gone = time.time() - float((tmp_path / "when").read_text())
     assert done.returncode != 0
@@ -86,7 +86,7 @@ def test_all_are_gone_and_a_resume_gives_the_same_bits(kind: str, victim: int, t
     assert again.returncode == 0, again.stderr[-2000:]
     sha256, resumed_at = again.stdout.split()
     assert sha256 == wanted.weights_sha256
-    assert 0 < int(resumed_at) < 12
+    assert 0 < int(resumed_at) < 12, "batches are read at most a few steps ahead"
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
