@@ -55,7 +55,7 @@ def _chains(block: Block) -> Iterable[_Chain]:
                 for j in consumers.get(v.name, ()):
                     if j in members:
                         continue
-                    if block.operators[j].op.communicates or block.operators[j].op.moves_data:
+                    if _only_of(block.operators[j], v):
                         members.append(j)
                         todo.append(j)
                     else:
@@ -64,6 +64,11 @@ def _chains(block: Block) -> Iterable[_Chain]:
         if uses and not names.intersection(block.outputs):
             (out,), (shard,) = o.writes(), o.reads()
             yield _Chain(tuple(sorted(members)), tuple(sorted(set(uses))), shard.name, out.nbytes)
+
+
+def _only_of(o: Operator, v: Value) -> bool:
+    """Whether an operator is the wait for a value, or moves nothing but it: a lookup in it reads indices, too."""
+    return o.op.communicates == "wait" or (o.op.moves_data and all(r.name == v.name for r in o.reads()))
 
 
 class _Repeating:

@@ -73,6 +73,20 @@ def count(block: Block, kind: type = Communication) -> int:
     return sum(isinstance(o.op, kind) for o in block.operators)
 
 
+def test_micro_batches_that_recompute_gather_again() -> None:
+    """A lookup in a gathered table reads its slice's indices, and is no view of the table."""
+    blocks = []
+    for rank in range(2):
+        program = rc.load(rc.models.build("bert-tiny", layers=1, hidden=8, heads=2, vocab=20, seq=4), batch=BATCH)
+        loss = rc.losses.cross_entropy(program["logits"])
+        inner = rc.RecomputeOptimizer(rc.Adam(1e-2)).set_checkpoints(["layer.0.out"])
+        DataParallel(inner, Mesh.of(dp=2), rank, zero=3, micro_batches=4, batch=BATCH).minimize(loss)
+        blocks.append(program.block)
+    made = [rc.verify(run_passes(b, PASSES["regather"])) for b in blocks]
+    assert count(made[0], AllGather) > count(blocks[0], AllGather)
+    assert verify_ranks(made, Mesh.of(dp=2)) == 1
+
+
 def test_buckets_are_fewer_messages() -> None:
     block = programs(1)[0].block
     assert count(Buckets().run(block)) < count(block) / 4
