@@ -65,7 +65,8 @@ def test_the_bits_of_the_interpreter(n: int) -> None:
 def test_started_by_mpiexec(tmp_path: Path) -> None:
     """A script alone, and through the module, as under srun; a module's name."""
     (tmp_path / "job.py").write_text(
-        "import recompute as rc\nprint('rank', rc.Executor(mesh='dp=2').rank, flush=True)\n"
+        # One write for the line: the pieces of an unbuffered print may mix with the other rank's.
+        "import sys\nimport recompute as rc\nsys.stdout.write(f\"rank {rc.Executor(mesh='dp=2').rank}\\n\")\n"
     )
     python, environment = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     for command in (
