@@ -38,7 +38,7 @@ ROWS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("gpt2-mini", {"dropout": 0.0}, 4),
 )
 #: our stage beside which of theirs
-KINDS = (("ddp", 0), ("fsdp", 3))
+KINDS = (("ddp", 0), ("ddp", 1), ("fsdp", 3))
 
 
 def ours(spec: dict[str, Any]) -> dict[str, Any]:
