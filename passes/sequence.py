@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from ..language.ir import Block, Operator
 from ..language.kernels import accepting, provider
 from ..language.types import TensorType
+from .approximation.approximate import Approximate
 from .attention.find_attention import FindAttention
 from .base import Pass, run_passes
 from .cleanup.commit_updates import CommitUpdates
@@ -66,7 +67,7 @@ def step_passes(
     """
     return [
         *(training_passes(target, loss, checkpoints) if loss is not None else ()),
-        *cleanup_passes(target, planned=plan is not None),
+        *cleanup_passes(target, planned=plan is not None and not plan.only_approximates),
         *(plan_passes(target, plan, scheduled=scheduled) if plan is not None else ()),
         *lowering_passes(target),
         *memory_passes(target, plan.offloads if plan is not None else (checkpoints if offload else ())),
@@ -105,6 +106,8 @@ def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
 
 def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False) -> list[Pass]:
     """The passes that apply a plan, except its copies to host memory, which are placed at the end."""
+    if plan.only_approximates:
+        return [Slice(plan.slices), Approximate(plan.approximations)]
     regions, whole = whole_last(plan.slices)
     return [
         *([Slice(regions)] if regions else ()),
@@ -117,11 +120,12 @@ def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False)
 def recomputing_passes(plan: RecomputePlan) -> list[Pass]:
     """The passes that insert the recomputation of a plan into the step whose operators it numbers.
 
-    Slices of the whole step follow: each recomputes as the plan says.
+    Slices of the whole step follow: each recomputes as the plan says.  Approximations come last.
     """
     _, whole = whole_last(plan.slices)
     slices: list[Pass] = [Slice(whole), CommitUpdates()] if whole else []
-    return [Recompute(plan=plan), DeadCode(), FuseNorms(), *slices]
+    last = [Approximate(plan.approximations)] if plan.approximations else []
+    return [Recompute(plan=plan), DeadCode(), FuseNorms(), *slices, *last]
 
 
 def lowering_passes(target: Target) -> list[Pass]:

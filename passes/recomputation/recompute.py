@@ -36,6 +36,8 @@ class RecomputePlan:
 
     `offloads`: values that wait in host memory (see passes/offloading/offload.py), by what they are called after the
     reruns.  `slices`: regions that run in slices (see passes/slicing); reruns number the operators of the sliced step.
+    `approximations`: values that need not wait, and what waits in their place (see passes/approximation), by what they
+    are called after all else; a plan that has nothing but these leaves normalised values to the pass "rebuild".
     """
 
     reruns: tuple[Rerun, ...] = ()
@@ -43,6 +45,12 @@ class RecomputePlan:
     notes: tuple[str, ...] = ()
     offloads: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
+    approximations: tuple[str, ...] = ()
+
+    @property
+    def only_approximates(self) -> bool:
+        """Whether it recomputes nothing, and lets values go by approximations."""
+        return bool(self.approximations) and not self.reruns
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def compile_step(
 
 def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) -> tuple[Request | None, bool]:
     """The request, and whether checkpoints are offloaded.  UsageError for unknown `options`."""
-    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress")
+    names = ("strategy", "plan", "offload", "slicing", "effort", "seconds", "progress", "allowed")
     given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
     given["options"] = options.pop("strategy_options", None)
     if options:

@@ -23,6 +23,8 @@ class PlanFigures:
     are kept for the backward pass, as `--checkpoints` takes them; `planning_seconds`: time of the search.
     `offloads`: those of the kept values that are offloaded to host memory, where `host_bytes` are allocated;
     `slices`: the parts that run in slices; `bound` is then that of all plans for the step sliced like this.
+    `approximations`: values that do not wait for the backward pass, and what waits in their place (see
+    passes/approximation); then there is no bound.
     `transfer_seconds`: time of all copies between device and host; `stall_seconds`: time for which the device waits
     for them, part of `seconds`.  `interrupted`, `timed_out`: whether an interrupt or the time limit ended planning
     early.
@@ -43,6 +45,7 @@ class PlanFigures:
     costs: str
     offloads: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
+    approximations: tuple[str, ...] = ()
     host_bytes: int = 0
     transfer_seconds: float = 0.0
     stall_seconds: float = 0.0
@@ -68,7 +71,7 @@ class PlanFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as numbers, strings and lists, for JSON."""
-        lists = {"kept": list(self.kept), "offloads": list(self.offloads), "slices": list(self.slices)}
+        lists = {name: list(getattr(self, name)) for name in ("kept", "offloads", "slices", "approximations")}
         return {**asdict(self), **lists, "fits": self.fits, "overhead": self.overhead, "gap": self.gap}
 
 
@@ -84,7 +87,8 @@ def figures_of(
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
     moved, cost = fitted.plan.offloads, cost_of(fitting)
     sliced = fitting.of(fitted.plan.slices)
-    bound = seconds_bound(sliced, budget) if bounded and budget is not None and not moved else None
+    exact = not moved and not fitted.plan.approximations
+    bound = seconds_bound(sliced, budget) if bounded and budget is not None and exact else None
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
     kept, kept_bytes = kept_for_backward(fitted.block)
@@ -109,6 +113,7 @@ def figures_of(
         costs=cost.name,
         offloads=moved,
         slices=fitted.plan.slices,
+        approximations=fitted.plan.approximations,
         host_bytes=memory_report(fitted.compiled).host,
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,

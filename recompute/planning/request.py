@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..budgets import Budget, parse_budget
 from ..errors import UsageError
 from ..passes import RecomputePlan
+from ..passes.approximation.base import Approximation, parse_permissions
 from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress
 from ..passes.planners.methods.auto import Auto
@@ -27,7 +28,8 @@ class Request:
     `slicing`: with a budget, parts of the step may run in slices; `slices`: those in which it runs as a whole, in any
     case (see `RecomputeOptimizer.set_slices`).  `effort`, `seconds`: limits of planning (see
     `Watch`); `progress`: the function that is called with its progress
-    (None: a status line on a terminal).
+    (None: a status line on a terminal).  `allowed`: approximations that the step may use, as few as it takes to fit a
+    budget and where they are faster than recomputation; without a budget, wherever they save memory.
     """
 
     budget: Budget | None = None
@@ -40,6 +42,7 @@ class Request:
     seconds: float | None = None
     progress: Callable[[Progress], Any] | None = None
     slices: tuple[str, ...] = ()
+    allowed: tuple[Approximation, ...] = ()
 
 
 def request(
@@ -53,17 +56,21 @@ def request(
     effort: float | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], Any] | None = None,
+    allowed: str | Sequence[str] = (),
 ) -> Request | None:
     """The request; None if nothing is requested.  UsageError for arguments that are invalid or contradict each other.
 
     `budget`: see `parse_budget`; `plan`: a plan, or the path of a saved one; `offload`: whether values may be
     offloaded (with a budget; a plan defines its own offloads); `slicing`: whether the strategy "auto" may run parts of
-    the step in slices; `effort`, `seconds`, `progress`: see `Request`.
+    the step in slices; `effort`, `seconds`, `progress`, `allowed`: see `Request`.
     """
+    permitted = parse_permissions(allowed) if allowed else ()
     check_limits(effort, seconds, progress)
     if (effort is not None or seconds is not None) and budget is None:
         given = "effort" if effort is not None else "seconds"
         raise UsageError(f"{given} limits planning for a budget: give a budget, such as '60%'")
+    if offload and permitted:
+        raise UsageError("values in host memory are not combined with approximations: leave one of them out")
     if offload and plan is not None:
         raise UsageError("a plan already defines which values are offloaded: leave out offload, or the plan")
     if offload and budget is None and strategy is not None:
@@ -75,11 +82,13 @@ def request(
             plan = load_plan(plan)
         if not isinstance(plan, (RecomputePlan, SavedPlan)):
             raise UsageError(f"plan must be a RecomputePlan, or the path of a saved plan, not {plan!r}")
+        if permitted:
+            raise UsageError("a plan already defines what is approximated: leave out the approximations, or the plan")
         return Request(plan=plan)
     if budget is None and strategy is None:
         if options:
             raise UsageError("options belong to a strategy: name the strategy")
-        return None
+        return Request(allowed=permitted) if permitted else None
     if strategy is not None and not isinstance(strategy, str):
         raise UsageError(f"strategy must be a name such as '{DEFAULT}', not {strategy!r}")
     chosen = planner(strategy or DEFAULT, **(options or {}))
@@ -88,7 +97,10 @@ def request(
     if effort is not None and not isinstance(chosen, Auto):
         raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
     amount = None if budget is None else parse_budget(budget)
-    return Request(amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress)
+    return Request(
+        amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress,
+        allowed=permitted,
+    )  # fmt: skip
 
 
 def check_limits(effort: object, seconds: object, progress: object = None) -> None:

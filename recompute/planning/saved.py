@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from ..language.ir import Block, Role
 from ..passes import RecomputePlan, Rerun
+from ..passes.approximation.choices import parse_choice
 from ..passes.planners.core.problem import read_json
 from ..passes.planners.fit.problem import Fitted
 from ..passes.slicing.slicing import parse_slicing
@@ -29,7 +30,8 @@ class SavedPlan:
 
     `reruns`: pairs of names, the first output of the recomputed operator and the first output of the operator before
     which it is recomputed; `scheduled`: whether the plan is for the order of operators made by the pass `schedule`;
-    `offloads`: names of values that are offloaded to host memory; `slices`: parts that run in slices, applied first.
+    `offloads`: names of values that are offloaded to host memory; `slices`: parts that run in slices, applied first;
+    `approximations`: values that do not wait, and what waits in their place, applied last.
     """
 
     model: str
@@ -41,6 +43,7 @@ class SavedPlan:
     figures: Mapping[str, Any] = field(default_factory=dict)
     offloads: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
+    approximations: tuple[str, ...] = ()
 
     def for_block(self, base: Block) -> RecomputePlan:
         """The plan with operators by number.  UsageError that states the first name missing from the step."""
@@ -62,7 +65,13 @@ class SavedPlan:
                 what = f"here '{pair[0]}' cannot be recomputed before '{pair[1]}'"
                 raise UsageError(f"the plan is for another step: {what}")
         reruns.sort(key=lambda r: r.before)  # operators that run before the same one keep their order
-        return RecomputePlan(tuple(reruns), self.checkpoints, offloads=self.offloads, slices=self.slices)
+        return RecomputePlan(
+            tuple(reruns),
+            self.checkpoints,
+            offloads=self.offloads,
+            slices=self.slices,
+            approximations=self.approximations,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the contents of its file."""
@@ -91,6 +100,7 @@ def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | No
         figures={k: v for k, v in figures.to_dict().items() if k not in ("kept", "strategy", "scheduled", *_NAMES)},
         offloads=fitted.plan.offloads,
         slices=fitted.plan.slices,
+        approximations=fitted.plan.approximations,
     )
 
 
@@ -127,11 +137,13 @@ def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
         known[name] = tuple(found)
     for text in known["slices"]:
         parse_slicing(text)
+    for text in known["approximations"]:
+        parse_choice(text)
     return SavedPlan(**known)
 
 
 #: the fields that are lists of texts
-_NAMES = ("checkpoints", "offloads", "slices")
+_NAMES = ("checkpoints", "offloads", "slices", "approximations")
 
 _FIELDS: dict[str, Any] = {
     "model": str,

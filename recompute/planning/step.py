@@ -19,6 +19,7 @@ from ..passes.memory import packing
 from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
+from ..passes.planners.fit.with_approximations import approximated
 from ..passes.planners.fit.problem import Fitted, Fitting
 from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
@@ -122,14 +123,19 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
         budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
         watch.judge = functools.partial(_judged, fitting, budget)
         with watching(watch):
-            if wanted.plan is not None:
+            if wanted.allowed and budget is None and wanted.strategy is None:
+                fitted, strategy, bounded = approximated(fitting, wanted.allowed), "none", False
+            elif wanted.plan is not None:
                 fitted = planned_before(fitting, wanted.plan)
                 strategy = wanted.plan.strategy if isinstance(wanted.plan, SavedPlan) else "plan"
                 bounded = False
             else:
                 strategy = wanted.strategy or DEFAULT
                 slicing = wanted.slicing and strategy == DEFAULT
-                fitted = fit_within(fitting, budget, strategy, wanted.options, offload=wanted.offload, slicing=slicing)
+                fitted = fit_within(
+                    fitting, budget, strategy, wanted.options, offload=wanted.offload, slicing=slicing,
+                    allowed=wanted.allowed,
+                )  # fmt: skip
                 if budget is None and not fitted.plan.reruns and chosen.heeds_budget:
                     raise needs_budget(strategy)
         seconds = watch.elapsed
@@ -141,7 +147,8 @@ def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float,
     """Overhead and gap of a compiled plan, as in its figures."""
     cost = cost_of(fitting)
     seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
-    bound = None if budget is None or found.plan.offloads else seconds_bound(fitting.of(found.plan.slices), budget)
+    inexact = found.plan.offloads or found.plan.approximations
+    bound = None if budget is None or inexact else seconds_bound(fitting.of(found.plan.slices), budget)
     gap = max(0.0, seconds / bound - 1) if bound else None
     return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
 

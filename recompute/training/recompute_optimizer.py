@@ -16,9 +16,12 @@ from ..language.ir import Block, Operator, Role
 from ..language.program import Program, Variable
 from ..language.verify import verify
 from ..passes import Target
+from ..passes.approximation.approximate import Approximate, permitted_choices
+from ..passes.approximation.base import parse_permissions
 from ..passes.offloading.offload import Offload, offloaded
 from ..passes.planners import planner
 from ..passes.recomputation.recompute import RecomputePlan, apply, plan_from_checkpoints
+from ..passes.sequence import cleaned
 from ..passes.slicing.open_means import open_means
 from ..passes.slicing.slicing import Slice, parse_slicing, whole_last
 from ..planning.figures import interruption
@@ -58,6 +61,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         self._offload = False
         self._limits: dict[str, Any] = {}
         self._slices: tuple[str, ...] = ()
+        self._allowed: tuple[str, ...] = ()
         self._merge: Merge | None = None
         self._parallel: Any = None
         self._later = False
@@ -128,6 +132,18 @@ class RecomputeOptimizer(WrappedOptimizer):
         if not all(isinstance(s, str) for s in given):
             raise UsageError(f"slices must be texts such as 'fc_1..fc_2:0:8' or 'all:0:4', not {slices!r}")
         self._slices = tuple(str(parse_slicing(s)) for s in given)
+        return self
+
+    def set_approximations(self, allowed: str | Sequence[str]) -> RecomputeOptimizer:
+        """Permits gradients to be approximated where that saves memory; returns self.
+
+        `allowed`: "sketch:0.2" (weight gradients from a fifth of the rows), "bits:4" (slopes of activations in 4 bits),
+        "store:8" (kept values in 8 bits), or several, separated by commas (see docs/approximation.md).  With a budget,
+        as few are used as it takes, and only where they are faster than recomputation; without one, all that save
+        memory, also between checkpoints.  The forward pass stays exact.  UsageError for other texts.
+        """
+        parse_permissions(allowed)
+        self._allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
         return self
 
     @property
@@ -236,7 +252,10 @@ class RecomputeOptimizer(WrappedOptimizer):
     @property
     def request(self) -> Request | None:
         """The request to a planner; None with checkpoints.  UsageError if both are set."""
-        found = request(self._budget, self._strategy, self._options, self._plan, offload=self._offload, **self._limits)
+        found = request(
+            self._budget, self._strategy, self._options, self._plan, offload=self._offload,
+            allowed=() if self._checkpoints else self._allowed, **self._limits,
+        )  # fmt: skip
         if found is not None and self._checkpoints:
             raise UsageError(
                 "checkpoints and a budget, strategy or plan both define what is recomputed: give one of them (to check "
@@ -339,6 +358,8 @@ class RecomputeOptimizer(WrappedOptimizer):
         """Plans the step, applies the plan, and returns the optimizer's operators."""
         wanted = self.request
         if wanted is None:
+            if self._allowed:
+                _approximate(program, self._allowed, self._target or Target())
             return []
         target = self._target or Target()
         if self._cost is not None:
@@ -348,6 +369,14 @@ class RecomputeOptimizer(WrappedOptimizer):
         if program.planned.interrupted:
             warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
         return [o for o in program.operators if o.role is Role.OPTIMIZE]
+
+
+def _approximate(program: Program, allowed: Sequence[str], target: Target) -> None:
+    """Approximations wherever they save memory, between checkpoints too."""
+    block = cleaned(program.block, target_of(target))
+    choices = permitted_choices(block, parse_permissions(allowed))
+    program.block = verify(Approximate(choices).run(block))
+    program.plan = dataclasses.replace(program.plan or RecomputePlan(), approximations=choices)
 
 
 def _offload_checkpoints(block: Block, plan: RecomputePlan) -> tuple[Block, RecomputePlan]:

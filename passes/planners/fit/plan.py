@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import BudgetError, UsageError
 from ....language.ir import Block
 from ....language.verify import verify
+from ...approximation.base import Approximation
 from ...recomputation.recompute import RecomputePlan
 from ...target import Target
 from ..base import plan, planner
@@ -16,6 +17,7 @@ from ..core.watch import current
 from ..methods.auto import Auto, forget
 from .problem import Fitted, Fitting, Prices, Seconds
 from .search import CLOSE, searched
+from .with_approximations import with_approximations
 from .with_offload import fastest
 from .with_slices import Sliced
 
@@ -51,14 +53,43 @@ def fit_within(
     *,
     offload: bool = False,
     slicing: bool = False,
+    allowed: Sequence[Approximation] = (),
 ) -> Fitted:
     """`fit` for a step whose problem was made before.
 
     `offload`: values may also wait in host memory, where the step is faster then.  `slicing`: parts of it may run in
-    slices, where the step is faster then, unless it runs in slices as a whole already.
+    slices, where the step is faster then, unless it runs in slices as a whole already.  `allowed`: approximations of
+    gradients that may be used where the step is faster then, or fits by nothing else.
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated
+    if budget is None or not allowed:
+        return _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
+    refusal = BudgetError("")
+    found: Fitted | None = None
+    try:
+        found = _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
+    except BudgetError as e:
+        refusal = e
+    for f in with_approximations(fitting, budget, strategy, options, allowed):
+        found = f if found is None or fitting.cost(f) < fitting.cost(found) else found
+        current().best(found)
+    if found is None:
+        raise refusal
+    verify(found.compiled)
+    return found
+
+
+def _exact(
+    fitting: Fitting,
+    budget: int | None,
+    strategy: str,
+    options: Mapping[str, Any] | None,
+    *,
+    offload: bool,
+    slicing: bool,
+) -> Fitted:
+    """The best step that approximates nothing."""
     if budget is None or not slicing or fitting.slices:  # slices that were asked for are all there are
         return _unsliced(fitting, budget, strategy, options, offload=offload)
     return _in_slices_or_not(fitting, budget, strategy, options, offload=offload)

@@ -12,6 +12,7 @@ from ....errors import UsageError
 from ....language.ir import Block, Operator
 from ....language.verify import trusted, verify
 from ... import sequence
+from ...approximation.approximate import Approximate
 from ...base import run_passes
 from ...cleanup.commit_updates import CommitUpdates
 from ...communication.overlap import Overlap
@@ -186,6 +187,8 @@ class Fitting:
 
     def applied(self, plan: RecomputePlan, scheduled: bool) -> Block:
         """The step with a plan, before frees and addresses."""
+        if plan.only_approximates:
+            return Approximate(plan.approximations).run(self.plain.block)
         after = self.ordered if scheduled else self.block
         plan = dataclasses.replace(plan, slices=self.after)
         for p in sequence.recomputing_passes(plan):

@@ -70,20 +70,20 @@ def _starts(
 ) -> Iterator[tuple[float, tuple[RecomputePlan, bool]]]:
     """(simulated seconds, plan and whether it is for the step as reordered), for plans that moves make fit."""
     missed = [(f.plan, f.scheduled) for f in found if f.peak > budget]
-    for start in dict.fromkeys([*_plans(fitting, budget, strategy, options), *missed]):
+    plans = [(RecomputePlan(), False), *plans_for_more(fitting, budget, strategy, options, _PLANS)]
+    for start in dict.fromkeys([*plans, *missed]):
         block = fitting.order(fitting.applied(*start))
         chosen = choose(block, budget - _persistent(block), fitting.prices, fitting.target.link)
         if chosen is not None:
             yield chosen[1].seconds, start
 
 
-def _plans(
-    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]
+def plans_for_more(
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any], count: int
 ) -> Iterator[tuple[RecomputePlan, bool]]:
-    """No plan, and some of a strategy for larger budgets."""
-    yield RecomputePlan(), False
+    """Plans of a strategy for `count` budgets between this one and what the step takes without a plan."""
     derived, top = fitting.derived, fitting.unrepeated.peak
-    goals = [budget + (top - budget) * k // _PLANS for k in range(_PLANS)]
+    goals = [budget + (top - budget) * k // count for k in range(count)]
     chosen = planner(strategy, **options)
     if isinstance(chosen, Auto):
         points = list(frontier_of(derived.problem))
@@ -91,7 +91,7 @@ def _plans(
             below = [p for p in points if p.peak <= goal]
             yield derived.for_block(plan_of((below or points)[-1 if below else 0].sequence)), False
     elif chosen.heeds_budget:
-        for goal in goals[1 :: _PLANS // 3]:
+        for goal in goals[1 :: max(1, count // 3)]:
             with contextlib.suppress(UsageError):
                 yield derived.for_block(plan(derived.problem, budget=goal, strategy=strategy, **options).plan), False
 

@@ -1,0 +1,152 @@
+"""Which waiting values a permission can replace, with what, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError, nearest
+from ...language.ir import Block, Operator, Value
+from .base import Approximation, parse_approximation
+from .edits import Edits
+from .step import Leaf, Step
+
+#: a value that is smaller waits as it is
+_SMALL = 4 << 10
+#: what stands between the kinds of a choice
+_AND = "+"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Approximations that let one value go: text VALUE=KIND:SETTINGS, several kinds joined by "+"."""
+
+    value: str
+    kinds: tuple[Approximation, ...]
+
+    def __str__(self) -> str:
+        return f"{self.value}={_AND.join(map(str, self.kinds))}"
+
+
+def parse_choice(text: str) -> Choice:
+    """The opposite of `str`.  UsageError for other texts."""
+    value, equals, kinds = text.rpartition("=")
+    if not equals or not value:
+        raise UsageError(f"'{text}' is no approximation of a value: give VALUE=KIND:SETTINGS, such as x=store:8")
+    return Choice(value, tuple(parse_approximation(k) for k in kinds.split(_AND)))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice for a waiting value; `saved`: bytes that need not wait."""
+
+    choice: Choice
+    value: Value
+    leaves: tuple[Leaf, ...]
+    saved: int
+
+    def added(self, step: Step) -> tuple[list[Operator], list[Operator]]:
+        """The operators that it adds, and those whose place they take."""
+        edits = Edits(step)
+        write(step, self, edits)
+        new, old = edits.changes()
+        return new, old
+
+
+def candidates(step: Step, permitted: Sequence[Approximation]) -> Iterator[Candidate]:
+    """The ways to let each waiting value go, in order of production."""
+    for value in step.waiting():
+        if value.nbytes < _SMALL:
+            continue
+        leaves = tuple(step.leaves(value))
+        for kinds in _ways(step, value, leaves, permitted):
+            saved = value.nbytes - _kept_bytes(step, value, leaves, kinds)
+            if saved > 0:
+                yield Candidate(Choice(value.name, kinds), value, leaves, saved)
+
+
+def _ways(
+    step: Step, value: Value, leaves: Sequence[Leaf], permitted: Sequence[Approximation]
+) -> Iterator[tuple[Approximation, ...]]:
+    """Sets of kinds that serve all readers: one for each reader, or one that keeps the whole value in another form."""
+    if not leaves:
+        return
+    needed: dict[Approximation, None] = {}
+    for leaf in leaves:
+        able = next((a for a in permitted if not a.whole and a.keeps(step, leaf) is not None), None)
+        if able is None:
+            needed.clear()
+            break
+        needed[able] = None
+    if needed:
+        yield tuple(needed)
+    for a in permitted:
+        if a.whole and a.form(value) is not None:
+            yield (a,)
+
+
+def _kept_bytes(step: Step, value: Value, leaves: Sequence[Leaf], kinds: Sequence[Approximation]) -> int:
+    """Bytes that wait in a value's place."""
+    if kinds[0].whole:
+        return sum(t.nbytes for t in kinds[0].form(value) or ())
+    found: dict[tuple[str, str], int] = {}
+    for leaf in leaves:
+        for a in kinds:
+            if (t := a.keeps(step, leaf)) is not None:
+                found[leaf.origin.name, a.name] = t.nbytes
+                break
+    return sum(found.values())
+
+
+def write(step: Step, found: Candidate, edits: Edits) -> None:
+    """Carries a candidate out.  UsageError where another one has replaced one of its readers."""
+    if any(leaf.at in edits.replaced for leaf in found.leaves):
+        raise UsageError(f"'{found.choice}': another approximation has replaced an operator that reads this value")
+    kinds = found.choice.kinds
+    if kinds[0].whole:
+        kinds[0].store(step, found.value, found.leaves, edits)
+        return
+    for leaf in found.leaves:
+        next(a for a in kinds if a.keeps(step, leaf) is not None).replace(step, leaf, edits)
+
+
+def best(step: Step, permitted: Sequence[Approximation], worth: Callable[[Candidate], float]) -> list[Candidate]:
+    """For each waiting value the candidate of most worth; those that can be made together."""
+    found: dict[str, tuple[float, Candidate]] = {}
+    for c in candidates(step, permitted):
+        w = worth(c)
+        if c.value.name not in found or w > found[c.value.name][0]:
+            found[c.value.name] = w, c
+    replaced: set[int] = set()
+    reading: set[int] = set()
+    together: list[Candidate] = []
+    for _, c in found.values():
+        at = {leaf.at for leaf in c.leaves}
+        if replaced.isdisjoint(at) and (c.choice.kinds[0].whole or reading.isdisjoint(at)):
+            (reading if c.choice.kinds[0].whole else replaced).update(at)
+            together.append(c)
+    return together
+
+
+def named(step: Step, choices: Sequence[Choice]) -> Iterator[Candidate]:
+    """The candidates that choices name.  UsageError for names and kinds that do not fit the step."""
+    values = step.block.values()
+    for choice in choices:
+        if choice.value not in values:
+            raise UsageError(f"there is no value '{choice.value}' to approximate{nearest(choice.value, values)}")
+        value = values[choice.value]
+        leaves = tuple(step.leaves(value))
+        if choice.kinds not in list(_ways(step, value, leaves, choice.kinds)):
+            raise UsageError(
+                f"'{choice}': the step has no such value that waits, or not all of its readers can do with it"
+            )
+        saved = value.nbytes - _kept_bytes(step, value, leaves, choice.kinds)
+        yield Candidate(choice, value, leaves, saved)
+
+
+def step_of(block: Block) -> Step:
+    """A block's step, for choices.  UsageError where it is no training step."""
+    found = Step(block)
+    if found.counter is None:
+        raise UsageError("approximations are for training steps: call minimize first")
+    return found

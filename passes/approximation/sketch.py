@@ -1,0 +1,96 @@
+"""Sketches: the gradient of a weight, a product over the batch, from a random sketch of its input.
+
+    dW = MatMul(X, dY) {transA=1}        X.sketch = Sketch(X, step)                  in the forward pass
+                                         dY.sketch = Sketch(dY, step)                the same S
+                                         dW = MatMul(X.sketch, dY.sketch) {transA=1}
+
+Bershatsky et al. 2022, arXiv 2201.13195.  S is drawn again from the step counter, and X need not wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError, nearest
+from ...language.ir import Operator, Role, Value
+from ...language.types import TensorType
+from ...ops.approximation.sketch import KINDS, Sketch
+from ...ops.linear.products import MatMul
+from .base import Approximation, seed_of
+from .edits import Edits
+from .step import Leaf, Step
+
+_DEFAULT = "rows"
+
+
+@dataclass(frozen=True)
+class SketchedProducts(Approximation):
+    """Weight gradients from `rate` (a share) or `rows` (a number) of the rows of a product over the batch."""
+
+    name = "sketch"
+    usage = f"sketch:RATE[:{'|'.join(KINDS)}] (a share of the rows, such as 0.2, or a number of them)"
+
+    rate: float | None
+    rows: int | None
+    kind: str = _DEFAULT
+
+    def __str__(self) -> str:
+        amount = f"{self.rate:g}" if self.rate is not None else str(self.rows)
+        return f"{self.name}:{amount}:{self.kind}"
+
+    @classmethod
+    def parse(cls, settings: Sequence[str]) -> SketchedProducts:
+        """RATE or ROWS, and the kind of the sketch."""
+        if not 1 <= len(settings) <= 2:
+            raise UsageError(f"'{':'.join([cls.name, *settings])}': give {cls.usage}")
+        kind = settings[1] if len(settings) > 1 else _DEFAULT
+        if kind not in KINDS:
+            raise UsageError(f"there is no sketch '{kind}'{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+        try:
+            amount = float(settings[0])
+        except ValueError:
+            amount = math.nan
+        if amount > 1 and amount.is_integer():
+            return cls(None, int(amount), kind)
+        if not 0 < amount < 1:
+            raise UsageError(
+                f"'{cls.name}:{settings[0]}': the rate must lie between 0 and 1 (of the rows are kept), or be a whole "
+                "number of rows"
+            )
+        return cls(amount, None, kind)
+
+    def kept_rows(self, batch: int) -> int:
+        """Rows that are kept of a batch."""
+        return self.rows if self.rows is not None else max(1, round(self.rate * batch))  # type: ignore[operator]
+
+    def keeps(self, step: Step, leaf: Leaf) -> TensorType | None:
+        """The sketch of one factor of a product [n, B] · [B, m] whose other factor the backward pass made."""
+        o = step.operators[leaf.at]
+        if not isinstance(o.op, MatMul) or (o.op.transA, o.op.transB) != (1, 0) or leaf.read.ndim != 2:
+            return None
+        other = o.inputs[1] if o.inputs[0] == leaf.read else o.inputs[0]
+        if other is None or other.name in step.origin or other.ndim != 2 or step.counter is None:
+            return None
+        batch, n = leaf.read.shape
+        rows = self.kept_rows(batch)
+        if rows >= batch or leaf.read.type.numpy.kind not in "fV":
+            return None
+        return leaf.read.type.with_shape((rows, n))
+
+    def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
+        """The product of two sketches."""
+        o = step.operators[leaf.at]
+        op = Sketch(self.kept_rows(leaf.read.shape[0]), self.kind, seed_of(leaf.origin.name))
+        (kept,) = edits.kept(op, leaf.origin, leaf.read.shape, "sketch")
+        made: list[Operator] = []
+        factors: list[Value] = []
+        for v in o.inputs:
+            assert v is not None
+            if v == leaf.read:
+                factors.append(kept)
+            else:
+                factors += edits.emit(made, op, [v, *edits.counter(op)], f"{v.name}.sketch", Role.BACKWARD)
+        made.append(Operator(o.op, tuple(factors), o.outputs, o.role))
+        edits.replaced[leaf.at] = made
