@@ -138,7 +138,7 @@ def named(step: Step, choices: Sequence[Choice]) -> Iterator[Candidate]:
         leaves = tuple(step.leaves(value))
         if choice.kinds not in list(_ways(step, value, leaves, choice.kinds)):
             raise UsageError(
-                f"'{choice}': the step has no such value that waits, or not all of its readers can do with it"
+                f"'{choice}': no such value waits for the backward pass, or not all of its readers can do with this"
             )
         saved = value.nbytes - _kept_bytes(step, value, leaves, choice.kinds)
         yield Candidate(choice, value, leaves, saved)
