@@ -1,0 +1,1 @@
+"""Approximations: operators that keep less of a value than it has."""

@@ -19,6 +19,8 @@ _BUMPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
 _WORD = 0xFFFFFFFFFFFFFFFF
+#: words that NumPy's generator hands out at a time, in an array of its own
+_DRAWN = 512
 
 
 def stream(xp: Any, seed: int, step: Any, first: int = 0) -> Callable[[Any], None]:
@@ -50,6 +52,13 @@ def uniform(xp: Any, seed: int, step: Any, block: int, count: int) -> Any:
 
 def numbers_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
     """The eight numbers of each of these blocks (a vector of uint64), block after block, by array operations."""
+    words = words_of_blocks(xp, seed, step, blocks)
+    halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
+    return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def words_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
+    """The four words of each of these blocks (a vector of uint64), a row for each, by array operations."""
     key0 = np.uint64(seed)
     key1 = xp.asarray(step).astype(np.uint64)
     c0 = blocks + np.uint64(1)
@@ -61,9 +70,24 @@ def numbers_of_blocks(xp: Any, seed: int, step: Any, blocks: Any) -> Any:
             k0 = key0 + np.uint64(_BUMPS[0] * i & (1 << 64) - 1)
             k1 = key1 + np.uint64(_BUMPS[1] * i & (1 << 64) - 1)
             c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-    words = xp.stack([c0, c1, c2, c3], axis=1)
-    halves = xp.stack([words & np.uint64(_LOW), words >> np.uint64(32)], axis=2).reshape(-1)
-    return (halves >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+    return xp.stack([c0, c1, c2, c3], axis=1)
+
+
+def byte_stream(seed: int, step: Any, first: int) -> Callable[[Any], None]:
+    """A function that fills vectors of uint8 with the next bytes of the stream (seed, step), from block `first` on.
+
+    A block's 32 bytes are its four words, the lowest byte of each first.  Lengths must be multiples of 32.
+    """
+    key = np.array([seed, int(step) & _WORD], np.uint64)
+    generator = np.random.Philox(key=key, counter=first)
+
+    def fill(out: Any) -> None:
+        words = out.view("<u8")
+        for start in range(0, words.size, _DRAWN):
+            part = words[start : start + _DRAWN]
+            part[...] = generator.random_raw(part.size)
+
+    return fill
 
 
 def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
@@ -77,7 +101,12 @@ def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
 
 
 def export_numbers(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
-    """Writes `count` numbers of the stream, from number `start` on, as ONNX nodes: 24-bit integers (int64 [count]).
+    """Writes `count` numbers of the stream, from number `start` on, as ONNX nodes: 24-bit integers (int64 [count])."""
+    return _Words(g).shifted(export_halves(g, seed, step, count, start), 8)
+
+
+def export_halves(g: Any, seed: int, step: str, count: int, start: int = 0) -> str:
+    """Writes the halves of which numbers are the upper 24 bits as ONNX nodes: integers of 32 bits (int64 [count]).
 
     Pairs of the cipher's words are computed together: rows (c0, c2) in `e`, (c1, c3) in `o`.  Arithmetic is on int64,
     which wraps around like uint64; only shifts need the unsigned type.
@@ -104,7 +133,7 @@ def export_numbers(g: Any, seed: int, step: str, count: int, start: int = 0) -> 
     if 8 * blocks != count:
         begin = start % 8
         ordered = g.call("Slice", ordered, g.ints([begin]), g.ints([begin + count]), g.ints([0]), g.ints([1]))
-    return write.shifted(ordered, 8)
+    return ordered
 
 
 def _signed(values: Any) -> np.ndarray:
