@@ -83,7 +83,7 @@ class Step:
         for i, o in enumerate(self.operators):
             if not self.early(i):
                 for v in o.reads():
-                    if (x := self.origin.get(v.name)) is not None and self._is_early(v.name):
+                    if (x := self.origin.get(v.name)) is not None and self.is_early(v.name):
                         found.setdefault(x.name, x)
         order = self.producers
         yield from sorted(
@@ -91,7 +91,8 @@ class Step:
             key=lambda v: order.get(v.name, -1),
         )
 
-    def _is_early(self, name: str) -> bool:
+    def is_early(self, name: str) -> bool:
+        """Whether a value is made in the forward pass."""
         made = self.producers.get(name, -1)
         return made < 0 or self.early(made)
 
