@@ -59,17 +59,17 @@ class Approximation:
         raise NotImplementedError
 
 
-def parse_permissions(text: str | Sequence[str]) -> tuple[Approximation, ...]:
-    """Approximations from a text such as "sketch:0.2,bits:4,store:8", or from a list of such.
+def parse_permissions(text: str | Sequence[str | Approximation]) -> tuple[Approximation, ...]:
+    """Approximations from a text such as "sketch:0.2,bits:4,store:8", or from a list of such or of approximations.
 
     UsageError for unknown kinds, bad settings, and a kind given twice.
     """
     load_kinds()
     given = [text] if isinstance(text, str) else list(text)
-    if not all(isinstance(t, str) for t in given):
+    if not all(isinstance(t, (str, Approximation)) for t in given):
         raise UsageError(f"approximations must be texts such as 'sketch:0.2' or 'bits:4', not {text!r}")
     found: dict[str, Approximation] = {}
-    for part in (p.strip() for t in given for p in t.split(",")):
+    for part in (p.strip() for t in given for p in str(t).split(",")):
         made = parse_approximation(part)
         if made.name in found:
             raise UsageError(f"'{made.name}' is given twice: {found[made.name]} and {made}")

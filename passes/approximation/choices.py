@@ -81,7 +81,7 @@ def _ways(
     if needed:
         yield tuple(needed)
     for a in permitted:
-        if a.whole and a.form(value) is not None:
+        if a.whole and step.is_activation(value) and a.form(value) is not None:
             yield (a,)
 
 

@@ -10,6 +10,8 @@ from ...language.builder import Names
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.optimizer.updates import Increment
 
+#: a result that is so many times smaller than another one of its operator is a statistic
+_STATISTIC = 8
 _EARLY = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
 
 
@@ -95,6 +97,22 @@ class Step:
         """Whether a value is made in the forward pass."""
         made = self.producers.get(name, -1)
         return made < 0 or self.early(made)
+
+    def is_activation(self, value: Value) -> bool:
+        """Whether a value depends on parameters, and is no statistic of its operator, such as a mean or a log-sum-exp:
+        a small error there is a large one in all that is made of it."""
+        at = self.producers.get(value.name, -1)
+        largest = max((v.nbytes for v in self.operators[at].writes()), default=0)
+        return value.name in self._active and value.nbytes * _STATISTIC > largest
+
+    @cached_property
+    def _active(self) -> set[str]:
+        """Forward values that depend on parameters."""
+        found = {v.name for v in self.block.params}
+        for o in self.operators:
+            if any(v.name in found for v in o.reads()):
+                found.update(v.name for v in o.writes())
+        return found
 
     def leaves(self, value: Value) -> list[Leaf]:
         """The late readers of a waiting value, through views and copies of other values that are made from it."""

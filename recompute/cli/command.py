@@ -155,7 +155,10 @@ class _Job(ModelJob):
         self.report.plain = asdict(plain.figures)
         step = plain
         if names is not None:
-            step = self.compile(program, loss, checkpoints=names, dump=self.args.dump_ir, offload=self.args.offload)
+            step = self.compile(
+                program, loss, checkpoints=names, dump=self.args.dump_ir, offload=self.args.offload,
+                allowed=self.args.allow or (),
+            )  # fmt: skip
             self.report.recompute = asdict(step.figures)
             self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
             self.report.notes += list(step.plan.notes if step.plan else ())

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..budgets import parse_budget
 from ..errors import BudgetError, UsageError, one_line
+from ..passes.approximation.base import parse_permissions
 from ..planning.figures import interruption
-from ..planning.request import check_limits
+from ..planning.request import NO_PLAN, check_limits
 from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds
 from .job import Job, request_of, steps_of
@@ -39,6 +40,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", type=real, metavar="S", help="search for S seconds instead")
     group.add_argument(
         "--no-slicing", action="store_true", help="do not run parts of the step in slices to fit --memory-budget"
+    )
+    group.add_argument(
+        "--allow",
+        metavar="A,B,...",
+        help="permit approximate gradients: sketch:0.2 (weight gradients from a fifth of the rows), bits:4 (slopes of "
+        "activations in 4 bits), store:8 (kept values in 8 bits); with --memory-budget as few as it takes, else "
+        "wherever they save memory",
     )
     group.add_argument("--plan", type=Path, metavar="FILE.json", help="use a saved plan")
     group.add_argument("--save-plan", type=Path, metavar="FILE.json", help="write the plan, for use with --plan")
@@ -73,6 +81,8 @@ def check_arguments(args: argparse.Namespace) -> None:
                 option = "memory-budget" if name == "budget" else name.replace("_", "-")
                 what = "runs every strategy" if args.compare else "draws the whole curve"
                 raise UsageError(f"--{shown[0]} {what}: leave out --{option}")
+    if args.allow is not None:
+        _check_allow(args, answers)
     if args.checkpoints is not None and not answers:
         for name in ("strategy", "plan", "save_plan"):
             if getattr(args, name) is not None:
@@ -108,6 +118,13 @@ def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
         raise UsageError(f"--{given[0]} sets how long planning for a budget may take: {why}")
 
 
+def _check_allow(args: argparse.Namespace, answers: list[str]) -> None:
+    """UsageError for bad permissions, and for options that consider exact steps only."""
+    parse_permissions(args.allow)
+    for name in (*answers, *(["max_batch"] if args.max_batch else [])):
+        raise UsageError(f"--{name.replace('_', '-')} considers exact gradients only: leave out --allow")
+
+
 def _check_offload(args: argparse.Namespace, answers: list[str]) -> None:
     """UsageError for options that --offload excludes, or if it lacks the one that it needs."""
     for name in (*answers, *(["max_batch"] if args.max_batch else [])):
@@ -122,9 +139,10 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     """The step with a planner's plan.  BudgetError with advice if no plan fits."""
     args, wanted = job.args, request_of(job.args)
     assert wanted is not None
-    job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
+    if wanted.plans:
+        job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
     options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
-    options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing}
+    options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing, "allowed": wanted.allowed}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)
     except BudgetError as e:
@@ -138,7 +156,8 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     job.report.planned = step.planned.to_dict()
     if step.planned.interrupted:
         job.report.notes.append(interruption(step.planned))
-    if step.figures.recomputed_operators or step.figures.offloaded_values or step.planned.slices:
+    changed = step.planned.slices or step.planned.approximations
+    if step.figures.recomputed_operators or step.figures.offloaded_values or changed:
         job.report.recompute = asdict(step.figures)
         job.report.notes += list(step.plan.notes)
     return step
@@ -161,11 +180,12 @@ def report_plan(job: Job, step: Any) -> None:
     planned = step.planned
     if planned is None:
         return
-    if not planned.reruns and not planned.offloads and not planned.slices:
+    if not (planned.reruns or planned.offloads or planned.slices or planned.approximations):
         job.say(f"the plain step fits {human_bytes(planned.budget)}: nothing is recomputed" if planned.budget else
                 "nothing is recomputed")  # fmt: skip
     else:
-        text = f"plan by {planned.strategy}: {planned.overhead:+.2%} time"
+        how = "approximate" if planned.strategy == NO_PLAN else f"plan by {planned.strategy}"
+        text = f"{how}: {planned.overhead:+.2%} time"
         if planned.gap is not None:
             text += ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"
         slices = [s for s in planned.slices if "@" not in s]  # others are a rank's share of the micro-batches
@@ -177,17 +197,36 @@ def report_plan(job: Job, step: Any) -> None:
                 f"{human_seconds(planned.stall_seconds)} of waiting for transfers"
             )
         job.say(f"{text}; found in {human_seconds(planned.planning_seconds)}")
+        _report_approximations(job, planned.approximations)
         if planned.timed_out:
             job.say(interruption(planned))
         if slices:
             job.say(f"in slices, for use with --slice: {' '.join(map(one_line, slices))}")
-        names, all_of_them = planned.kept, job.args.verbose or len(planned.kept) <= _NAMES
-        shown = names if all_of_them else names[:_NAMES]
-        more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"
-        job.say(f"kept for the backward pass, for use with --checkpoints: {','.join(map(one_line, shown))}{more}")
+        if not planned.approximations:
+            _report_kept(job, planned.kept)
     if job.args.save_plan is not None and step.saved is not None:
         step.saved.save(job.args.save_plan)
         job.written.append((job.args.save_plan, ""))
+
+
+def _report_kept(job: Job, names: tuple[str, ...]) -> None:
+    """Prints what waits for the backward pass."""
+    all_of_them = job.args.verbose or len(names) <= _NAMES
+    shown = names if all_of_them else names[:_NAMES]
+    more = "" if all_of_them else f", ... ({len(names)} in all; -v prints all, --json lists all)"
+    job.say(f"kept for the backward pass, for use with --checkpoints: {','.join(map(one_line, shown))}{more}")
+
+
+def _report_approximations(job: Job, choices: tuple[str, ...]) -> None:
+    """Prints for which values something else waits, by kind."""
+    kinds: dict[str, list[str]] = {}
+    for choice in choices:
+        value, _, kind = choice.rpartition("=")
+        kinds.setdefault(kind, []).append(one_line(value))
+    for kind, values in kinds.items():
+        shown = values if job.args.verbose else values[:_NAMES]
+        more = "" if len(shown) == len(values) else ", ... (-v prints all)"
+        job.say(f"approximate, {kind.replace('+', ' and ')} in place of {len(values)}: {','.join(shown)}{more}")
 
 
 def answers(job: Job, program: Any, loss: str, checkpoints: list[str] | None) -> bool:

@@ -123,8 +123,10 @@ class _TrainJob(ModelJob):
         patterns = self.checkpoint_patterns()
         if args.gradient_merge is not None:
             found = GradientMergeOptimizer(found, args.gradient_merge)
-        elif patterns is not None or args.budget is not None:
+        elif patterns is not None or args.budget is not None or args.allow is not None:
             found = RecomputeOptimizer(found)
+        if args.allow is not None:
+            found.set_approximations(args.allow)
         if patterns is not None:
             return found.set_checkpoints(patterns)
         if args.budget is None:

@@ -50,6 +50,11 @@ def parser() -> Parser:
     what = p.add_argument_group("what to train")
     what.add_argument("--checkpoints", metavar="A,B,...", help="values to keep, others are recomputed")
     what.add_argument("--memory-budget", dest="budget", metavar="SIZE", help="recompute as much as is needed to fit")
+    what.add_argument(
+        "--allow",
+        metavar="A,B,...",
+        help="permit approximate gradients: sketch:0.2, bits:4, store:8 (see recompute-compile --help)",
+    )
     add_model(what)
     what.add_argument("--place", default="cpu", metavar="P", help="cpu (default), cuda, cuda:N, or emulated")
     add_loading(what)

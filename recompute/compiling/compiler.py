@@ -151,9 +151,13 @@ def _asked(
     elif isinstance(optimizer, RecomputeOptimizer) and wanted is not None and optimizer.whole:
         wanted, optimizer = dataclasses.replace(wanted, slices=optimizer.whole), optimizer.before_slices()
     if checkpoints is not None:
-        if wanted is not None:
+        allowed = wanted.allowed if wanted is not None else ()
+        if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
         optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints)).set_offload(offload)
+        if allowed:
+            optimizer.set_approximations([str(a) for a in allowed])
+        wanted = None
     elif offload and wanted is None:
         raise UsageError("offload needs checkpoints (the values to offload) or a budget")
     return optimizer, wanted

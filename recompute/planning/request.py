@@ -19,6 +19,8 @@ from .saved import SavedPlan, load_plan
 
 #: the default strategy
 DEFAULT = "auto"
+#: the name for approximations alone, which no strategy chose
+NO_PLAN = "none"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Request:
     slices: tuple[str, ...] = ()
     allowed: tuple[Approximation, ...] = ()
 
+    @property
+    def plans(self) -> bool:
+        """Whether a planner is called, or an existing plan used; approximations alone need none."""
+        return self.budget is not None or self.strategy is not None or self.plan is not None
+
 
 def request(
     budget: str | int | Budget | None = None,
@@ -56,7 +63,7 @@ def request(
     effort: float | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], Any] | None = None,
-    allowed: str | Sequence[str] = (),
+    allowed: str | Sequence[str | Approximation] = (),
 ) -> Request | None:
     """The request; None if nothing is requested.  UsageError for arguments that are invalid or contradict each other.
 

@@ -25,7 +25,7 @@ from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
 from .figures import PlanFigures, cost_of, figures_of, seconds_bound
-from .request import DEFAULT, Request, needs_budget
+from .request import DEFAULT, NO_PLAN, Request, needs_budget
 from .saved import SavedPlan
 
 
@@ -123,8 +123,8 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
         budget = None if wanted.budget is None else wanted.budget.within(fitting.plain.peak)
         watch.judge = functools.partial(_judged, fitting, budget)
         with watching(watch):
-            if wanted.allowed and budget is None and wanted.strategy is None:
-                fitted, strategy, bounded = approximated(fitting, wanted.allowed), "none", False
+            if not wanted.plans:
+                fitted, strategy, bounded = approximated(fitting, wanted.allowed), NO_PLAN, False
             elif wanted.plan is not None:
                 fitted = planned_before(fitting, wanted.plan)
                 strategy = wanted.plan.strategy if isinstance(wanted.plan, SavedPlan) else "plan"
