@@ -108,7 +108,7 @@ class Step:
     @cached_property
     def _active(self) -> set[str]:
         """Forward values that depend on parameters."""
-        found = {v.name for v in self.block.params}
+        found = {v.name for v in self.block.parameters}
         for o in self.operators:
             if any(v.name in found for v in o.reads()):
                 found.update(v.name for v in o.writes())
