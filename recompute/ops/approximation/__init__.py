@@ -1,0 +1,1 @@
+"""Operators that keep less than the exact value."""
