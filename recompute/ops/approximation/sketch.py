@@ -1,8 +1,8 @@
 """Sketch: a few random combinations of the rows of a matrix, in place of all of them.
 
 A weight's gradient is a product over the batch, Xᵀ·dY.  With a random S [B, k] whose E[S Sᵀ] is the identity,
-(SᵀX)ᵀ(SᵀdY) has it as its mean, and SᵀX takes k/B of the memory of X (Drineas, Kannan & Mahoney 2006; for linear layers:
-Bershatsky et al., arXiv 2201.13195).  variance.py says what it costs.
+(SᵀX)ᵀ(SᵀdY) has it as its mean, and SᵀX takes k/B of the memory of X (Drineas, Kannan & Mahoney 2006; for linear
+layers: Bershatsky et al., arXiv 2201.13195).  variance.py says what it costs.
 """
 
 from __future__ import annotations
