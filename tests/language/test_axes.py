@@ -119,7 +119,8 @@ def test_slices_give_the_whole(name: str, i: int, case: Case) -> None:
             for t, want, got in zip(outs, whole, in_slices(case, f, outs), strict=True):
                 if t is None:
                     continue
-                exact = (case.op.random and "Attention" not in name) or case.op.moves_data  # products round by shape
+                products = "Attention" in name or name == "Sketch"  # they round by shape
+                exact = (case.op.random and not products) or case.op.moves_data
                 if exact and all(isinstance(p, Place) for p in f.outputs):
                     assert got.tobytes() == want.tobytes(), f"{f}: other bits"
                 assert want is not None and got.dtype == want.dtype and got.shape == want.shape, f

@@ -1,1 +1,1 @@
-"""Approximations: operators that keep less of a value than it has."""
+"""Operators that keep less than the exact value."""

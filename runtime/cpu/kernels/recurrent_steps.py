@@ -27,9 +27,9 @@ class Products:
         k, m = a.shape if ta else a.shape[::-1]
         self._switched(blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias))
 
-    def strided(self, a: Any, b: Any, c: Any, *, more: bool = False) -> None:
-        """c = a b (+ c) for matrices of which one side lies together."""
-        self._switched(blas.strided(a, b, c, more=more, by=self.by))
+    def strided(self, a: Any, b: Any, c: Any, *, more: bool = False, parts: int = 0) -> None:
+        """c = a b (+ c) for matrices of which one side lies together; `parts`: see `blas.strided`."""
+        self._switched(blas.strided(a, b, c, more=more, by=self.by, parts=parts))
 
     def _switched(self, found: list[Call]) -> None:
         if len(found) == 3:

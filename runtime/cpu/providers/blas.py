@@ -254,13 +254,16 @@ def calls(
 _THREADS = np.zeros(1, np.int64)
 
 
-def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Routine | None = None) -> list[Call]:
-    """c = a b, or c += a b, for matrices of which one side lies together: parts of others, or transposed."""
+def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Routine | None = None, parts: int = 0) -> list[Call]:
+    """c = a b, or c += a b, for matrices of which one side lies together: parts of others, or transposed.
+
+    `parts`: into how many tiles c is cut, for bits that no number of threads changes (0: as many as there are threads).
+    """
     by, (m, n), k = by or routine(c.dtype), c.shape, a.shape[1]
     steps = [[s // x.itemsize for s in x.strides] for x in (a, b, c)]
     turned = [across == 1 != along for across, along in steps[:2]]
     leads = [max(s[t], x.shape[1 - t]) for x, s, t in zip((a, b, c), steps, (*turned, False), strict=True)]
-    parts = native.threads() if 2 * m * n * k >= _ALONE else 1
+    parts = (parts or native.threads()) if 2 * m * n * k >= _ALONE else 1
     rows, columns = grid(m, n, parts)
     tiles = [
         (r0 * steps[0][0], c0 * steps[1][1], r0 * steps[2][0] + c0, r1 - r0, c1 - c0, r0, c0)

@@ -1,0 +1,303 @@
+"""Sketches: rows that are chosen, fast transforms, and products with tiles of S that are drawn as they are needed.
+
+`rows` gives the bits of the operator's own numerics.  The others add in another order, and draw normal numbers by other
+functions, so that they differ from them by rounding.  No kind's bits depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....language.types import TensorType
+from ....ops.approximation.drawn import BITS, COLUMNS, blocks
+from ....ops.approximation.transforms import padded
+from ..code import transform as text
+from ..code.mathematics import fma, log
+from ..device import native
+from ..device.jit import inline, kernel
+from ..device.native import Call
+from ..families import Family, family, floats
+from ..providers import blas
+from .random import half, signed, words
+from .recurrent_steps import Products
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: rows and columns of a tile of S, and into how many parts its product is cut, for any number of threads
+_ROWS, _COLUMNS, _PARTS = 512, 768, 8
+#: values of the upper and of the lower half of a number
+_BINS, _HALF = 4096, 12
+#: rows of a piece of work
+_PIECE = 64
+_F = np.float32
+_SCALE, _TURNS, _QUARTER = _F(2.0**-24), _F(4), _F(0.25)
+_ONE, _MINUS_TWO = _F(1), _F(-2)
+#: terms of the Taylor series of sin 2πr and cos 2πr, |r| ≤ ⅛: the first that is left out is below 2⁻²⁷
+_S0, _S1, _S2, _S3, _S4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i + 1) / math.factorial(2 * i + 1)) for i in range(5))
+_C1, _C2, _C3, _C4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i) / math.factorial(2 * i)) for i in range(1, 5))
+
+
+@kernel
+def _keys(step, keys, seed, begin, end):
+    """The number of each of those to choose from; blocks of eight."""
+    for block in range(begin, end):
+        found = words(block, seed, step[0])
+        first = block * 8
+        for i in range(min(8, keys.size - first)):
+            keys[first + i] = np.int32(half(found, i))
+
+
+@inline
+def _bin(hist, wanted):
+    """The bin in which the `wanted`-th smallest is, and how many are in those before it."""
+    before = 0
+    for i in range(hist.size):
+        if before + hist[i] >= wanted:
+            return i, before
+        before += hist[i]
+    return hist.size - 1, before
+
+
+@kernel
+def _choose(keys, chosen, hist, begin, end):
+    """The numbers of the smallest, ascending; of those that are equal the first ones."""
+    for i in range(hist.size):
+        hist[i] = 0
+    for i in range(keys.size):
+        hist[keys[i] >> _HALF] += 1
+    high, before = _bin(hist, chosen.size)
+    for i in range(hist.size):
+        hist[i] = 0
+    for i in range(keys.size):
+        if keys[i] >> _HALF == high:
+            hist[keys[i] & (_BINS - 1)] += 1
+    low, less = _bin(hist, chosen.size - before)
+    last, ties, at = high * _BINS + low, chosen.size - before - less, 0
+    for i in range(keys.size):
+        key = keys[i]
+        if key < last or (key == last and ties > 0):
+            chosen[at] = i
+            at += 1
+            if key == last:
+                ties -= 1
+
+
+@kernel
+def _take(x, chosen, y, scale, begin, end):
+    """Rows of x, scaled."""
+    factor = y.dtype.type(scale)
+    for r in range(begin, end):
+        source = x[chosen[r]]
+        target = y[r]
+        for j in range(target.size):
+            target[j] = source[j] * factor
+
+
+@kernel
+def _slots(slots, rows, size, cosines, begin, end):
+    """The row of x that each slot of the transform takes; -1: none."""
+    for t in range(begin, end):
+        row = t
+        if cosines:
+            row = 2 * t if 2 * t < size else 2 * (size - 1 - t) + 1
+        slots[t] = row if row < rows else -1
+
+
+@kernel
+def _signs(step, signs, seed, skipped, begin, end):
+    """Signs of rows, 24 to a number, blocks of eight numbers."""
+    one = signs.dtype.type(1)
+    for block in range(begin, end):
+        found = words(block + skipped, seed, step[0])
+        first = block * 8 * BITS
+        for i in range(min(8 * BITS, signs.size - first)):
+            signs[first + i] = one if half(found, i // BITS) >> (i % BITS) & 1 else -one
+
+
+@kernel
+def _circle(table, begin, end):
+    """cos and sin of 2πt/M."""
+    count = table.shape[1]
+    for t in range(begin, end):
+        angle = t * (2 * math.pi / count)
+        table[0, t], table[1, t] = math.cos(angle), math.sin(angle)
+
+
+@inline
+def _reversed(f, size):
+    found = 0
+    while size > 1:
+        found = found << 1 | f & 1
+        f >>= 1
+        size >>= 1
+    return found
+
+
+@kernel
+def _combine(chosen, places, factors, size, cosines, scale, begin, end):
+    """Where a coefficient's parts are, and their factors (ops/approximation/transforms.py)."""
+    whole = size // 2
+    for j in range(begin, end):
+        c = chosen[j]
+        norm = scale / math.sqrt(size)
+        if c > 0 and (cosines or c < size - 1):
+            norm *= math.sqrt(2.0)
+        f, u, v = c, norm, 0.0
+        if cosines:
+            turn = c * (math.pi / (2 * size))
+            u, v = norm * math.cos(turn), norm * math.sin(turn)
+        else:
+            f = (c + 1) // 2
+            if c > 0 and c % 2 == 0:
+                u, v = 0.0, -norm
+        angle = f * (2 * math.pi / size)
+        cos, sin = math.cos(angle), math.sin(angle)
+        low = f % whole
+        places[j, 0] = _reversed(low, whole)
+        places[j, 1] = _reversed((whole - low) % whole, whole)
+        factors[j, 0] = (u * (1 - sin) - v * cos) / 2
+        factors[j, 1] = (u * cos + v * (1 - sin)) / 2
+        factors[j, 2] = (u * (1 + sin) + v * cos) / 2
+        factors[j, 3] = (u * cos - v * (1 + sin)) / 2
+
+
+@inline
+def _wave(turns):
+    """cos and sin of 2π · turns, turns in [0, 1)."""
+    quarter = np.int32(turns * _TURNS + np.float32(0.5))
+    r = turns - np.float32(quarter) * _QUARTER
+    q = r * r
+    sin = r * fma(fma(fma(fma(_S4, q, _S3), q, _S2), q, _S1), q, _S0)
+    cos = fma(fma(fma(fma(_C4, q, _C3), q, _C2), q, _C1), q, _ONE)
+    a = sin if quarter & 1 else cos
+    b = cos if quarter & 1 else sin
+    return -a if (quarter + 1) & 2 else a, -b if quarter & 2 else b
+
+
+@kernel
+def _normal(step, s, seed, panel, row, rows, begin, end):
+    """Rows of a tile of S: eight normal numbers from a block, without the scale."""
+    t = s.dtype.type
+    width = s.shape[1]
+    for i in range(begin, end):
+        line = s[i]
+        for p in range(-(-width // 8)):
+            found = words((panel + p) * rows + row + i, seed, step[0])
+            first = 8 * p
+            for e in range(min(8, width - first)):
+                line[first + e] = t(np.float32(half(found, e)) * _SCALE)
+            if width - first < 8 and width % 2:
+                last = width - 1
+                u = np.float32(line[last])
+                a, b = _wave(np.float32(half(found, last - first + 1)) * _SCALE)
+                line[last] = t(math.sqrt(_MINUS_TWO * log(_ONE - u)) * a)
+        for j in range(width // 2):
+            u, turns = np.float32(line[2 * j]), np.float32(line[2 * j + 1])
+            radius = np.float32(math.sqrt(_MINUS_TWO * log(_ONE - u)))
+            a, b = _wave(turns)
+            line[2 * j], line[2 * j + 1] = t(radius * a), t(radius * b)
+
+
+@kernel
+def _plus_minus(step, s, seed, panel, row, rows, begin, end):
+    """Rows of a tile of S: 192 signs from a block."""
+    one = s.dtype.type(1)
+    width = s.shape[1]
+    for i in range(begin, end):
+        line = s[i]
+        for p in range(-(-width // (8 * BITS))):
+            found = words((panel + p) * rows + row + i, seed, step[0])
+            for h in range(8):
+                first, number = (8 * p + h) * BITS, half(found, h)
+                for e in range(min(BITS, width - first)):
+                    line[first + e] = one if number >> e & 1 else -one
+
+
+@kernel
+def _scaled(y, scale, begin, end):
+    """y times a number, row by row."""
+    factor = y.dtype.type(scale)
+    for r in range(begin, end):
+        for j in range(y.shape[1]):
+            y[r, j] *= factor
+
+
+@family("Sketch")
+class Sketches(Family):
+    """(x, step) → Sᵀ x."""
+
+    def accepts(self, op: Operator) -> bool:
+        """float32 and float64; products where there is a BLAS."""
+        rule: Any = op.op
+        y = op.outputs[0]
+        return floats(op) and bool(y and y.size) and not (rule.kind in COLUMNS and blas.unavailable())
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """A tile of S; or numbers, the chosen ones, counts, and tables and columns of a transform."""
+        rule, x = op.op, op.inputs[0]
+        assert x is not None
+        kind, rows, batch = rule.kind, rule.rows, math.prod(x.shape[:-1])  # type: ignore[attr-defined]
+        if kind in COLUMNS:
+            return (TensorType(x.dtype, (min(batch, _ROWS) * min(rows, _COLUMNS),)),)
+        size = batch if kind == "rows" else padded(batch)
+        drawn = (TensorType("i32", (size,)), TensorType("i64", (rows,)), TensorType("i64", (_BINS,)))
+        if kind == "rows":
+            return drawn
+        room = native.threads() * size * text.lanes(x.dtype)
+        numbers = [(batch,), (2, size // 2), (rows, 4), (room,)]
+        return (
+            *drawn,
+            TensorType("i64", (size,)),
+            TensorType("i64", (rows, 2)),
+            *(TensorType(x.dtype, shape) for shape in numbers),
+        )
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Numbers first."""
+        rule: Any = op.op
+        x, step, y = ins[0].reshape(-1, ins[0].shape[-1]), ins[1].reshape(1), outs[0]
+        if rule.kind in COLUMNS:
+            return _products(rule, x, step, y, scratch[0])
+        keys, chosen, hist = scratch[:3]
+        calls = [
+            _keys.call(step, keys, signed(rule.seed), work=blocks(keys.size)),
+            _choose.call(keys, chosen, hist, work=1, parallel=False),
+        ]
+        if rule.kind == "rows":
+            return [*calls, _take.call(x, chosen, y, math.sqrt(len(x) / rule.rows), work=rule.rows)]
+        return calls + _transformed(rule, x, step, y, scratch)
+
+
+def _transformed(rule: Any, x: Any, step: Any, y: Any, scratch: Any) -> list[Call]:
+    """Tables, then blocks of columns."""
+    keys, chosen, _, slots, places, signs, table, factors, room = scratch
+    size, cosines = keys.size, int(rule.kind == "dct")
+    pieces = room.size // (size * text.lanes("f32" if x.dtype == np.float32 else "f64"))
+    given = (x, y, slots, signs, table, places, factors, room, x.shape[1], size, rule.rows, pieces)
+    return [
+        _slots.call(slots, len(x), size, cosines, work=size),
+        _signs.call(step, signs, signed(rule.seed), blocks(size), work=-(-len(x) // (8 * BITS))),
+        _circle.call(table, work=size // 2),
+        _combine.call(chosen, places, factors, size, cosines, math.sqrt(size / rule.rows), work=rule.rows),
+        Call(native.compile_ir(text.transform("f32" if x.dtype == np.float32 else "f64")), given, pieces),
+    ]
+
+
+def _products(rule: Any, x: Any, step: Any, y: Any, room: Any) -> list[Call]:
+    """Tile by tile of S: drawn, then multiplied into its rows of y."""
+    todo, width = Products(), COLUMNS[rule.kind]
+    draw = _normal if rule.kind == "gaussian" else _plus_minus
+    for column in range(0, rule.rows, _COLUMNS):
+        target = y[column : column + _COLUMNS]
+        for row in range(0, len(x), _ROWS):
+            part = x[row : row + _ROWS]
+            s = room[: len(part) * len(target)].reshape(len(part), len(target))
+            todo.add(draw.call(step, s, signed(rule.seed), column // width, row, len(x), work=len(part)))
+            todo.strided(s.T, part, target, more=row > 0, parts=_PARTS)
+    todo.add(_scaled.call(y, 1 / math.sqrt(rule.rows), work=rule.rows))
+    return todo.all()

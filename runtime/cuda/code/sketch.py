@@ -1,0 +1,246 @@
+"""The text of kernels of sketches; see ops/approximation/drawn.py and transforms.py for what they compute."""
+
+from __future__ import annotations
+
+import functools
+
+from ..device.kernel import C_TYPES, COMPUTE, Kernel
+from .philox import PHILOX
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+_DRAWN = "const unsigned long long* step, unsigned long long seed"
+_AT = "    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
+
+
+@functools.cache
+def keys() -> Kernel:
+    """Eight numbers a thread."""
+    body = f"""{_AT}    if (i * 8 >= n) return;
+    unsigned u[8];
+    philox(i, seed, *step, u);
+    for (int k = 0; k < 8 && i * 8 + k < n; k++)
+        keys[i * 8 + k] = (int)u[k];
+"""
+    return Kernel("sketch_keys", f"{_DRAWN}, int* keys, long long n", body, PHILOX)
+
+
+@functools.cache
+def choose() -> Kernel:
+    """The smallest `wanted` of the numbers, ascending by place, by one block; each thread has a part of the places.
+
+    Counts of the upper 12 bits, then of the lower ones, give the last that is taken and how many equal to it.
+    """
+    body = """    __shared__ unsigned bins[4096];
+    __shared__ long long before[257], equal[257];
+    __shared__ int high, low;
+    __shared__ long long less;
+    const long long each = (n + blockDim.x - 1) / blockDim.x;
+    const long long begin = min(n, each * threadIdx.x), end = min(n, begin + each);
+    for (int round = 0; round < 2; round++) {
+        for (int b = threadIdx.x; b < 4096; b += blockDim.x)
+            bins[b] = 0;
+        __syncthreads();
+        for (long long i = threadIdx.x; i < n; i += blockDim.x)
+            if (!round || keys[i] >> 12 == high)
+                atomicAdd(&bins[round ? keys[i] & 4095 : keys[i] >> 12], 1u);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            long long sum = round ? less : 0;
+            int b = 0;
+            while (b < 4095 && sum + (long long)bins[b] < wanted)
+                sum += bins[b++];
+            less = sum;
+            if (round) low = b;
+            else high = b;
+        }
+        __syncthreads();
+    }
+    const int last = high * 4096 + low;
+    long long smaller_ = 0, same = 0;
+    for (long long i = begin; i < end; i++) {
+        smaller_ += keys[i] < last;
+        same += keys[i] == last;
+    }
+    before[threadIdx.x] = smaller_;
+    equal[threadIdx.x] = same;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        long long at = 0, ties = wanted - less;
+        for (int t = 0; t < (int)blockDim.x; t++) {
+            const long long taken = min(ties, equal[t]), own = before[t];
+            before[t] = at;
+            equal[t] = taken;
+            at += own + taken;
+            ties -= taken;
+        }
+    }
+    __syncthreads();
+    long long at = before[threadIdx.x], ties = equal[threadIdx.x];
+    for (long long i = begin; i < end; i++)
+        if (keys[i] < last || (keys[i] == last && ties-- > 0))
+            chosen[at++] = i;
+"""
+    return Kernel("sketch_choose", "const int* keys, long long* chosen, long long n, long long wanted", body)
+
+
+@functools.cache
+def take(dtype: str) -> Kernel:
+    """Rows, scaled."""
+    c, a = C_TYPES[dtype], COMPUTE[dtype]
+    body = f"""{_AT}    if (i >= n) return;
+    const long long row = i / width;
+    y[i] = narrow<{c}>(widen(x[chosen[row] * width + (i - row * width)]) * ({a})scale);
+"""
+    parameters = f"const {c}* x, const long long* chosen, {c}* y, double scale, long long width, long long n"
+    return Kernel(f"sketch_take_{dtype}", parameters, body)
+
+
+@functools.cache
+def signs(dtype: str) -> Kernel:
+    """24 signs of each of a block's numbers."""
+    c = C_TYPES[dtype]
+    body = f"""{_AT}    if (i * 192 >= n) return;
+    unsigned u[8];
+    philox(i + skipped, seed, *step, u);
+    for (int k = 0; k < 192 && i * 192 + k < n; k++)
+        signs[i * 192 + k] = u[k / 24] >> k % 24 & 1 ? ({c})1 : ({c})-1;
+"""
+    return Kernel(f"sketch_signs_{dtype}", f"{_DRAWN}, {c}* signs, long long skipped, long long n", body, PHILOX)
+
+
+@functools.cache
+def circle(dtype: str) -> Kernel:
+    """cos and sin of 2πt/M, t < M/2 = n."""
+    c = C_TYPES[dtype]
+    body = f"""{_AT}    if (i >= n) return;
+    const double angle = 3.14159265358979323846 / (double)n * (double)i;
+    table[i] = ({c})cos(angle);
+    table[n + i] = ({c})sin(angle);
+"""
+    return Kernel(f"sketch_circle_{dtype}", f"{c}* table, long long n", body)
+
+
+@functools.cache
+def combine(dtype: str) -> Kernel:
+    """Where a coefficient's parts are, and their factors."""
+    c = C_TYPES[dtype]
+    body = f"""{_AT}    if (i >= n) return;
+    const long long c = chosen[i], half = size / 2;
+    const double pi = 3.14159265358979323846;
+    const bool single = c == 0 || (!cosines && c == size - 1);
+    const double norm = scale / sqrt((double)size) * (single ? 1.0 : sqrt(2.0));
+    long long f = c;
+    double u = norm, v = 0;
+    if (cosines) {{
+        const double turn = (double)c * (pi / (double)(2 * size));
+        u = norm * cos(turn);
+        v = norm * sin(turn);
+    }} else {{
+        f = (c + 1) / 2;
+        if (c > 0 && c % 2 == 0) {{
+            u = 0;
+            v = -norm;
+        }}
+    }}
+    const double angle = (double)f * (2 * pi / (double)size), co = cos(angle), si = sin(angle);
+    long long a = f % half, b = (half - a) % half, p = 0, q = 0;
+    for (long long s = half; s > 1; s >>= 1) {{
+        p = p << 1 | (a & 1);
+        q = q << 1 | (b & 1);
+        a >>= 1;
+        b >>= 1;
+    }}
+    places[i] = p;
+    places[n + i] = q;
+    factors[i] = ({c})((u * (1 - si) - v * co) / 2);
+    factors[n + i] = ({c})((u * co + v * (1 - si)) / 2);
+    factors[2 * n + i] = ({c})((u * (1 + si) + v * co) / 2);
+    factors[3 * n + i] = ({c})((u * co - v * (1 + si)) / 2);
+"""
+    parameters = f"const long long* chosen, long long* places, {c}* factors, long long size, int cosines, double scale"
+    return Kernel(f"sketch_combine_{dtype}", f"{parameters}, long long n", body)
+
+
+@functools.cache
+def load(dtype: str) -> Kernel:
+    """Signed columns [2, M, width] in the order of the transform, zeros behind the last row."""
+    c, a = C_TYPES[dtype], COMPUTE[dtype]
+    body = f"""{_AT}    if (i >= size * width) return;
+    const long long part = i / (size / 2 * width), at = i - part * (size / 2 * width), m = at / width;
+    const long long t = 2 * m + part;
+    const long long row = cosines ? (2 * t < size ? 2 * t : 2 * (size - 1 - t) + 1) : t;
+    z[i] = row < rows ? widen(x[row * n + start + (at - m * width)]) * signs[row] : ({a})0;
+"""
+    sizes = "long long rows, long long n, long long start, long long width, long long size, int cosines"
+    return Kernel(f"sketch_load_{dtype}", f"const {c}* x, const {a}* signs, {a}* z, {sizes}", body)
+
+
+@functools.cache
+def butterflies(dtype: str) -> Kernel:
+    """A step: pairs of complex rows that are `run` apart."""
+    c = C_TYPES[dtype]
+    body = f"""{_AT}    if (i >= half / 2 * width) return;
+    const long long pair = i / width, j = pair % run, first = (pair / run * 2 * run + j) * width + (i - pair * width);
+    {c} *re = z + first, *im = z + half * width + first;
+    const long long apart = run * width, t = j * (half / 2 / run);
+    const {c} co = table[t], si = table[half / 2 + t];
+    const {c} a = re[0] - re[apart], b = im[0] - im[apart];
+    re[0] = re[0] + re[apart];
+    im[0] = im[0] + im[apart];
+    re[apart] = fma_of(a, co, b * si);
+    im[apart] = fma_of(b, co, -(a * si));
+"""
+    parameters = f"{c}* z, const {c}* table, long long half, long long run, long long width"
+    return Kernel(f"sketch_butterflies_{dtype}", parameters, body)
+
+
+@functools.cache
+def save(dtype: str) -> Kernel:
+    """The wanted coefficients of some columns."""
+    c, a = C_TYPES[dtype], COMPUTE[dtype]
+    body = f"""{_AT}    if (i >= wanted * width) return;
+    const long long j = i / width, column = i - j * width;
+    const {a} *p = z + places[j] * width + column, *q = z + places[wanted + j] * width + column;
+    const long long im = half * width;
+    const {a} low = fma_of(p[0], factors[j], p[im] * factors[wanted + j]);
+    const {a} high = fma_of(q[0], factors[2 * wanted + j], q[im] * factors[3 * wanted + j]);
+    y[j * n + start + column] = narrow<{c}>(low + high);
+"""
+    sizes = "long long wanted, long long n, long long start, long long width, long long half"
+    return Kernel(
+        f"sketch_save_{dtype}", f"const {a}* z, const long long* places, const {a}* factors, {c}* y, {sizes}", body
+    )
+
+
+@functools.cache
+def tile(kind: str, dtype: str) -> Kernel:
+    """A block's numbers as columns of a row of a tile of S, without the scale."""
+    c = C_TYPES[dtype]
+    normal = kind == "gaussian"
+    width = 8 if normal else 192
+    value = f"u[k / 24] >> k % 24 & 1 ? ({c})1 : ({c})-1"
+    before = ""
+    if normal:
+        before = """
+        const float a = (float)u[k & ~1] * 5.9604644775390625e-8f, b = (float)u[k | 1] * 5.9604644775390625e-8f;
+        const float angle = b * 6.283185307179586f, radius = sqrtf(-2 * logf(1 - a));"""
+        value = f"({c})(radius * (k & 1 ? sinf(angle) : cosf(angle)))"
+    body = f"""{_AT}    const long long panels = (columns + {width - 1}) / {width};
+    if (i >= panels * high) return;
+    const long long r = i / panels, p = i - r * panels;
+    unsigned u[8];
+    philox((panel + p) * rows + row + r, seed, *step, u);
+    for (int k = 0; k < {width} && p * {width} + k < columns; k++) {{{before}
+        s[r * columns + p * {width} + k] = {value};
+    }}
+"""
+    sizes = "long long panel, long long row, long long rows, long long high, long long columns"
+    return Kernel(f"sketch_tile_{kind}_{dtype}", f"{_DRAWN}, {c}* s, {sizes}", body, PHILOX)
+
+
+@functools.cache
+def cast(source: str, target: str) -> Kernel:
+    """Elements in another precision."""
+    c = C_TYPES[target]
+    body = f"{_AT}    if (i < n) y[i] = narrow<{c}>(widen(x[i]));\n"
+    return Kernel(f"sketch_cast_{source}_{target}", f"const {C_TYPES[source]}* x, {c}* y, long long n", body)
