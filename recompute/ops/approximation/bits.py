@@ -1,4 +1,4 @@
-"""Numbers of 1 to 8 bits, packed one after the other in bytes, the lowest bits first: eight numbers fill whole bytes."""
+"""Numbers of 1 to 8 bits, packed one after the other, the lowest bits first: eight of them fill whole bytes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def export_unpack(g: Any, packed: str, count: int, bits: int) -> str:
     groups = -(-count // 8)
     missing = groups * bits - packed_bytes(count, bits)
     wide = g.call("Cast", packed, to=_I64)
-    rows = g.call("Reshape", g.call("Concat", wide, g.array(np.zeros(missing, np.int64)), axis=0), g.ints((groups, bits)))
+    rows = g.call(
+        "Reshape", g.call("Concat", wide, g.array(np.zeros(missing, np.int64)), axis=0), g.ints((groups, bits))
+    )
     places = g.array(np.array([1 << (8 * i) for i in range(bits)], np.int64))
     word = g.call("ReduceSum", g.call("Mul", rows, places), g.ints((1,)), keepdims=1)
     parts = g.call("Div", word, g.array(np.array([1 << (bits * i) for i in range(8)], np.int64)))

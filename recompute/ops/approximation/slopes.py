@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...language.factors import Factor, Place, aligned, needed_whole
+from ...language.factors import Factor, Place
 from ...language.op import Cost, Op
 from ...language.types import TensorType, dtype_to_onnx
 from ..tiles import TILE, wide
@@ -44,20 +44,18 @@ class _Slopes(Op, abstract=True):
         if not all(math.isfinite(n) for n in numbers):
             raise self.fail(f"{what} must be finite numbers, not {list(numbers)}", x, *others)
 
-    def codes_factors(self, x: TensorType, bits: int, whole: tuple[Factor, ...], *, out: bool) -> tuple[Factor, ...]:
+    def codes_factors(self, x: TensorType, bits: int, *, out: bool) -> tuple[Factor, ...]:
         """Axes of x below which codes fill whole bytes; the others are needed whole.
 
         `out`: the codes are the output, not an input.
         """
         found = []
-        for axis, factor in enumerate(whole):
+        for axis, size in enumerate(x.shape):
             inner = math.prod(x.shape[axis + 1 :])
-            if not x.size or inner * bits % 8:
-                found += needed_whole([factor])
-                continue
-            place = Place(0, math.prod(x.shape[:axis]), inner * bits // 8)
-            inputs, outputs = ((Place(axis),), (place,)) if out else ((Place(axis), place), (Place(axis),))
-            found.append(Factor(factor.size, inputs, outputs))
+            whole = not x.size or inner * bits % 8 != 0
+            mine, codes = Place(axis), None if whole else Place(0, math.prod(x.shape[:axis]), inner * bits // 8)
+            inputs, outputs = ((mine,), (codes,)) if out else ((mine, codes), (mine,))
+            found.append(Factor(size, inputs, outputs, whole=whole))
         return tuple(found)
 
 
@@ -93,7 +91,7 @@ class SlopeCodes(_Slopes):
 
     def axis_factors(self, ins, outs):
         """Axes below which codes fill whole bytes."""
-        return self.codes_factors(ins[0], self.bits, aligned(ins, ins), out=True)
+        return self.codes_factors(ins[0], self.bits, out=True)
 
     def scratch(self, ins, outs):
         """Of a tile: codes and what packs them, a comparison, and a copy where x or |x| is not compared itself."""
@@ -207,7 +205,7 @@ class SlopeGrad(_Slopes):
 
     def axis_factors(self, ins, outs):
         """Axes below which codes fill whole bytes."""
-        return self.codes_factors(ins[0], self.bits, aligned((ins[0],), outs), out=False)
+        return self.codes_factors(ins[0], self.bits, out=False)
 
     def scratch(self, ins, outs):
         """Of a tile: codes and what unpacks them, a comparison, levels; a copy of dy in the computing type."""

@@ -28,8 +28,8 @@ def _above(typing: Any, x: Any, at: Any, bounds: Any, even: Any) -> Any:
         values = builder.load(first)
         values.align = width // 8
         # |x| by its bits where codes are even in x
-        signs = builder.select(builder.icmp_signed("!=", args[3], args[3].type(0)),
-                               ir.Constant(counts, [(1 << width - 1) - 1] * 8), ir.Constant(counts, [-1] * 8))  # fmt: skip
+        kept = [ir.Constant(counts, [mask] * 8) for mask in ((1 << width - 1) - 1, -1)]
+        signs = builder.select(builder.icmp_signed("!=", args[3], args[3].type(0)), *kept)
         values = builder.bitcast(builder.and_(builder.bitcast(values, counts), signs), lanes)
         found = cgutils.alloca_once_value(builder, ir.Constant(counts, [0] * 8))
         with cgutils.for_range(builder, limits.nitems) as loop:
