@@ -1,0 +1,75 @@
+"""Codes of slopes and gradients from them: a thread packs eight elements, or scales one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Kernel
+from ..families import Buffers, Family, family
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+
+def _numbers(values: Sequence[float], dtype: str) -> str:
+    """A list in C, each rounded to the computing type."""
+    return ", ".join(f"({COMPUTE[dtype]}){value!r}" for value in values)
+
+
+@functools.lru_cache(maxsize=256)
+def codes(dtype: str, bounds: tuple[float, ...], bits: int, *, even: bool) -> Kernel:
+    """The number of bounds that each element is above."""
+    a = COMPUTE[dtype]
+    body = f"""    const long long group = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = group * 8;
+    if (first >= n) return;
+    const {a} bounds[{len(bounds)}] = {{{_numbers(bounds, dtype)}}};
+    unsigned word = 0;
+    for (int i = 0; i < 8 && first + i < n; i++) {{
+        const {a} given = widen(x[first + i]), v = {"given < 0 ? -given : given" if even else "given"};
+        unsigned code = 0;
+        for (int k = 0; k < {len(bounds)}; k++) code += v > bounds[k];
+        word |= code << ({bits} * i);
+    }}
+    for (int j = 0; j < {bits} && group * {bits} + j < bytes; j++) y[group * {bits} + j] = word >> (8 * j) & 255;
+"""
+    parameters = f"const {C_TYPES[dtype]}* x, unsigned char* y, long long n, long long bytes"
+    return Kernel(f"slope_codes_{dtype}", parameters, body)
+
+
+@functools.lru_cache(maxsize=256)
+def scaled(dtype: str, table: tuple[float, ...], bits: int) -> Kernel:
+    """dx = dy · table[code]."""
+    c, a = C_TYPES[dtype], COMPUTE[dtype]
+    body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const {a} table[{len(table)}] = {{{_numbers(table, dtype)}}};
+    const long long at = i * {bits} >> 3;
+    const int shift = (int)(i * {bits} & 7);
+    unsigned word = codes[at];
+    if (shift + {bits} > 8) word |= (unsigned)codes[at + 1] << 8;
+    dx[i] = narrow<{c}>(widen(dy[i]) * table[word >> shift & {len(table) - 1}]);
+"""
+    parameters = f"const {c}* dy, const unsigned char* codes, {c}* dx, long long n"
+    return Kernel(f"slope_grad_{dtype}", parameters, body)
+
+
+@family("SlopeCodes", "SlopeGrad")
+class Slopes(Family):
+    """(x) → codes; (dy, codes) → dx."""
+
+    def accepts(self, op: Operator) -> bool:
+        """All floats."""
+        return all(v.dtype in C_TYPES for v in op.reads())
+
+    def bind(self, op: Operator, ins: Buffers, outs: Buffers, scratch: Sequence[Buffer]) -> Sequence[Call]:
+        """One launch."""
+        rule: Any = op.op
+        x, y = ins[0], outs[0]
+        assert x is not None and y is not None
+        if not x.size:
+            return []
+        if rule.name == "SlopeCodes":
+            return [codes(x.dtype, rule.bounds, rule.bits, even=bool(rule.even))(-(-x.size // 8), x, y, x.size, y.size)]
+        return [scaled(x.dtype, rule.table(), rule.bits)(x.size, x, ins[1], y, x.size)]
