@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.optimizer.updates import Increment
 
+T = TypeVar("T")
 #: a result that is so many times smaller than another one of its operator is a statistic
 _STATISTIC = 8
 _EARLY = (Role.FORWARD, Role.LOSS, Role.COMMUNICATE)
@@ -45,7 +47,14 @@ class Step:
         #: forward values of which a part is a value of its own
         self.parted: set[str] = set()
         self.counter = next((o.inputs[0] for o in self.operators if isinstance(o.op, Increment)), None)
+        self._remembered: dict[Any, Any] = {}
         self._find_origins()
+
+    def remembered(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives, worked out once for this step and kept with it under a key."""
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return cast(T, self._remembered[key])
 
     @cached_property
     def names(self) -> Names:
@@ -116,6 +125,9 @@ class Step:
 
     def leaves(self, value: Value) -> list[Leaf]:
         """The late readers of a waiting value, through views and copies of other values that are made from it."""
+        return self.remembered(("leaves", value.name), lambda: self._leaves(value))
+
+    def _leaves(self, value: Value) -> list[Leaf]:
         found: dict[int, Leaf] = {}
         names, seen = [value], {value.name}
         for v in names:
