@@ -106,7 +106,9 @@ def _matched(step: Step, o: Operator) -> tuple[tuple[int, ...], Value] | None:
         names[c.value.name] = next((d.value for d in step.block.constants if _same(c, d)), None)
     positions: list[int] = []
     for wanted in template.operators:
-        at = next((i for i in _readers(step, wanted, names) if i not in positions and _bind(step, wanted, i, names)), -1)
+        at = next(
+            (i for i in _readers(step, wanted, names) if i not in positions and _bind(step, wanted, i, names)), -1
+        )
         if at < 0:
             return None
         positions.append(at)
