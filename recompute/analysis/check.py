@@ -1,4 +1,5 @@
-"""`--check`: compares the forward pass with ONNX Runtime, and the recomputed step with the plain one."""
+"""`--check`: compares the forward pass with ONNX Runtime, the recomputed step with the plain one, and approximate
+gradients with exact ones."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..compiling.compiler import CompiledStep
+from ..errors import one_line
 from ..language.ir import Role
 from ..language.program import Program
 from ..places import named_place
 from ..support.files import apart
 from ..training.data import synthetic_batch
+from .gradient_error import gradient_errors
 
 #: tolerance of float32 forward outputs, relative to their largest element
 FORWARD_TOLERANCE = 1e-3
@@ -27,13 +30,40 @@ def check_step(job: Any, program: Program, plain: CompiledStep, step: CompiledSt
     if forward.get("largest_relative_difference", 0.0) > FORWARD_TOLERANCE:
         result["passed"] = False
     job.say(f"check: forward pass against {forward['against']}: {forward['said']}")
-    if step is not plain:
+    if step is not plain and step.plan is not None and step.plan.approximations:
+        result["gradients"] = found = gradient_errors(
+            plain, step, loss, job.args.seed, job.specs, named_place(job.args.place)
+        )
+        result["passed"] = result["passed"] and found["same_loss"]
+        for line in _gradient_lines(found):
+            job.say(line)
+    elif step is not plain:
         steps = step_difference(plain, step, loss, job.args.seed, job.specs, named_place(job.args.place))
         result["steps"] = steps
         result["passed"] = result["passed"] and steps["same_bits"]
         said = "the same bits" if steps["same_bits"] else f"largest difference {steps['largest_difference']:.3g}"
         job.say(f"check: recomputed against plain, 2 steps: {said}")
     return result
+
+
+def _gradient_lines(found: dict[str, Any]) -> list[str]:
+    """What `gradient_errors` found, for people."""
+    worst = found["worst"]
+    loss = "the same bits" if found["same_loss"] else "other bits"
+    lines = [
+        f"check: approximate against exact gradients, {found['steps']} steps: relative error "
+        f"{found['relative_error']:.3g}, largest {worst['relative_error']:.3g} ({one_line(worst['parameter'])}); "
+        f"losses: {loss}"
+    ]
+    known = sorted((s for s in found["sketches"] if s["ratio"] is not None), key=lambda s: -s["ratio"])
+    if known:
+        most = known[0]
+        lines.append(
+            f"check: a sketch adds {np.median([s['ratio'] for s in known]):.2g} times the variance that the choice of "
+            f"the batch gives a weight's gradient (median of {len(known)}), at most {most['ratio']:.2g} times "
+            f"({one_line(most['gradient'])})"
+        )
+    return lines
 
 
 def step_difference(

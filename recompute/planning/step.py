@@ -19,8 +19,8 @@ from ..passes.memory import packing
 from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
-from ..passes.planners.fit.with_approximations import approximated
 from ..passes.planners.fit.problem import Fitted, Fitting
+from ..passes.planners.fit.with_approximations import approximated
 from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
