@@ -41,15 +41,23 @@ def with_approximations(
 ) -> Iterator[Fitted]:
     """Steps within a budget, each with as few approximations as its plan needs."""
     watch = current()
-    watch.doing("approximations")
-    starts = [(RecomputePlan(), False), *plans_for_more(fitting, budget, strategy, options or {}, _PLANS)]
-    for plan, scheduled in dict.fromkeys(starts):
-        if watch.over:
-            return
+    for plan, scheduled in dict.fromkeys(_starts(fitting, budget, strategy, options or {})):
+        watch.doing("approximations")
         with contextlib.suppress(UsageError):  # nothing waits that could be approximated
             found = _fewest(fitting, plan, scheduled, budget, permitted)
             if found is not None:
                 yield found
+        if watch.over:
+            return
+
+
+def _starts(
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[tuple[RecomputePlan, bool]]:
+    """No plan, and plans for larger budgets."""
+    yield RecomputePlan(), False
+    with contextlib.suppress(UsageError):  # no plan of any kind
+        yield from plans_for_more(fitting, budget, strategy, options, _PLANS)
 
 
 def _fewest(
@@ -66,7 +74,7 @@ def _fewest(
     low, high, found = 0, len(choices), tried(len(choices)) if choices else None
     if found is None or found.peak > budget:
         return None
-    while high - low > 1 and not current().over:  # `low` do not fit, `high` do
+    while high - low > 1:  # `low` do not fit, `high` do
         middle = (low + high) // 2
         made = tried(middle)
         if made.peak <= budget:
