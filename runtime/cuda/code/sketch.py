@@ -222,9 +222,11 @@ def tile(kind: str, dtype: str) -> Kernel:
     before = ""
     if normal:
         before = """
-        const float a = (float)u[k & ~1] * 5.9604644775390625e-8f, b = (float)u[k | 1] * 5.9604644775390625e-8f;
-        const float angle = b * 6.283185307179586f, radius = sqrtf(-2 * logf(1 - a));"""
-        value = f"({c})(radius * (k & 1 ? sinf(angle) : cosf(angle)))"
+        const C unit = (C)5.9604644775390625e-8, a = (C)u[k & ~1] * unit;
+        const C angle = (C)u[k | 1] * unit * (C)6.283185307179586;
+        const C radius = sqrt_of((C)-2 * log_of((C)1 - a));""".replace("C", c)
+        end = "f" if dtype == "f32" else ""
+        value = f"radius * (k & 1 ? sin{end}(angle) : cos{end}(angle))"
     body = f"""{_AT}    const long long panels = (columns + {width - 1}) / {width};
     if (i >= panels * high) return;
     const long long r = i / panels, p = i - r * panels;
