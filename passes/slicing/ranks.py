@@ -19,7 +19,7 @@ from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.factors import MAX, MIN, OWN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
-from ...ops.communication.base import Communication
+from ...ops.communication.base import Communication, Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ...ops.communication.shard import Shard
 from .pieces import Pieces, bounds, sum_type
@@ -79,7 +79,7 @@ class RankPieces(Pieces):
         self.statistics: dict[tuple[int, int], list[Value]] = {}
         #: the results of `Shard` operators that are communicated in place of whole sums
         self.shards: set[str] = set()
-        self.numbers = _numbers(self.block)
+        self.numbers = Numbers(self.block.operators)
 
     def emit(self, pieces: int) -> list[Operator]:
         """The rank's slices, one after the other, then the joins and sums."""
@@ -234,21 +234,8 @@ class RankPieces(Pieces):
 
     def communicated(self, kind: type[Communication], x: Value) -> Value:
         """The result of a collective operator among the ranks; x itself where there is one."""
-        if self.share.ranks == 1:
-            return x
-        number = self.numbers.get(self.share.axis, 0)
-        self.numbers[self.share.axis] = number + 1
-        op = kind(self.share.axis, self.share.ranks, number, order=self.share.order if kind.sums else "tree")
-        return self.b.CommWait(self.b.emit(op, x), x)
-
-
-def _numbers(block: Block) -> dict[str, int]:
-    """The next number of each channel."""
-    found: dict[str, int] = {}
-    for o in block.operators:
-        if isinstance(o.op, Communication):
-            found[o.op.queue] = max(found.get(o.op.queue, 0), o.op.number + 1)
-    return found
+        axis, order = self.share.axis, self.share.order if kind.sums else "tree"
+        return communicated(self.b, kind(axis, self.share.ranks, self.numbers.take(axis), order=order), x)
 
 
 def on_rank(graph: Graph, region: Region, wanted: Collection[str], share: Share, pieces: int) -> RankShare:
