@@ -21,6 +21,7 @@ from recompute.language.program import Program
 from recompute.ops.communication.base import Communication
 from recompute.passes.slicing.slicing import parse_slicing
 from recompute.training.parallel import DataParallel
+from recompute.training.parts import parts_of
 
 BATCH = 8
 NETWORKS: dict[str, dict] = {
@@ -82,16 +83,13 @@ def rows(batch: Mapping[str, np.ndarray], ranks: int, rank: int) -> dict[str, np
 
 def whole_state(programs: list[Program], states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """What all ranks have together; what each has for itself is the same."""
-    shards = {n: programs[0].data[n].shape for n in programs[0].sharded}
-    found = {}
+    parts, found = parts_of(programs[0]), {}
     for name, first in states[0].items():
-        owner = next((p for p in shards if f"{name}.".startswith(f"{p}.") and first.shape == shards[p]), None)
-        if owner is not None:
-            size = programs[0].sharded[owner].size
-            found[name] = np.concatenate([s[name] for s in states])[:size]
-            continue
-        assert all(np.array_equal(first, s[name]) for s in states), name
-        found[name] = first.reshape(-1)
+        found[name] = first
+        if name in parts:
+            found[name] = parts[name].joined([s[name] for s in states])
+        else:
+            assert all(np.array_equal(first, s[name]) for s in states), name
     return found
 
 
