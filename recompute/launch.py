@@ -20,6 +20,7 @@ from pathlib import Path
 from .errors import MissingExtraError, RecomputeError, UsageError, need_extra
 from .runtime.communication.rank import main as rank_of
 from .runtime.communication.started import given_rank
+from .support.threads import cores
 
 
 def mpiexec() -> str:
@@ -32,11 +33,6 @@ def mpiexec() -> str:
             "load your cluster's MPI"
         )
     return found
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def command(arguments: argparse.Namespace) -> list[str]:

@@ -79,8 +79,7 @@ class _Placing:
         for i in reversed(range(len(self.operators))):
             if _light(self.operators[i]) and all(j in found for j in self.after[i]):
                 found.add(i)
-        sends = {i for i in found if isinstance(self.operators[i].op, Communication)}
-        return self._connected(found, sends)
+        return self._connected(found, {i for i in found if self._begins(i)})
 
     def _connected(self, among: set[int], starts: set[int]) -> set[int]:
         """The operators of a set that lead to some of them, or follow from them."""
@@ -150,7 +149,7 @@ class _Placing:
                         seen.add(j)
                         stack.append(j)
                         mine.append(j)
-            begins = sorted(j for j in mine if isinstance(self.operators[j].op, Communication))
+            begins = sorted(filter(self._begins, mine))
             if begins:
                 requests += begins
                 first[i] = len(requests) - 1

@@ -19,7 +19,7 @@ from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.factors import MAX, MIN, OWN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
-from ...ops.communication.base import Communication
+from ...ops.communication.base import Communication, Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ...ops.communication.shard import Shard
 from .pieces import Pieces, bounds, sum_type
@@ -79,7 +79,7 @@ class RankPieces(Pieces):
         self.statistics: dict[tuple[int, int], list[Value]] = {}
         #: the results of `Shard` operators that are communicated in place of whole sums
         self.shards: set[str] = set()
-        self.numbers = _numbers(self.block)
+        self.numbers = Numbers(self.block.operators)
 
     def emit(self, pieces: int) -> list[Operator]:
         """The rank's slices, one after the other, then the joins and sums."""
@@ -117,15 +117,10 @@ class RankPieces(Pieces):
     def cut(self, v: Value, place: Place, made: dict[object, Value], start: int, size: int) -> Value:
         """The slice of a value; of an input, from the rows that the rank has."""
         own = self.local.get(v.name)
-        if own is None or v.name in made or (v.name, place) in made:
+        if own is None:
             return super().cut(v, place, made, start, size)
         assert place.outer == 1
-        low = (start - self.start) * place.inner
-        x = own
-        if size != self.size:
-            x = self.b.Slice(own, starts=(low,), ends=(low + size * place.inner,), axes=(place.axis,))
-        made[v.name, place] = x
-        return x
+        return own if size == self.size else super().cut(own, place, made, start - self.start, size)
 
     def keep(self, v: Value, part: Value) -> None:
         """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
@@ -184,12 +179,8 @@ class RankPieces(Pieces):
 
     def gathered(self, parts: list[Value], place: Place, *, own: bool = False) -> Value:
         """A whole value from its slices on all ranks; `own`: from this rank's alone."""
-        b, axis = self.b, place.axis + (place.outer > 1)
-        seen = []
-        for p in parts:
-            lead, rest = p.shape[: place.axis], p.shape[place.axis + 1 :]
-            outer = (place.outer, p.shape[place.axis] // place.outer) if place.outer > 1 else (p.shape[place.axis],)
-            seen.append(b.Reshape(p, shape=(*lead, *outer, *rest)) if place.outer > 1 else p)
+        b = self.b
+        seen, axis = self.opened(parts, place)
         found = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
         if self.share.ranks > 1 and not own:
             front = (axis, *(a for a in range(found.ndim) if a != axis))
@@ -234,56 +225,28 @@ class RankPieces(Pieces):
 
     def communicated(self, kind: type[Communication], x: Value) -> Value:
         """The result of a collective operator among the ranks; x itself where there is one."""
-        if self.share.ranks == 1:
-            return x
-        number = self.numbers.get(self.share.axis, 0)
-        self.numbers[self.share.axis] = number + 1
-        op = kind(self.share.axis, self.share.ranks, number, order=self.share.order if kind.sums else "tree")
-        return self.b.CommWait(self.b.emit(op, x), x)
+        axis, order = self.share.axis, self.share.order if kind.sums else "tree"
+        return communicated(self.b, kind(axis, self.share.ranks, self.numbers.take(axis), order=order), x)
 
-
-def _numbers(block: Block) -> dict[str, int]:
-    """The next number of each channel."""
-    found: dict[str, int] = {}
-    for o in block.operators:
-        if isinstance(o.op, Communication):
-            found[o.op.queue] = max(found.get(o.op.queue, 0), o.op.number + 1)
-    return found
-
-
-def on_rank(graph: Graph, region: Region, wanted: Collection[str], share: Share, pieces: int) -> RankShare:
-    """A rank's share of the slices of a region, and what becomes of the block's inputs and other operators."""
-    emitted = RankPieces(graph, Builder.on(graph.block), region, wanted, share)
-    operators = emitted.emit(pieces)
-    return RankShare(emitted, operators)
-
-
-@dataclass(frozen=True)
-class RankShare:
-    """The operators of a rank's slices."""
-
-    pieces: RankPieces
-    operators: list[Operator]
-
-    def finished(self, block: Block) -> Block:
-        """The block with them, with the rank's rows as inputs.
+    def with_rows(self, block: Block) -> Block:
+        """The block that has the slices, with the rank's rows as inputs.
 
         Operators outside of slices that need all rows of an input read them gathered.  Shards are there already.
         """
-        local = self.pieces.local if self.pieces.share.ranks > 1 else {}
+        local = self.local if self.share.ranks > 1 else {}
         names: dict[str, Value] = {}
-        b = self.pieces.b
+        b = self.b
         b.role = Role.FORWARD
         mark = len(b.operators)
         for v in block.inputs:
             if v.name in local and any(r == v for o in block.operators for r in o.reads()):
-                names[v.name] = self.pieces.gathered([local[v.name]], self.pieces.place(v.name))
+                names[v.name] = self.gathered([local[v.name]], self.place(v.name))
         made = b.operators[mark:]
         del b.operators[mark:]
         rest = [
             o.reading({v.name: names[v.name] for v in o.reads() if v.name in names and v != local[v.name]})
             for o in block.operators
-            if not (isinstance(o.op, Shard) and o.outputs[0] is not None and o.outputs[0].name in self.pieces.shards)
+            if not (isinstance(o.op, Shard) and o.outputs[0] is not None and o.outputs[0].name in self.shards)
         ]
         inputs = tuple(local.get(v.name, v) for v in block.inputs)
         return dataclasses.replace(block, inputs=inputs, operators=(*made, *rest))

@@ -145,6 +145,8 @@ def test_text_of_a_sliced_step_is_read_back() -> None:
     ("text", "why"),
     [
         ("h.0.out", "FIRST..LAST:AXIS:PIECES"),
+        ("all:0:4@dp=0/2", "FIRST..LAST:AXIS:PIECES"),
+        ("ranks:0:4", "FIRST..LAST:AXIS:PIECES"),
         ("all:0:1", "2 to 4 pieces"),
         ("all:0:5", "2 to 4 pieces"),
         ("all:7:2", "no input has an axis 7"),

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import onnx
 import pytest
+from distributed_cases import own_arrays
 from onnx import TensorProto, helper, numpy_helper
 
 import recompute as rc
@@ -21,6 +22,7 @@ from recompute.language.program import Program
 from recompute.ops.communication.base import Communication
 from recompute.passes.slicing.slicing import parse_slicing
 from recompute.training.parallel import DataParallel
+from recompute.training.parts import parts_of
 
 BATCH = 8
 NETWORKS: dict[str, dict] = {
@@ -82,16 +84,13 @@ def rows(batch: Mapping[str, np.ndarray], ranks: int, rank: int) -> dict[str, np
 
 def whole_state(programs: list[Program], states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """What all ranks have together; what each has for itself is the same."""
-    shards = {n: programs[0].data[n].shape for n in programs[0].sharded}
-    found = {}
+    parts, found = parts_of(programs[0]), {}
     for name, first in states[0].items():
-        owner = next((p for p in shards if f"{name}.".startswith(f"{p}.") and first.shape == shards[p]), None)
-        if owner is not None:
-            size = programs[0].sharded[owner].size
-            found[name] = np.concatenate([s[name] for s in states])[:size]
-            continue
-        assert all(np.array_equal(first, s[name]) for s in states), name
-        found[name] = first.reshape(-1)
+        found[name] = first
+        if name in parts:
+            found[name] = parts[name].joined([s[name] for s in states])
+        else:
+            assert all(np.array_equal(first, s[name]) for s in states), name
     return found
 
 
@@ -105,8 +104,7 @@ def run(name: str, options: str, ranks: int, zero: int, pieces: int = 8, batch: 
 def outcome(programs: list[Program], loss: str, name: str, batch: int) -> tuple[tuple, str]:
     """What two steps of these programs give."""
     ranks = len(programs)
-    data = [{v.name: np.array(p.data[v.name]) for v in (*p.block.parameters, *p.block.buffers, *p.block.state)}
-            for p in programs]  # fmt: skip
+    data = [own_arrays(p) for p in programs]
     machine = LockStep([p.block for p in programs], Mesh.of(dp=ranks), data)
     full, losses = whole_batch(name, batch), []
     for _ in range(2):
@@ -160,9 +158,7 @@ def test_gradients_of_a_ragged_mean_are_those_of_the_global_batch() -> None:
             else:
                 rc.SGD(0.5).minimize(loss)  # one batch, undivided
             programs.append(program)
-        data = {v.name: np.array(programs[0].data[v.name]) for v in programs[0].block.persistent()
-                if v.name in programs[0].data}  # fmt: skip
-        machine = LockStep([p.block for p in programs], Mesh.of(dp=ranks), data)
+        machine = LockStep([p.block for p in programs], Mesh.of(dp=ranks), own_arrays(programs[0]))
         batch = {**full, "label": label}
         found.append([float(machine.run([rows(batch, ranks, r) for r in range(ranks)], [loss.name])[0][loss.name])
                       for _ in range(3)])  # fmt: skip
@@ -290,8 +286,7 @@ def side_by_side(source: onnx.ModelProto, ranks: int, zero: int, **options: bool
     if ranks:
         assert verify_ranks([p.block for p in programs], Mesh.of(dp=ranks)) == 1
         assert programs[0].block.inputs[0].shape[0] == BATCH // ranks
-    data = [{v.name: np.array(p.data[v.name]) for v in (*p.block.parameters, *p.block.buffers, *p.block.state)}
-            for p in programs]  # fmt: skip
+    data = [own_arrays(p) for p in programs]
     machine = LockStep([p.block for p in programs], Mesh.of(dp=max(ranks, 1)), data)
     g = np.random.default_rng(0)
     shapes = {v.name: (BATCH, *v.shape[1:]) for v in programs[0].block.inputs}

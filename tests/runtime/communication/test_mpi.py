@@ -12,34 +12,25 @@ import time
 from pathlib import Path
 
 import pytest
+from distributed_cases import environment
 
-import recompute as rc
 from recompute.launch import main, mpiexec
 
 RANKS = Path(__file__).parent / "ranks.py"
 
 
-def missing() -> str:
-    try:
-        mpiexec()
-    except rc.RecomputeError as e:
-        return str(e)
-    return "" if importlib.util.find_spec("mpi4py") else "mpi4py is not installed (extra mpi)"
-
-
-needs_mpi = pytest.mark.skipif(bool(missing()), reason=missing() or "MPI is there")
+needs_mpi = pytest.mark.usefixtures("mpi")
 
 
 def launched(n: int, *arguments: str, deadline: float = 60) -> tuple[int, str, float]:
     """Exit code, what was printed, and when it ended."""
     command = [sys.executable, "-m", "recompute.launch", "--nproc", str(n), "--deadline", str(deadline), str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [*command, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=environment(),
         start_new_session=True,
     ) as process:
         try:
@@ -68,13 +59,15 @@ def test_started_by_mpiexec(tmp_path: Path) -> None:
         # One write for the line: the pieces of an unbuffered print may mix with the other rank's.
         "import sys\nimport recompute as rc\nsys.stdout.write(f\"rank {rc.Executor(mesh='dp=2').rank}\\n\")\n"
     )
-    python, environment = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    python = sys.executable
     for command in (
         [mpiexec(), "-n", "2", python, str(tmp_path / "job.py")],
         [mpiexec(), "-n", "2", python, "-m", "recompute.launch", str(tmp_path / "job.py")],
         [python, "-m", "recompute.launch", "--nproc", "2", "-m", "job"],
     ):
-        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        found = subprocess.run(
+            command, env=environment(tmp_path), capture_output=True, text=True, check=True, timeout=60
+        )
         assert sorted(found.stdout.split()) == ["0", "1", "rank", "rank"], found
 
 
