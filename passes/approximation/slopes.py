@@ -100,9 +100,9 @@ def _bind(wanted: Operator, there: Operator, names: dict[str, Any]) -> bool:
 def replace_slopes(block: Block, value_name: str, bits: int) -> Block | None:
     """The training step in which the gradient of the activation that makes a value reads codes of 1 to 4 bits.
 
-    The codes of its input x are made right before the last forward operator that reads x, which may then be written over
-    x; the gradient is dy · level.  Activations whose slopes are steps (Relu, Clip, ...) keep their exact gradients, with
-    the bits that these need.  None where `find_activation` finds none.
+    The codes of its input x are made right before the last forward operator that reads x, which may then be written
+    over x; the gradient is dy · level.  Activations whose slopes are steps (Relu, Clip, ...) keep their exact gradients,
+    with the bits that these need.  None where `find_activation` finds none.
     """
     found = find_activation(block, value_name, bits)
     if found is None:
@@ -118,9 +118,8 @@ def replace_slopes(block: Block, value_name: str, bits: int) -> Block | None:
     readers = [i for i, o in enumerate(operators) if o.role in _FORWARD and x in o.inputs]
     before = Operator(op, (x,), (codes,), operators[readers[-1]].role)
     unread = _unread(operators, found.gradient[:-1], block.outputs)
-    kept = [
-        o for i, old in enumerate(operators) for o in ([before, old] if i == readers[-1] else [old]) if i not in unread
-    ]
+    pairs = [([before] if i == readers[-1] else []) + [o] for i, o in enumerate(operators) if i not in unread]
+    kept = [o for pair in pairs for o in pair]
     return block.with_operators(kept, constants=_read_constants(block, kept))
 
 
