@@ -101,8 +101,8 @@ def replace_slopes(block: Block, value_name: str, bits: int) -> Block | None:
     """The training step in which the gradient of the activation that makes a value reads codes of 1 to 4 bits.
 
     The codes of its input x are made right before the last forward operator that reads x, which may then be written
-    over x; the gradient is dy · level.  Activations whose slopes are steps (Relu, Clip, ...) keep their exact gradients,
-    with the bits that these need.  None where `find_activation` finds none.
+    over x; the gradient is dy · level.  Activations whose slopes are steps (Relu, Clip, ...) keep exact gradients, with
+    the bits that these need.  None where `find_activation` finds none.
     """
     found = find_activation(block, value_name, bits)
     if found is None:
