@@ -1,0 +1,1 @@
+"""Passes that keep approximations of values, where the user permits it."""
