@@ -121,7 +121,7 @@ def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
 def _check_allow(args: argparse.Namespace, answers: list[str]) -> None:
     """UsageError for bad permissions, and for options that consider exact steps only."""
     parse_permissions(args.allow)
-    for name in (*answers, *(["max_batch"] if args.max_batch else [])):
+    for name in (*answers, *(name for name in ("max_batch", "estimate") if getattr(args, name))):
         raise UsageError(f"--{name.replace('_', '-')} considers exact gradients only: leave out --allow")
 
 

@@ -85,13 +85,9 @@ def request(
     if plan is not None:
         if budget is not None or strategy is not None or options:
             raise UsageError("a plan already defines what is recomputed: leave out budget and strategy, or the plan")
-        if isinstance(plan, (str, os.PathLike)):
-            plan = load_plan(plan)
-        if not isinstance(plan, (RecomputePlan, SavedPlan)):
-            raise UsageError(f"plan must be a RecomputePlan, or the path of a saved plan, not {plan!r}")
         if permitted:
             raise UsageError("a plan already defines what is approximated: leave out the approximations, or the plan")
-        return Request(plan=plan)
+        return Request(plan=_existing(plan))
     if budget is None and strategy is None:
         if options:
             raise UsageError("options belong to a strategy: name the strategy")
@@ -108,6 +104,15 @@ def request(
         amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress,
         allowed=permitted,
     )  # fmt: skip
+
+
+def _existing(plan: RecomputePlan | SavedPlan | str | os.PathLike[str]) -> RecomputePlan | SavedPlan:
+    """A plan, which may be given by its path."""
+    if isinstance(plan, (str, os.PathLike)):
+        return load_plan(plan)
+    if not isinstance(plan, (RecomputePlan, SavedPlan)):
+        raise UsageError(f"plan must be a RecomputePlan, or the path of a saved plan, not {plan!r}")
+    return plan
 
 
 def check_limits(effort: object, seconds: object, progress: object = None) -> None:

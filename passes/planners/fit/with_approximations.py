@@ -32,6 +32,12 @@ def approximated(fitting: Fitting, permitted: Sequence[Approximation]) -> Fitted
     return fitting.carry_out(RecomputePlan(approximations=choices), False)
 
 
+def also_approximated(fitting: Fitting, found: Fitted, permitted: Sequence[Approximation]) -> Fitted:
+    """A planned step with approximations wherever they save memory besides.  UsageError where there are none."""
+    choices = permitted_choices(found.block, permitted)
+    return fitting.carry_out(dataclasses.replace(found.plan, approximations=choices), found.scheduled)
+
+
 def with_approximations(
     fitting: Fitting,
     budget: int,
