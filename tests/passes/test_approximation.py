@@ -279,3 +279,14 @@ def test_all_stays_linear_in_operators() -> None:
         return counted
 
     assert reads(100) < 15 * reads(10)
+
+
+def test_the_report_shows_what_stands_for_other_values() -> None:
+    from recompute.report.timeline import timeline
+
+    program, loss = loaded()
+    step = compile_step(program, loss.name, rc.SGD(0.1), allowed="sketch:0.2,bits:4,store:8")
+    found = {a.role for a in timeline(step.program.block, step.cost).allocations}
+    assert "approximate" in found
+    plain = compile_step(program, loss.name, rc.SGD(0.1))
+    assert "approximate" not in {a.role for a in timeline(plain.program.block, plain.cost).allocations}
