@@ -66,18 +66,19 @@ class SketchedProducts(Approximation):
         return self.rows if self.rows is not None else max(1, round(self.rate * batch))  # type: ignore[operator]
 
     def keeps(self, step: Step, leaf: Leaf) -> TensorType | None:
-        """The sketch of one factor of a product [n, B] · [B, m] whose other factor the backward pass made."""
-        o = step.operators[leaf.at]
-        if not isinstance(o.op, MatMul) or (o.op.transA, o.op.transB) != (1, 0) or leaf.read.ndim != 2:
-            return None
-        other = o.inputs[1] if o.inputs[0] == leaf.read else o.inputs[0]
-        if other is None or other.name in step.origin or other.ndim != 2 or step.counter is None:
+        """The sketch of the forward pass's factor of a product over the batch."""
+        if not _over_batch(step, leaf):
             return None
         batch, n = leaf.read.shape
         rows = self.kept_rows(batch)
-        if rows >= batch or leaf.read.type.numpy.kind not in "fV":
-            return None
-        return leaf.read.type.with_shape((rows, n))
+        return leaf.read.type.with_shape((rows, n)) if rows < batch else None
+
+    def why_nothing(self, step: Step) -> str:
+        """Where a number of rows is no less than any product has."""
+        found = [leaf.read.shape[0] for v in step.waiting() for leaf in step.leaves(v) if _over_batch(step, leaf)]
+        if self.rows is None or not found or self.rows < max(found):
+            return ""
+        return f"it keeps {self.rows:,} rows, and the products over the batch have {max(found):,} at most"
 
     def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
         """The product of two sketches."""
@@ -94,3 +95,14 @@ class SketchedProducts(Approximation):
                 factors += edits.emit(made, op, [v, *edits.counter(op)], f"{v.name}.sketch", Role.BACKWARD)
         made.append(Operator(o.op, tuple(factors), o.outputs, o.role))
         edits.replaced[leaf.at] = made
+
+
+def _over_batch(step: Step, leaf: Leaf) -> bool:
+    """Whether a reader is a product [n, B] · [B, m] whose other factor the backward pass made."""
+    o = step.operators[leaf.at]
+    if not isinstance(o.op, MatMul) or (o.op.transA, o.op.transB) != (1, 0) or leaf.read.ndim != 2:
+        return False
+    other = o.inputs[1] if o.inputs[0] == leaf.read else o.inputs[0]
+    if other is None or other.name in step.origin or other.ndim != 2 or step.counter is None:
+        return False
+    return leaf.read.type.is_float
