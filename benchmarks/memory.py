@@ -28,6 +28,7 @@ from zoo_steps import MIB, headline, machine, row_text, write_json, zoo_batch, z
 
 import recompute as rc
 from recompute import models
+from recompute.runtime.communication.memory import ResidentGrowth
 
 #: 1 % of the live peak; 5 % of what was allocated, for rows above 500 MB
 MOST_FRAGMENTATION, MOST_RSS, LARGE = 0.01, 0.05, 500_000_000
@@ -35,12 +36,6 @@ MOST_FRAGMENTATION, MOST_RSS, LARGE = 0.01, 0.05, 500_000_000
 QUICK = ("mlp", "lenet", "lstm", "bert-tiny", "gpt2-tiny", "resnet18")
 WIDTHS = (13, 5, 4, 8, 8, 8, 8, 6, 7, 7)
 HEADER = ("model", "batch", "kind", "peak", "measured", "live", "arena", "frag", "RSS", "seconds")
-
-
-def resident(key: str) -> int:
-    """Bytes of the process's resident set: `VmRSS` now, `VmHWM` at the most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
 
 
 def measure(name: str, batch: int, *, recompute: bool, run: bool, limit: int, steps: int) -> dict[str, Any]:
@@ -68,7 +63,7 @@ def warm_up(name: str, batch: int, recompute: bool) -> None:
 
 
 def run_steps(step: Any, loss: str, name: str, steps: int) -> dict[str, Any]:
-    """Runs, and what the process grew by.  The high-water mark is set back first: building a model takes memory too."""
+    """Runs, and what the process grew by meanwhile: building a model takes memory, too."""
     feed = zoo_batch(step, name)
     new = 0
     for array in step.program.data.values():
@@ -76,20 +71,18 @@ def run_steps(step: Any, loss: str, name: str, steps: int) -> dict[str, Any]:
             array.reshape(-1)[...] = array.reshape(-1)  # its pages exist from now on
         else:
             new += array.nbytes  # the executor makes a copy
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    executor, start = rc.Executor(), time.perf_counter()
-    for _ in range(steps):
-        executor.run(step.program, feed, [loss])
-    seconds = (time.perf_counter() - start) / steps
+    with ResidentGrowth() as growth:
+        executor, start = rc.Executor(), time.perf_counter()
+        for _ in range(steps):
+            executor.run(step.program, feed, [loss])
+        seconds = (time.perf_counter() - start) / steps
     session = executor.session(step.program, [loss])
     allocated = session.arena.nbytes + new
-    growth = resident("VmHWM") - before
     return {
         "measured_peak_bytes": session.measured_peak_bytes,
         "allocated_bytes": allocated,
-        "rss_growth_bytes": growth,
-        "rss_deviation": growth / allocated - 1,
+        "rss_growth_bytes": growth.peak,
+        "rss_deviation": growth.peak / allocated - 1,
         "step_seconds": seconds,
     }
 

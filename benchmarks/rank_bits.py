@@ -24,6 +24,7 @@ from zoo_steps import headline, machine
 
 import recompute as rc
 from recompute.runtime.communication.memory import ResidentGrowth
+from recompute.training.parts import parts_of, stored
 
 BATCH, PIECES = 16, 4
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -79,21 +80,19 @@ def setting(network: str, options: str, zero: int, steps: int, executor: rc.Exec
 
 def whole_hash(program: Any, ranks: int) -> str:
     """A hash of parameters and state, which ranks may have in parts."""
-    block = program.block
-    own = {v.name: np.array(program.data[v.name]) for v in (*block.parameters, *block.buffers, *block.state)}
-    every = [own]
+    own = {v.name: np.array(program.data[v.name]) for v in stored(program)}
+    every, parts = [own], parts_of(program)
     if ranks > 1:
         from mpi4py import MPI
 
         every = MPI.COMM_WORLD.allgather(own)
     digest = hashlib.sha256()
     for name in sorted(own):
-        owner = next((p for p in program.sharded if f"{name}.".startswith(f"{p}.")), None)
-        if owner is not None and own[name].shape == own[owner].shape:
-            array = np.concatenate([e[name] for e in every])[: program.sharded[owner].size]
+        array = own[name]
+        if name in parts:
+            array = parts[name].joined([e[name] for e in every])
         else:
-            array = own[name].reshape(-1)
-            assert all(np.array_equal(array, e[name].reshape(-1)) for e in every), name
+            assert all(np.array_equal(array, e[name]) for e in every), name
         digest.update(name.encode() + array.tobytes())
     return digest.hexdigest()[:16]
 

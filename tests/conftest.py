@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,27 @@ def cuda(request: pytest.FixtureRequest) -> Any:
     if not compiler():
         pytest.skip("the emulated device needs a C++ compiler (g++ or clang++, or $CXX)")
     return EmulatedCUDAPlace()
+
+
+@pytest.fixture
+def mpi() -> None:
+    """Skips tests that start ranks where none can be started."""
+    from distributed_cases import without_mpi
+
+    if why := without_mpi():
+        pytest.skip(why)
+
+
+@pytest.fixture
+def before_fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that no launcher has started, before `fleet.init`."""
+    from recompute.training.fleet import world
+
+    for name in list(os.environ):
+        if name.startswith(("PADDLE_", "PMI_", "PMIX_", "OMPI_", "MV2_")):
+            monkeypatch.delenv(name)
+    yield
+    world.leave()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

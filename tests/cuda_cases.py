@@ -24,7 +24,7 @@ from recompute.runtime.lowering import providers
 from recompute.testing import Case, case_block
 
 #: operators whose numbers are of less precision than their element type says
-_COARSE = {"RandomNormal": "f32", "RandomUniform": "f32", "Sketch": "f32"}
+_COARSE = {"RandomNormal": "f32", "RandomUniform": "f32"}
 #: bytes before and behind each buffer, and what is in them
 _GUARD, _GUARDED = 64, 0xA5
 

@@ -1,8 +1,9 @@
-"""Tests that start several processes: whether they can, and what the ranks of distributed_step.py say."""
+"""Tests of several ranks: what each has, whether processes can be started, what those of distributed_step.py say."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,21 +11,40 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recompute.errors import RecomputeError
+from recompute.language.program import Program
 from recompute.launch import mpiexec
-from recompute.runtime.communication.mpi import load_mpi
+from recompute.training.parts import stored
+
+
+def own_arrays(program: Program) -> dict[str, np.ndarray]:
+    """Copies of the parameters, buffers and state that one rank has."""
+    return {v.name: np.array(program.data[v.name]) for v in stored(program)}
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """That of ranks, which import from `folders`: an MPI library may lie beside a launcher of another environment."""
+    libraries = [str(Path(mpiexec()).parents[1] / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    found = {**os.environ, "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": ":".join(filter(None, libraries))}
+    return {**found, "PYTHONPATH": ":".join(map(str, folders))} if folders else found
 
 
 @functools.cache
 def without_mpi() -> str:
-    """Why no ranks can be started; "" where they can.  MPI is loaded in a process of its own, which it changes."""
+    """Why no ranks can be started; "" where they can."""
     try:
-        mpiexec()
+        launcher = mpiexec()
     except RecomputeError as e:
         return str(e)
-    text = f"from {load_mpi.__module__} import load_mpi; load_mpi()"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
-    return "" if not done.returncode else done.stderr.strip().splitlines()[-1]
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (pip install 'onnx-recompute[mpi]')"
+    tried = subprocess.run(
+        [launcher, "-n", "2", sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"],
+        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return f"MPI does not start here: {tried.stderr[-200:]}" if tried.returncode else ""
 
 
 def started(place: str, ranks: int, folder: Path, *options: str, timeout: float = 200) -> subprocess.CompletedProcess:
@@ -32,9 +52,8 @@ def started(place: str, ranks: int, folder: Path, *options: str, timeout: float 
     folder.mkdir(parents=True, exist_ok=True)
     script = Path(__file__).parent / "distributed_step.py"
     command = [sys.executable, "-m", "recompute.launch", "--nproc", str(ranks), str(script), place, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, *options], capture_output=True, text=True, env=environment, timeout=timeout, check=False
+        [*command, *options], capture_output=True, text=True, env=environment(), timeout=timeout, check=False
     )
 
 

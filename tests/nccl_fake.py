@@ -27,6 +27,17 @@ from recompute.runtime.cuda.device import emulator
 from recompute.runtime.cuda.nccl import NcclEngine
 
 SECONDS = 60.0
+#: a program of every rank: an addition before and behind the communication, and one beside it, all of whose buffers
+#: the plan may share
+COLLECTIVE = """program p {{
+  input %x: {kind}[{n},3]
+  %a: {kind}[{n},3] = Add(%x, %x)
+  communicate %s: {out} = {name}(%a) {{axis="dp", ranks={n}, number=0{more}}}
+  %b: {kind}[{n},3] = Mul(%x, %x)
+  communicate %t: {out} = CommWait(%s, %a)
+  %y: {out} = Add(%t, %t)
+  output %y, %b
+}}"""
 _NUMPY = {0: "i1", 1: "u1", 2: "i4", 3: "u4", 4: "i8", 5: "u8", 6: "f2", 7: "f4", 8: "f8", 9: ml_dtypes.bfloat16}
 _MESSAGES = ("send", "recv")
 

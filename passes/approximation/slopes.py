@@ -59,16 +59,17 @@ class FewBitSlopes(Approximation):
         edits.replaced.setdefault(leaf.at, [step.operators[leaf.at]])
         edits.replaced[found.last] = [Operator(op, (found.dy, codes), last.outputs, last.role)]
 
-    def _gradients(self, step: Step) -> dict[int, _Gradient]:
+    def _gradients(self, step: Step) -> dict[int, ActivationGradient]:
         """Position → the gradient that it belongs to."""
-        return step.remembered(self, lambda: {i: g for g in _gradients(step, self.bits) for i in g.positions})
+        return step.remembered(self, lambda: {i: g for g in activation_gradients(step, self.bits) for i in g.positions})
 
 
 @dataclass(frozen=True)
-class _Gradient:
-    """The gradient of an activation of `x`: its operators' positions, of which `last` makes it, from `dy`."""
+class ActivationGradient:
+    """The gradient of an activation y of `x`: its operators' positions, of which `last` makes it, from `dy`."""
 
     x: Value
+    y: Value
     dy: Value
     positions: tuple[int, ...]
     last: int
@@ -80,8 +81,8 @@ class _Gradient:
         return SlopeCodes(bounds=self.steps.bounds, even=int(self.steps.even))
 
 
-def _gradients(step: Step, bits: int) -> Iterator[_Gradient]:
-    """The gradients of a step's activations."""
+def activation_gradients(step: Step, bits: int) -> Iterator[ActivationGradient]:
+    """The gradients of a step's activations that are as their rules emit them, with steps for their slopes."""
     known = {c.value.name: c for c in step.block.constants}
     for i, o in enumerate(step.operators):
         if not step.early(i) or o.op.name not in (*SMOOTH, *PIECEWISE):
@@ -93,7 +94,7 @@ def _gradients(step: Step, bits: int) -> Iterator[_Gradient]:
         found = None if steps is None else _matched(step, o)
         if steps is not None and found is not None:
             positions, dy = found
-            yield _Gradient(step.origin[x.name], dy, positions, positions[-1], steps)
+            yield ActivationGradient(step.origin[x.name], next(o.writes()), dy, positions, positions[-1], steps)
 
 
 def _matched(step: Step, o: Operator) -> tuple[tuple[int, ...], Value] | None:

@@ -5,13 +5,12 @@ Large ones travel alone, from where they are to where they are needed, without a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role
-from ...ops.communication.base import Communication
+from ...ops.communication.base import Communication, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ..base import Pass
 
@@ -114,7 +113,7 @@ class _Joining:
         flat = [b.Reshape(v, shape=(rows, v.size // rows)) for v in values]
         joined = b.Concat(*flat, axis=1)
         sent = b.Reshape(joined, shape=(joined.size,))
-        got = b.CommWait(b.emit(dataclasses.replace(first.op), sent), sent)
+        got = communicated(b, first.op, sent)
         parts = ranks if isinstance(first.op, AllGather) else 1
         table = b.Reshape(got, shape=(parts, got.size // parts))
         low = 0

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from ...language.ir import Block, Operator, Role
 from ...ops.communication.base import Communication
+from ...ops.communication.row_sums import RowSums
 from ...ops.communication.shard import Shard
 from ...ops.communication.tree_sum import TreeSum
 from ...ops.shape.reshape import Cast
@@ -45,7 +46,7 @@ def _light(o: Operator) -> bool:
     """Whether an operator may stand behind a communication that computation does not wait for."""
     if o.role is Role.OPTIMIZE or o.op.updates or o.op.communicates or o.op.moves_data:
         return True
-    return isinstance(o.op, (TreeSum, Shard, Cast))
+    return isinstance(o.op, (TreeSum, RowSums, Shard, Cast))
 
 
 class _Placing:
@@ -79,8 +80,7 @@ class _Placing:
         for i in reversed(range(len(self.operators))):
             if _light(self.operators[i]) and all(j in found for j in self.after[i]):
                 found.add(i)
-        sends = {i for i in found if isinstance(self.operators[i].op, Communication)}
-        return self._connected(found, sends)
+        return self._connected(found, {i for i in found if self._begins(i)})
 
     def _connected(self, among: set[int], starts: set[int]) -> set[int]:
         """The operators of a set that lead to some of them, or follow from them."""
@@ -150,7 +150,7 @@ class _Placing:
                         seen.add(j)
                         stack.append(j)
                         mine.append(j)
-            begins = sorted(j for j in mine if isinstance(self.operators[j].op, Communication))
+            begins = sorted(filter(self._begins, mine))
             if begins:
                 requests += begins
                 first[i] = len(requests) - 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...language.builder import Names
 from ...language.ir import Block, Operator, Role, Value
-from ...ops.communication.base import Communication
+from ...ops.communication.base import Numbers
 from ...ops.communication.collectives import AllGather
 from ..base import Pass
 
@@ -77,10 +77,7 @@ class _Repeating:
     def __init__(self, block: Block, chains: list[_Chain], between: int) -> None:
         self.old, self.chains, self.between = block, chains, between
         self.names = Names(block.values())
-        self.numbers: dict[str, int] = {}
-        for o in block.operators:
-            if isinstance(o.op, Communication):
-                self.numbers[o.op.queue] = max(self.numbers.get(o.op.queue, 0), o.op.number + 1)
+        self.numbers = Numbers(block.operators)
         #: operators to insert before a position, and other inputs of the operators that use them
         self.inserted: dict[int, list[Operator]] = {}
         self.reading: dict[int, dict[str, Value]] = {}
@@ -133,9 +130,7 @@ class _Repeating:
             o = self.old.operators[i]
             op = o.op
             if isinstance(op, AllGather):
-                number = self.numbers[op.queue]
-                self.numbers[op.queue] = number + 1
-                op = dataclasses.replace(op, number=number, repeat=False)
+                op = dataclasses.replace(op, number=self.numbers.take(op.queue), repeat=False)
             outputs = tuple(None if v is None else Value(self.names.take(f"{v.name}.again"), v.type) for v in o.outputs)
             self.inserted.setdefault(at, []).append(Operator(op, o.reading(renamed).inputs, outputs, role))
             pairs = zip(o.outputs, outputs, strict=True)

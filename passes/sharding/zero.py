@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
+from ...ops.communication.base import communicated
 from ...ops.communication.collectives import AllGather
 from ...ops.communication.shard import Shard, padded_size, unsharded
 from ...ops.shape.reshape import Cast
@@ -102,9 +103,7 @@ def read_gathered(block: Block, names: Sequence[str], how: Sharded) -> tuple[Blo
 
 def gathered(b: Builder, shard: Value, how: Sharded, number: int) -> Value:
     """All ranks' shards behind one another."""
-    if how.ranks == 1:
-        return shard
-    return b.CommWait(b.emit(AllGather(how.axis, how.ranks, number, CHANNEL, repeat=how.again), shard), shard)
+    return communicated(b, AllGather(how.axis, how.ranks, number, CHANNEL, repeat=how.again), shard)
 
 
 def _low(readers: Sequence[Operator]) -> str:

@@ -17,6 +17,7 @@ from ...language.builder import Builder
 from ...language.factors import Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.communication.shard import Shard
+from .pieces import Pieces
 from .ranks import RankPieces, Share
 from .region import Graph, Region
 
@@ -115,13 +116,7 @@ class _Partition(RankPieces):
 
     def rows(self, v: Value, place: Place) -> Value:
         """The rank's rows of a whole value."""
-        if place.outer > 1:
-            axis, n = place.axis, self.region.size
-            shape = (*v.shape[:axis], place.outer, n * place.inner, *v.shape[axis + 1 :])
-            part = self.rows(self.b.Reshape(v, shape=shape), Place(axis + 1, inner=place.inner))
-            return self.b.Reshape(part, shape=place.resized(v.type, self.size).shape)
-        low = self.start * place.inner
-        return self.b.Slice(v, starts=(low,), ends=(low + self.size * place.inner,), axes=(place.axis,))
+        return Pieces.cut(self, v, place, {}, self.start, self.size)
 
     def whole(self, v: Value) -> Value:
         """A value of all ranks: gathered, or added up, once."""

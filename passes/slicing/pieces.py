@@ -155,15 +155,21 @@ class Pieces:
         state = self.states[name]
         assert isinstance(state, Cut)
         b, place = self.b, state.place
+        seen, axis = self.opened(parts, place)
+        joined = b.Concat(*seen, axis=axis)
+        if place.outer > 1:
+            joined = b.Reshape(joined, shape=place.resized(parts[0].type, self.region.size).shape)
+        self.totals[name] = joined
+
+    def opened(self, parts: Sequence[Value], place: Place) -> tuple[list[Value], int]:
+        """Slices with the index as an axis of its own, which it is not if it is inside one; and that axis."""
         if place.outer == 1:
-            self.totals[name] = b.Concat(*parts, axis=place.axis)
-            return
-        whole = place.resized(parts[0].type, self.region.size)
+            return list(parts), place.axis
         seen = []
         for p in parts:
             lead, rest = p.shape[: place.axis], p.shape[place.axis + 1 :]
-            seen.append(b.Reshape(p, shape=(*lead, place.outer, p.shape[place.axis] // place.outer, *rest)))
-        self.totals[name] = b.Reshape(b.Concat(*seen, axis=place.axis + 1), shape=whole.shape)
+            seen.append(self.b.Reshape(p, shape=(*lead, place.outer, p.shape[place.axis] // place.outer, *rest)))
+        return seen, place.axis + 1
 
 
 def needed_again(block: Block, forward: Region, backward: Region, kept: Collection[str]) -> Region | None:

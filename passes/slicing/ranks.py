@@ -19,14 +19,17 @@ from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.factors import MAX, MIN, OWN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
-from ...ops.communication.base import Communication
+from ...ops.communication.base import Communication, Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ...ops.communication.shard import Shard
+from ...ops.indexing.gather import GatherGrad
 from .pieces import Pieces, bounds, sum_type
 from .region import Graph, Region
 
 #: how partial results of ranks are combined that are no sums
 _REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
+#: bytes of a table from which its gradient may be sent as rows
+TABLE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class RankPieces(Pieces):
         self.statistics: dict[tuple[int, int], list[Value]] = {}
         #: the results of `Shard` operators that are communicated in place of whole sums
         self.shards: set[str] = set()
-        self.numbers = _numbers(self.block)
+        self.numbers = Numbers(self.block.operators)
 
     def emit(self, pieces: int) -> list[Operator]:
         """The rank's slices, one after the other, then the joins and sums."""
@@ -117,15 +120,10 @@ class RankPieces(Pieces):
     def cut(self, v: Value, place: Place, made: dict[object, Value], start: int, size: int) -> Value:
         """The slice of a value; of an input, from the rows that the rank has."""
         own = self.local.get(v.name)
-        if own is None or v.name in made or (v.name, place) in made:
+        if own is None:
             return super().cut(v, place, made, start, size)
         assert place.outer == 1
-        low = (start - self.start) * place.inner
-        x = own
-        if size != self.size:
-            x = self.b.Slice(own, starts=(low,), ends=(low + size * place.inner,), axes=(place.axis,))
-        made[v.name, place] = x
-        return x
+        return own if size == self.size else super().cut(own, place, made, start - self.start, size)
 
     def keep(self, v: Value, part: Value) -> None:
         """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
@@ -175,21 +173,45 @@ class RankPieces(Pieces):
             return
         readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
         rule = readers[0].op if len(readers) == 1 else None
+        taken = self.taken_rows(local)
         if isinstance(rule, Shard) and rule.ranks == self.share.ranks and v.name not in self.graph.outputs:
-            found, (made,) = self.communicated(ReduceScatter, rule.padded(self.b, local)), readers[0].writes()
+            (made,) = readers[0].writes()
+            if taken is not None:
+                found = self.row_sums(taken, self.share.rank * made.size, made.size)
+            else:
+                found = self.communicated(ReduceScatter, rule.padded(self.b, local))
             self.totals[made.name] = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
             self.shards.add(made.name)
-            return
-        self.totals[v.name] = self.communicated(AllReduce, local)
+        elif taken is not None:
+            self.totals[v.name] = self.b.Reshape(self.row_sums(taken, 0, v.size), shape=v.shape)
+        else:
+            self.totals[v.name] = self.communicated(AllReduce, local)
+
+    def taken_rows(self, local: Value) -> Operator | None:
+        """The operator that makes a rank's gradient of a table, where sending the rows that it took of it takes at most
+        half as much memory and traffic as sending the table; it is removed, as nothing else reads it."""
+        if self.share.ranks == 1 or self.share.order != "tree" or local.nbytes < TABLE:
+            return None
+        made = next((o for o in reversed(self.b.operators) if any(w.name == local.name for w in o.writes())), None)
+        if made is None or not isinstance(made.op, GatherGrad) or local.dtype not in ("f32", "f64"):
+            return None
+        small = 2 * self.share.ranks * sum(x.nbytes for x in made.reads()) <= local.nbytes
+        alone = all(x.name != local.name for o in self.b.operators for x in o.reads())
+        if not (small and alone and made.op.axis % local.ndim == 0 and all(x.ndim for x in made.reads())):
+            return None
+        self.b.operators.remove(made)
+        return made
+
+    def row_sums(self, taken: Operator, start: int, size: int) -> Value:
+        """`size` elements, from `start` on, of the sum of all ranks' gradients of a table, from the rows of each."""
+        indices, dy = (self.communicated(AllGather, x) for x in taken.reads())
+        shape = taken.op.shape  # type: ignore[attr-defined]
+        return self.b.RowSums(indices, dy, shape=shape, parts=self.share.ranks, start=start, size=size)
 
     def gathered(self, parts: list[Value], place: Place, *, own: bool = False) -> Value:
         """A whole value from its slices on all ranks; `own`: from this rank's alone."""
-        b, axis = self.b, place.axis + (place.outer > 1)
-        seen = []
-        for p in parts:
-            lead, rest = p.shape[: place.axis], p.shape[place.axis + 1 :]
-            outer = (place.outer, p.shape[place.axis] // place.outer) if place.outer > 1 else (p.shape[place.axis],)
-            seen.append(b.Reshape(p, shape=(*lead, *outer, *rest)) if place.outer > 1 else p)
+        b = self.b
+        seen, axis = self.opened(parts, place)
         found = seen[0] if len(seen) == 1 else b.Concat(*seen, axis=axis)
         if self.share.ranks > 1 and not own:
             front = (axis, *(a for a in range(found.ndim) if a != axis))
@@ -234,56 +256,28 @@ class RankPieces(Pieces):
 
     def communicated(self, kind: type[Communication], x: Value) -> Value:
         """The result of a collective operator among the ranks; x itself where there is one."""
-        if self.share.ranks == 1:
-            return x
-        number = self.numbers.get(self.share.axis, 0)
-        self.numbers[self.share.axis] = number + 1
-        op = kind(self.share.axis, self.share.ranks, number, order=self.share.order if kind.sums else "tree")
-        return self.b.CommWait(self.b.emit(op, x), x)
+        axis, order = self.share.axis, self.share.order if kind.sums else "tree"
+        return communicated(self.b, kind(axis, self.share.ranks, self.numbers.take(axis), order=order), x)
 
-
-def _numbers(block: Block) -> dict[str, int]:
-    """The next number of each channel."""
-    found: dict[str, int] = {}
-    for o in block.operators:
-        if isinstance(o.op, Communication):
-            found[o.op.queue] = max(found.get(o.op.queue, 0), o.op.number + 1)
-    return found
-
-
-def on_rank(graph: Graph, region: Region, wanted: Collection[str], share: Share, pieces: int) -> RankShare:
-    """A rank's share of the slices of a region, and what becomes of the block's inputs and other operators."""
-    emitted = RankPieces(graph, Builder.on(graph.block), region, wanted, share)
-    operators = emitted.emit(pieces)
-    return RankShare(emitted, operators)
-
-
-@dataclass(frozen=True)
-class RankShare:
-    """The operators of a rank's slices."""
-
-    pieces: RankPieces
-    operators: list[Operator]
-
-    def finished(self, block: Block) -> Block:
-        """The block with them, with the rank's rows as inputs.
+    def with_rows(self, block: Block) -> Block:
+        """The block that has the slices, with the rank's rows as inputs.
 
         Operators outside of slices that need all rows of an input read them gathered.  Shards are there already.
         """
-        local = self.pieces.local if self.pieces.share.ranks > 1 else {}
+        local = self.local if self.share.ranks > 1 else {}
         names: dict[str, Value] = {}
-        b = self.pieces.b
+        b = self.b
         b.role = Role.FORWARD
         mark = len(b.operators)
         for v in block.inputs:
             if v.name in local and any(r == v for o in block.operators for r in o.reads()):
-                names[v.name] = self.pieces.gathered([local[v.name]], self.pieces.place(v.name))
+                names[v.name] = self.gathered([local[v.name]], self.place(v.name))
         made = b.operators[mark:]
         del b.operators[mark:]
         rest = [
             o.reading({v.name: names[v.name] for v in o.reads() if v.name in names and v != local[v.name]})
             for o in block.operators
-            if not (isinstance(o.op, Shard) and o.outputs[0] is not None and o.outputs[0].name in self.pieces.shards)
+            if not (isinstance(o.op, Shard) and o.outputs[0] is not None and o.outputs[0].name in self.shards)
         ]
         inputs = tuple(local.get(v.name, v) for v in block.inputs)
         return dataclasses.replace(block, inputs=inputs, operators=(*made, *rest))

@@ -19,7 +19,7 @@ from .open_batch_norms import OpenBatchNorms
 from .open_means import open_means
 from .partition import partitioned
 from .pieces import Pieces, bounds, needed_again
-from .ranks import Share, on_rank
+from .ranks import RankPieces, Share
 from .region import Graph, Region, around, at_once, backward_of, given_places, grown
 from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backward
 
@@ -64,11 +64,8 @@ def parse_slicing(text: str) -> Slicing:
         r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?)?",
         text.strip(),
     )
-    if (
-        not found
-        or (found["mesh"] and found["whole"] not in (MICRO, RANKS))
-        or (found["whole"] == RANKS and not found["mesh"])
-    ):
+    # ranks are of a mesh, micro-batches may be, other regions are not
+    if not found or (found["whole"] != MICRO and (found["whole"] == RANKS) != bool(found["mesh"])):
         raise UsageError(
             f"'{text}' does not say what to slice: give FIRST..LAST:AXIS:PIECES, such as fc_1..fc_2:0:8 for the "
             "operators from the one that makes fc_1 to the one that makes fc_2, or all:AXIS:PIECES"
@@ -134,8 +131,9 @@ def _shared(graph: Graph, whole: Region | None, share: Share, slicing: Slicing) 
             "computed from the whole batch in between. With one micro-batch a rank (and sync_batch_norm=True if there "
             "are batch normalisations) the ranks go through the step side by side"
         )
-    made = on_rank(graph, whole, _needed(graph, whole, whole.members), share, slicing.pieces)
-    return made.finished(_finished(graph.block, made.pieces.b, [(whole, made.operators)], str(slicing)))
+    made = RankPieces(graph, Builder.on(graph.block), whole, _needed(graph, whole, whole.members), share)
+    groups = [(whole, made.emit(slicing.pieces))]
+    return made.with_rows(_finished(graph.block, made.b, groups, str(slicing)))
 
 
 def _side_by_side(block: Block, slicing: Slicing) -> Block:
@@ -144,8 +142,9 @@ def _side_by_side(block: Block, slicing: Slicing) -> Block:
     assert share is not None
     if share.ranks == 1:
         return block
-    starts, size = _from_inputs(Graph(block), slicing.axis, f"slicing '{slicing}'")
-    return partitioned(Graph(block), starts, size, share)
+    graph = Graph(block)
+    starts, size = _from_inputs(graph, slicing.axis, f"slicing '{slicing}'")
+    return partitioned(graph, starts, size, share)
 
 
 def whole_step(block: Block, slicing: Slicing) -> tuple[Graph, Region, Region | None]:

@@ -15,6 +15,8 @@ from ..training.data import synthetic_batch
 
 #: steps whose gradients are compared
 STEPS = 3
+#: a gradient with a smaller share of the norm of all is rounding
+_NOISE = 1e-5
 
 
 def gradient_errors(
@@ -23,7 +25,8 @@ def gradient_errors(
     """Runs a few steps with exact and with approximate gradients, each from the exact step's parameters and state.
 
     `same_loss`: whether the loss, which nothing approximates, has the same bits; `relative_error`: ‖ĝ - g‖ / ‖g‖ over
-    all parameters together, the mean of the steps; `worst`: the parameter with the largest own error, and that error;
+    all parameters together, the mean of the steps; `parameters`: the own error of each whose gradient is more than
+    rounding (that of a key's bias in attention is 0); `worst`: the largest of them;
     `sketches`: for each sketched weight the variance that the sketch adds, beside that which the choice of the batch
     gives anyway (Bershatsky et al. 2022, arXiv 2201.13195).  `place`: where they run (None: the CPU).
     """
@@ -45,7 +48,8 @@ def gradient_errors(
         same = same and np.array_equal(found[0][loss], found[1][loss])
         errors.append({p: _squares(found[0][g], found[1][g]) for p, g in gradients.items()})
     mean = {p: (sum(e[p][0] for e in errors), sum(e[p][1] for e in errors)) for p in gradients}
-    own = {p: (a / b) ** 0.5 for p, (a, b) in mean.items() if b}
+    least = _NOISE**2 * sum(b for _, b in mean.values())
+    own = {p: (a / b) ** 0.5 for p, (a, b) in mean.items() if b > least}
     worst = max(own, key=lambda p: own[p], default="")
     total = [sum(a for a, _ in e.values()) / (sum(b for _, b in e.values()) or 1.0) for e in errors]
     return {
@@ -87,10 +91,11 @@ def _sketches(program: Program, feed: Any, executor: Any) -> list[dict[str, Any]
     names = list(dict.fromkeys(n for _, _, *pair in found for n in pair))
     arrays = dict(zip(names, executor.run(program, feed, names), strict=True)) if names else {}
     result = []
-    for gradient, op, x, y in found:
-        variance, own = sketch_variance(op.kind, op.rows, arrays[x], arrays[y]), batch_variance(arrays[x], arrays[y])
+    for gradient, op, *pair in found:
+        a, b = (arrays[n] for n in pair)
+        variance, own = sketch_variance(op.kind, op.rows, a, b), batch_variance(a, b)
         result.append({
-            "gradient": gradient, "kind": op.kind, "rows": op.rows, "of": arrays[x].size // arrays[x].shape[-1],
+            "gradient": gradient, "kind": op.kind, "rows": op.rows, "of": a.size // a.shape[-1],
             "variance": variance, "batch_variance": own, "ratio": variance / own if own else None,
         })  # fmt: skip
     return result

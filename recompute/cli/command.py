@@ -155,13 +155,7 @@ class _Job(ModelJob):
         self.report.plain = asdict(plain.figures)
         step = plain
         if names is not None:
-            step = self.compile(
-                program, loss, checkpoints=names, dump=self.args.dump_ir, offload=self.args.offload,
-                allowed=self.args.allow or (),
-            )  # fmt: skip
-            self.report.recompute = asdict(step.figures)
-            self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
-            self.report.notes += list(step.plan.notes if step.plan else ())
+            step = self.between(program, loss, names)
         elif request_of(self.args) is not None:
             step = cli_plan.planned_step(self, program, loss, plain)
         elif self.args.dump_ir is not None:
@@ -212,6 +206,17 @@ class _Job(ModelJob):
             return compile_step(program, loss, optimizer, target=target_of(self.args), **options)
 
     # -- what comes out -------------------------------------------------------------------------------------------
+
+    def between(self, program: Any, loss: str, names: list[str]) -> Any:
+        """The step that keeps checkpoints, and recomputes what lies between them."""
+        step = self.compile(
+            program, loss, checkpoints=names, dump=self.args.dump_ir, offload=self.args.offload,
+            allowed=self.args.allow or (),
+        )  # fmt: skip
+        self.report.recompute = asdict(step.figures)
+        self.report.checkpoints = list(step.plan.checkpoints if step.plan else names)
+        self.report.notes += list(step.plan.notes if step.plan else ())
+        return step
 
     def print_results(self, plain: Any, step: Any) -> None:
         """Prints figures, what freezing saves, the plan, and all ranks."""

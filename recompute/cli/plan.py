@@ -121,7 +121,7 @@ def _check_limits(args: argparse.Namespace, answers: list[str]) -> None:
 def _check_allow(args: argparse.Namespace, answers: list[str]) -> None:
     """UsageError for bad permissions, and for options that consider exact steps only."""
     parse_permissions(args.allow)
-    for name in (*answers, *(["max_batch"] if args.max_batch else [])):
+    for name in (*answers, *(name for name in ("max_batch", "estimate") if getattr(args, name))):
         raise UsageError(f"--{name.replace('_', '-')} considers exact gradients only: leave out --allow")
 
 
@@ -141,7 +141,12 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     assert wanted is not None
     if wanted.plans:
         job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
-    options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
+    options: dict[str, Any] = {
+        "budget": wanted.budget,
+        "strategy": wanted.strategy,
+        "plan": wanted.plan,
+        "offload": wanted.offload,
+    }
     options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing, "allowed": wanted.allowed}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError, UsageError, need_extra
+from ..support.threads import cores
 from .base import Column, Dataset
 from .drawing import uniform
 from .pixels import Scale
@@ -74,7 +75,7 @@ class ImageFolder(Dataset):
             "label": (np.dtype(np.int64), ()),
         }
         self.finite = self.costly = frozenset({"image"})
-        self._pool = _Pool(_processors() if workers is None else workers)
+        self._pool = _Pool(cores() if workers is None else workers)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -226,11 +227,6 @@ def _random_box(
             left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
             return (left, top, left + w, top + h)
     return _middle_box(have, (height, width), 1.0)
-
-
-def _processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pillow() -> Any:

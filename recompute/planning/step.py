@@ -20,7 +20,7 @@ from ..passes.planners import planner
 from ..passes.planners.core.watch import Progress, Watch, watching
 from ..passes.planners.fit.plan import fit_within
 from ..passes.planners.fit.problem import Fitted, Fitting
-from ..passes.planners.fit.with_approximations import approximated
+from ..passes.planners.fit.with_approximations import also_approximated, approximated
 from ..passes.planners.methods import flat
 from ..passes.sequence import cleaned, planned
 from ..runtime.lowering import resolved
@@ -136,7 +136,9 @@ def carry(fitting: Fitting, wanted: Request, *, bounded: bool = True) -> tuple[F
                     fitting, budget, strategy, wanted.options, offload=wanted.offload, slicing=slicing,
                     allowed=wanted.allowed,
                 )  # fmt: skip
-                if budget is None and not fitted.plan.reruns and chosen.heeds_budget:
+                if budget is None and wanted.allowed:
+                    fitted = also_approximated(fitting, fitted, wanted.allowed)
+                elif budget is None and not fitted.plan.reruns and chosen.heeds_budget:
                     raise needs_budget(strategy)
         seconds = watch.elapsed
     found = figures_of(fitting, fitted, strategy=strategy, budget=budget, planning_seconds=seconds, bounded=bounded)

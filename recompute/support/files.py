@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .threads import cores
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks: temporary files of killed processes stay there
@@ -47,9 +49,8 @@ def machine() -> tuple[str, str]:
             if line.startswith("model name"):
                 model = line.partition(":")[2].strip()
                 break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(f"{name}_NUM_THREADS", "") for name in ("OPENBLAS", "MKL", "OMP")]
-    text = f"{model}, {cores} cores{''.join(f', threads {t}' for t in threads if t)}, NumPy {np.__version__}"
+    text = f"{model}, {cores()} cores{''.join(f', threads {t}' for t in threads if t)}, NumPy {np.__version__}"
     return text, f"{zlib.crc32(text.encode()):08x}"
 
 

@@ -15,15 +15,13 @@ import numpy as np
 from ..communication.mesh import Mesh
 from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, Place
-from ..runtime.communication.started import given_rank
+from ..runtime.communication.started import given_rank, size_variable
 from ..training.parallel import DataParallel
 from ..training.protocol import AnyOptimizer
 
 T = TypeVar("T")
 #: micro-batches of a step, at most, where nobody says how many
 _MICRO = 8
-#: variables by which launchers say how many processes they started
-_STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 class Ranks:
@@ -129,7 +127,8 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ran
     if [name for name, _ in found.axes] != ["dp"]:
         raise UsageError(f"mesh '{found}': a run has the one axis dp so far, such as dp={max(found.ranks, 2)}")
     if found.ranks == 1:
-        started = next((int(os.environ[n]) for n in _STARTED if os.environ.get(n, "").isdigit()), 1)
+        given = os.environ.get(size_variable(os.environ, srun=False), "").strip()
+        started = int(given) if given.isdigit() else 1
         if started > 1:
             raise UsageError(f"the mesh {found} is one process, but {started} were started: start it without mpiexec")
         return Ranks(found)

@@ -82,7 +82,7 @@ def whole_program(program: Program, ranks: Ranks, *, everywhere: bool = False) -
         arrays[v.name] = own = contents(program, v)
         if v.name in parts:
             found = collect(f"the parts of '{v.name}'", own[: parts[v.name].count])
-            arrays[v.name] = np.concatenate(found).reshape(parts[v.name].whole.shape) if found else None
+            arrays[v.name] = parts[v.name].joined(found) if found else None
     if not everywhere and not ranks.leads:
         return None
     made = Program(program.forward_block, {**program.data, **arrays}, source=program.source)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..language.ir import Value
 from ..language.program import Program
@@ -25,6 +28,10 @@ class Part:
     whole: TensorType
     low: int
     count: int
+
+    def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The whole value from what all ranks have, in their order."""
+        return np.concatenate(parts)[: self.whole.size].reshape(self.whole.shape)
 
 
 def parts_of(program: Program) -> dict[str, Part]:

@@ -1,13 +1,27 @@
-"""Whether an MPI launcher has started this process."""
+"""What launchers of MPI say to the processes that they start."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
+#: a rank's number, by PMIx, which does not say how many there are, and by Slurm
+PMIX, _SLURM = "PMIX_RANK", "SLURM_PROCID"
 #: where launchers say which rank a process is
-_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_RANKS = ("PMI_RANK", PMIX, "OMPI_COMM_WORLD_RANK", _SLURM)
+#: where those of MPI's libraries say how many processes they have started; and where srun does, to a rank
+_SIZES, _SLURM_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"), "SLURM_STEP_NUM_TASKS"
 
 
 def given_rank() -> str:
     """The rank that a launcher has given this process; "" if none has started it."""
-    return next((os.environ[name] for name in _NAMES if name in os.environ), "")
+    return next((os.environ[name] for name in _RANKS if name in os.environ), "")
+
+
+def size_variable(environment: Mapping[str, str], *, srun: bool = True) -> str:
+    """The variable in which a launcher says how many processes it has started; "" if none does.
+
+    `srun`: Slurm's counts, too.
+    """
+    names = (*_SIZES, _SLURM_SIZE) if srun and _SLURM in environment else _SIZES
+    return next((name for name in names if environment.get(name, "").strip()), "")

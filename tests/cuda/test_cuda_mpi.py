@@ -6,14 +6,12 @@ from pathlib import Path
 
 import cuda_cases
 import pytest
-from distributed_cases import results, without_mpi
+from distributed_cases import results
 
-pytestmark = [cuda_cases.needs_device, pytest.mark.slow]
+pytestmark = [cuda_cases.needs_device, pytest.mark.usefixtures("mpi"), pytest.mark.slow]
 
 
 def test_ranks_on_emulated_devices_give_the_bits_of_one(tmp_path: Path) -> None:
-    if why := without_mpi():
-        pytest.skip(why)
     one, *_ = results("emulated", 1, tmp_path / "1")
     both = results("emulated", 2, tmp_path / "2")
     assert [r["state"] for r in both] == [one["state"]] * 2

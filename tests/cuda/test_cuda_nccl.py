@@ -8,7 +8,8 @@ from typing import Any
 import cuda_cases
 import numpy as np
 import pytest
-from nccl_fake import Event, Stream, World, engines, together
+from distributed_cases import own_arrays
+from nccl_fake import COLLECTIVE, Event, Stream, World, engines, together
 
 import recompute as rc
 from recompute.communication.lockstep import LockStep
@@ -42,16 +43,6 @@ def test_tree_sums_have_the_processors_bits(kind: str) -> None:
 
 # -- each communication -----------------------------------------------------------------------------------------------
 
-#: an addition before and behind the communication, and one beside it, all of whose buffers the plan may share
-COLLECTIVE = """program p {{
-  input %x: {kind}[{n},3]
-  %a: {kind}[{n},3] = Add(%x, %x)
-  communicate %s: {out} = {name}(%a) {{axis="dp", ranks={n}, number=0{more}}}
-  %b: {kind}[{n},3] = Mul(%x, %x)
-  communicate %t: {out} = CommWait(%s, %a)
-  %y: {out} = Add(%t, %t)
-  output %y, %b
-}}"""
 LIBRARY = ', order="library"'
 COLLECTIVES = {
     "AllReduce": "",
@@ -171,11 +162,6 @@ def step(ranks: int, rank: int, zero: int, reduce: str = "tree", exact: bool = F
     return program, loss.name
 
 
-def state(program: rc.Program) -> Arrays:
-    b = program.block
-    return {v.name: np.array(program.data[v.name]) for v in (*b.parameters, *b.buffers, *b.state)}
-
-
 def rows(feed: Arrays, ranks: int, rank: int) -> Arrays:
     return {n: a[rank * len(a) // ranks : (rank + 1) * len(a) // ranks] for n, a in feed.items()}
 
@@ -204,7 +190,7 @@ def trained(
 
 def joined(programs: list[rc.Program]) -> dict[str, bytes]:
     """Parameters and state, in one piece where each rank has a part of them."""
-    first, states = programs[0], [state(p) for p in programs]
+    first, states = programs[0], [own_arrays(p) for p in programs]
     found = {}
     for name in states[0]:
         whole = first.sharded.get(name.removesuffix(".moment1").removesuffix(".moment2"))
@@ -239,14 +225,14 @@ def test_a_training_step_gives_the_bits_of_the_lockstep_interpreter() -> None:
     """Numbers of few bits, so that kernels and NumPy round nothing; every run starts from the same parameters."""
     draw = np.random.default_rng(2)
     made = [step(2, r, 0, exact=True) for r in range(2)]
-    starts = {n: (draw.integers(-2, 3, a.shape) / 4).astype(a.dtype) for n, a in state(made[0][0]).items()
+    starts = {n: (draw.integers(-2, 3, a.shape) / 4).astype(a.dtype) for n, a in own_arrays(made[0][0]).items()
               if a.ndim and n.startswith(("fc_1", "pred"))}  # fmt: skip
     for program, _ in made:
         program.data.update({n: a.copy() for n, a in starts.items()})
     label = next(v for v in made[0][0].block.inputs if v.name != "x")
     feeds = [{"x": draw.integers(-1, 2, (8, 32)).astype("f4"), label.name: draw.integers(-2, 3, (8, 2)).astype("f4")}
              for _ in range(3)]  # fmt: skip
-    machine = LockStep([p.block for p, _ in made], Mesh.of(dp=2), [state(p) for p, _ in made])
+    machine = LockStep([p.block for p, _ in made], Mesh.of(dp=2), [own_arrays(p) for p, _ in made])
     world = World(2)
     on = engines(world, Mesh.of(dp=2))
 

@@ -11,7 +11,19 @@ from typing import Any
 import cuda_cases
 import numpy as np
 import pytest
-from nccl_fake import Call, Event, FakeCommunicator, FakeDevice, Group, NcclError, Stream, World, engines, together
+from nccl_fake import (
+    COLLECTIVE,
+    Call,
+    Event,
+    FakeCommunicator,
+    FakeDevice,
+    Group,
+    NcclError,
+    Stream,
+    World,
+    engines,
+    together,
+)
 
 import recompute as rc
 from recompute.communication.mesh import Mesh
@@ -29,16 +41,6 @@ from recompute.runtime.cuda.nccl_calls import BYTES, SUM, TYPES
 pytestmark = cuda_cases.needs_device
 PLACE = rc.EmulatedCUDAPlace()
 
-#: a communication between additions
-COLLECTIVE = """program p {{
-  input %x: {kind}[{n},3]
-  %a: {kind}[{n},3] = Add(%x, %x)
-  communicate %s: {out} = {name}(%a) {{axis="dp", ranks={n}, number=0{more}}}
-  %b: {kind}[{n},3] = Mul(%x, %x)
-  communicate %t: {out} = CommWait(%s, %a)
-  %y: {out} = Add(%t, %t)
-  output %y, %b
-}}"""
 ALL_GATHER = rc.parse(COLLECTIVE.format(n=2, name="AllGather", kind="f32", out="f32[4,3]", more=""))
 ALL_TO_ALL = rc.parse(COLLECTIVE.format(n=2, name="AllToAll", kind="f32", out="f32[2,3]", more=""))
 

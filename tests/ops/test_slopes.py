@@ -23,9 +23,9 @@ from recompute.ops.approximation.levels import (
 from recompute.ops.approximation.slopes import SlopeCodes, SlopeGrad
 from recompute.testing import evaluate
 
-#: Errors for 1, 2, 3, 4 bits: integrals of the squared error from -10 to 10, every place counting the same (interval
-#: and weight of custom_gelu_dynamic_programming.py in github.com/skolai/fewbit, the authors' repository).  The figures are
-#: those of the table of errors of arXiv 2202.00441 as they were remembered: the paper's text was not at hand.
+#: Errors for 1, 2, 3, 4 bits: integrals of the squared error from -10 to 10, every place counting the same, which is
+#: the interval and weight of custom_gelu_dynamic_programming.py in github.com/skolai/fewbit, the authors' repository.
+#: The figures are those of the table of errors of arXiv 2202.00441 as they were remembered: its text was not at hand.
 PUBLISHED = {
     "Gelu": (0.1410, 0.0406, 0.0119, 0.0031),
     "Swish": (0.2150, 0.0479, 0.0170, 0.0045),

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from distributed_cases import own_arrays
 
 import recompute as rc
 from recompute.communication.lockstep import LockStep
@@ -48,9 +49,7 @@ def programs(zero: int, clip: bool = False) -> list[Program]:
 
 
 def results(blocks: list[Block], of: list[Program]) -> list[bytes]:
-    data = [{v.name: np.array(p.data[v.name]) for v in (*p.block.parameters, *p.block.buffers, *p.block.state)}
-            for p in of]  # fmt: skip
-    machine = LockStep(blocks, Mesh.of(dp=RANKS), data)
+    machine = LockStep(blocks, Mesh.of(dp=RANKS), [own_arrays(p) for p in of])
     g = np.random.default_rng(0)
     feeds = [{v.name: g.integers(0, 20, v.shape) for v in b.inputs} for b in blocks]
     losses = [machine.run(feeds, ["loss"])[0]["loss"].tobytes() for _ in range(2)]

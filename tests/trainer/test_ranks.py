@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import trainer_cases
+from distributed_cases import environment
 from trainer_cases import data, trainer
 
 import recompute as rc
@@ -31,43 +31,15 @@ from recompute.training.parts import parts_of, whole_types
 from recompute.training.state import set_state_dict, state_dict
 
 HERE = Path(__file__)
-
-
-@cache
-def environment() -> dict[str, str]:
-    """That of ranks: an MPI library may lie beside a launcher that is in another environment."""
-    libraries = [str(Path(mpiexec()).parents[1] / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent),
-            "LD_LIBRARY_PATH": ":".join(filter(None, libraries))}  # fmt: skip
-
-
-@cache
-def why_no_mpi() -> str:
-    """Why ranks cannot be started here; "" if they can."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed (pip install 'onnx-recompute[mpi]')"
-    try:
-        launcher = mpiexec()
-    except rc.errors.MissingExtraError as e:
-        return str(e)
-    tried = subprocess.run(
-        [launcher, "-n", "2", sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"],
-        env=environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    return f"MPI does not start here: {tried.stderr[-200:]}" if tried.returncode else ""
-
-
-@pytest.fixture
-def mpi() -> None:
-    if why_no_mpi():
-        pytest.skip(why_no_mpi())
+#: where ranks find this file's cases
+FOLDERS = (HERE.parent, HERE.parents[1])
 
 
 def ranks_run(count: int, *arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
     """Runs this file's cases, or recompute-train, on several ranks."""
     return subprocess.run(
-        [mpiexec(), "-n", str(count), sys.executable, *arguments], env=environment(), capture_output=True, text=True,
-        timeout=timeout, check=False,
+        [mpiexec(), "-n", str(count), sys.executable, *arguments], env=environment(*FOLDERS), capture_output=True,
+        text=True, timeout=timeout, check=False,
     )  # fmt: skip
 
 
@@ -274,7 +246,7 @@ def test_the_command_says_everything_once(mpi: None, command: list[str], tmp_pat
 
 
 def test_started_alone(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if why_no_mpi() and importlib.util.find_spec("mpi4py") is None:
+    if importlib.util.find_spec("mpi4py") is None:
         assert main([*command, "--mesh", "dp=4"]) == 1
         assert "onnx-recompute[mpi]" in capsys.readouterr().err
         return

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_ranks
-from test_ranks import environment, files
+from distributed_cases import environment
+from test_ranks import FOLDERS, files
 from trainer_cases import data, trainer
 
 import recompute as rc
@@ -63,18 +63,17 @@ def _main(folder: Path, kind: str, victim: int, when: int) -> None:
 def ranks_run(folder: Path, kind: str, victim: int, when: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "recompute.launch", "--nproc", "2", "--deadline", str(DEADLINE), str(HERE)]
     return subprocess.run(
-        [*command, str(folder), kind, str(victim), str(when)], env=environment(), capture_output=True, text=True,
-        timeout=100, check=False,
+        [*command, str(folder), kind, str(victim), str(when)], env=environment(*FOLDERS), capture_output=True,
+        text=True, timeout=100, check=False,
     )  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mpi")
 @pytest.mark.parametrize(
     ("kind", "victim"), [("kill", 0), ("kill", 1), ("raise", 1), ("exit", 0), ("stop", 1)]
 )  # fmt: skip
 def test_all_are_gone_and_a_resume_gives_the_same_bits(kind: str, victim: int, tmp_path: Path) -> None:
-    if test_ranks.why_no_mpi():
-        pytest.skip(test_ranks.why_no_mpi())
     wanted = trainer(mesh="dp=1").fit(data(48), epochs=4, save=rc.Saving(tmp_path / "whole", steps=1))
     when = random.Random(f"{kind}{victim}").randint(7, 10)
     done = ranks_run(tmp_path, kind, victim, when)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
-import os
 import runpy
 import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed_cases import environment
+from fleet_cases import at
 
 import recompute as rc
 from recompute import fleet
 from recompute.communication.lockstep import LockStep
 from recompute.errors import RecomputeError, UsageError
-from recompute.launch import mpiexec
 from recompute.ops.optimizer.norm_updates import LambUpdate, LarsUpdate
-from recompute.training.fleet import world
 from recompute.training.fleet.fields import CONFIGS, REFUSED, SWITCHES, WITHOUT_EFFECT
 
+pytestmark = pytest.mark.usefixtures("before_fleet")
 SCRIPT = Path(__file__).parent / "fleet_script.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.py"
 #: Paddle's scalar fields (version 3.3)
@@ -39,23 +37,9 @@ adam_d2sum auto_search heter_ccl_mode is_fl_ps_mode with_coordinator qat split_d
 SCALARS = _SCALARS.split()
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that no launcher has started, before `fleet.init`."""
-    for name in list(os.environ):
-        if name.startswith(("PADDLE_", "PMI_", "PMIX_", "OMPI_", "MV2_")):
-            monkeypatch.delenv(name)
-    yield
-    world.leave()
-
-
 def forward(batch: int = 2) -> tuple[rc.Program, rc.Variable]:
     program = rc.load(rc.models.build("mlp"), batch=batch)
     return program, rc.losses.cross_entropy(program["pred.logits"])
-
-
-def at(rank: int, ranks: int) -> None:
-    fleet.init(fleet.UserDefinedRoleMaker(current_id=rank, worker_num=ranks))
 
 
 def minimized(optimizer: Any, strategy: fleet.DistributedStrategy | None = None, batch: int = 2) -> rc.Program:
@@ -278,30 +262,17 @@ def test_a_program_says_what_mesh_its_executor_needs() -> None:
     program = minimized(rc.SGD())
     assert program.mesh == program.clone().mesh == rc.Mesh.of(dp=2)
     feed = {v.name: np.zeros(v.shape, v.type.numpy) for v in program.block.inputs}
-    if importlib.util.find_spec("mpi4py"):
-        with pytest.raises(RecomputeError, match=r"mesh dp=2 has 2 ranks, but 1 started|finds no MPI library"):
-            rc.Executor().run(program, feed)
+    with pytest.raises(RecomputeError, match=r"mesh dp=2 has 2 ranks, but 1 started|finds no MPI library|'mpi4py'"):
+        rc.Executor().run(program, feed)
     engine: Any = types.SimpleNamespace(mesh=rc.Mesh.of(dp=4))
     with pytest.raises(UsageError, match=r"made for the mesh dp=2, and this executor is a rank of dp=4"):
         rc.Executor(engine=engine).run(program, feed)
 
 
-def missing() -> str:
-    try:
-        mpiexec()
-    except RecomputeError as e:
-        return str(e)
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed (extra mpi)"
-    done = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True, timeout=60)
-    return "mpi4py finds no MPI library" if done.returncode else ""
-
-
 def launched(ranks: int, script: Path, *arguments: object) -> str:
     """What a script prints on several ranks."""
     command = [sys.executable, "-m", "recompute.launch", "--nproc", str(ranks), str(script), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -322,9 +293,8 @@ def result(text: str, ranks: int) -> str:
     return line.replace(f"ranks {ranks}", "")
 
 
+@pytest.mark.usefixtures("mpi")
 def test_the_example_on_two_ranks() -> None:
-    if why := missing():
-        pytest.skip(why)
     assert result(launched(2, EXAMPLE), 2) == result(alone(EXAMPLE), 1)
 
 
@@ -334,13 +304,12 @@ def on_one_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mpi")
 @pytest.mark.parametrize(("ranks", "stage"), [(2, 0), (2, 1), (2, 3), (4, 0), (4, 2), (4, 3)])
 def test_a_script_gives_the_same_bits_on_any_number_of_ranks(
     ranks: int, stage: int, tmp_path: Path, on_one_rank: str
 ) -> None:
     """Each rank feeds its own batch; ranks x micro-batches stay the same; one file of all ranks."""
-    if why := missing():
-        pytest.skip(why)
     assert result(launched(ranks, SCRIPT, 4 // ranks, stage, tmp_path), ranks) == on_one_rank
 
 

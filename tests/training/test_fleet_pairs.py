@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
+from fleet_cases import at
 
 import recompute as rc
 from recompute import fleet
@@ -19,8 +20,8 @@ from recompute.ops.loss.scale import LossScaleUpdate
 from recompute.ops.optimizer.norm_updates import LambUpdate, LarsUpdate
 from recompute.passes.offloading.offload import offloaded
 from recompute.training.fleet.combining import OPTIONS, REFUSED_PAIRS
-from recompute.training.fleet.world import leave
 
+pytestmark = pytest.mark.usefixtures("before_fleet")
 RANKS, LOCAL, K = 2, 2, 2
 
 
@@ -29,15 +30,9 @@ def model():
     return rc.models.build("gpt2-tiny", layers=2, hidden=8, heads=2, vocab=20, seq=32, context=32)
 
 
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    yield
-    leave()
-
-
 def made(options: set[str], ranks: int = RANKS, rank: int = 0) -> Program:
     """A rank's program, with these options on."""
-    fleet.init(fleet.UserDefinedRoleMaker(current_id=rank, worker_num=ranks))
+    at(rank, ranks)
     strategy = fleet.DistributedStrategy()
     for option in options - {"ranks"}:
         SWITCH[option](strategy)

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fleet_cases import at
 
 import recompute as rc
 from recompute import fleet
 from recompute.errors import JobError, UsageError
-from recompute.training.fleet import world
 from recompute.training.fleet.absent import ABSENT
 
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that no launcher has started, before `fleet.init`."""
-    for name in list(os.environ):
-        if name.startswith(("PADDLE_", "PMI_", "PMIX_", "OMPI_", "MV2_")):
-            monkeypatch.delenv(name)
-    yield
-    world.leave()
-
-
-def at(rank: int, ranks: int) -> None:
-    fleet.init(fleet.UserDefinedRoleMaker(current_id=rank, worker_num=ranks))
+pytestmark = pytest.mark.usefixtures("before_fleet")
 
 
 def test_a_process_alone_is_one_rank() -> None:

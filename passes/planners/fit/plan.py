@@ -65,17 +65,18 @@ def fit_within(
         return unrepeated
     if budget is None or not allowed:
         return _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
-    refusal = BudgetError("")
-    found: Fitted | None = None
+    near = with_approximations(fitting, budget, strategy, options, allowed)
+    found, refusal = next(near, None), BudgetError("")  # the first one needs no planner
     try:
-        found = _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
+        exact = _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
+        found = exact if found is None or fitting.cost(exact) <= fitting.cost(found) else found
     except BudgetError as e:
         refusal = e
-    for f in with_approximations(fitting, budget, strategy, options, allowed):
+    for f in near:
         found = f if found is None or fitting.cost(f) < fitting.cost(found) else found
-        current().best(found)
     if found is None:
         raise refusal
+    current().best(found)
     verify(found.compiled)
     return found
 

@@ -33,6 +33,12 @@ def approximated(fitting: Fitting, permitted: Sequence[Approximation]) -> Fitted
     return fitting.carry_out(RecomputePlan(approximations=choices), False)
 
 
+def also_approximated(fitting: Fitting, found: Fitted, permitted: Sequence[Approximation]) -> Fitted:
+    """A planned step with approximations wherever they save memory besides.  UsageError where there are none."""
+    choices = permitted_choices(found.block, permitted)
+    return fitting.carry_out(dataclasses.replace(found.plan, approximations=choices), found.scheduled)
+
+
 def with_approximations(
     fitting: Fitting,
     budget: int,
@@ -42,15 +48,23 @@ def with_approximations(
 ) -> Iterator[Fitted]:
     """Steps within a budget, each with as few approximations as its plan needs."""
     watch = current()
-    watch.doing("approximations")
-    starts = [(RecomputePlan(), False), *plans_for_more(fitting, budget, strategy, options or {}, _PLANS)]
-    for plan, scheduled in dict.fromkeys(starts):
-        if _ended(watch):
-            return
+    for plan, scheduled in dict.fromkeys(_starts(fitting, budget, strategy, options or {})):
+        watch.doing("approximations")
         with contextlib.suppress(UsageError):  # nothing waits that could be approximated
             found = _fewest(fitting, plan, scheduled, budget, permitted)
             if found is not None:
                 yield found
+        if _ended(watch):
+            return
+
+
+def _starts(
+    fitting: Fitting, budget: int, strategy: str, options: Mapping[str, Any]
+) -> Iterator[tuple[RecomputePlan, bool]]:
+    """No plan, and plans for larger budgets."""
+    yield RecomputePlan(), False
+    with contextlib.suppress(UsageError):  # no plan of any kind
+        yield from plans_for_more(fitting, budget, strategy, options, _PLANS)
 
 
 def _fewest(

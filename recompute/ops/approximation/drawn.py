@@ -69,7 +69,7 @@ def signs(xp: Any, seed: int, step: Any, before: int, out: Any) -> None:
 def tile(xp: Any, kind: str, seed: int, step: Any, first: tuple[int, int], rows: int, u: Any, out: Any) -> None:
     """Fills `out` [rows of S, columns] from row and column `first` of `rows` rows, without the scale.
 
-    The column is the first one of a panel.  `u`: eight float32 numbers for each row of `out`.
+    Computed in out's type.  The column is the first one of a panel.  `u`: eight float32 numbers for each row of `out`.
     """
     width = COLUMNS[kind]
     for column in range(0, out.shape[1], width):
@@ -79,7 +79,7 @@ def tile(xp: Any, kind: str, seed: int, step: Any, first: tuple[int, int], rows:
         make = _normals if kind == "gaussian" else _signs
         for row in range(0, len(out), _SMALL // 8):
             part = out[row : row + _SMALL // 8, column : column + there]
-            part[...] = make(xp, u[8 * row : 8 * (row + len(part))])[:, :there]
+            part[...] = make(xp, u[8 * row : 8 * (row + len(part))].astype(out.dtype))[:, :there]
 
 
 def _signs(xp: Any, u: Any) -> Any:
@@ -87,6 +87,7 @@ def _signs(xp: Any, u: Any) -> Any:
 
 
 def _normals(xp: Any, u: Any) -> Any:
-    radius = xp.sqrt(np.float32(-2) * xp.log(np.float32(1) - u[0::2]))
-    angle = u[1::2] * np.float32(2 * math.pi)
+    kind = u.dtype.type
+    radius = xp.sqrt(kind(-2) * xp.log(kind(1) - u[0::2]))
+    angle = u[1::2] * kind(2 * math.pi)
     return np.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1, COLUMNS["gaussian"])

@@ -60,7 +60,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Template:
-    """The operators of an activation's gradient, whose values are named `x`, `y`, `dy`, `in1`, ...; `dx` is made last."""
+    """The operators of an activation's gradient; its values are `x`, `y`, `dy`, `in1`, ...; `dx` is made last."""
 
     operators: tuple[Operator, ...]
     constants: tuple[Any, ...]
@@ -73,7 +73,7 @@ def gradient_template(op: Op, types: Sequence[TensorType | None]) -> Template | 
     y = Value("y", op.infer(*types)[0])
     dy = Value("dy", y.type)
     b = Builder(Names([*(v.name for v in ins if v is not None), "y", "dy"]))
-    dx = op.gradient(b, ins, [y], [dy])[0]  # type: ignore[arg-type]
+    dx = op.gradient(b, ins, [y], [dy])[0]
     if dx is None or dx.type != y.type:
         return None
     kept, wanted = [], {dx.name}
@@ -282,5 +282,5 @@ def _exact(op: Op, dtype: str, others: tuple[float | None, ...]) -> Steps | None
 
 def _well_formed(op: Op) -> bool:
     """Whether all of its numbers are finite and none is 0: with 0, Swish is linear and Elu a Relu."""
-    numbers = [v for v in dataclasses.asdict(op).values() if isinstance(v, (int, float))]  # type: ignore[call-overload]
+    numbers = [v for v in dataclasses.asdict(op).values() if isinstance(v, (int, float))]
     return all(math.isfinite(v) and v != 0 for v in numbers)

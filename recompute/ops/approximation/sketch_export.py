@@ -26,8 +26,8 @@ def export_sketch(op: Any, g: Any, ins: Any, outs: Any) -> None:
         return
     flat = g.call("Cast", g.call("Reshape", x, g.ints((batch, n))), to=dtype_to_onnx(kind))
     if op.kind in COLUMNS:
-        matrix, scale = _dense(op, g, step, batch), 1 / math.sqrt(op.rows)
-        found = g.call("MatMul", g.call("Cast", matrix, to=dtype_to_onnx(kind)), flat)
+        matrix, scale = _dense(op, g, step, batch, kind), 1 / math.sqrt(op.rows)
+        found = g.call("MatMul", matrix, flat)
     elif op.kind == "rows":
         found, scale = g.call("Gather", flat, _chosen(op, g, step, batch), axis=0), math.sqrt(batch / op.rows)
     else:
@@ -61,20 +61,22 @@ def _bits(g: Any, numbers: str) -> str:
     return g.call("Sub", twice, g.array(np.array(1, np.float32)))
 
 
-def _dense(op: Any, g: Any, step: str, batch: int) -> str:
-    """Sᵀ without its scale, float32."""
+def _dense(op: Any, g: Any, step: str, batch: int, kind: str) -> str:
+    """Sᵀ without its scale, in the element type `kind`."""
     width = COLUMNS[op.kind]
     panels = -(-op.rows // width)
     numbers = export_numbers(g, op.seed, step, 8 * panels * batch)
     if op.kind == "rademacher":
         made = _bits(g, g.call("Reshape", numbers, g.ints((panels, batch, 8, 1))))
+        made = g.call("Cast", made, to=dtype_to_onnx(kind))
     else:
-        u = g.call("Mul", g.call("Cast", numbers, to=_FLOAT), g.array(np.array(2.0**-24, np.float32)))
+        t = DTYPES[kind]
+        u = g.call("Mul", g.call("Cast", numbers, to=dtype_to_onnx(kind)), g.array(np.array(2.0**-24, t)))
         pairs = g.call("Reshape", u, g.ints((panels, batch, 4, 2)))
         first, second = (g.call("Gather", pairs, g.array(np.array([i])), axis=3) for i in (0, 1))
-        log = g.call("Log", g.call("Sub", g.array(np.array(1, np.float32)), first))
-        radius = g.call("Sqrt", g.call("Mul", log, g.array(np.array(-2, np.float32))))
-        angle = g.call("Mul", second, g.array(np.array(2 * math.pi, np.float32)))
+        log = g.call("Log", g.call("Sub", g.array(np.array(1, t)), first))
+        radius = g.call("Sqrt", g.call("Mul", log, g.array(np.array(-2, t))))
+        angle = g.call("Mul", second, g.array(np.array(2 * math.pi, t)))
         turned = g.call("Concat", g.call("Cos", angle), g.call("Sin", angle), axis=3)
         made = g.call("Mul", radius, turned)
     rows = g.call("Reshape", made, g.ints((panels, batch, width)))

@@ -29,11 +29,12 @@ back on the channel CHANNEL.grad under the same number.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...errors import UsageError
+from ...language.ir import Operator
 from ...language.op import Cost, Op
 from ...language.types import TensorType, Value
 
@@ -168,6 +169,27 @@ class CommWait(Op):
         """The first input."""
         g.node("Identity", ins[:1], outs)
         return True
+
+
+def communicated(b: Any, op: Communication, x: Value) -> Value:
+    """The result of a communication of x, which `op` begins, after the wait for it; in a group of one x itself."""
+    return x if op.ranks == 1 else b.CommWait(b.emit(op, x), x)
+
+
+class Numbers:
+    """The numbers of communications that are added to a program: behind those that each channel has."""
+
+    def __init__(self, operators: Iterable[Operator]) -> None:
+        self.next: dict[str, int] = {}
+        for o in operators:
+            if isinstance(o.op, Communication):
+                self.next[o.op.queue] = max(self.next.get(o.op.queue, 0), o.op.number + 1)
+
+    def take(self, channel: str) -> int:
+        """The next number of a channel."""
+        number = self.next.get(channel, 0)
+        self.next[channel] = number + 1
+        return number
 
 
 def tree_sum(parts: Sequence[Any]) -> Any:

@@ -187,6 +187,17 @@ class LarsUpdate(TrustUpdate):
         yield draw.case(cls(), draw("f16[5]"), draw("f16[5]"), draw("f32[5]"), lr)
 
 
+def _with_squares(xp: Any, total: Any, x: Any, tile: Any) -> Any:
+    """`total` + Σ x², tile by tile in f64; x has one dimension."""
+    for start in range(0, x.size, PART):
+        here = x[start : start + PART]
+        t = tile[: here.size]
+        t[...] = here
+        xp.multiply(t, t, out=t)
+        total = total + xp.sum(t)
+    return total
+
+
 @dataclass(frozen=True)
 class GlobalNorm(Op):
     """√Σ x² over all elements of all inputs: f32[], or f64[] where the inputs are f64.  Summed in f64."""
@@ -205,13 +216,7 @@ class GlobalNorm(Op):
         """Part by part, in order."""
         total = xp.zeros((), np.float64)
         for x in ins:
-            x = x.reshape(-1)
-            for start in range(0, x.size, PART):
-                here = x[start : start + PART]
-                t = scratch[0][: here.size]
-                t[...] = here
-                xp.multiply(t, t, out=t)
-                total = total + xp.sum(t)
+            total = _with_squares(xp, total, x.reshape(-1), scratch[0])
         outs[0][...] = xp.sqrt(total)
 
     def expand(self, b, *inputs):
@@ -258,13 +263,7 @@ class SquareSums(Op):
             total = xp.zeros((), np.float64)
             for x in ins:
                 each = -(-x.size // self.parts)
-                own = x.reshape(-1)[i * each : (i + 1) * each]
-                for start in range(0, own.size, PART):
-                    here = own[start : start + PART]
-                    t = scratch[0][: here.size]
-                    t[...] = here
-                    xp.multiply(t, t, out=t)
-                    total = total + xp.sum(t)
+                total = _with_squares(xp, total, x.reshape(-1)[i * each : (i + 1) * each], scratch[0])
             outs[0][i] = total
 
     def expand(self, b, *inputs):

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
+from ...runtime.communication.started import PMIX, size_variable
 
 #: how processes are started
 START = "`python -m recompute.launch --nproc {n} SCRIPT`, mpiexec or srun"
-#: variables by which launchers of MPI say how many processes they have started
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 class Role:
@@ -114,12 +113,9 @@ def from_environment(environment: Mapping[str, str]) -> Claim:
 
 def launched(environment: Mapping[str, str]) -> int | None:
     """How many processes MPI's launcher has started; None where it did not start this one."""
-    for name in _SIZES:
-        if (size := _number(environment, name)) is not None:
-            return size
-    if "SLURM_PROCID" in environment and (size := _number(environment, "SLURM_STEP_NUM_TASKS")) is not None:  # srun
-        return size
-    if "PMIX_RANK" in environment or "mpi4py.MPI" in sys.modules:
+    if name := size_variable(environment):
+        return _number(environment, name)
+    if PMIX in environment or "mpi4py.MPI" in sys.modules:
         from ...runtime.communication.mpi import load_mpi
 
         size = int(load_mpi().COMM_WORLD.size)

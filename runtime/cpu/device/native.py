@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import JobError
-from ....support.threads import once, set_up_lock
+from ....support.threads import cores, once, set_up_lock
 from ...shared import trouble
 from . import code_cache
 
@@ -181,13 +181,13 @@ def threads() -> int:
 
     OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC).
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = cores()
     with contextlib.suppress(ValueError):
-        cores = min(cores, max(1, int(os.environ.get("OMP_NUM_THREADS", cores))))
+        most = min(most, max(1, int(os.environ.get("OMP_NUM_THREADS", most))))
     gomp = _libgomp()
     if gomp is None or gomp.omp_get_dynamic():
         return 1
-    return min(cores, max(1, gomp.omp_get_thread_limit()))
+    return min(most, max(1, gomp.omp_get_thread_limit()))
 
 
 def announce_threads() -> None:

@@ -36,7 +36,7 @@ _BINS, _HALF = 4096, 12
 _PIECE = 64
 _F = np.float32
 _SCALE, _TURNS, _QUARTER = _F(2.0**-24), _F(4), _F(0.25)
-_ONE, _MINUS_TWO = _F(1), _F(-2)
+_ONE, _ROUND = _F(1), _F(0.5)
 #: terms of the Taylor series of sin 2πr and cos 2πr, |r| ≤ ⅛: the first that is left out is below 2⁻²⁷
 _S0, _S1, _S2, _S3, _S4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i + 1) / math.factorial(2 * i + 1)) for i in range(5))
 _C1, _C2, _C3, _C4 = (_F((-1) ** i * (2 * math.pi) ** (2 * i) / math.factorial(2 * i)) for i in range(1, 5))
@@ -166,11 +166,16 @@ def _combine(chosen, places, factors, size, cosines, scale, begin, end):
         factors[j, 3] = (u * cos - v * (1 + sin)) / 2
 
 
-@inline
-def _wave(turns):
-    """cos and sin of 2π · turns, turns in [0, 1)."""
-    quarter = np.int32(turns * _TURNS + np.float32(0.5))
-    r = turns - np.float32(quarter) * _QUARTER
+def _wave64(x):
+    angle = x * (2 * math.pi)
+    return math.cos(angle), math.sin(angle)
+
+
+@inline(double=_wave64)
+def _wave(x):
+    """cos and sin of 2πx, x in [0, 1)."""
+    quarter = np.int32(x * _TURNS + _ROUND)
+    r = x - np.float32(quarter) * _QUARTER
     q = r * r
     sin = r * fma(fma(fma(fma(_S4, q, _S3), q, _S2), q, _S1), q, _S0)
     cos = fma(fma(fma(fma(_C4, q, _C3), q, _C2), q, _C1), q, _ONE)
@@ -183,6 +188,7 @@ def _wave(turns):
 def _normal(step, s, seed, panel, row, rows, begin, end):
     """Rows of a tile of S: eight normal numbers from a block, without the scale."""
     t = s.dtype.type
+    one, minus_two, scale = t(1), t(-2), t(_SCALE)
     width = s.shape[1]
     for i in range(begin, end):
         line = s[i]
@@ -190,17 +196,15 @@ def _normal(step, s, seed, panel, row, rows, begin, end):
             found = words((panel + p) * rows + row + i, seed, step[0])
             first = 8 * p
             for e in range(min(8, width - first)):
-                line[first + e] = t(np.float32(half(found, e)) * _SCALE)
+                line[first + e] = t(half(found, e)) * scale
             if width - first < 8 and width % 2:
                 last = width - 1
-                u = np.float32(line[last])
-                a, b = _wave(np.float32(half(found, last - first + 1)) * _SCALE)
-                line[last] = t(math.sqrt(_MINUS_TWO * log(_ONE - u)) * a)
+                a, b = _wave(t(half(found, last - first + 1)) * scale)
+                line[last] = t(math.sqrt(minus_two * log(one - line[last]))) * a
         for j in range(width // 2):
-            u, turns = np.float32(line[2 * j]), np.float32(line[2 * j + 1])
-            radius = np.float32(math.sqrt(_MINUS_TWO * log(_ONE - u)))
-            a, b = _wave(turns)
-            line[2 * j], line[2 * j + 1] = t(radius * a), t(radius * b)
+            radius = t(math.sqrt(minus_two * log(one - line[2 * j])))
+            a, b = _wave(line[2 * j + 1])
+            line[2 * j], line[2 * j + 1] = radius * a, radius * b
 
 
 @kernel

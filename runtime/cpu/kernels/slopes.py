@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 
+#: elements that are compared with a bound at a time
+_LANES = 32
+
+
 def _above(typing: Any, x: Any, at: Any, bounds: Any, even: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         from llvmlite import ir
@@ -22,31 +26,33 @@ def _above(typing: Any, x: Any, at: Any, bounds: Any, even: Any) -> Any:
 
         array, limits = (context.make_array(signature.args[i])(context, builder, args[i]) for i in (0, 2))
         scalar = array.data.type.pointee
-        lanes, width = ir.VectorType(scalar, 8), 64 if isinstance(scalar, ir.DoubleType) else 32
-        counts = ir.VectorType(ir.IntType(width), 8)
+        lanes, width = ir.VectorType(scalar, _LANES), 64 if isinstance(scalar, ir.DoubleType) else 32
+        counts = ir.VectorType(ir.IntType(width), _LANES)
         first = builder.bitcast(builder.gep(array.data, [args[1]]), lanes.as_pointer())
         values = builder.load(first)
         values.align = width // 8
         # |x| by its bits where codes are even in x
-        kept = [ir.Constant(counts, [mask] * 8) for mask in ((1 << width - 1) - 1, -1)]
+        kept = [ir.Constant(counts, [mask] * _LANES) for mask in ((1 << width - 1) - 1, -1)]
         signs = builder.select(builder.icmp_signed("!=", args[3], args[3].type(0)), *kept)
         values = builder.bitcast(builder.and_(builder.bitcast(values, counts), signs), lanes)
-        found = cgutils.alloca_once_value(builder, ir.Constant(counts, [0] * 8))
+        found = cgutils.alloca_once_value(builder, ir.Constant(counts, [0] * _LANES))
         with cgutils.for_range(builder, limits.nitems) as loop:
             bound = builder.load(builder.gep(limits.data, [loop.index]))
             one = builder.insert_element(ir.Constant(lanes, ir.Undefined), bound, ir.IntType(32)(0))
-            every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8))
+            every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES))
             beyond = builder.zext(builder.fcmp_ordered(">", values, every), counts)
             builder.store(builder.add(builder.load(found), beyond), found)
-        codes = builder.trunc(builder.load(found), ir.VectorType(ir.IntType(8), 8))
-        return builder.bitcast(codes, ir.IntType(64))
+        bytes_ = builder.trunc(builder.load(found), ir.VectorType(ir.IntType(8), _LANES))
+        words = builder.bitcast(bytes_, ir.VectorType(ir.IntType(64), _LANES // 8))
+        parts = [builder.extract_element(words, ir.IntType(32)(i)) for i in range(_LANES // 8)]
+        return context.make_tuple(builder, signature.return_type, parts)
 
     from numba.core import types
 
-    return types.uint64(x, at, bounds, even), generate
+    return types.UniTuple(types.uint64, _LANES // 8)(x, at, bounds, even), generate
 
 
-#: above(x, at, bounds, even): for eight elements from `at` on the number of bounds below each, a byte each
+#: above(x, at, bounds, even): for 32 elements from `at` on the number of bounds below each, a byte each, in four words
 above: Any = Intrinsic(_above)
 
 _U = np.uint64
@@ -74,22 +80,31 @@ def _code(v, bounds, even):
     return found
 
 
+@inline
+def _store(y, to, word, bits):
+    """The bytes of eight codes, as far as y goes."""
+    word = joined(word, np.uint64(bits))
+    for j in range(min(bits, y.size - to)):
+        y[to + j] = np.uint8(word & _LAST)
+        word >>= _EIGHT
+
+
 @kernel
 def codes(x, bounds, y, bits, even, begin, end):
-    """Groups of eight elements."""
-    wide = np.uint64(bits)
-    for group in range(begin, end):
-        first, to = group * 8, group * bits
-        if first + 8 <= x.size:
-            word = above(x, first, bounds, even)
-        else:
-            word = np.uint64(0)
-            for i in range(x.size - first):
-                word |= np.uint64(_code(x[first + i], bounds, even)) << np.uint64(8 * i)
-        word = joined(word, wide)
-        for j in range(min(bits, y.size - to)):
-            y[to + j] = np.uint8(word & _LAST)
-            word >>= _EIGHT
+    """Groups of eight elements, four groups at a time."""
+    group = begin
+    while group + 4 <= end and group * 8 + 32 <= x.size:
+        found = above(x, group * 8, bounds, even)
+        for k in range(4):
+            _store(y, (group + k) * bits, found[k], bits)
+        group += 4
+    while group < end:
+        first = group * 8
+        word = np.uint64(0)
+        for i in range(min(8, x.size - first)):
+            word |= np.uint64(_code(x[first + i], bounds, even)) << np.uint64(8 * i)
+        _store(y, group * bits, word, bits)
+        group += 1
 
 
 @kernel

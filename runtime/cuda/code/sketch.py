@@ -9,28 +9,8 @@ from .philox import PHILOX
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 _DRAWN = "const unsigned long long* step, unsigned long long seed"
-_AT = "    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
-
-
-@functools.cache
-def keys() -> Kernel:
-    """Eight numbers a thread."""
-    body = f"""{_AT}    if (i * 8 >= n) return;
-    unsigned u[8];
-    philox(i, seed, *step, u);
-    for (int k = 0; k < 8 && i * 8 + k < n; k++)
-        keys[i * 8 + k] = (int)u[k];
-"""
-    return Kernel("sketch_keys", f"{_DRAWN}, int* keys, long long n", body, PHILOX)
-
-
-@functools.cache
-def choose() -> Kernel:
-    """The smallest `wanted` of the numbers, ascending by place, by one block; each thread has a part of the places.
-
-    Counts of the upper 12 bits, then of the lower ones, give the last that is taken and how many equal to it.
-    """
-    body = """    __shared__ unsigned bins[4096];
+#: counts of the upper 12 bits, then of the lower ones, give the last that is taken and how many equal to it
+_CHOOSE = """    __shared__ unsigned bins[4096];
     __shared__ long long before[257], equal[257];
     __shared__ int high, low;
     __shared__ long long less;
@@ -80,7 +60,25 @@ def choose() -> Kernel:
         if (keys[i] < last || (keys[i] == last && ties-- > 0))
             chosen[at++] = i;
 """
-    return Kernel("sketch_choose", "const int* keys, long long* chosen, long long n, long long wanted", body)
+_AT = "    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
+
+
+@functools.cache
+def keys() -> Kernel:
+    """Eight numbers a thread."""
+    body = f"""{_AT}    if (i * 8 >= n) return;
+    unsigned u[8];
+    philox(i, seed, *step, u);
+    for (int k = 0; k < 8 && i * 8 + k < n; k++)
+        keys[i * 8 + k] = (int)u[k];
+"""
+    return Kernel("sketch_keys", f"{_DRAWN}, int* keys, long long n", body, PHILOX)
+
+
+@functools.cache
+def choose() -> Kernel:
+    """The smallest `wanted` of the numbers, ascending by place, by one block; each thread has a part of the places."""
+    return Kernel("sketch_choose", "const int* keys, long long* chosen, long long n, long long wanted", _CHOOSE)
 
 
 @functools.cache
@@ -222,9 +220,11 @@ def tile(kind: str, dtype: str) -> Kernel:
     before = ""
     if normal:
         before = """
-        const float a = (float)u[k & ~1] * 5.9604644775390625e-8f, b = (float)u[k | 1] * 5.9604644775390625e-8f;
-        const float angle = b * 6.283185307179586f, radius = sqrtf(-2 * logf(1 - a));"""
-        value = f"({c})(radius * (k & 1 ? sinf(angle) : cosf(angle)))"
+        const C unit = (C)5.9604644775390625e-8, a = (C)u[k & ~1] * unit;
+        const C angle = (C)u[k | 1] * unit * (C)6.283185307179586;
+        const C radius = sqrt_of((C)-2 * log_of((C)1 - a));""".replace("C", c)
+        end = "f" if dtype == "f32" else ""
+        value = f"radius * (k & 1 ? sin{end}(angle) : cos{end}(angle))"
     body = f"""{_AT}    const long long panels = (columns + {width - 1}) / {width};
     if (i >= panels * high) return;
     const long long r = i / panels, p = i - r * panels;

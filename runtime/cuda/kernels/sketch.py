@@ -103,7 +103,8 @@ def _transformed(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequenc
 def _products(rule: Any, x: Buffer, step: Buffer, y: Buffer, scratch: Sequence[Buffer]) -> list[Call]:
     """Tile by tile of S: drawn, then multiplied into its rows of y."""
     room, copied, sums = scratch
-    (batch, n), kind, calls = x.shape, wide(x.dtype), []
+    (batch, n), kind = x.shape, wide(x.dtype)
+    calls: list[Call] = []
     per, scale = COLUMNS[rule.kind], 1 / math.sqrt(rule.rows)
     for column in range(0, rule.rows, _COLUMNS):
         across = min(_COLUMNS, rule.rows - column)
