@@ -41,6 +41,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "resnet": {"width": 8, "image": 32, "classes": 10},
     "vgg": {"image": 32, "classes": 10, "hidden": 32},
     "bert": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
+    "roberta": {"layers": 2, "hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
     "gpt2": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "context": 16},
     "llama": {"hidden": 32, "inner": 48, "heads": 4, "groups": 2, "seq": 12, "vocab": 50},
     "lstm": {"seq": 6, "features": 8, "hidden": 12},
