@@ -3,11 +3,11 @@ batches, ranks and cores, Adam, float32.
 
     python benchmarks/ranks.py [--torch-python PATH] [--turns 3] [--only resnet18] [--json FILE]
 
-Both take turns on this machine: PyTorch through gloo, ours through MPI (`python -m recompute.launch`), each process
-with its own cores.  Peaks: PyTorch's from its profiler's memory events of the second step, with parameters, gradients
-and state; ours as the executor holds it, which must be what was predicted.  `overlapped`: the share of the time that
-communication takes during which the step goes on.  `efficiency`: the samples a second of all ranks beside as many
-times those of one rank with one rank's cores and batch.
+Both take turns on this machine: PyTorch through gloo, ours through MPI (`python -m recompute.launch --bind`), each
+process with its own cores.  Peaks: PyTorch's from its profiler's memory events of the second step, with parameters,
+gradients and state; ours as the executor holds it, which must be what was predicted.  `overlapped`: the share of the
+time that communication takes during which the step goes on.  `efficiency`: the samples a second of all ranks beside
+as many times those of one rank with one rank's cores and batch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def launched(spec: dict[str, Any]) -> dict[str, Any]:
     """Our side, in processes of its own."""
     command = [sys.executable, __file__, "--worker", json.dumps(spec)]
     if spec["ranks"] > 1:
-        command = [sys.executable, "-m", "recompute.launch", "--nproc", str(spec["ranks"]), *command[1:]]
+        bound = ["--bind"] if (os.cpu_count() or 1) >= spec["ranks"] else []
+        command = [sys.executable, "-m", "recompute.launch", "--nproc", str(spec["ranks"]), *bound, *command[1:]]
     return answer(command, spec["threads"])
 
 

@@ -39,7 +39,17 @@ def command(arguments: argparse.Namespace) -> list[str]:
     """The command line of mpiexec."""
     target = ["-m", arguments.script] if arguments.module else [arguments.script]
     start = [sys.executable, "-m", "recompute.runtime.communication.rank"]
-    return [mpiexec(), "-n", str(arguments.nproc), *start, *target, *arguments.arguments]
+    bound = ["--cores", str(own_cores(arguments.nproc))] if arguments.bind else []
+    return [mpiexec(), "-n", str(arguments.nproc), *start, *bound, *target, *arguments.arguments]
+
+
+def own_cores(processes: int) -> int:
+    """Cores of each process alone.  UsageError where there are not enough, or the system binds no processes."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("--bind: this system cannot bind processes to cores; leave it out")
+    if cores() < processes:
+        raise UsageError(f"--bind: there are {cores()} cores for {processes} processes; start fewer, or leave it out")
+    return cores() // processes
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -73,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--nproc", type=int, metavar="N", help="how many processes to start")
     found.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="how long a rank waits for one that gives no sign of life"
+    )
+    found.add_argument(
+        "--bind", action="store_true", help="give each process cores of its own, on a machine that runs nothing else"
     )
     found.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     found.add_argument("script", metavar="SCRIPT")

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from ...language.ir import Block, Operator, Role
 from ...ops.communication.base import Communication
+from ...ops.communication.row_sums import RowSums
 from ...ops.communication.shard import Shard
 from ...ops.communication.tree_sum import TreeSum
 from ...ops.shape.reshape import Cast
@@ -45,7 +46,7 @@ def _light(o: Operator) -> bool:
     """Whether an operator may stand behind a communication that computation does not wait for."""
     if o.role is Role.OPTIMIZE or o.op.updates or o.op.communicates or o.op.moves_data:
         return True
-    return isinstance(o.op, (TreeSum, Shard, Cast))
+    return isinstance(o.op, (TreeSum, RowSums, Shard, Cast))
 
 
 class _Placing:

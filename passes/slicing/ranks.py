@@ -22,11 +22,14 @@ from ...language.ir import Block, Operator, Role, Value
 from ...ops.communication.base import Communication, Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ...ops.communication.shard import Shard
+from ...ops.indexing.gather import GatherGrad
 from .pieces import Pieces, bounds, sum_type
 from .region import Graph, Region
 
 #: how partial results of ranks are combined that are no sums
 _REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
+#: bytes of a table from which its gradient may be sent as rows
+TABLE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -170,12 +173,40 @@ class RankPieces(Pieces):
             return
         readers = [self.block.operators[i] for i in self.graph.consumers.get(v.name, ())]
         rule = readers[0].op if len(readers) == 1 else None
+        taken = self.taken_rows(local)
         if isinstance(rule, Shard) and rule.ranks == self.share.ranks and v.name not in self.graph.outputs:
-            found, (made,) = self.communicated(ReduceScatter, rule.padded(self.b, local)), readers[0].writes()
+            (made,) = readers[0].writes()
+            if taken is not None:
+                found = self.row_sums(taken, self.share.rank * made.size, made.size)
+            else:
+                found = self.communicated(ReduceScatter, rule.padded(self.b, local))
             self.totals[made.name] = self.b.Cast(found, to=v.dtype) if found.dtype != v.dtype else found
             self.shards.add(made.name)
-            return
-        self.totals[v.name] = self.communicated(AllReduce, local)
+        elif taken is not None:
+            self.totals[v.name] = self.b.Reshape(self.row_sums(taken, 0, v.size), shape=v.shape)
+        else:
+            self.totals[v.name] = self.communicated(AllReduce, local)
+
+    def taken_rows(self, local: Value) -> Operator | None:
+        """The operator that makes a rank's gradient of a table, where sending the rows that it took of it takes at most
+        half as much memory and traffic as sending the table; it is removed, as nothing else reads it."""
+        if self.share.ranks == 1 or self.share.order != "tree" or local.nbytes < TABLE:
+            return None
+        made = next((o for o in reversed(self.b.operators) if any(w.name == local.name for w in o.writes())), None)
+        if made is None or not isinstance(made.op, GatherGrad) or local.dtype not in ("f32", "f64"):
+            return None
+        small = 2 * self.share.ranks * sum(x.nbytes for x in made.reads()) <= local.nbytes
+        alone = all(x.name != local.name for o in self.b.operators for x in o.reads())
+        if not (small and alone and made.op.axis % local.ndim == 0 and all(x.ndim for x in made.reads())):
+            return None
+        self.b.operators.remove(made)
+        return made
+
+    def row_sums(self, taken: Operator, start: int, size: int) -> Value:
+        """`size` elements, from `start` on, of the sum of all ranks' gradients of a table, from the rows of each."""
+        indices, dy = (self.communicated(AllGather, x) for x in taken.reads())
+        shape = taken.op.shape  # type: ignore[attr-defined]
+        return self.b.RowSums(indices, dy, shape=shape, parts=self.share.ranks, start=start, size=size)
 
     def gathered(self, parts: list[Value], place: Place, *, own: bool = False) -> Value:
         """A whole value from its slices on all ranks; `own`: from this rank's alone."""

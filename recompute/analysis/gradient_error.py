@@ -91,10 +91,11 @@ def _sketches(program: Program, feed: Any, executor: Any) -> list[dict[str, Any]
     names = list(dict.fromkeys(n for _, _, *pair in found for n in pair))
     arrays = dict(zip(names, executor.run(program, feed, names), strict=True)) if names else {}
     result = []
-    for gradient, op, x, y in found:
-        variance, own = sketch_variance(op.kind, op.rows, arrays[x], arrays[y]), batch_variance(arrays[x], arrays[y])
+    for gradient, op, *pair in found:
+        a, b = (arrays[n] for n in pair)
+        variance, own = sketch_variance(op.kind, op.rows, a, b), batch_variance(a, b)
         result.append({
-            "gradient": gradient, "kind": op.kind, "rows": op.rows, "of": arrays[x].size // arrays[x].shape[-1],
+            "gradient": gradient, "kind": op.kind, "rows": op.rows, "of": a.size // a.shape[-1],
             "variance": variance, "batch_variance": own, "ratio": variance / own if own else None,
         })  # fmt: skip
     return result

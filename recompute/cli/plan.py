@@ -141,7 +141,12 @@ def planned_step(job: Job, program: Any, loss: str, plain: Any) -> Any:
     assert wanted is not None
     if wanted.plans:
         job.say(f"planning: {wanted.strategy or (args.plan and str(args.plan)) or 'auto'}")
-    options = {"budget": wanted.budget, "strategy": wanted.strategy, "plan": wanted.plan, "offload": wanted.offload}
+    options: dict[str, Any] = {
+        "budget": wanted.budget,
+        "strategy": wanted.strategy,
+        "plan": wanted.plan,
+        "offload": wanted.offload,
+    }
     options |= {"effort": args.effort, "seconds": args.seconds, "slicing": wanted.slicing, "allowed": wanted.allowed}
     try:
         step = job.compile(program, loss, dump=args.dump_ir, plain=plain, **options)

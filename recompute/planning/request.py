@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budgets import Budget, parse_budget
@@ -78,10 +78,8 @@ def request(
         raise UsageError(f"{given} limits planning for a budget: give a budget, such as '60%'")
     if offload and permitted:
         raise UsageError("values in host memory are not combined with approximations: leave one of them out")
-    if offload and plan is not None:
-        raise UsageError("a plan already defines which values are offloaded: leave out offload, or the plan")
-    if offload and budget is None and strategy is not None:
-        raise UsageError(f"offload with strategy '{strategy}' needs a budget, which determines the values to offload")
+    if offload and budget is None:
+        _check_offload(strategy, plan)
     if plan is not None:
         if budget is not None or strategy is not None or options:
             raise UsageError("a plan already defines what is recomputed: leave out budget and strategy, or the plan")
@@ -100,10 +98,16 @@ def request(
     if effort is not None and not isinstance(chosen, Auto):
         raise UsageError(f"strategy '{chosen.strategy}' takes no effort: only 'auto' and 'optimal' do")
     amount = None if budget is None else parse_budget(budget)
-    return Request(
-        amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress,
-        allowed=permitted,
-    )  # fmt: skip
+    found = Request(amount, strategy, dict(options or {}), None, offload, slicing, effort or 1.0, seconds, progress)
+    return replace(found, allowed=permitted)
+
+
+def _check_offload(strategy: str | None, plan: object) -> None:
+    """UsageError where offloading without a budget has nothing to choose values by."""
+    if plan is not None:
+        raise UsageError("a plan already defines which values are offloaded: leave out offload, or the plan")
+    if strategy is not None:
+        raise UsageError(f"offload with strategy '{strategy}' needs a budget, which determines the values to offload")
 
 
 def _existing(plan: RecomputePlan | SavedPlan | str | os.PathLike[str]) -> RecomputePlan | SavedPlan:

@@ -25,8 +25,10 @@ SUMMED = {"f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}
 _READY, _DATA = 1, 2
 #: seconds between two looks at what others do, at most: when nothing waits for it, and when the step does
 _PATIENT, _EAGER = 1e-3, 5e-5
-#: looks before the first pause
-_LOOKS = 50
+#: the same while data move
+_BRIEF = 2e-4
+#: looks before the first pause: for others to take part, and while data move
+_LOOKS, _FEW = 50, 3
 
 
 def refuse(op: Communication, dtype: str) -> str:
@@ -47,7 +49,7 @@ def move(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
     _until(comm.Ibarrier().Test, transfer, left)
     if not transfer.out.size:
         return
-    _COLLECTIVES[type(op)](mpi, comm, op, transfer.x, transfer.out)
+    _COLLECTIVES[type(op)](mpi, comm, transfer)
 
 
 def finish(request: Any, *, soon: bool = False) -> None:
@@ -72,11 +74,21 @@ def _until(ready: Callable[[], bool], transfer: Any, left: Callable[[], bool]) -
         pause = min(pause * 1.5, _EAGER if transfer.wanted else _PATIENT)
 
 
-def _finish(request: Any) -> None:
-    """Moves the data of a communication in which all take part, and lets others have the core between two looks: with
-    more processes than cores MPI's own waiting took 20 times as long."""
+def _finish(request: Any, transfer: Any) -> None:
+    """Moves the data of a communication in which all take part.
+
+    While the step does not wait for it, it sleeps between two looks: the step needs the core, and to change places with
+    it at every look took more processor time than the data.  When it does, others have the core between two looks: with
+    more processes than cores MPI's own waiting took 20 times as long.
+    """
+    pause, looks = 2e-5, 0
     while not request.Test():
-        os.sched_yield()
+        looks += 1
+        if looks <= _FEW or transfer.wanted:
+            os.sched_yield()
+        else:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _BRIEF)
 
 
 def _message(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> None:
@@ -85,80 +97,80 @@ def _message(mpi: Any, comm: Any, transfer: Any, left: Callable[[], bool]) -> No
     if isinstance(transfer.op, Send):
         _until(lambda: comm.Iprobe(peer, _READY), transfer, left)
         comm.Recv([None, 0, mpi.BYTE], peer, _READY)
-        _finish(comm.Isend(_bytes(mpi, transfer.x), peer, _DATA))
+        _finish(comm.Isend(_bytes(mpi, transfer.x), peer, _DATA), transfer)
         transfer.out[...] = 0
     else:
         assert isinstance(transfer.op, Recv)
         comm.Send([None, 0, mpi.BYTE], peer, _READY)
         _until(lambda: comm.Iprobe(peer, _DATA), transfer, left)
-        _finish(comm.Irecv(_bytes(mpi, transfer.out), peer, _DATA))
+        _finish(comm.Irecv(_bytes(mpi, transfer.out), peer, _DATA), transfer)
 
 
 def _bytes(mpi: Any, array: Any) -> list[Any]:
     return [array.reshape(-1).view(np.uint8), mpi.BYTE]
 
 
-def _all_reduce(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
-    if op.order == "library":
-        comm.Allreduce(x, out, mpi.SUM)
+def _all_reduce(mpi: Any, comm: Any, t: Any) -> None:
+    if t.op.order == "library":
+        comm.Allreduce(t.x, t.out, mpi.SUM)
         return
-    _add_in_tree(comm, x, out)
-    _finish(comm.Ibcast(_bytes(mpi, out), 0))
+    _add_in_tree(comm, t)
+    _finish(comm.Ibcast(_bytes(mpi, t.out), 0), t)
 
 
-def _reduce_scatter(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
-    comm.Reduce_scatter_block(x, out, mpi.SUM)
+def _reduce_scatter(mpi: Any, comm: Any, t: Any) -> None:
+    comm.Reduce_scatter_block(t.x, t.out, mpi.SUM)
 
 
-def _reduce(mpi: Any, comm: Any, op: Any, x: Any, out: Any) -> None:
-    root = comm.rank == op.root
-    if op.order == "library":
-        comm.Reduce(x, out, mpi.SUM, op.root)
+def _reduce(mpi: Any, comm: Any, t: Any) -> None:
+    root = comm.rank == t.op.root
+    if t.op.order == "library":
+        comm.Reduce(t.x, t.out, mpi.SUM, t.op.root)
     else:
-        _add_in_tree(comm, x, out)
-        if op.root and comm.rank == 0:
-            _finish(comm.Isend(_bytes(mpi, out), op.root, _DATA))
-        elif op.root and root:
-            _finish(comm.Irecv(_bytes(mpi, out), 0, _DATA))
+        _add_in_tree(comm, t)
+        if t.op.root and comm.rank == 0:
+            _finish(comm.Isend(_bytes(mpi, t.out), t.op.root, _DATA), t)
+        elif t.op.root and root:
+            _finish(comm.Irecv(_bytes(mpi, t.out), 0, _DATA), t)
     if not root:
-        out[...] = 0
+        t.out[...] = 0
 
 
-def _add_in_tree(comm: Any, x: Any, out: Any) -> None:
+def _add_in_tree(comm: Any, t: Any) -> None:
     """Sums all ranks' x on rank 0, along the tree: of two neighbours the second one sends, the first one adds.
 
     What is received lies in a small buffer of its own, `PIECE` elements; `out` is used on every rank.
     """
-    out[...] = x
-    y = out.reshape(-1)
+    t.out[...] = t.x
+    y = t.out.reshape(-1)
     spare = np.empty(min(PIECE, y.size), y.dtype)
     step = 1
     while step < comm.size:
         if comm.rank % (2 * step):
             for start in range(0, y.size, PIECE):
-                _finish(comm.Isend(y[start : start + PIECE].view(np.uint8), comm.rank - step, _DATA))
+                _finish(comm.Isend(y[start : start + PIECE].view(np.uint8), comm.rank - step, _DATA), t)
             return
         if comm.rank + step < comm.size:
             for start in range(0, y.size, PIECE):
                 part = y[start : start + PIECE]
-                _finish(comm.Irecv(spare[: part.size].view(np.uint8), comm.rank + step, _DATA))
+                _finish(comm.Irecv(spare[: part.size].view(np.uint8), comm.rank + step, _DATA), t)
                 with np.errstate(all="ignore"):
                     np.add(part, spare[: part.size], out=part)
         step *= 2
 
 
-def _all_gather(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
-    _finish(comm.Iallgather(_bytes(mpi, x), _bytes(mpi, out)))
+def _all_gather(mpi: Any, comm: Any, t: Any) -> None:
+    _finish(comm.Iallgather(_bytes(mpi, t.x), _bytes(mpi, t.out)), t)
 
 
-def _all_to_all(mpi: Any, comm: Any, op: Communication, x: Any, out: Any) -> None:
-    _finish(comm.Ialltoall(_bytes(mpi, x), _bytes(mpi, out)))
+def _all_to_all(mpi: Any, comm: Any, t: Any) -> None:
+    _finish(comm.Ialltoall(_bytes(mpi, t.x), _bytes(mpi, t.out)), t)
 
 
-def _broadcast(mpi: Any, comm: Any, op: Any, x: Any, out: Any) -> None:
-    if comm.rank == op.root:
-        out[...] = x
-    _finish(comm.Ibcast(_bytes(mpi, out), op.root))
+def _broadcast(mpi: Any, comm: Any, t: Any) -> None:
+    if comm.rank == t.op.root:
+        t.out[...] = t.x
+    _finish(comm.Ibcast(_bytes(mpi, t.out), t.op.root), t)
 
 
 _COLLECTIVES = {

@@ -1,4 +1,4 @@
-"""`python -m recompute.runtime.communication.rank [-m] SCRIPT ARGUMENTS...`: one rank of `recompute.launch`.
+"""`python -m recompute.runtime.communication.rank [--cores N] [-m] SCRIPT ARGUMENTS...`: a rank of `recompute.launch`.
 
 The script runs in a process of its own, whose parent says how it ended: MPI's launcher ends all ranks at once when one
 is killed, and says which process that was, but not which rank.  The watch over all ranks begins before the script
@@ -18,6 +18,9 @@ from .started import given_rank
 
 def main(arguments: list[str]) -> int:
     """Runs the script in a child, and waits for it; returns the exit code."""
+    if arguments[:1] == ["--cores"]:
+        _bind(int(arguments[1]))
+        arguments = arguments[2:]
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -36,6 +39,12 @@ def main(arguments: list[str]) -> int:
         _write(f"recompute: rank {rank} (process {child}) {how}; all ranks end\n")
         code = code or 1
     return 128 - code if code < 0 else code
+
+
+def _bind(each: int) -> None:
+    """Leaves this process, and those that it starts, the cores of its rank: `each` of those that all ranks may use."""
+    rank = int(given_rank() or 0)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[rank * each : (rank + 1) * each])
 
 
 def _write(text: str) -> None:

@@ -29,13 +29,14 @@ NETWORKS: dict[str, dict] = {
     "resnet18": {"width": 4, "blocks": (1, 1, 1, 1), "image": 16, "classes": 3},
     "bert-tiny": {"layers": 1, "hidden": 8, "heads": 2, "vocab": 20, "seq": 4},
     "gpt2-tiny": {"layers": 1, "hidden": 8, "heads": 2, "vocab": 20, "seq": 4},
+    "bert-words": {"layers": 1, "hidden": 8, "heads": 2, "vocab": 206, "seq": 4},
     "gpt2-long": {"layers": 2, "hidden": 8, "heads": 2, "vocab": 20, "seq": 32, "context": 32},
 }
 
 
 @cache
 def model(name: str):
-    return rc.models.build(name.replace("long", "tiny"), **NETWORKS[name])
+    return rc.models.build(f"{name.partition('-')[0]}-tiny" if "-" in name else name, **NETWORKS[name])
 
 
 def forward(name: str, batch: int = BATCH) -> tuple[Program, rc.Variable]:
@@ -124,6 +125,27 @@ def test_the_same_bits_on_any_number_of_ranks(name: str, options: str, ranks: in
     if "merge" in options and ranks == 8:
         pytest.skip("8 micro-batches cannot be two for each of 8 ranks")
     assert run(name, options, ranks, zero) == run(name, options, 1, 0)
+
+
+@pytest.mark.parametrize(("ranks", "zero"), [(2, 0), (4, 1), (2, 3)])
+@pytest.mark.parametrize("options", ["", "fp16 clip checkpoints"])
+def test_gradients_of_tables_are_sent_as_rows(
+    options: str, ranks: int, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that all ranks took, where they are fewer than the table's: the same bits, also of parts that begin
+    inside of a row; a gradient that is whole on no rank."""
+    name = "bert-words"
+    expected = run(name, options, 1, 0, ranks)
+    monkeypatch.setattr("recompute.passes.slicing.ranks.TABLE", 1 << 12)
+    assert run(name, options, ranks, zero, ranks) == expected
+    blocks = [trained(name, options, ranks, r, zero, ranks)[0].block for r in range(ranks)]
+    assert verify_ranks(blocks, Mesh.of(dp=ranks)) == 1
+    (sums,) = [o for o in blocks[1].operators if o.op.name == "RowSums"]
+    (out,) = sums.writes()
+    assert out.size == (206 * 8 // ranks if zero else 206 * 8)
+    assert not [o for o in blocks[1].operators if o.op.name == "GatherGrad" and 206 in next(o.writes()).shape]
+    several = trained(name, options, ranks, 0, zero, 2 * ranks)[0].block
+    assert "RowSums" not in {o.op.name for o in several.operators}  # sums of micro-batches are tables
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from distributed_cases import environment
 
-from recompute.launch import main, mpiexec
+from recompute.launch import command, main, mpiexec, parser
+from recompute.runtime.communication import rank as rank_module
+from recompute.support.threads import cores
 
 RANKS = Path(__file__).parent / "ranks.py"
 
@@ -60,14 +62,13 @@ def test_started_by_mpiexec(tmp_path: Path) -> None:
         "import sys\nimport recompute as rc\nsys.stdout.write(f\"rank {rc.Executor(mesh='dp=2').rank}\\n\")\n"
     )
     python = sys.executable
-    for command in (
+    for line in (
         [mpiexec(), "-n", "2", python, str(tmp_path / "job.py")],
         [mpiexec(), "-n", "2", python, "-m", "recompute.launch", str(tmp_path / "job.py")],
         [python, "-m", "recompute.launch", "--nproc", "2", "-m", "job"],
+        *([[python, "-m", "recompute.launch", "--nproc", "2", "--bind", "-m", "job"]] if cores() > 1 else ()),
     ):
-        found = subprocess.run(
-            command, env=environment(tmp_path), capture_output=True, text=True, check=True, timeout=60
-        )
+        found = subprocess.run(line, env=environment(tmp_path), capture_output=True, text=True, check=True, timeout=60)
         assert sorted(found.stdout.split()) == ["0", "1", "rank", "rank"], found
 
 
@@ -106,6 +107,23 @@ def test_a_step_that_fails_is_told() -> None:
     said = r"rank 1 has ended its program after an error \(.*index.*\), and rank 0 waits for it at AllGather number 0"
     assert code != 0 and re.search(said, out), out
     assert end - float(out.partition("at ")[2].split()[0]) < 5
+
+
+def test_each_rank_has_its_own_cores(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --bind: as many cores as there are for each; an error where they are too few."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3, 4, 6, 7})
+    bound: list[list[int]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, found: bound.append(list(found)))
+    monkeypatch.setattr("recompute.launch.mpiexec", lambda: "mpiexec")
+    line = command(parser().parse_args(["--nproc", "2", "--bind", str(RANKS), "--cores", "9"]))
+    assert line[:3] == ["mpiexec", "-n", "2"] and line[-5:-2] == ["--cores", "2", str(RANKS)]
+    for rank in "01":
+        monkeypatch.setattr(rank_module, "given_rank", lambda rank=rank: rank)
+        rank_module._bind(int(line[-4]))
+    assert bound == [[1, 3], [4, 6]]
+    assert "--cores" not in command(parser().parse_args(["--nproc", "2", str(RANKS)]))
+    assert main(["--nproc", "6", "--bind", str(RANKS)]) == 2
+    assert "there are 5 cores for 6 processes" in capsys.readouterr().err
 
 
 def test_launch_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
