@@ -70,15 +70,18 @@ class Task:
 
 
 class Digits(Task):
-    """Digits of 8 x 8 pixels as 16 patches; three mixer blocks of 32 channels (Tolstikhin et al. 2021)."""
+    """Digits of 8 x 8 pixels as 16 patches; residual blocks of a linear layer over patches and two over channels.
+
+    ResMLP (Touvron et al. 2021), with layer norms.
+    """
 
     name, batch, rate, equal, higher = "digits", 64, 3e-3, "accuracy", True
-    blocks, channels, patches = 3, 32, 16
+    blocks, channels, patches = 2, 64, 16
 
     @property
     def describe(self) -> str:
         return (
-            f"MLP-Mixer of {self.blocks} blocks ({self.patches} patches, {self.channels} channels) on scikit-learn's "
+            f"ResMLP of {self.blocks} blocks ({self.patches} patches, {self.channels} channels) on scikit-learn's "
             f"digits, batch {self.batch}, {self.steps} steps of Adam, 450 of 1,797 held out"
         )
 
@@ -92,22 +95,23 @@ class Digits(Task):
         return train, held
 
     def model(self, seed: int) -> onnx.ModelProto:
-        net = Net(batch="N", weights=True, seed=seed)
+        net, size = Net(batch="N", weights=True, seed=seed), self.channels
         net.input(InputSpec("x", "float32", (BATCH, self.patches, 4)))
-        x = _dense(net, "x", "stem", 4, self.channels)
+        x = _dense(net, "x", "stem", 4, size)
         for i in range(self.blocks):
-            y = net.layer_norm(x, f"mix.{i}.norm_1", size=self.channels, epsilon=1e-5)
-            y = net.add("Transpose", [y], f"mix.{i}.columns", perm=[0, 2, 1])
-            y = _mlp(net, y, f"mix.{i}.tokens", self.patches, 2 * self.patches)
-            y = net.add("Transpose", [y], f"mix.{i}.rows", perm=[0, 2, 1])
-            x = net.add("Add", [x, y], f"mix.{i}.mixed")
-            y = net.layer_norm(x, f"mix.{i}.norm_2", size=self.channels, epsilon=1e-5)
-            x = net.add("Add", [x, _mlp(net, y, f"mix.{i}.channels", self.channels, 4 * self.channels)], f"mix.{i}.out")
-        x = net.layer_norm(x, "norm", size=self.channels, epsilon=1e-5)
+            y = net.layer_norm(x, f"{i}.norm_1", size=size, epsilon=1e-5)
+            y = net.add("Transpose", [y], f"{i}.columns", perm=[0, 2, 1])
+            y = _dense(net, y, f"{i}.patches", self.patches, self.patches)
+            y = net.add("Transpose", [y], f"{i}.rows", perm=[0, 2, 1])
+            x = net.add("Add", [x, y], f"{i}.mixed")
+            y = net.layer_norm(x, f"{i}.norm_2", size=size, epsilon=1e-5)
+            y = net.add("Gelu", [_dense(net, y, f"{i}.fc_1", size, 4 * size)], f"{i}.gelu")
+            x = net.add("Add", [x, _dense(net, y, f"{i}.fc_2", 4 * size, size)], f"{i}.out")
+        x = net.layer_norm(x, "norm", size=size, epsilon=1e-5)
         x = net.add("ReduceMean", [x, net.constant("axes", [1])], "mean", keepdims=0)
-        net.gemm(x, "logits", sizes=(self.channels, 10), init=glorot_uniform(self.channels, 10))
+        net.gemm(x, "logits", sizes=(size, 10), init=glorot_uniform(size, 10))
         net.output("logits", (BATCH, 10))
-        return net.model("mixer", description="MLP-Mixer for digits")
+        return net.model("resmlp", description="ResMLP for digits")
 
     def loss(self, program: rc.Program) -> Any:
         return rc.losses.cross_entropy(program)
@@ -136,8 +140,8 @@ class Text(Task):
     @property
     def describe(self) -> str:
         return (
-            f"GPT-2 of {self.layers} layers of {self.hidden} on the characters of Python's documentation strings, batch "
-            f"{self.batch} x {self.seq}, {self.steps} steps of Adam; the last tenth held out"
+            f"GPT-2 of {self.layers} layers of {self.hidden} on the characters of Python's documentation strings, "
+            f"batch {self.batch} x {self.seq}, {self.steps} steps of Adam; the last tenth held out"
         )
 
     def ids(self) -> tuple[np.ndarray, np.ndarray, int]:
@@ -195,8 +199,3 @@ def _cross_entropy(logits: np.ndarray, held: Batch) -> float:
 
 def _dense(net: Net, x: str, name: str, n: int, m: int) -> str:
     return net.dense(x, name, sizes=(n, m), init=Init("normal", (2 / (n + m)) ** 0.5))
-
-
-def _mlp(net: Net, x: str, name: str, n: int, inner: int) -> str:
-    y = net.add("Gelu", [_dense(net, x, f"{name}.fc_1", n, inner)], f"{name}.gelu")
-    return _dense(net, y, f"{name}.fc_2", inner, n)
