@@ -98,7 +98,11 @@ class Step:
                         found.setdefault(x.name, x)
         order = self.producers
         yield from sorted(
-            (v for v in found.values() if v.name not in self.kept and v.name not in self.parted),
+            (
+                v
+                for v in found.values()
+                if v.name not in self.kept and v.name not in self.parted and not self.is_shared(v)
+            ),
             key=lambda v: order.get(v.name, -1),
         )
 
@@ -145,15 +149,28 @@ class Step:
     def slot(self, origin: Value) -> int:
         """Where something may be made of a forward value: right before its last forward reader, which may overwrite
         it; behind its operator where there is none."""
-        last = -1
-        names = [origin]
+        early, _ = self._ends(origin)
+        return early if early >= 0 else self.producers.get(origin.name, -1) + 1
+
+    def is_shared(self, value: Value) -> bool:
+        """Whether the forward pass reads a value after the backward pass has begun to, as that of a later slice does
+        with what all slices read: it stays until then anyway."""
+        early, late = self._ends(value)
+        return early > late
+
+    def _ends(self, value: Value) -> tuple[int, int]:
+        """The last early reader of a forward value or of its views (-1: none), and the first late one."""
+        last, first = -1, len(self.operators)
+        names = [value]
         for v in names:
             for i in self.readers.get(v.name, ()):
-                if self.early(i) and whole_view(self.operators[i]):
+                if not self.early(i):
+                    first = min(first, i)
+                elif whole_view(self.operators[i]):
                     names += list(self.operators[i].writes())
-                elif self.early(i):
+                else:
                     last = max(last, i)
-        return last if last >= 0 else self.producers.get(origin.name, -1) + 1
+        return last, first
 
 
 def whole_view(o: Operator) -> bool:

@@ -281,6 +281,8 @@ class RecomputeOptimizer(WrappedOptimizer):
                 else "values in host memory are not combined with several micro-batches on a rank: give as many "
                 "micro_batches as there are ranks, or leave enable_offload out"
             )
+        if self._offload and self._allowed:
+            raise UsageError("values in host memory are not combined with approximations: leave one of them out")
         merge = self._merge if self._parallel is None else self._parallel.merge(self._merge)
         if merge is not None:
             if whole_last(self._slices)[1]:
