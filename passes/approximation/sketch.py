@@ -131,7 +131,8 @@ def _product(step: Step, leaf: Leaf) -> _Product | None:
         return _pointwise(o.op, leaf.read) if o.inputs[0] == leaf.read else None
     if o.op != _OVER_ROWS or leaf.read.ndim != 2 or other.ndim != 2:
         return None
-    return _Product(*leaf.read.shape)
+    batch, features = leaf.read.shape
+    return _Product(batch, features)
 
 
 def _pointwise(op: ConvGradWeight, x: Value) -> _Product | None:

@@ -48,7 +48,11 @@ def with_approximations(
 ) -> Iterator[Fitted]:
     """Steps within a budget, each with as few approximations as its plan needs."""
     watch = current()
-    for plan, scheduled in dict.fromkeys(_starts(fitting, budget, strategy, options or {})):
+    seen: set[tuple[RecomputePlan, bool]] = set()
+    for plan, scheduled in _starts(fitting, budget, strategy, options or {}):
+        if (plan, scheduled) in seen:
+            continue
+        seen.add((plan, scheduled))
         watch.doing("approximations")
         with contextlib.suppress(UsageError):  # nothing waits that could be approximated
             found = _fewest(fitting, plan, scheduled, budget, permitted)
