@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -112,16 +112,21 @@ class Step:
         return made < 0 or self.early(made)
 
     def is_activation(self, value: Value) -> bool:
-        """Whether a value depends on parameters, and is no statistic of its operator, such as a mean or a log-sum-exp:
-        a small error there is a large one in all that is made of it."""
+        """Whether a value depends on inputs and on parameters, and is no statistic of its operator, such as a mean or
+        a log-sum-exp: a small error there is a large one in all that is made of it.  Weights in another type or order,
+        or gathered from ranks, are none."""
         at = self.producers.get(value.name, -1)
         largest = max((v.nbytes for v in self.operators[at].writes()), default=0)
         return value.name in self._active and value.nbytes * _STATISTIC > largest
 
     @cached_property
     def _active(self) -> set[str]:
-        """Forward values that depend on parameters."""
-        found = {v.name for v in self.block.parameters}
+        """Values that depend on inputs and on parameters."""
+        return self._depending(self.block.inputs) & self._depending(self.block.parameters)
+
+    def _depending(self, values: Iterable[Value]) -> set[str]:
+        """These values, and all that is made of them."""
+        found = {v.name for v in values}
         for o in self.operators:
             if any(v.name in found for v in o.reads()):
                 found.update(v.name for v in o.writes())

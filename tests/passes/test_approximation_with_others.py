@@ -60,6 +60,7 @@ def test_each_slice_approximates_its_own(wrap: Wrapped) -> None:
 def test_precision_and_clipping(inner: Callable[[], Any]) -> None:
     losses, _, choices = trained(lambda o: o, inner(), ALL)
     assert choices and losses[1] < losses[0]
+    assert not any(c.startswith(("wte", "wpe", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight")) for c in choices)
 
 
 def test_values_in_host_memory_are_refused() -> None:
