@@ -4,6 +4,7 @@ Parameters have the names of the usual PyTorch port; a weight used by MatMul is 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from onnx import TensorProto
@@ -11,8 +12,7 @@ from onnx import TensorProto
 from .common import BATCH, ZEROS, Init, InputSpec, Net, integers
 from .registry import Family, Variant, register
 
-_NORMAL = Init("normal", 0.02)
-_EPSILON = 1e-12
+NORMAL = Init("normal", 0.02)
 # Large enough that exp() of a masked score is zero, and as in the published model.
 _MASKED = -10000.0
 _HEADS = ("classifier", "mlm")
@@ -49,11 +49,19 @@ class Bert(Family):
     dropout: float = 0.1
     head: str = "classifier"
 
+    epsilon: ClassVar[float] = 1e-12
+    first_position: ClassVar[int] = 0
+    #: parameters of the masked-language head: the dense layer's, the normalisation's, the bias
+    mlm_params: ClassVar[tuple[str, str, str]] = (
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
-        if self.seq > self.positions:
-            raise ValueError(f"option 'seq' ({self.seq}) must not exceed 'positions' ({self.positions})")
+        if self.seq + self.first_position > self.positions:
+            less = f" less {self.first_position}" if self.first_position else ""
+            raise ValueError(f"option 'seq' ({self.seq}) must not exceed 'positions' ({self.positions}){less}")
         if self.head not in _HEADS:
             raise ValueError(f"option 'head' must be one of {', '.join(_HEADS)}, not {self.head!r}")
 
@@ -92,14 +100,13 @@ class Bert(Family):
 
     def _embeddings(self, net: Net) -> str:
         prefix = "embeddings"
-        sizes = {"word": self.vocab, "position": self.positions, "token_type": 2}
         tables = {
-            kind: net.parameter(f"{prefix}.{kind}_embeddings.weight", (size, self.hidden), _NORMAL)
-            for kind, size in sizes.items()
+            kind: net.parameter(f"{prefix}.{kind}_embeddings.weight", (size, self.hidden), NORMAL)
+            for kind, size in self.tables().items()
         }
-        position_ids = net.constant("position_ids", np.arange(self.seq))
+        position_ids = net.constant("position_ids", np.arange(self.seq) + self.first_position)
         word = net.add("Gather", [tables["word"], "input_ids"], f"{prefix}.word")
-        kind = net.add("Gather", [tables["token_type"], "token_type_ids"], f"{prefix}.token_type")
+        kind = self._token_types(net, tables["token_type"], f"{prefix}.token_type")
         position = net.add("Gather", [tables["position"], position_ids], f"{prefix}.position")
         x = net.add("Add", [word, kind], f"{prefix}.sum1")
         x = net.add("Add", [x, position], f"{prefix}.sum2")
@@ -107,6 +114,13 @@ class Bert(Family):
         name = f"{prefix}.norm" if self.dropout else f"{prefix}.out"
         x = self._norm(net, x, name, params=f"{prefix}.LayerNorm")
         return net.dropout(x, f"{prefix}.out", ratio=self.dropout)
+
+    def tables(self) -> dict[str, int]:
+        """Rows of each table of embeddings."""
+        return {"word": self.vocab, "position": self.positions, "token_type": 2}
+
+    def _token_types(self, net: Net, table: str, name: str) -> str:
+        return net.add("Gather", [table, "token_type_ids"], name)
 
     def _attention(self, net: Net, x: str, mask: str, name: str) -> str:
         """Self-attention, its output projection, and the residual norm: [N, seq, hidden] to the same."""
@@ -119,7 +133,7 @@ class Bert(Family):
         """[N, seq, hidden] to [N, heads, seq, size], or [N, heads, size, seq] for the key."""
         params = f"encoder.{name}.self.{kind}"
         sizes = (self.hidden, self.hidden)
-        x = net.dense(x, f"{name}.{kind}", sizes=sizes, init=_NORMAL, params=params)
+        x = net.dense(x, f"{name}.{kind}", sizes=sizes, init=NORMAL, params=params)
         split = net.constant("heads.shape", [0, 0, self.heads, self.hidden // self.heads])
         x = net.add("Reshape", [x, split], f"{name}.{kind}.split")
         perm = [0, 2, 3, 1] if kind == "key" else [0, 2, 1, 3]
@@ -128,39 +142,37 @@ class Bert(Family):
     def _feed_forward(self, net: Net, x: str, name: str) -> str:
         inner = 4 * self.hidden
         params = f"encoder.{name}.intermediate.dense"
-        y = net.dense(x, f"{name}.intermediate", sizes=(self.hidden, inner), init=_NORMAL, params=params)
+        y = net.dense(x, f"{name}.intermediate", sizes=(self.hidden, inner), init=NORMAL, params=params)
         y = net.add("Gelu", [y], f"{name}.gelu")
         return self._project(net, y, x, name, size=inner, params=f"encoder.{name}.output")
 
     def _project(self, net: Net, y: str, x: str, name: str, *, size: int, params: str) -> str:
         """norm(x + dropout(dense(y))), called `<name>.out`."""
-        y = net.dense(y, f"{name}.dense", sizes=(size, self.hidden), init=_NORMAL, params=f"{params}.dense")
+        y = net.dense(y, f"{name}.dense", sizes=(size, self.hidden), init=NORMAL, params=f"{params}.dense")
         y = net.dropout(y, f"{name}.dropout", ratio=self.dropout)
         y = net.add("Add", [y, x], f"{name}.residual")
         return self._norm(net, y, f"{name}.out", params=f"{params}.LayerNorm")
 
     def _norm(self, net: Net, x: str, name: str, *, params: str) -> str:
-        return net.layer_norm(x, name, size=self.hidden, epsilon=_EPSILON, params=params)
+        return net.layer_norm(x, name, size=self.hidden, epsilon=self.epsilon, params=params)
 
     def _classifier_head(self, net: Net, x: str) -> None:
         sizes = (self.hidden, self.hidden)
         x = net.add("Gather", [x, net.constant("first", 0)], "pooler.first", axis=1)
-        x = net.gemm(x, "pooler.dense", sizes=sizes, init=_NORMAL)
+        x = net.gemm(x, "pooler.dense", sizes=sizes, init=NORMAL)
         x = net.add("Tanh", [x], "pooler.out")
         x = net.dropout(x, "pooler.dropout", ratio=self.dropout)
-        net.gemm(x, "logits", sizes=(self.hidden, self.classes), init=_NORMAL, params="classifier")
+        net.gemm(x, "logits", sizes=(self.hidden, self.classes), init=NORMAL, params="classifier")
         net.output("logits", (BATCH, self.classes))
 
     def _mlm_head(self, net: Net, x: str) -> None:
-        params = "cls.predictions"
-        sizes = (self.hidden, self.hidden)
-        x = net.dense(x, "mlm.dense", sizes=sizes, init=_NORMAL, params=f"{params}.transform.dense")
+        dense, norm, bias = self.mlm_params
+        x = net.dense(x, "mlm.dense", sizes=(self.hidden, self.hidden), init=NORMAL, params=dense)
         x = net.add("Gelu", [x], "mlm.gelu")
-        x = self._norm(net, x, "mlm.out", params=f"{params}.transform.LayerNorm")
+        x = self._norm(net, x, "mlm.out", params=norm)
         decoder = net.add("Transpose", ["embeddings.word_embeddings.weight"], "mlm.decoder", perm=[1, 0])
         x = net.add("MatMul", [x, decoder], "logits.matmul")
-        bias = net.parameter(f"{params}.bias", (self.vocab,), ZEROS)
-        net.add("Add", [x, bias], "logits")
+        net.add("Add", [x, net.parameter(bias, (self.vocab,), ZEROS)], "logits")
         net.output("logits", (BATCH, self.seq, self.vocab))
 
 

@@ -45,10 +45,10 @@ def permitted_choices(block: Block, permitted: Sequence[Approximation]) -> tuple
     """What saves most memory for each value that waits.  UsageError where nothing that is permitted saves any."""
     if not permitted:
         return ()
-    found = best(step_of(block), permitted, lambda c: c.saved)
+    step = step_of(block)
+    found = best(step, permitted, lambda c: c.saved)
     if not found:
-        raise UsageError(
-            f"nothing in this step can be approximated by {','.join(map(str, permitted))}: no value of 4 KiB or more "
-            "waits for readers that can do with less"
-        )
+        reasons = [why for a in permitted if (why := a.why_nothing(step))]
+        why = "; ".join(reasons) or "no value of 4 KiB or more waits for readers that can do with less"
+        raise UsageError(f"nothing in this step can be approximated by {','.join(map(str, permitted))}: {why}")
     return tuple(str(c.choice) for c in found)

@@ -46,6 +46,10 @@ class Approximation:
         """What waits for a reader in the value's place; None if the kind does not know this reader."""
         return None
 
+    def why_nothing(self, step: Step) -> str:
+        """Why a step has nothing for this kind, where its settings are the reason; "" else."""
+        return ""
+
     def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
         """Replaces a reader for which `keeps` has an answer."""
         raise NotImplementedError

@@ -117,10 +117,15 @@ def best(step: Step, permitted: Sequence[Approximation], worth: Callable[[Candid
         w = worth(c)
         if c.value.name not in found or w > found[c.value.name][0]:
             found[c.value.name] = w, c
+    return compatible([c for _, c in found.values()])
+
+
+def compatible(found: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that can be made together, of those for different values; earlier ones come before later ones."""
     replaced: set[int] = set()
     reading: set[int] = set()
     together: list[Candidate] = []
-    for _, c in found.values():
+    for c in found:
         at = {leaf.at for leaf in c.leaves}
         if replaced.isdisjoint(at) and (c.choice.kinds[0].whole or reading.isdisjoint(at)):
             (reading if c.choice.kinds[0].whole else replaced).update(at)

@@ -33,13 +33,17 @@ class Edits:
             return x
         return self.emit(to, Reshape(tuple(shape)), [x], f"{x.name}.shaped", role)[0]
 
-    def kept(self, op: Op, origin: Value, shape: Sequence[int], suffix: str) -> tuple[Value, ...]:
+    def kept(
+        self, op: Op, origin: Value, shape: Sequence[int], suffix: str, turned: Op | None = None
+    ) -> tuple[Value, ...]:
         """What an operator makes of a forward value under a shape (and of the step counter, where it draws), in the
-        forward pass; made once."""
+        forward pass; made once.  `turned`: what is done to the value first."""
         key = op, origin.name
         if key not in self._kept:
             to = self._before.setdefault(self.step.slot(origin), [])
             x = self.shaped(to, origin, shape, Role.FORWARD)
+            if turned is not None:
+                (x,) = self.emit(to, turned, [x], f"{origin.name}.turned", Role.FORWARD)
             self._kept[key] = self.emit(to, op, [x, *self.counter(op)], f"{origin.name}.{suffix}", Role.FORWARD)
         return self._kept[key]
 

@@ -17,12 +17,16 @@ from ...errors import UsageError, nearest
 from ...language.ir import Operator, Role, Value
 from ...language.types import TensorType
 from ...ops.approximation.sketch import KINDS, Sketch
+from ...ops.convolution.conv import ConvGradWeight
 from ...ops.linear.products import MatMul
+from ...ops.shape.reshape import Reshape, Transpose
 from .base import Approximation, seed_of
 from .edits import Edits
 from .step import Leaf, Step
 
 _DEFAULT = "rows"
+#: the product of a weight's gradient: [B, n], [B, m] → [n, m]
+_OVER_ROWS = MatMul(transA=1)
 
 
 @dataclass(frozen=True)
@@ -66,31 +70,74 @@ class SketchedProducts(Approximation):
         return self.rows if self.rows is not None else max(1, round(self.rate * batch))  # type: ignore[operator]
 
     def keeps(self, step: Step, leaf: Leaf) -> TensorType | None:
-        """The sketch of one factor of a product [n, B] · [B, m] whose other factor the backward pass made."""
-        o = step.operators[leaf.at]
-        if not isinstance(o.op, MatMul) or (o.op.transA, o.op.transB) != (1, 0) or leaf.read.ndim != 2:
+        """The sketch of the forward pass's factor of a product over the batch."""
+        found = _product(step, leaf)
+        if found is None:
             return None
-        other = o.inputs[1] if o.inputs[0] == leaf.read else o.inputs[0]
-        if other is None or other.name in step.origin or other.ndim != 2 or step.counter is None:
-            return None
-        batch, n = leaf.read.shape
-        rows = self.kept_rows(batch)
-        if rows >= batch or leaf.read.type.numpy.kind not in "fV":
-            return None
-        return leaf.read.type.with_shape((rows, n))
+        rows = self.kept_rows(found.batch)
+        return leaf.read.type.with_shape((rows, found.features)) if rows < found.batch else None
+
+    def why_nothing(self, step: Step) -> str:
+        """Where a number of rows is no less than any product has."""
+        found = [p.batch for v in step.waiting() for leaf in step.leaves(v) if (p := _product(step, leaf))]
+        if self.rows is None or not found or self.rows < max(found):
+            return ""
+        return f"it keeps {self.rows:,} rows, and the products over the batch have {max(found):,} at most"
 
     def replace(self, step: Step, leaf: Leaf, edits: Edits) -> None:
         """The product of two sketches."""
-        o = step.operators[leaf.at]
-        op = Sketch(self.kept_rows(leaf.read.shape[0]), self.kind, seed_of(leaf.origin.name))
-        (kept,) = edits.kept(op, leaf.origin, leaf.read.shape, "sketch")
+        o, found = step.operators[leaf.at], _product(step, leaf)
+        assert found is not None
+        op = Sketch(self.kept_rows(found.batch), self.kind, seed_of(leaf.origin.name))
+        (kept,) = edits.kept(op, leaf.origin, leaf.read.shape, "sketch", found.turned)
         made: list[Operator] = []
         factors: list[Value] = []
         for v in o.inputs:
             assert v is not None
             if v == leaf.read:
                 factors.append(kept)
-            else:
-                factors += edits.emit(made, op, [v, *edits.counter(op)], f"{v.name}.sketch", Role.BACKWARD)
-        made.append(Operator(o.op, tuple(factors), o.outputs, o.role))
+                continue
+            x = v if found.turned is None else edits.emit(made, found.turned, [v], f"{v.name}.turned", o.role)[0]
+            factors += edits.emit(made, op, [x, *edits.counter(op)], f"{v.name}.sketch", Role.BACKWARD)
+        if found.turned is None:
+            made.append(Operator(o.op, tuple(factors), o.outputs, o.role))
+        else:  # [k, c], [k, m] → [m, c, 1, ...]
+            (y,), w = edits.emit(made, _OVER_ROWS, factors[::-1], f"{kept.name}.product", o.role), next(o.writes())
+            made.append(Operator(Reshape(w.shape), (y,), o.outputs, o.role))
         edits.replaced[leaf.at] = made
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product over `batch` rows, of which one factor, [batch, features], is a forward value.
+
+    `turned`: what makes rows of both factors first.
+    """
+
+    batch: int
+    features: int
+    turned: Transpose | None = None
+
+
+def _product(step: Step, leaf: Leaf) -> _Product | None:
+    """The product over the batch that a reader is, whose other factor the backward pass made; None if it is none."""
+    o = step.operators[leaf.at]
+    if len(o.inputs) != 2 or step.counter is None or not leaf.read.type.is_float:
+        return None
+    other = o.inputs[1] if o.inputs[0] == leaf.read else o.inputs[0]
+    if other is None or other.name in step.origin:
+        return None
+    if isinstance(o.op, ConvGradWeight):
+        return _pointwise(o.op, leaf.read) if o.inputs[0] == leaf.read else None
+    if o.op != _OVER_ROWS or leaf.read.ndim != 2 or other.ndim != 2:
+        return None
+    batch, features = leaf.read.shape
+    return _Product(batch, features)
+
+
+def _pointwise(op: ConvGradWeight, x: Value) -> _Product | None:
+    """The weight's gradient of a convolution that is a product of channels: a kernel of one element, no stride."""
+    if op.group != 1 or any(op.pads) or {*op.kernel, *op.strides} != {1}:
+        return None
+    turned = Transpose((0, *range(2, x.ndim), 1))
+    return _Product(x.size // x.shape[1], x.shape[1], turned)

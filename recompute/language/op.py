@@ -65,6 +65,8 @@ class Op:
     small_outputs: ClassVar[tuple[int, ...]] = ()
     #: the numerics copy or reorder elements only (priced by bytes)
     moves_data: ClassVar[bool] = False
+    #: its result stands for another value, of which it keeps less (see ops/approximation); a user has permitted it
+    approximates: ClassVar[bool] = False
     #: moves a value between device and host memory (see ops/memory/offload.py): no other operator may read or
     #: write host values
     copies: ClassVar[bool] = False

@@ -27,6 +27,7 @@ ROLES: dict[str, str] = {
     "kept": "activations kept for the backward pass",
     "activations": "other activations",
     "recomputed": "recomputed values",
+    "approximate": "approximate forms of what waits",
     "gradients": "gradients",
     "communication": "communication buffers",
     "scratch": "scratch",
@@ -41,6 +42,7 @@ COLOURS: dict[str, str] = {
     "kept": "#1f6fb5",
     "activations": "#66b5ea",
     "recomputed": "#e0651b",
+    "approximate": "#7d9a1c",
     "gradients": "#a05fb4",
     "communication": "#c2406b",
     "scratch": "#d9b632",
@@ -219,6 +221,8 @@ def _makers(block: Block) -> dict[str, str]:
         for v in op.writes():
             if received:
                 found.setdefault(v.name, "communication")
+            elif op.op.approximates:
+                found.setdefault(v.name, "approximate")
             elif op.role in _FORWARD or op.op.copies:
                 found.setdefault(v.name, "activations")
             else:

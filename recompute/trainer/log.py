@@ -46,16 +46,23 @@ class Log:
         if self._file is not None:
             try:
                 self._file.write(json.dumps({"event": event, "step": step, **facts}) + "\n")
-                now = time.monotonic()
-                if event != "step" or now > self._flushed + _SECONDS:
-                    self._file.flush()
-                    self._flushed = now
             except OSError as e:
                 raise JobError(f"cannot write '{self._file.name}': {e.strerror or e}") from None
+            if event != "step" or time.monotonic() > self._flushed + _SECONDS:
+                self.flush()
         if self._board is not None:
             for name, value in flat(facts).items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
                     self._board.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """What was written reaches the file.  JobError where it cannot be written."""
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except OSError as e:
+                raise JobError(f"cannot write '{self._file.name}': {e.strerror or e}") from None
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Closes the files."""

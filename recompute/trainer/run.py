@@ -55,6 +55,7 @@ def save(run: Run, program: Program, position: dict[str, Any], callbacks: Sequen
         "best": run.history.best, "callbacks": [c.state() for c in callbacks], "plan": _plan_facts(program),
     }  # fmt: skip
     best = () if run.best_step is None else (run.best_step,)
+    run.log.flush()  # a run that is killed right behind the checkpoint goes on with a log of all steps before it
     path = run.checkpoints.save(program, run.history.steps, facts, best, run.ranks)
     run.log.write("checkpoint", run.history.steps, path=path.name)
 

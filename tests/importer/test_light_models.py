@@ -18,7 +18,9 @@ from recompute.testing import in_float64
 
 LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 NAMES = sorted(p.stem for p in LIGHT.glob("light_*.onnx"))
-DIRECTIONS = 20
+#: random directions of derivatives; FEW where a forward pass in float64 takes long, and all of them by hand (-m hours)
+DIRECTIONS, FEW = 20, 4
+SMALL = ("light_shufflenet", "light_squeezenet")
 
 
 def load(name: str) -> tuple[rc.Program, str, dict[str, np.ndarray]]:
@@ -50,9 +52,15 @@ def test_one_sgd_step(name: str) -> None:
     assert changed > len(before) // 2
 
 
-@pytest.mark.parametrize("name", but_slow(NAMES, lambda n: n not in ("light_shufflenet", "light_squeezenet")))
-def test_directional_derivatives(name: str) -> None:
-    """20 random directions, each through the weights of one layer or of all, against central differences."""
+@pytest.mark.parametrize(
+    ("name", "directions"),
+    [
+        *(pytest.param(n, FEW, id=f"{n}-few", marks=pytest.mark.slow) for n in NAMES if n not in SMALL),
+        *(pytest.param(n, DIRECTIONS, id=n, marks=() if n in SMALL else pytest.mark.hours) for n in NAMES),
+    ],
+)
+def test_directional_derivatives(name: str, directions: int) -> None:
+    """Random directions, each through the weights of one layer or of all, against central differences."""
     program, loss, feed = load(name)
     program = in_float64(program)
     feed = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feed.items()}
@@ -63,7 +71,7 @@ def test_directional_derivatives(name: str) -> None:
     known = {**feed, **dict(zip(made, run(program, forward, feed, made), strict=True))}
     executor, g = rc.Executor(), np.random.default_rng(2)
     names = sorted(grads)
-    for i in range(DIRECTIONS):
+    for i in range(directions):
         chosen = names if i == 0 else [names[int(g.integers(len(names)))]]
         along = {n: g.standard_normal(grads[n].shape, np.float32) * scale(program.data[n]) for n in chosen}
         exact = sum(float(np.vdot(grads[n], d)) for n, d in along.items())

@@ -48,6 +48,7 @@ PUBLISHED = {
     "vgg16_bn": 138_365_992,
     "vgg19_bn": 143_678_248,
     "gpt2-small": 124_439_808,
+    "roberta-base": 124_647_170,
     "llama-7b": 6_738_415_616,
 }
 SMALL = {
@@ -74,6 +75,7 @@ SMALL = {
     "vgg11": {"image": 32, "classes": 10, "hidden": 64},
     "vgg11_bn": {"image": 32, "classes": 10, "hidden": 64},
     "bert-tiny": {"seq": 16},
+    "roberta-base": {"layers": 2, "hidden": 128, "heads": 2, "seq": 16, "vocab": 1000},
     "gpt2-tiny": {"seq": 16},
     "llama-tiny": {"seq": 16},
 }
@@ -168,6 +170,20 @@ def test_bert_masked_language_head_is_tied_to_the_embedding() -> None:
     assert entry.label is not None and entry.label.shape == ("N", 128) and entry.label.high == 100
 
 
+def test_roberta_is_bert_with_other_tables_and_heads() -> None:
+    """Numbers of the PyTorch port, which `benchmarks/pytorch/roberta.py` compares with, outputs too."""
+    found = models.parameters(models.build("roberta-base", weights=False, head="mlm"))
+    assert sum(map(prod, found.values())) == 124_697_433
+    model = models.build("roberta-base", weights=False)
+    theirs, ours = models.parameters(models.build("bert-base", weights=False)), models.parameters(model)
+    assert {k for k in ours if k.startswith("encoder.")} == {k for k in theirs if k.startswith("encoder.")}
+    assert ours["embeddings.token_type_embeddings.weight"] == (1, 768)
+    (positions,) = (t for t in model.graph.initializer if t.name == "position_ids")
+    assert onnx.numpy_helper.to_array(positions).tolist() == list(range(2, 130))
+    epsilons = {a.f for n in model.graph.node if n.op_type == "LayerNormalization" for a in n.attribute if a.type == 1}
+    assert epsilons == {np.float32(1e-5)}
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_with_and_without_weights_is_the_same_network(name: str) -> None:
     heavy = models.build(name, **SMALL[name])
@@ -207,9 +223,11 @@ def test_outputs_of_the_perceptrons_follow_their_formulas() -> None:
     np.testing.assert_allclose(loss, each.mean(), rtol=1e-5)
 
 
-def test_bert_does_not_see_masked_positions() -> None:
-    model = models.build("bert-tiny", seq=8)
-    feeds = feeds_of("bert-tiny", 2, seq=8)
+@pytest.mark.parametrize(("name", "options"), [("bert-tiny", {}), ("roberta-base", SMALL["roberta-base"])])
+def test_bert_does_not_see_masked_positions(name: str, options: dict[str, object]) -> None:
+    options = {**options, "seq": 8}
+    model = models.build(name, **options)
+    feeds = feeds_of(name, 2, **options)
     feeds["attention_mask"][:, 5:] = 0
     before = run(model, feeds)
     feeds["input_ids"][:, 5:] = 17
@@ -289,6 +307,7 @@ def test_no_dropout_keeps_the_checkpoints() -> None:
         ("unet", {"image": 570, "valid": True}, "570x570 does not halve four times in unpadded convolutions"),
         ("unet", {"image": 140, "valid": True}, "140x140 does not halve four times"),
         ("bert-tiny", {"seq": 513}, "option 'seq' (513) must not exceed 'positions' (512)"),
+        ("roberta-base", {"seq": 513}, "option 'seq' (513) must not exceed 'positions' (514) less 2"),
         ("bert-tiny", {"heads": 3}, "option 'hidden' (128) must be a multiple of 'heads' (3)"),
         ("bert-tiny", {"head": "qa"}, "option 'head' must be one of classifier, mlm, not 'qa'"),
         ("gpt2-tiny", {"seq": 257}, "option 'seq' (257) must not exceed 'context' (256)"),

@@ -6,7 +6,6 @@ docs/operators.md.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import onnx
@@ -14,9 +13,6 @@ import operator_table
 import pytest
 from suite import CATEGORIES, counts, load_cases, read_not_passing, reasons, run_case
 
-#: node cases are run in this many tests
-PARTS = 8
-GROUPS = [("node", i) for i in range(PARTS)] + [(c, 0) for c in CATEGORIES if c != "node"]
 #: the onnx whose suite not_passing.txt and docs/operators.md describe
 RECORDED = "1.23"
 
@@ -24,34 +20,35 @@ pytestmark = pytest.mark.skipif(
     onnx.__version__.rsplit(".", 1)[0] != RECORDED,
     reason=f"what passes is recorded for onnx {RECORDED}; tests/onnx_backend/suite.py says it for another",
 )
-outcomes: dict[str, Any] = {}
-facts: dict[Any, Any] = {}
+HINT = "to see one: suite.py --trace NAME; where one of not_passing.txt passes now: suite.py --update"
+#: categories of many cases, which run in `test_whole_suite_and_document` only
+LARGE = ("node", "light")
 
 
-@pytest.mark.parametrize(("category", "part"), GROUPS, ids=[f"{c}-{i}" for c, i in GROUPS])
-def test_cases(category: str, part: int) -> None:
-    cases = [c for c in load_cases() if c.category == category]
+def wrong(outcomes: dict[str, Any]) -> list[str]:
+    """Cases that pass, or do not, where the other is recorded."""
     excused = read_not_passing()
-    wrong = []
-    for case in cases[part :: PARTS if category == "node" else 1]:
-        outcomes[case.name] = outcome = run_case(case, facts)
-        if (outcome.status == "passed") == (case.name in excused):
-            wrong.append(f"{case.name}: {outcome.status}: {outcome.reason}")
-    hint = "to see one: suite.py --trace NAME; where one of not_passing.txt passes now: suite.py --update"
-    assert not wrong, "\n".join([f"{len(wrong)} cases are not as recorded:", *wrong, hint])
+    return [f"{n}: {o.status}: {o.reason}" for n, o in outcomes.items() if (o.status == "passed") == (n in excused)]
+
+
+@pytest.mark.parametrize("category", [c for c in CATEGORIES if c not in LARGE])
+def test_cases(category: str) -> None:
+    found = wrong({c.name: run_case(c, {}) for c in load_cases() if c.category == category})
+    assert not found, "\n".join([f"{len(found)} cases are not as recorded:", *found, HINT])
 
 
 def test_excused_cases_exist() -> None:
     assert set(read_not_passing()) <= {c.name for c in load_cases()}
 
 
-def test_document() -> None:
-    """docs/operators.md is what the suite and the registry say today."""
-    missing = [c for c in load_cases() if c.name not in outcomes]
-    if missing and "PYTEST_XDIST_WORKER" not in os.environ:
-        pytest.skip("the suite was not run whole")
-    for case in missing:  # another process ran them
-        outcomes[case.name] = run_case(case, facts)
+@pytest.mark.slow
+def test_whole_suite_and_document() -> None:
+    """Every case is as recorded, and docs/operators.md is what the suite and the registry say today."""
+    facts: dict[Any, Any] = {}
+    outcomes = {c.name: run_case(c, facts) for c in load_cases()}
+    assert {c.category for c in load_cases()} == set(CATEGORIES)
+    found = wrong(outcomes)
+    assert not found, "\n".join([f"{len(found)} cases are not as recorded:", *found, HINT])
     operator_table.gather_ours(facts)
     page = operator_table.document(facts, counts(outcomes), reasons(outcomes))
     written = operator_table.DOCUMENT.read_text(encoding="utf-8")

@@ -178,7 +178,7 @@ def test_what_cannot_be_combined() -> None:
         compile_step(program, loss.name, rc.SGD(0.1), plan=RecomputePlan(), allowed="store:8")
     with pytest.raises(UsageError, match="host memory are not combined with approximations"):
         compile_step(program, loss.name, rc.SGD(0.1), budget="60%", offload=True, allowed="store:8")
-    with pytest.raises(UsageError, match="nothing in this step can be approximated"):
+    with pytest.raises(UsageError, match="keeps 100,000 rows, and the products over the batch have 1,024 at most"):
         compile_step(program, loss.name, rc.SGD(0.1), allowed="sketch:100000")
 
 
@@ -279,3 +279,50 @@ def test_all_stays_linear_in_operators() -> None:
         return counted
 
     assert reads(100) < 15 * reads(10)
+
+
+def test_the_report_shows_what_stands_for_other_values() -> None:
+    from recompute.report.timeline import timeline
+
+    program, loss = loaded()
+    step = compile_step(program, loss.name, rc.SGD(0.1), allowed="sketch:0.2,bits:4,store:8")
+    found = {a.role for a in timeline(step.program.block, step.cost).allocations}
+    assert "approximate" in found
+    plain = compile_step(program, loss.name, rc.SGD(0.1))
+    assert "approximate" not in {a.role for a in timeline(plain.program.block, plain.cost).allocations}
+
+
+POINTWISE = """\
+program p {
+  input %x: f32[8,16,6,6]
+  param %w: f32[24,16,1,1]
+  param %v: f32[4,24,3,3]
+  %h: f32[8,24,6,6] = Conv(%x, %w)
+  %z: f32[8,4,4,4] = Conv(%h, %v)
+  %loss: f32[] = ReduceSum(%z) {axes=[0, 1, 2, 3], keepdims=0}
+  output %loss
+}
+"""
+
+
+def test_pointwise_convolutions_are_products_over_pixels() -> None:
+    """The mean of sketched gradients is the exact one, within its own error; other convolutions stay as they are."""
+    g = np.random.default_rng(0)
+    data = {"w": g.normal(size=(24, 16, 1, 1)), "v": g.normal(size=(4, 24, 3, 3))}
+    data = {n: a.astype(np.float32) for n, a in data.items()}
+    program = rc.Program(rc.parse(POINTWISE), data)
+    rc.SGD(0.0).minimize(program["loss"])
+    feed = {"x": g.normal(size=(8, 16, 6, 6)).astype(np.float32)}
+    executor, count = rc.Executor(), 300
+    exact = executor.run(program, feed, ["w_grad", "v_grad"])
+    program.block = Approximate(everywhere=("sketch:0.25",)).run(program.block)
+    names = [o.op.name for o in program.block.operators]
+    assert names.count("Sketch") == 2 and names.count("ConvGradWeight") == 1
+    found = []
+    for _ in range(count):
+        w, v = executor.run(program, feed, ["w_grad", "v_grad"])
+        assert np.array_equal(v, exact[1])
+        found.append(w.astype(np.float64))
+    made = np.array(found)
+    z = (made.mean(axis=0) - exact[0]) / (made.std(axis=0) / np.sqrt(count))
+    assert np.abs(z).max() < 5 and 0.8 < z.std() < 1.2

@@ -175,7 +175,7 @@ def test_slicing_reads_what_it_writes() -> None:
 
 
 def test_plans_are_those_of_one_slice_and_lower_the_peak() -> None:
-    options = {"layers": 2, "seq": 32, "hidden": 32, "vocab": 64, "context": 32}
+    options = {"layers": 1, "seq": 32, "hidden": 32, "vocab": 64, "context": 32}
     steps = Steps("gpt2-tiny", optimizer=rc.SGD(0.1), options=options)
     fitting = steps.fitting(16).of(("all:0:4",))
     problem = fitting.derived.problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -179,56 +180,85 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: p
 
 
 _RUN = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
+import os, sys, tempfile
+sys.path[:0] = {paths!r}
 import recompute as rc
-from trainer_cases import data, deep, trainer
-t = trainer(batch=4)
+from trainer_cases import data, trainer
+
+def run(folder):
+    saving = rc.Saving(folder, steps=5)
+    return trainer(batch=4).fit(data(48), epochs=6, eval_data=data(20, seed=1), save=saving, resume=True)
+
+with tempfile.TemporaryDirectory() as folder:
+    run(folder)
 print("ready", flush=True)
-h = t.fit(data(48), epochs=6, eval_data=data(20, seed=1), save=rc.Saving(sys.argv[1], steps=5), resume=True)
-print(h.weights_sha256)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            os.write(1, ("trained " + run(line.strip()).weights_sha256 + chr(10)).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    print("begun", child, flush=True)
+    print("ended", os.waitpid(child, 0)[1], flush=True)
 """
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    """A process that trains, resuming what is there."""
-    code = _RUN.format(tests=str(Path(__file__).parent))
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    made = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True, env=env)
-    assert made.stdout is not None
-    assert made.stdout.readline() == "ready\n"
-    return made
+class Processes:
+    """Processes that train, resuming what is there: children of one in which a step has been compiled and has run."""
+
+    def __init__(self) -> None:
+        code = _RUN.format(paths=[str(Path(__file__).parent), str(Path(rc.__file__).parents[1])])
+        self.parent = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert self._heard() == ["ready"]
+
+    def _heard(self) -> list[str]:
+        assert self.parent.stdout is not None
+        return self.parent.stdout.readline().split()
+
+    def run(self, folder: Path, seconds: float | None = None) -> str:
+        """The hash of the weights that a process trains; "" where it was killed, after these seconds."""
+        assert self.parent.stdin is not None
+        self.parent.stdin.write(f"{folder}\n")
+        told: dict[str, str] = {}
+        while "begun" not in told:
+            told.update([self._heard()])
+        if seconds is not None:
+            time.sleep(seconds)
+            with contextlib.suppress(ProcessLookupError):  # it has come to its end
+                os.kill(int(told["begun"]), signal.SIGKILL)
+        while "ended" not in told:
+            told.update([self._heard()])
+        assert told["ended"] in ("0", str(int(signal.SIGKILL)))
+        return told["trained"] if told["ended"] == "0" else ""
+
+    def close(self) -> None:
+        """They end."""
+        self.parent.communicate(timeout=60)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 def test_killed_at_30_random_moments(tmp_path: Path) -> None:
+    processes = Processes()
     begun = time.perf_counter()
-    plain = start(tmp_path / "whole")
-    ready = time.perf_counter()
-    wanted = plain.communicate(timeout=120)[0].strip()
-    took = time.perf_counter() - ready
+    wanted = processes.run(tmp_path / "whole")
+    took = time.perf_counter() - begun
     losses = logged(tmp_path / "whole")
-    assert ready > begun
     draw = random.Random(7)
     kills = runs = 0
     while kills < 30:
         folder = tmp_path / f"run-{runs}"
         runs += 1
-        while True:
-            process = start(folder)
-            try:
-                out = process.communicate(timeout=draw.uniform(0.0, 0.6 * took) if kills < 30 else 120)[0]
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
-                kills += 1
-                continue
-            assert process.returncode == 0
-            assert out.strip() == wanted
-            assert logged(folder) == losses
-            break
-    assert kills == 30
+        while not (found := processes.run(folder, draw.uniform(0.0, 0.8 * took) if kills < 30 else None)):
+            kills += 1
+        assert found == wanted
+        assert logged(folder) == losses
+    processes.close()
 
 
 def test_ctrl_c_ends_after_the_step_and_saves(tmp_path: Path) -> None:

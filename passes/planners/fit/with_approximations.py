@@ -2,7 +2,8 @@
 recomputation alone, or the only way.
 
 Plans for larger budgets recompute less.  To each of some of them, as few approximations are added as make the step fit,
-those first that save most bytes for the time that they take.  What recomputes only is among the answers.
+those first that save most bytes for the time that they take.  What recomputes only is among the answers.  These are few
+plans, so that counted work does not limit them: the search for an exact plan has used that up.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 from ....errors import UsageError
 from ...approximation.approximate import permitted_choices
 from ...approximation.base import Approximation
-from ...approximation.choices import Candidate, best, step_of
+from ...approximation.choices import Candidate, candidates, compatible, step_of
 from ...approximation.step import Step
 from ...recomputation.recompute import RecomputePlan
-from ..core.watch import current
+from ..core.watch import Watch, current
 from .problem import Fitted, Fitting
 from .with_offload import plans_for_more
 
@@ -47,13 +48,17 @@ def with_approximations(
 ) -> Iterator[Fitted]:
     """Steps within a budget, each with as few approximations as its plan needs."""
     watch = current()
-    for plan, scheduled in dict.fromkeys(_starts(fitting, budget, strategy, options or {})):
+    seen: set[tuple[RecomputePlan, bool]] = set()
+    for plan, scheduled in _starts(fitting, budget, strategy, options or {}):
+        if (plan, scheduled) in seen:
+            continue
+        seen.add((plan, scheduled))
         watch.doing("approximations")
         with contextlib.suppress(UsageError):  # nothing waits that could be approximated
             found = _fewest(fitting, plan, scheduled, budget, permitted)
             if found is not None:
                 yield found
-        if watch.over:
+        if _ended(watch):
             return
 
 
@@ -72,15 +77,17 @@ def _fewest(
     """A plan with as few approximations as make it fit; None where all of them do not."""
     block = fitting.applied(plan, scheduled) if plan.reruns else fitting.plain.block
     step = step_of(block)
-    choices = [str(c.choice) for c in _ranked(fitting, step, permitted)]
+    ranked = _ranked(fitting, step, permitted)
 
     def tried(n: int) -> Fitted:
-        return fitting.carry_out(dataclasses.replace(plan, approximations=tuple(choices[:n])), scheduled, budget)
+        last = {c.value.name: c for c in ranked[:n]}
+        choices = tuple(str(c.choice) for c in compatible(list(last.values())))
+        return fitting.carry_out(dataclasses.replace(plan, approximations=choices), scheduled, budget)
 
-    low, high, found = 0, len(choices), tried(len(choices)) if choices else None
+    low, high, found = 0, len(ranked), tried(len(ranked)) if ranked else None
     if found is None or found.peak > budget:
         return None
-    while high - low > 1:  # `low` do not fit, `high` do
+    while high - low > 1 and not _ended(current()):  # `low` do not fit, `high` do
         middle = (low + high) // 2
         made = tried(middle)
         if made.peak <= budget:
@@ -90,15 +97,31 @@ def _fewest(
     return found
 
 
+def _ended(watch: Watch) -> bool:
+    """Whether planning ends now: by the clock, or by its user."""
+    return watch.interrupted or watch.tick()
+
+
 def _ranked(fitting: Fitting, step: Step, permitted: Sequence[Approximation]) -> list[Candidate]:
-    """The best candidate of each value, those first that take least time for a byte."""
-    price: dict[Any, float] = {}
+    """What to do next for more memory, that which takes least time for a byte first.
 
-    def seconds_a_byte(c: Candidate) -> float:
-        if c.choice not in price:
-            new, old = c.added(step)
-            price[c.choice] = (sum(map(fitting.prices, new)) - sum(map(fitting.prices, old))) / c.saved
-        return price[c.choice]
+    A value comes up again where a later candidate saves more than the one before: it takes its place.
+    """
+    ways: dict[str, list[tuple[int, float, Candidate]]] = {}
+    for c in candidates(step, permitted):
+        new, old = c.added(step)
+        seconds = sum(map(fitting.prices, new)) - sum(map(fitting.prices, old))
+        ways.setdefault(c.value.name, []).append((c.saved, seconds, c))
+    found = [(price, i, c) for i, each in enumerate(ways.values()) for price, c in _improvements(each)]
+    return [c for *_, c in sorted(found, key=lambda f: f[:2])]
 
-    found = best(step, permitted, lambda c: -seconds_a_byte(c))
-    return sorted(found, key=seconds_a_byte)
+
+def _improvements(ways: Sequence[tuple[int, float, Candidate]]) -> Iterator[tuple[float, Candidate]]:
+    """Of the ways (bytes saved, seconds) to let a value go, those best at some price of a byte, with that price:
+    the corners of their convex hull, from nothing saved to most."""
+    saved, seconds = 0, 0.0
+    while left := [w for w in ways if w[0] > saved]:
+        price, _, (saved, seconds, c) = min(
+            (((w[1] - seconds) / (w[0] - saved), -w[0], w) for w in left), key=lambda f: f[:2]
+        )
+        yield price, c

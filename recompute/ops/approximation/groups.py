@@ -54,6 +54,8 @@ def code_bytes(size: int, bits: int) -> int:
 class _Grouped(Op, abstract=True):
     """What both operators have in common."""
 
+    approximates = True
+
     bits: int
     group: int
 

@@ -41,6 +41,8 @@ class Sketch(Op):
     S itself never exists; drawn.py and transforms.py say which numbers it is made of.
     """
 
+    approximates = True
+
     autocast = "follow"
     random = True
     linear = ((0,),)

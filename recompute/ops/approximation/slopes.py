@@ -67,6 +67,8 @@ class SlopeCodes(_Slopes):
     above none.
     """
 
+    approximates = True
+
     bounds: tuple[float, ...]
     even: int = 0
 
