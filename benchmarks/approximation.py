@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed, two settings, few steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures; after each seed")
     given = parser.parse_args()
-    tasks: dict[str, Task] = {t.name: t for t in ((Digits(8), Text(8)) if given.quick else (Digits(400), Text(600)))}
+    tasks: dict[str, Task] = {t.name: t for t in ((Digits(8), Text(8)) if given.quick else (Digits(400), Text(1200)))}
     if unknown := [t for t in given.tasks if t not in tasks]:
         parser.error(f"there is no task '{unknown[0]}': {', '.join(tasks)}")
     figures: dict[str, Any] = {}
