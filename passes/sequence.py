@@ -111,6 +111,7 @@ def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False)
     regions, whole = whole_last(plan.slices)
     return [
         *([Slice(regions)] if regions else ()),
+        *([Approximate(plan.before)] if plan.before else ()),
         *([OpenMeans()] if whole else ()),
         *numbered_passes(target, scheduled=scheduled),
         *recomputing_passes(plan),

@@ -38,6 +38,7 @@ class RecomputePlan:
     reruns.  `slices`: regions that run in slices (see passes/slicing); reruns number the operators of the sliced step.
     `approximations`: values that need not wait, and what waits in their place (see passes/approximation), by what they
     are called after all else; a plan that has nothing but these leaves normalised values to the pass "rebuild".
+    `before`: approximations that come before recomputation, so that reruns number the operators of the step with them.
     """
 
     reruns: tuple[Rerun, ...] = ()
@@ -46,11 +47,12 @@ class RecomputePlan:
     offloads: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
     approximations: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def only_approximates(self) -> bool:
-        """Whether it recomputes nothing, and lets values go by approximations."""
-        return bool(self.approximations) and not self.reruns
+        """Whether it recomputes nothing, and lets values go by approximations alone."""
+        return bool(self.approximations) and not (self.reruns or self.before)
 
 
 @dataclass(frozen=True)

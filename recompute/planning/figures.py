@@ -86,8 +86,9 @@ def figures_of(
 ) -> PlanFigures:
     """The figures of a compiled plan.  `bounded`: whether to prove a bound for the budget."""
     moved, cost = fitted.plan.offloads, cost_of(fitting)
-    sliced = fitting.of(fitted.plan.slices)
-    exact = not moved and not fitted.plan.approximations
+    sliced = fitting.of(fitted.plan.slices, fitted.plan.before)
+    approximations = (*fitted.plan.before, *fitted.plan.approximations)
+    exact = not moved and not approximations
     bound = seconds_bound(sliced, budget) if bounded and budget is not None and exact else None
     times = fitting.times(fitted) if moved else StepTimes()
     plain_seconds = step_seconds(fitting.plain.block, cost)  # before fusion, as planners and their bounds see it
@@ -113,7 +114,7 @@ def figures_of(
         costs=cost.name,
         offloads=moved,
         slices=fitted.plan.slices,
-        approximations=fitted.plan.approximations,
+        approximations=approximations,
         host_bytes=memory_report(fitted.compiled).host,
         transfer_seconds=times.transfer_seconds,
         stall_seconds=times.stalls,

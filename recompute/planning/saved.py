@@ -31,7 +31,8 @@ class SavedPlan:
     `reruns`: pairs of names, the first output of the recomputed operator and the first output of the operator before
     which it is recomputed; `scheduled`: whether the plan is for the order of operators made by the pass `schedule`;
     `offloads`: names of values that are offloaded to host memory; `slices`: parts that run in slices, applied first;
-    `approximations`: values that do not wait, and what waits in their place, applied last.
+    `approximations`: values that do not wait, and what waits in their place, applied last; `before`: such that are
+    applied before recomputation.
     """
 
     model: str
@@ -44,6 +45,7 @@ class SavedPlan:
     offloads: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
     approximations: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     def for_block(self, base: Block) -> RecomputePlan:
         """The plan with operators by number.  UsageError that states the first name missing from the step."""
@@ -71,6 +73,7 @@ class SavedPlan:
             offloads=self.offloads,
             slices=self.slices,
             approximations=self.approximations,
+            before=self.before,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,6 +104,7 @@ def saved_plan(fitted: Fitted, figures: PlanFigures, model: str, batch: int | No
         offloads=fitted.plan.offloads,
         slices=fitted.plan.slices,
         approximations=fitted.plan.approximations,
+        before=fitted.plan.before,
     )
 
 
@@ -137,13 +141,13 @@ def load_plan(path: str | os.PathLike[str]) -> SavedPlan:
         known[name] = tuple(found)
     for text in known["slices"]:
         parse_slicing(text)
-    for text in known["approximations"]:
+    for text in (*known["approximations"], *known["before"]):
         parse_choice(text)
     return SavedPlan(**known)
 
 
 #: the fields that are lists of texts
-_NAMES = ("checkpoints", "offloads", "slices", "approximations")
+_NAMES = ("checkpoints", "offloads", "slices", "approximations", "before")
 
 _FIELDS: dict[str, Any] = {
     "model": str,

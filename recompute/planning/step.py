@@ -149,7 +149,7 @@ def _judged(fitting: Fitting, budget: int | None, found: Fitted) -> tuple[float,
     """Overhead and gap of a compiled plan, as in its figures."""
     cost = cost_of(fitting)
     seconds = step_seconds(found.block, cost) + (fitting.times(found).stalls if found.plan.offloads else 0.0)
-    inexact = found.plan.offloads or found.plan.approximations
+    inexact = found.plan.offloads or found.plan.approximations or found.plan.before
     bound = None if budget is None or inexact else seconds_bound(fitting.of(found.plan.slices), budget)
     gap = max(0.0, seconds / bound - 1) if bound else None
     return seconds / (step_seconds(fitting.plain.block, cost) or 1.0) - 1, gap
@@ -170,8 +170,8 @@ def listening(progress: Callable[[Progress], Any] | None) -> Iterator[Callable[[
 def planned_before(fitting: Fitting, plan: RecomputePlan | SavedPlan) -> Fitted:
     """The step with an existing plan.  UsageError if the plan is for another model."""
     if isinstance(plan, RecomputePlan):
-        return fitting.of(plan.slices).carry_out(plan, False)
-    fitting = fitting.of(plan.slices)
+        return fitting.of(plan.slices, plan.before).carry_out(plan, False)
+    fitting = fitting.of(plan.slices, plan.before)
     try:
         return fitting.carry_out(plan.for_block(fitting.ordered if plan.scheduled else fitting.block), plan.scheduled)
     except UsageError:

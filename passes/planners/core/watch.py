@@ -67,7 +67,7 @@ class Watch:
         self.plans = 0
         self.found = False  # whether some plan fits
         self.interrupted = self.timed_out = False
-        self._limit = math.inf if seconds is not None else work * min(1.0, effort)
+        self._one = self._limit = math.inf if seconds is not None else work * min(1.0, effort)
         self._doing = ""
         self._best: tuple[float, float | None] | tuple[()] = ()
 
@@ -91,6 +91,10 @@ class Watch:
         """What planning does by default is done: an effort beyond it goes on in proportion to what that took."""
         if self.seconds is None:
             self._limit = self.work * max(1.0, self.effort)
+
+    def begin_another(self) -> None:
+        """A search of another step begins, which may take as much work as the first one."""
+        self._limit = self.work + self._one
 
     @property
     def left(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..core.watch import current
 from ..methods.auto import Auto, forget
 from .problem import Fitted, Fitting, Prices, Seconds
 from .search import CLOSE, searched
-from .with_approximations import with_approximations
+from .with_approximations import approximated_first, with_approximations
 from .with_offload import fastest
 from .with_slices import Sliced
 
@@ -72,13 +73,31 @@ def fit_within(
         found = exact if found is None or fitting.cost(exact) <= fitting.cost(found) else found
     except BudgetError as e:
         refusal = e
-    for f in near:
+    first = approximated_first(fitting, allowed)
+    for f in (*near, *(_planned_after(first, budget, strategy, options, allowed) if first is not None else ())):
         found = f if found is None or fitting.cost(f) < fitting.cost(found) else found
     if found is None:
         raise refusal
     current().best(found)
     verify(found.compiled)
     return found
+
+
+def _planned_after(
+    fitting: Fitting,
+    budget: int,
+    strategy: str,
+    options: Mapping[str, Any] | None,
+    allowed: Sequence[Approximation],
+) -> Iterator[Fitted]:
+    """Plans for a step that has approximations already, without and with others."""
+    watch = current()
+    watch.begin_another()
+    if watch.over or watch.interrupted:
+        return
+    with contextlib.suppress(BudgetError):
+        yield fit_within(fitting, budget, strategy, options)
+    yield from with_approximations(fitting, budget, strategy, options, [a for a in allowed if a.whole])
 
 
 def _exact(

@@ -77,23 +77,37 @@ class Fitting:
         self.block = run_passes(block, sequence.numbered_passes(target))
         self.seconds = as_parts(self.prices)
         self._bounds: dict[int, float] = {}
-        self._sliced: dict[tuple[str, ...], Fitting] = {}
+        self._others: dict[tuple[tuple[str, ...], tuple[str, ...]], Fitting] = {}
         self.slices: tuple[str, ...] = ()
+        self.before: tuple[str, ...] = ()  # approximations that the step has
         self.after: tuple[str, ...] = ()  # those of them that come after recomputation
 
-    def of(self, slices: tuple[str, ...]) -> Fitting:
-        """The same step with regions in slices (see passes/slicing).  UsageError where it has no such regions."""
-        if slices == self.slices:
+    def of(self, slices: tuple[str, ...], before: tuple[str, ...] = ()) -> Fitting:
+        """The same step with regions in slices (see passes/slicing), and with approximations before it is planned.
+
+        UsageError where it has no such regions, or values that can be approximated so.
+        """
+        if (slices, before) == (self.slices, self.before):
             return self
-        if slices not in self._sliced:
-            regions, whole = whole_last(slices)
-            before = Slice(regions).run(self.once)
-            one = self._micro_batch(before, whole[0]) if whole else None
-            sliced = verify(CommitUpdates().run(Slice(whole).run(before)) if whole else before)
-            found = Fitting(sliced, self.target) if one is None else MicroBatches(sliced, one, self.target)
-            found.slices, found.after = slices, whole if one is not None else ()
-            self._sliced[slices] = found
-        return self._sliced[slices]
+        if before and whole_last(slices)[1]:
+            raise UsageError("approximations that come before recomputation are not combined with slices of the step")
+        if (slices, before) not in self._others:
+            self._others[slices, before] = self._other(slices, before)
+        return self._others[slices, before]
+
+    def _other(self, slices: tuple[str, ...], approximations: tuple[str, ...]) -> Fitting:
+        if approximations:
+            step = verify(Approximate(approximations).run(self.of(slices).once))
+            found = Fitting(step, self.target)
+            found.slices, found.before = slices, approximations
+            return found
+        regions, whole = whole_last(slices)
+        before = Slice(regions).run(self.once)
+        one = self._micro_batch(before, whole[0]) if whole else None
+        sliced = verify(CommitUpdates().run(Slice(whole).run(before)) if whole else before)
+        found = Fitting(sliced, self.target) if one is None else MicroBatches(sliced, one, self.target)
+        found.slices, found.after = slices, whole if one is not None else ()
+        return found
 
     def _micro_batch(self, block: Block, whole: str) -> MicroBatch | None:
         """One slice of a step; None where nothing but all of them can be planned."""
@@ -122,7 +136,8 @@ class Fitting:
         return self.unrepeated if self.unrepeated.peak <= budget else None
 
     def _unplanned(self, block: Block, compiled: Block) -> Fitted:
-        return Fitted(block, compiled, peak_of(compiled), RecomputePlan(slices=self.slices), None, self.block, False)
+        plan = RecomputePlan(slices=self.slices, before=self.before)
+        return Fitted(block, compiled, peak_of(compiled), plan, None, self.block, False)
 
     @cached_property
     def derived(self) -> Derived:
@@ -173,7 +188,7 @@ class Fitting:
             after = self.applied(plan, scheduled)
             compiled, peak = self._within(after, within) if within else (self.compiled(after), 0)
         current().compiled(len(after.operators), whole=not peak)
-        plan = dataclasses.replace(plan, slices=self.slices)
+        plan = dataclasses.replace(plan, slices=self.slices, before=self.before)
         return Fitted(after, compiled, peak or peak_of(compiled), plan, None, base, scheduled)
 
     def _within(self, block: Block, limit: int) -> tuple[Block, int]:
@@ -257,8 +272,10 @@ class MicroBatches(Fitting):
         """That of what runs, joins of slices included."""
         return sum(map(self.seconds, f.block.operators))
 
-    def of(self, slices: tuple[str, ...]) -> Fitting:
+    def of(self, slices: tuple[str, ...], before: tuple[str, ...] = ()) -> Fitting:
         """The step itself, also for a plan made without slices.  UsageError for other slices than its own."""
+        if before:
+            raise UsageError("approximations that come before recomputation are not combined with slices of the step")
         if slices not in ((), self.slices):
             own, other = (" ".join(s) or "none" for s in (self.slices, slices))
             raise UsageError(f"the plan is for another step: its slices are {other}, those of the step are {own}")

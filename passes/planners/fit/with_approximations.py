@@ -39,6 +39,20 @@ def also_approximated(fitting: Fitting, found: Fitted, permitted: Sequence[Appro
     return fitting.carry_out(dataclasses.replace(found.plan, approximations=choices), found.scheduled)
 
 
+def approximated_first(fitting: Fitting, permitted: Sequence[Approximation]) -> Fitting | None:
+    """The step to plan with the approximations that replace readers wherever they save memory; None without any.
+
+    Such a step need not recompute what readers with a sketch or codes no longer read, and gradients from sketches take
+    less time, which pays for recomputation.  Whole values in another form are left to the end: reruns read the values.
+    """
+    kinds = [a for a in permitted if not a.whole]
+    if fitting.slices or not kinds:
+        return None
+    with contextlib.suppress(UsageError):
+        return fitting.of((), permitted_choices(fitting.once, kinds))
+    return None
+
+
 def with_approximations(
     fitting: Fitting,
     budget: int,
