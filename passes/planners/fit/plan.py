@@ -64,7 +64,7 @@ def fit_within(
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated
-    if budget is None or not allowed:
+    if budget is None or not allowed or fitting.plain.peak <= budget:  # then nothing need be approximated
         return _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
     near = with_approximations(fitting, budget, strategy, options, allowed)
     found, refusal = next(near, None), BudgetError("")  # the first one needs no planner
