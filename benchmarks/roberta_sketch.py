@@ -7,8 +7,7 @@ without sketches, and 9.20 GiB at a rate of .2: -18.6 %.  Here: float32, AdamW, 
 CUDA; peaks contain weights, gradients, and AdamW's moments; times are estimated by the device's data sheet, relative to
 the default step's.  Nothing tells how accurate the trained network is.
 
-"planned": what a budget with these permissions gives.  "before a plan": what it would give if the step without
-recomputation were approximated first, and that step planned; no option does so.
+"planned": what a budget with these permissions gives, without slices of the batch.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.language.program import Program
-from recompute.passes.approximation.approximate import Approximate, permitted_choices
 from recompute.passes.approximation.base import parse_permissions
 from recompute.passes.planners.fit.plan import fit_within
-from recompute.passes.planners.fit.problem import Fitting
-from recompute.passes.sequence import cleaned
-from recompute.planning.step import fitting_of, target_of
+from recompute.planning.step import target_of
 
 GIB = 2**30
 PAPER = (11.30, 9.20)
@@ -77,22 +73,16 @@ class Table:
             extra = f.estimated_step_seconds / self.seconds - 1
             print(f"{what:26} {allowed or 'exact':26} {f.peak_bytes / GIB:6.2f} {saved} {extra:+8.1%}", flush=True)
 
-    def first(self, allowed: str) -> Fitting:
-        """The step without recomputation, with approximations wherever they save memory, as a step to be planned."""
-        block = cleaned(self.fitting.once, dataclasses.replace(self.target, rebuild=False))
-        return fitting_of(Approximate(permitted_choices(block, parse_permissions(allowed))).run(block), self.target)
-
-    def planned(self, what: str, budgets: Sequence[float], allowed: str, *, first: bool) -> None:
-        """Peaks and times within budgets; `first`: approximated before it is planned."""
-        fitting = self.first(allowed) if first else self.fitting
-        permitted = () if first or not allowed else parse_permissions(allowed)
+    def planned(self, what: str, budgets: Sequence[float], allowed: str) -> None:
+        """Peaks and times within budgets."""
+        permitted = parse_permissions(allowed) if allowed else ()
         found: list[tuple[int, float]] = []
         for budget in budgets:
             try:
-                f = fit_within(fitting, int(budget * GIB), allowed=permitted)
+                f = fit_within(self.fitting, int(budget * GIB), allowed=permitted)
             except UsageError:
                 continue
-            found.append((f.peak, fitting.cost(f) / self.seconds - 1))
+            found.append((f.peak, self.fitting.cost(f) / self.seconds - 1))
         cells = "  ".join(f"{peak / GIB:5.2f} {extra:+6.1%}" for peak, extra in found)
         best = [min((p for p, extra in found if extra <= limit), default=0) for limit in LIMITS]
         least = " ".join(f"{p / GIB:6.2f}" if p else "     -" for p in best)
@@ -119,9 +109,7 @@ def main() -> None:
     print(f"{'':14} {'':26} " + " ".join(f"{limit:+6.0%}" for limit in LIMITS))
     budgets = [float(b) for b in args.budgets.split(",")]
     for allowed in PLANNED:
-        table.planned("planned", budgets, allowed, first=False)
-    for allowed in PLANNED[1:3]:
-        table.planned("before a plan", budgets, allowed, first=True)
+        table.planned("planned", budgets, allowed)
     print(f"\n({time.process_time() - started:.0f} s of processor time)")
 
 
