@@ -197,18 +197,18 @@ def _metadata(proto: onnx.ModelProto, where: str) -> dict[str, str]:
 
 def _plan(found: Any) -> Any:
     """The RecomputePlan in the metadata; other contents, put there by a user, are returned as parsed JSON."""
-    fields = {f.name for f in dataclasses.fields(RecomputePlan)}
-    later = {"offloads", "slices"}  # which earlier versions do not have
-    if not isinstance(found, dict) or later | set(found) != fields:
+    names = [f.name for f in dataclasses.fields(RecomputePlan) if f.name != "reruns"]
+    later = {"offloads", "slices", "approximations", "before"}  # which earlier versions do not have
+    if not isinstance(found, dict) or later | set(found) != {"reruns", *names}:
         return found
-    texts = [found.get(k, []) for k in ("checkpoints", "notes", "offloads", "slices")]
+    texts = [found.get(k, []) for k in names]
     reruns = found["reruns"]
     if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts) or not all(
         isinstance(r, dict) and set(r) == {"operator", "before"} and all(type(i) is int for i in r.values())
         for r in (reruns if isinstance(reruns, list) else [None])
     ):
         raise ValueError("recompute.plan is not a plan")
-    return RecomputePlan(tuple(Rerun(**r) for r in reruns), *(tuple(t) for t in texts))
+    return RecomputePlan(tuple(Rerun(**r) for r in reruns), **{k: tuple(t) for k, t in zip(names, texts, strict=True)})
 
 
 def _block(text: str, where: str) -> Block:

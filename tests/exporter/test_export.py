@@ -344,7 +344,7 @@ def test_plan_metadata() -> None:
     model = rc.export_step(program)
     assert json.loads(metadata(model)["recompute.plan"])["checkpoints"] == ["h"]
     assert rc.load_compiled(model).plan == program.plan
-    program.plan = RecomputePlan((Rerun(0, 5), Rerun(1, 5)), ("h",), ("a note",))
+    program.plan = RecomputePlan((Rerun(0, 5), Rerun(1, 5)), ("h",), ("a note",), approximations=("h=store:8",))
     assert rc.load_compiled(rc.export_step(program)).plan == program.plan
     for damage in ('"reruns": 3', '"reruns": [{"operator": "a", "before": 1}]', '"reruns": [], "notes": [1]'):
         text = '{"checkpoints": [], "notes": [], ' + damage + "}"

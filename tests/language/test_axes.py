@@ -30,6 +30,7 @@ WHOLE = {
     "LarsUpdate": "needs norms of the whole parameter",
     "LossScaleUpdate": "takes single numbers",
     "Reference": "any operator of ONNX, known by its results only",
+    "RowSums": "a part of a table, from rows of anywhere",
     "Shard": "a part of all elements behind one another",
     "SquareSums": "parts of all elements behind one another",
 }
