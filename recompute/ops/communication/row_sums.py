@@ -57,6 +57,8 @@ class RowSums(Op):
             raise self.fail(f"axis 0 cannot be divided into {self.parts} parts", indices, dy)
         if self.start < 0 or self.size < 0:
             raise self.fail("start and size must not be negative", indices, dy)
+        if not self.inner:
+            raise self.fail("the table's rows have no elements", indices, dy)
         if indices.size and not self.shape[0]:
             raise self.fail("there are no rows to take", indices, dy)
         return (dy.with_shape((self.size,)),)
