@@ -58,6 +58,7 @@ def test_the_bits_of_whole_gradients(parts: int, kind: str) -> None:
         (((4, 3), 2, 0, 12), "f32[4]", "f32[4,3]", "indices must be"),
         (((4, 3), 2, -1, 12), "i64[4]", "f32[4,3]", "negative"),
         (((0, 3), 2, 0, 12), "i64[4]", "f32[4,3]", "no rows"),
+        (((4, 0), 2, 0, 12), "i64[4]", "f32[4,0]", "have no elements"),
     ],
 )
 def test_types_that_cannot_be(attributes: tuple, indices: str, dy: str, said: str) -> None:
