@@ -107,7 +107,7 @@ def numbered_passes(target: Target, *, scheduled: bool = False) -> list[Pass]:
 def plan_passes(target: Target, plan: RecomputePlan, *, scheduled: bool = False) -> list[Pass]:
     """The passes that apply a plan, except its copies to host memory, which are placed at the end."""
     if plan.only_approximates:
-        return [Slice(plan.slices), Approximate(plan.approximations)]
+        return [*([Slice(plan.slices)] if plan.slices else ()), Approximate(plan.approximations)]
     regions, whole = whole_last(plan.slices)
     return [
         *([Slice(regions)] if regions else ()),

@@ -58,7 +58,7 @@ class Approximation:
         """What waits in place of a whole value; None if the kind cannot take it."""
         return None
 
-    def store(self, step: Step, value: Value, leaves: Sequence[Leaf], edits: Edits) -> None:
+    def store(self, step: Step, value: Value, edits: Edits) -> None:
         """Keeps `form(value)`, and makes the value again for its readers."""
         raise NotImplementedError
 

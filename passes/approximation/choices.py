@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import UsageError, nearest
 from ...language.ir import Block, Operator, Value
+from ...language.types import TensorType
 from .base import Approximation, parse_approximation
 from .edits import Edits
 from .step import Leaf, Step
@@ -49,8 +50,7 @@ class Candidate:
         """The operators that it adds, and those whose place they take."""
         edits = Edits(step)
         write(step, self, edits)
-        new, old = edits.changes()
-        return new, old
+        return edits.changes()
 
 
 def candidates(step: Step, permitted: Sequence[Approximation]) -> Iterator[Candidate]:
@@ -73,16 +73,21 @@ def _ways(
         return
     needed: dict[Approximation, None] = {}
     for leaf in leaves:
-        able = next((a for a in permitted if not a.whole and a.keeps(step, leaf) is not None), None)
-        if able is None:
+        found = _serving(step, leaf, permitted)
+        if found is None:
             needed.clear()
             break
-        needed[able] = None
+        needed[found[0]] = None
     if needed:
         yield tuple(needed)
     for a in permitted:
         if a.whole and step.is_activation(value) and a.form(value) is not None:
             yield (a,)
+
+
+def _serving(step: Step, leaf: Leaf, kinds: Sequence[Approximation]) -> tuple[Approximation, TensorType] | None:
+    """The first kind that serves a reader, and what it keeps; None where none does."""
+    return next(((a, t) for a in kinds if not a.whole and (t := a.keeps(step, leaf)) is not None), None)
 
 
 def _kept_bytes(step: Step, value: Value, leaves: Sequence[Leaf], kinds: Sequence[Approximation]) -> int:
@@ -91,10 +96,8 @@ def _kept_bytes(step: Step, value: Value, leaves: Sequence[Leaf], kinds: Sequenc
         return sum(t.nbytes for t in kinds[0].form(value) or ())
     found: dict[tuple[str, str], int] = {}
     for leaf in leaves:
-        for a in kinds:
-            if (t := a.keeps(step, leaf)) is not None:
-                found[leaf.origin.name, a.name] = t.nbytes
-                break
+        if (serving := _serving(step, leaf, kinds)) is not None:
+            found[leaf.origin.name, serving[0].name] = serving[1].nbytes
     return sum(found.values())
 
 
@@ -104,10 +107,12 @@ def write(step: Step, found: Candidate, edits: Edits) -> None:
         raise UsageError(f"'{found.choice}': another approximation has replaced an operator that reads this value")
     kinds = found.choice.kinds
     if kinds[0].whole:
-        kinds[0].store(step, found.value, found.leaves, edits)
+        kinds[0].store(step, found.value, edits)
         return
     for leaf in found.leaves:
-        next(a for a in kinds if a.keeps(step, leaf) is not None).replace(step, leaf, edits)
+        serving = _serving(step, leaf, kinds)
+        assert serving is not None, "a candidate serves all of its readers"
+        serving[0].replace(step, leaf, edits)
 
 
 def best(step: Step, permitted: Sequence[Approximation], worth: Callable[[Candidate], float]) -> list[Candidate]:

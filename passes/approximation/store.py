@@ -21,7 +21,7 @@ from ...ops.approximation.groups import BITS, CompressGroups, DecompressGroups
 from ...ops.shape.reshape import Cast
 from .base import Approximation, seed_of
 from .edits import Edits
-from .step import Leaf, Step, whole_view
+from .step import Step, whole_view
 
 #: element type → the cast.  f8 has the range of float16: what is beyond it is infinite, as NaN is NaN, where
 #: f8e4m3fn would make 448 of both 449 and infinity.  It rounds to 2 bits behind the point and has a bias
@@ -79,7 +79,7 @@ class StoredValues(Approximation):
             return Cast(to=value.dtype)
         return DecompressGroups(int(self.how), GROUP, value.shape, value.dtype)
 
-    def store(self, step: Step, value: Value, leaves: Sequence[Leaf], edits: Edits) -> None:
+    def store(self, step: Step, value: Value, edits: Edits) -> None:
         """One copy for readers that stand together."""
         kept = edits.kept(self.packing(value), value, value.shape, "stored")
         copies: dict[str, Value] = {}
