@@ -126,7 +126,7 @@ def homes(block: Block) -> dict[int, int]:
         if isinstance(o.op, Border) and o.role in _FORWARD:
             stage = max(stage, at)
         found[i] = at
-        home.update((v.name, at) for v in o.writes() if v.name not in home)
+        home.update((v.name, at) for v in o.writes() if v.name not in home and not o.op.updates)
     return found
 
 
@@ -138,6 +138,24 @@ def _stage(o: Operator, home: Mapping[str, int], free: set[str], stage: int) -> 
     if o.role is Role.RECOMPUTE and (original := own.rpartition("@")[0]) in home:
         return home[original]
     if o.role in _FORWARD:
-        return None if own in free else stage
+        return None if own in free and not o.op.updates else stage
     given = [home[v.name] for v in o.reads() if v.name in home]
     return min(given) if given else None
+
+
+def holders(block: Block) -> dict[str, set[int]]:
+    """The stages that read each parameter of a forward pass with borders, themselves or what follows from parameters
+    alone."""
+    free, home = unbound(block), homes(block)
+    sources: dict[str, set[str]] = {v.name: {v.name} for v in block.parameters}
+    found: dict[str, set[int]] = {v.name: set() for v in block.parameters}
+    for i, o in enumerate(block.operators):
+        if o.role not in _FORWARD:
+            continue
+        given = set[str]().union(*(sources.get(v.name, set()) for v in o.reads()))
+        if i in home:
+            for name in given:
+                found[name].add(home[i])
+        elif given and all(v.name in free for v in o.writes()):
+            sources.update((v.name, given) for v in o.writes())
+    return found

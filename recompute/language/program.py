@@ -161,6 +161,8 @@ class Program:
     mesh: Any = None
     #: how they are divided (`passes.sharding.zero.Sharded`)
     division: Any = None
+    #: the first stage of a pipeline that has each parameter; {} without one
+    first_stages: Mapping[str, int] = MappingProxyType({})
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last
@@ -292,7 +294,7 @@ class Program:
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
-        other.sharded = self.sharded
+        other.sharded, other.first_stages = self.sharded, self.first_stages
         other.take_origin(self)
         return other
 
