@@ -19,6 +19,7 @@ from ...errors import UsageError
 from ...language.axes import Cut
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
+from ...language.types import TensorType
 from ...ops.communication.base import Communication
 from ...ops.communication.border import Border
 from ...ops.communication.messages import Recv, Send
@@ -29,6 +30,8 @@ from .ranks import RankPieces, Share
 from .region import Graph, Region
 
 _FORWARD = (Role.FORWARD, Role.LOSS)
+#: slots before its own in which a rank begins to receive what a slot needs
+AHEAD = 1
 
 
 class Stagewise:
@@ -150,6 +153,8 @@ class StagePieces(RankPieces):
             )
         self.made: dict[int, dict[object, Value]] = {}
         self.done: dict[int, set[int]] = {}
+        #: what has begun to arrive: by operator and micro-batch
+        self.asked: dict[tuple[int, int], Value] = {}
         #: by channel: the send that has begun last, without a wait so far
         self.sent: dict[str, tuple[Value, Value]] = {}
 
@@ -158,39 +163,54 @@ class StagePieces(RankPieces):
         order = self.pipe.slots(len(own))
         apart = any(s.kind == WEIGHTS for s in order)
         parts = {stage: self.plan.slots(stage, apart) for stage in self.pipe.own()}
-        for slot in order:
-            self.slot(slot, own[slot.micro_batch], parts[slot.chunk * self.pipe.ranks + self.pipe.rank])
+        asked = 0
+        for k, slot in enumerate(order):
+            while asked < min(k + 1 + AHEAD, len(order)):
+                self.ask(order[asked], own[order[asked].micro_batch], parts[self.stage(order[asked])])
+                asked += 1
+            self.slot(slot, own[slot.micro_batch], parts[self.stage(slot)])
+
+    def stage(self, slot: Slot) -> int:
+        """The stage of a slot."""
+        return slot.chunk * self.pipe.ranks + self.pipe.rank
+
+    def ask(self, slot: Slot, at: tuple[int, int], parts: dict[str, list[int]]) -> None:
+        """Begins to receive what a slot needs."""
+        for i in parts[slot.kind]:
+            o = self.block.operators[i]
+            if isinstance(o.op, Border) and o.op.source % self.pipe.ranks != self.pipe.rank:
+                self.asked[i, slot.micro_batch] = self.begun(o, o.op, at)
 
     def slot(self, slot: Slot, at: tuple[int, int], parts: dict[str, list[int]]) -> None:
         """One pass of a micro-batch through a stage, and what leaves the stage."""
-        stage = slot.chunk * self.pipe.ranks + self.pipe.rank
-        made = self.made.setdefault(slot.micro_batch, {})
-        done = self.done.setdefault(slot.micro_batch, set())
+        stage, micro_batch = self.stage(slot), slot.micro_batch
+        made = self.made.setdefault(micro_batch, {})
+        done = self.done.setdefault(micro_batch, set())
         for i in parts[slot.kind]:
             if i in done:
                 continue
             done.add(i)
             o = self.block.operators[i]
-            self.b.role = o.role
-            if isinstance(o.op, Border):
-                made[next(o.writes()).name] = self.received(i, o, o.op, made, at)
+            if (i, micro_batch) in self.asked:
+                name = self.b.names.take(f"{next(o.writes()).name}#{at[0]}")
+                made[next(o.writes()).name] = self.arrived(self.asked.pop((i, micro_batch)), name)
+            elif isinstance(o.op, Border):  # from another stage of this rank
+                made[next(o.writes()).name] = made[next(o.reads()).name]
             else:
+                self.b.role = o.role
                 self.one(i, self.region, made, *at)
         for o in self.plan.leaving(stage, slot.kind) if slot.kind != WEIGHTS else ():
             assert isinstance(o.op, Border)
             if o.op.target % self.pipe.ranks != self.pipe.rank:
                 self.send(made[next(o.reads()).name], self.channel(o.op), o.op.target % self.pipe.ranks)
 
-    def received(self, i: int, o: Operator, op: Border, made: dict[object, Value], at: tuple[int, int]) -> Value:
-        """A micro-batch's part of a value from another stage."""
+    def begun(self, o: Operator, op: Border, at: tuple[int, int]) -> Value:
+        """Begins to receive a micro-batch's part of a value from another stage."""
         (x,) = o.reads()
-        if op.source % self.pipe.ranks == self.pipe.rank:
-            return made[x.name]
         state = self.region.states[next(o.writes()).name]
         if not isinstance(state, Cut):
             raise UsageError(f"pipeline: '{x.name}' is a sum over the batch: the step cannot be cut behind it")
-        name = self.b.names.take(f"{next(o.writes()).name}#{at[0]}")
-        return self.receive(state.place.resized(x.type, at[1]), name, self.channel(op), op.source % self.pipe.ranks)
+        return self.receive(state.place.resized(x.type, at[1]), self.channel(op), op.source % self.pipe.ranks)
 
     def channel(self, op: Border) -> str:
         """The channel of a border."""
@@ -209,12 +229,16 @@ class StagePieces(RankPieces):
             self.b.role = Role.COMMUNICATE
             self.b.CommWait(*self.sent.pop(channel))
 
-    def receive(self, t: object, name: str, channel: str, peer: int) -> Value:
-        """A value of a type from another rank, under a name."""
+    def receive(self, t: TensorType, channel: str, peer: int) -> Value:
+        """Begins to receive a value of a type from another rank."""
         self.b.role = Role.COMMUNICATE
-        op = Recv(self.pipe.axis, self.pipe.ranks, self.numbers.take(channel), channel, peer=peer,
-                  shape=t.shape, dtype=t.dtype)  # type: ignore[attr-defined]  # fmt: skip
-        target = self.b.emit(op)
+        number = self.numbers.take(channel)
+        op = Recv(self.pipe.axis, self.pipe.ranks, number, channel, peer=peer, shape=t.shape, dtype=t.dtype)
+        return self.b.emit(op)
+
+    def arrived(self, target: Value, name: str) -> Value:
+        """What was received, after the wait for it, under a name."""
+        self.b.role = Role.COMMUNICATE
         made = self.b.CommWait(target)
         self.b.operators[-1] = self.b.operators[-1].renamed({made.name: name})
         return Value(name, made.type)
@@ -233,7 +257,8 @@ class StagePieces(RankPieces):
                 self.send(self.whole_on_rank(values[name]), channel, b)
         for name, a, b in dict.fromkeys(m for m in moved if m[1] != m[2]):
             if b == here and not any(self.plan.home[self.plan.values[name]] == s for s in own):
-                self.receive(self.whole_on_rank(values[name]).type, name, f"{self.pipe.axis}.sums.{a}.{b}", a)
+                channel = f"{self.pipe.axis}.sums.{a}.{b}"
+                self.arrived(self.receive(self.whole_on_rank(values[name]).type, channel, a), name)
         for channel in list(self.sent):
             self.sent_wholly(channel)
         exchanged = self.b.operators[start:]
