@@ -15,7 +15,7 @@ from ...ops.norm.batch_norm_train import BatchNormTrain
 from ..base import Pass
 from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
-from ..pipeline.schedules import Pipe
+from ..pipelines.schedules import Pipe
 from .open_batch_norms import OpenBatchNorms
 from .open_means import open_means
 from .partition import partitioned

@@ -24,8 +24,8 @@ from ...ops.communication.base import Communication
 from ...ops.communication.border import Border
 from ...ops.communication.messages import Recv, Send
 from ..cleanup.dead_code import prune
-from ..pipeline.borders import homes
-from ..pipeline.schedules import BACKWARD, FORWARD, WEIGHTS, Pipe, Slot
+from ..pipelines.borders import homes
+from ..pipelines.schedules import BACKWARD, FORWARD, WEIGHTS, Pipe, Slot
 from .ranks import RankPieces, Share
 from .region import Graph, Region
 

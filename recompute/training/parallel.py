@@ -16,7 +16,7 @@ from ..language.verify import verify
 from ..ops.communication.base import ORDERS
 from ..ops.communication.shard import padded_size
 from ..ops.optimizer.norm_updates import TrustUpdate
-from ..passes.pipeline.schedules import Pipe
+from ..passes.pipelines.schedules import Pipe
 from ..passes.sharding.norms import norms_over_ranks
 from ..passes.sharding.zero import Sharded, shard_parameters
 from ..passes.slicing.ranks import Share
@@ -40,7 +40,7 @@ class Parallel:
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
     computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
     cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.  `schedule`,
-    `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipeline); None: cut where stages
+    `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where stages
     take about the same time.
     """
 

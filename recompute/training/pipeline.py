@@ -10,10 +10,10 @@ from ..language.ir import Operator
 from ..language.program import Program
 from ..language.verify import verify
 from ..passes.cleanup.eager_updates import EagerUpdates
-from ..passes.pipeline.borders import Stages, holders
-from ..passes.pipeline.cuts import balanced_cuts
-from ..passes.pipeline.norms import norms_over_stages
-from ..passes.pipeline.schedules import Pipe
+from ..passes.pipelines.borders import Stages, holders
+from ..passes.pipelines.cuts import balanced_cuts
+from ..passes.pipelines.norms import norms_over_stages
+from ..passes.pipelines.schedules import Pipe
 from .protocol import ParamsGrads
 
 

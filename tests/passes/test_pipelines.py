@@ -17,8 +17,8 @@ from recompute.errors import UsageError, VerifyError
 from recompute.language.ir import Block, Operator
 from recompute.ops.communication.base import CommWait
 from recompute.ops.communication.messages import Recv, Send
-from recompute.passes.pipeline.borders import Stages
-from recompute.passes.pipeline.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Pipe, Slot
+from recompute.passes.pipelines.borders import Stages
+from recompute.passes.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Pipe, Slot
 from recompute.passes.slicing.slicing import parse_slicing
 from recompute.training.parallel import DataParallel
 
