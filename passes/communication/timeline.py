@@ -2,8 +2,8 @@
 
 Each rank runs its operators in order, in the time that they are priced at.  A communication starts when all its members
 have begun it and the one before it on the channel is done, and takes what the links take (the α-β model of
-communication/links.py).  A wait ends with it.  What a rank waits because another has not begun is a pause, the bubble of
-a pipeline; what it waits while data move is communication that nothing hides.
+communication/links.py).  A wait ends with it.  What a rank waits because another has not begun is a pause, the bubble
+of a pipeline; what it waits while data move is communication that nothing hides.
 """
 
 from __future__ import annotations

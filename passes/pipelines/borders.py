@@ -88,7 +88,7 @@ def _ends(block: Block, cuts: Sequence[str]) -> list[int]:
     found: list[int] = []
     for name in cuts:
         if name not in producers:
-            raise UsageError(f"pipeline: no operator makes '{name}', behind which it is to be cut{nearest(name, names)}")
+            raise UsageError(f"pipeline: no operator makes the cut '{name}'{nearest(name, names)}")
         if found and producers[name] <= found[-1]:
             raise UsageError(
                 f"pipeline: the cut '{name}' does not come after '{cuts[len(found) - 1]}': give the cuts in the order "

@@ -90,7 +90,7 @@ class RankPieces(Pieces):
         self.start, self.size = own[0][0], sum(size for _, size in own)
         self.local = {n: dataclasses.replace(v, type=self.place(n).resized(v.type, self.size))
                       for n, v in self.local.items()}  # fmt: skip
-        self.run(own)
+        self.in_order(own)
         for name, heap in self.heaps.items():
             self.b.role, total = self.roles[name], heap[-1][1]
             for _, before in heap[-2::-1]:
@@ -99,7 +99,7 @@ class RankPieces(Pieces):
         found = self.finished(mark)
         return self.named(found) if len(own) == 1 else found
 
-    def run(self, own: Sequence[tuple[int, int]]) -> None:
+    def in_order(self, own: Sequence[tuple[int, int]]) -> None:
         """The rank's slices, one after the other."""
         for start, size in own:
             self.slice(start, size)

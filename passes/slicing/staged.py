@@ -47,8 +47,8 @@ class Stagewise:
         highest = max(self.home.values(), default=0)
         if highest >= stages:
             raise UsageError(
-                f"pipeline: the step has {highest + 1} stages, and the ranks {stages}: give one cut less than there are "
-                "stages on all ranks"
+                f"pipeline: the step has {highest + 1} stages, and the ranks have {stages}: give one cut less than there "
+                "are stages on all ranks"
             )
         self.region = self._of_one_stage(region)
         self.values = {v.name: i for i in self.region.members for v in graph.operators[i].writes()}
@@ -94,7 +94,7 @@ class Stagewise:
         return found
 
     def members(self, stage: int) -> list[int]:
-        """The operators that a stage runs for each micro-batch, in order: its own, and those of no stage that it needs."""
+        """What a stage runs for each micro-batch, in order: its own operators, and those of no stage that it needs."""
         found = {i for i in self.region.members if self.home.get(i) == stage}
         read: set[str] = set()
         for i in reversed(self.region.members):
@@ -106,7 +106,7 @@ class Stagewise:
         return sorted(found)
 
     def slots(self, stage: int, apart: bool) -> dict[str, list[int]]:
-        """The operators of a stage by kind of slot.  `apart`: what no earlier stage waits for runs in slots of its own."""
+        """The operators of a stage by kind of slot.  `apart`: what no earlier stage waits for has slots of its own."""
         operators, members = self.graph.operators, self.members(stage)
         forward = [i for i in members if operators[i].role in _FORWARD]
         backward = [i for i in members if operators[i].role not in _FORWARD]
@@ -148,8 +148,8 @@ class StagePieces(RankPieces):
         ]  # fmt: skip
         if outside:
             raise UsageError(
-                f"pipeline: '{next(outside[0].reads()).name}' is read by two stages, and is not cut into micro-batches: "
-                "cut the step behind an output of a layer for each sample"
+                f"pipeline: '{next(outside[0].reads()).name}' is read by two stages, and is not cut into micro-"
+                "batches: cut the step behind an output of a layer for each sample"
             )
         self.made: dict[int, dict[object, Value]] = {}
         self.done: dict[int, set[int]] = {}
@@ -158,7 +158,7 @@ class StagePieces(RankPieces):
         #: by channel: the send that has begun last, without a wait so far
         self.sent: dict[str, tuple[Value, Value]] = {}
 
-    def run(self, own: Sequence[tuple[int, int]]) -> None:
+    def in_order(self, own: Sequence[tuple[int, int]]) -> None:
         """All slots of the rank, in the order of the schedule."""
         order = self.pipe.slots(len(own))
         apart = any(s.kind == WEIGHTS for s in order)

@@ -40,8 +40,8 @@ class Parallel:
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
     computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
     cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.  `schedule`,
-    `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where stages
-    take about the same time.
+    `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where
+    stages take about the same time.
     """
 
     mesh: Mesh

@@ -1,4 +1,4 @@
-"""Pipelines in a program: it is cut into stages before it is differentiated, and has its own stages' parameters after."""
+"""Pipelines in a program: it is cut before it is differentiated, and has its own stages' parameters afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ..passes.pipelines.cuts import balanced_cuts
 from ..passes.pipelines.norms import norms_over_stages
 from ..passes.pipelines.schedules import Pipe
 from .protocol import ParamsGrads
-
 
 #: operations that take as long as moving a byte, on devices of any kind within a factor of a few
 _BALANCE = 20
@@ -61,4 +60,3 @@ def over_stages(program: Program, pipe: Pipe) -> None:
 def first_stages(program: Program) -> dict[str, int]:
     """The first stage that has each parameter, of those that some stage has."""
     return {name: min(stages) for name, stages in holders(program.block).items() if stages}
-

@@ -292,7 +292,9 @@ class RecomputeOptimizer(WrappedOptimizer):
             merge.begin(program)
         program.slices = self.whole
         program.mesh = None if self._parallel is None else self._parallel.mesh
-        pipe = None if self._parallel is None else self._parallel.begin_stages(program, planned=self.request is not None)
+        pipe = (
+            None if self._parallel is None else self._parallel.begin_stages(program, planned=self.request is not None)
+        )
         pairs = self._differentiate(program, program[loss.name], options)
         if self._parallel is not None:
             pairs = self._parallel.shard(program, pairs, merge.k_steps)  # type: ignore[union-attr]

@@ -63,11 +63,10 @@ def _must_be_whole(program: Program) -> None:
             "such a file, or of one that a single process wrote"
         )
 
-
     if program.first_stages:
         raise UsageError(
-            f"program '{program.block.name}' is one stage of a pipeline: this rank has a part of the parameters and state, "
-            "and files of all stages together are not written yet; program.data has this rank's arrays by name"
+            f"program '{program.block.name}' is one stage of a pipeline: this rank has a part of the parameters and "
+            "state, and files of all stages together are not written yet; program.data has this rank's arrays by name"
         )
 
 

@@ -59,7 +59,9 @@ def trained(
         feeds: list[dict[str, np.ndarray]] = [{} for _ in range(mesh.ranks)]
         for v in blocks[0].inputs:
             shape = (BATCH, *v.shape[1:])
-            whole = (draw.standard_normal(shape) if v.type.is_float else draw.integers(0, 2, shape)).astype(v.type.numpy)
+            whole = (draw.standard_normal(shape) if v.type.is_float else draw.integers(0, 2, shape)).astype(
+                v.type.numpy
+            )
             for r, feed in enumerate(feeds):
                 low = (mesh.coordinate(r, "dp") if share > 1 else 0) * BATCH // share
                 feed[v.name] = whole[low : low + BATCH // share]

@@ -13,8 +13,8 @@ from ...language.op import Op
 class Border(Op):
     """x of the stage `source`, in the stage `target`; its gradient goes the other way.
 
-    In one process it is a copy.  For the rank of a stage it becomes a message (passes/slicing/staged.py): so messages of
-    the backward pass come by differentiation, and all that an operator reads belongs to its own stage.
+    In one process it is a copy.  For the rank of a stage it becomes a message (passes/slicing/staged.py): so messages
+    of the backward pass come by differentiation, and all that an operator reads belongs to its own stage.
     """
 
     crosses_stages = True
