@@ -47,8 +47,8 @@ class Stagewise:
         highest = max(self.home.values(), default=0)
         if highest >= stages:
             raise UsageError(
-                f"pipeline: the step has {highest + 1} stages, and the ranks have {stages}: give one cut less than there "
-                "are stages on all ranks"
+                f"pipeline: the step has {highest + 1} stages, and the ranks have {stages}: give one cut less "
+                "than there are stages on all ranks"
             )
         self.region = self._of_one_stage(region)
         self.values = {v.name: i for i in self.region.members for v in graph.operators[i].writes()}
