@@ -21,6 +21,7 @@ from ..passes.slicing.ranks import Share
 from .merge import Merge
 from .protocol import AnyOptimizer, ParamsGrads
 from .recompute_optimizer import RecomputeOptimizer
+from .shardings import divide_program, divisions
 
 __all__ = ["DataParallel"]
 
@@ -49,7 +50,6 @@ class Parallel:
     together: bool = False
 
     def __post_init__(self) -> None:
-        self.mesh.size(self.axis)
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.mesh.ranks:
             raise UsageError(f"the mesh {self.mesh} has no rank {self.rank!r}: it has 0 to {self.mesh.ranks - 1}")
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
@@ -67,8 +67,21 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """How many there are along the axis."""
-        return self.mesh.size(self.axis)
+        """How many there are along the axis; one where the mesh does not have it."""
+        return dict(self.mesh.axes).get(self.axis, 1)
+
+    @property
+    def coordinate(self) -> int:
+        """Where the rank is along the axis."""
+        return self.mesh.coordinate(self.rank, self.axis) if self.axis in dict(self.mesh.axes) else 0
+
+    def divide(self, program: Program, pairs: ParamsGrads) -> ParamsGrads:
+        """Divides operators along the mesh's other axes (tensor, sequence, expert and context parallelism)."""
+        how = divisions(self.mesh, self.rank, self.reduce)
+        if how and self.zero and self.ranks > 1:
+            axes = ", ".join(f"{d.axis}={d.ranks}" for d in how)
+            raise UsageError(f"zero={self.zero} and {axes} are not combined yet: give zero=0, or a mesh of dp alone")
+        return divide_program(program, how, pairs, self.rank) if how else pairs
 
     @property
     def sharing(self) -> int:
@@ -78,7 +91,7 @@ class Parallel:
     @property
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
-        rank = 0 if self.alone else self.mesh.coordinate(self.rank, self.axis)
+        rank = 0 if self.alone else self.coordinate
         return Share(self.axis, self.sharing, rank, self.reduce)
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
@@ -123,8 +136,7 @@ class Parallel:
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
-        rank = self.mesh.coordinate(self.rank, self.axis)
-        return Sharded(self.axis, self.ranks, rank, self.parts or pieces, again=self.zero == 3)
+        return Sharded(self.axis, self.ranks, self.coordinate, self.parts or pieces, again=self.zero == 3)
 
     def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
         """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""
