@@ -11,15 +11,19 @@ out of it.  The pass runs on the forward and backward pass together, so collecti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...errors import TypeRuleError
 from ...language.axes import Cut, Partial, matched, of_operator, piece
 from ...language.builder import Builder
 from ...language.factors import OWN, SUM, Factor
 from ...language.ir import Block, Operator, Role, Value
 from ...language.op import Op
+from ...language.types import TensorType
 from ...ops.communication.base import Numbers
+from ...ops.random.draws import Dropout
+from ...ops.random.dropout_part import DropoutPart, part_of
 from ...ops.shape.reshape import Reshape
 from .reshard import Division, Reshard, State, local_type, price
 
@@ -33,12 +37,15 @@ _ROUNDS = 12
 class Divided:
     """A rank's block, and the cuts of all values of which it has a part.
 
-    `sent`: bytes that a rank sends in all.
+    `sent`: bytes that a rank sends in all; `gathered`: those of them that are no sums.  `sums`: values
+    that are added up.
     """
 
     block: Block
     cuts: Mapping[str, Cut]
     sent: float = 0
+    gathered: float = 0
+    sums: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,23 +63,24 @@ def divide(
     cuts: Mapping[str, Cut],
     gradients: Mapping[str, str] | None = None,
     *,
+    whole: Sequence[str] | None = None,
     closed: bool = False,
 ) -> Divided:
     """The block of one rank.
 
     `cuts`: parameters, buffers, inputs and activations that are cut.  `gradients`: those of parameters, which get the
-    parameter's cut.  Whole values that all readers read the same part of are cut, too, parameters among them; outputs
-    of the block are whole.  `closed`: only what `cuts` names.
+    parameter's cut.  Whole values that all readers read the same part of are cut, too, parameters among them.
+    `whole`: values that must be whole (None: the block's outputs).  `closed`: only what `cuts` names.
     """
     wanted: dict[str, State] = dict(cuts)
-    found = _Divide(block, how, wanted, gradients or {})
+    found = _Divide(block, how, wanted, gradients or {}, block.outputs if whole is None else whole)
     for _ in range(_ROUNDS):
         found.run()
         more = {} if closed else found.read_in_parts()
         if not more:
             break
         wanted |= more
-        found = _Divide(block, how, wanted, gradients or {})
+        found = _Divide(block, how, wanted, gradients or {}, block.outputs if whole is None else whole)
     return found.result()
 
 
@@ -87,7 +95,14 @@ class _Read:
 class _Divide:
     """One round: emits the operators of a block as one rank runs them."""
 
-    def __init__(self, block: Block, how: Division, wanted: Mapping[str, State], gradients: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        block: Block,
+        how: Division,
+        wanted: Mapping[str, State],
+        gradients: Mapping[str, str],
+        whole: Sequence[str],
+    ) -> None:
         self.block, self.how = block, how
         self.b = Builder.on(block)
         self.reshard = Reshard(self.b, how, Numbers(block.operators))
@@ -98,7 +113,7 @@ class _Divide:
         #: the states that values must have once they are made
         self.final: dict[str, State] = {n: s for n, s in wanted.items() if n not in self.declared}
         self.final |= {g: wanted.get(p) for p, g in gradients.items()}
-        self.final |= dict.fromkeys(block.outputs)
+        self.final |= dict.fromkeys(whole)
         #: what a rank has of each value: (state, value); whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is
@@ -108,7 +123,8 @@ class _Divide:
         self.reshaped: dict[str, tuple[Value, Op]] = {}
         self.reads: dict[str, _Read] = {}
         self.backward = False
-        self.sent = 0.0
+        self.sent = self.gathered = 0.0
+        self.sums: list[Value] = []
 
     def run(self) -> None:
         """All operators, in order."""
@@ -124,9 +140,10 @@ class _Divide:
         for o in self.block.operators:
             self.b.role, self.backward = o.role, o.role not in (Role.FORWARD, Role.LOSS)
             self.operator(o)
+        values = self.block.values()
         for name in self.block.outputs:
-            if name in self.declared and isinstance(self.own.get(name, (None,))[0], Cut):
-                del self.own[name]  # an input's rows are there whole
+            if isinstance(self.state(name), Partial):
+                self.get(values[name], None)
 
     def result(self) -> Divided:
         """The rank's block."""
@@ -140,29 +157,43 @@ class _Divide:
             operators=tuple(self.b.operators), constants=(*old.constants, *self.b.constants), addresses={},
         )  # fmt: skip
         cuts = {n: s for n, (s, _) in self.own.items() if isinstance(s, Cut)}
-        return Divided(made, cuts, self.sent)
+        return Divided(made, cuts, self.sent, self.gathered, tuple(self.sums))
 
     # -- one operator -------------------------------------------------------------------------------------------------
 
     def operator(self, o: Operator) -> None:
         """One operator, in the way that takes the fewest bytes."""
         ways = self.ways(o)
-        way = ways[0] if len(ways) == 1 else min(ways, key=lambda w: self.price(o, w))
+        if len(ways) > 1:
+            ways.sort(key=lambda w: self.price(o, w))
+        way, (op, outs) = next((w, made) for w in ways if (made := self.part(o, w.factor)) is not None)
         self.note(o, way)
         given = tuple(None if v is None else self.get(v, s) for v, s in zip(o.inputs, way.inputs, strict=True))
         if isinstance(o.op, Reshape):
             self.reshaped[next(o.writes()).name] = next(o.reads()), o.op
-        f = way.factor
-        if f is None:
-            self.emit(o, dataclasses.replace(o, inputs=given), way.outputs)
-            return
-        types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
-        absent = (None,) * (len(f.outputs) - len(o.outputs))
-        op, _, outs = piece(o.op, f, self.how.rank, 1, types[0], (*types[1], *absent))
         outputs = tuple(
             None if v is None or t is None else Value(v.name, t) for v, t in zip(o.outputs, outs, strict=False)
         )
-        self.emit(o, Operator(op, given, outputs, o.role), way.outputs, f.shares)
+        shares = () if way.factor is None else way.factor.shares
+        self.emit(o, Operator(op, given, outputs, o.role), way.outputs, shares)
+
+    def part(self, o: Operator, f: Factor | None) -> tuple[Op, tuple[TensorType | None, ...]] | None:
+        """The rank's part of an operator along an index (None: all of it), and the types of its results.
+
+        None where the operator cannot run on this part.
+        """
+        types = [tuple(None if v is None else v.type for v in values) for values in (o.inputs, o.outputs)]
+        if f is None:
+            return o.op, types[1]
+        absent = (None,) * (len(f.outputs) - len(o.outputs))
+        if f.whole:
+            op = self.drawn(o, f)
+            return None if op is None else (op, f.types(1, types[0], (*types[1], *absent))[1])
+        try:
+            op, _, outs = piece(o.op, f, self.how.rank, 1, types[0], (*types[1], *absent))
+        except TypeRuleError:
+            return None
+        return op, outs
 
     def ways(self, o: Operator) -> list[_Way]:
         """The ways to run an operator: whole, as sums of partial results, along an index of a value that is cut."""
@@ -186,8 +217,9 @@ class _Divide:
     def along(self, o: Operator, states: list[State]) -> list[_Way]:
         """The ways along an index of an input that is cut, or of an output that is to be."""
         found: dict[_Way, None] = {}
+        random = isinstance(o.op, (Dropout, DropoutPart))
         for f in of_operator(o):
-            if f.whole or any(p == OWN for p in f.outputs):
+            if any(p == OWN for p in f.outputs) or (f.whole and not random):
                 continue
             for fine in self.fitting(f, o, states):
                 made = tuple(
@@ -207,6 +239,12 @@ class _Divide:
                 if not o.op.updates or all(s == self.state(v.name) for v, s in zip(o.writes(), made, strict=True)):
                     found[_Way(given, made, fine)] = None
         return list(found)
+
+    def drawn(self, o: Operator, f: Factor) -> Op | None:
+        """Dropout inside of its axes: the numbers of the whole tensor at the rank's places."""
+        place, (x, *_) = f.inputs[0], o.reads()
+        assert place is not None
+        return part_of(o.op, place, self.how.rank, self.how.ranks, x.shape)
 
     def fitting(self, f: Factor, o: Operator, states: list[State]) -> Iterator[Factor]:
         """The parts of a factor that are where values of the operator are cut."""
@@ -259,7 +297,7 @@ class _Divide:
             source, op = self.reshaped[v.name]
             self.others[key] = self.b.emit(op, self.get(source, None))
         if key not in self.others:
-            self.sent += price(v.nbytes, self.how.ranks, now, then)
+            self.count(v, now, then)
             made = self.reshard.change(own, v.type, now, then)
             if isinstance(now, Partial):  # the sum takes the value's name and its place
                 made = self.named(made, v.name)
@@ -267,6 +305,15 @@ class _Divide:
                 return made
             self.others[key] = made
         return self.others[key]
+
+    def count(self, v: Value, now: State, then: State) -> None:
+        """Counts what is sent."""
+        sent = price(v.nbytes, self.how.ranks, now, then)
+        self.sent += sent
+        if isinstance(now, Partial):
+            self.sums.append(v)
+        else:
+            self.gathered += sent
 
     def named(self, made: Value, name: str) -> Value:
         """The result of the last operator under another name."""
@@ -298,7 +345,7 @@ class _Divide:
             p = self.b.Mul(p, self.b.constant(1 / self.how.ranks, p))
         then = self.final.get(v.name, s)
         if then != s:
-            self.sent += price(v.nbytes, self.how.ranks, s, then)
+            self.count(v, s, then)
             p = self.reshard.change(p, v.type, s, then)
         if not isinstance(then, Partial):
             p = self.named(p, v.name)

@@ -105,7 +105,8 @@ class Reshard:
             found = getattr(self.b, _REDUCE[now.how])(many, axes=(0,), keepdims=0)
             return found if then is None else self.sliced(found, then)
         if then is None:
-            return self.send(AllReduce, x)
+            many = self.shaped(x, x.type.with_shape((1, *x.shape)))  # so that x's first axis can run in slices
+            return self.shaped(self.send(AllReduce, many), x.type)
         assert isinstance(then, Cut)
         parts = self.to_front(x, then.place)
         return self.shaped(self.send(ReduceScatter, parts), then.place.resized(x.type, 1))

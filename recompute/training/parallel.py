@@ -35,6 +35,7 @@ class Parallel:
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
     computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
     cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.
+    `sequence`: with tensor parallelism, values between pairs of products are cut along the sequence.
     """
 
     mesh: Mesh
@@ -48,8 +49,11 @@ class Parallel:
     alone: bool = False
     parts: int | None = None
     together: bool = False
+    sequence: bool = True
 
     def __post_init__(self) -> None:
+        if not dict(self.mesh.axes).keys() - {"pp"}:  # stages share nothing here
+            self.mesh.size(self.axis)
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.mesh.ranks:
             raise UsageError(f"the mesh {self.mesh} has no rank {self.rank!r}: it has 0 to {self.mesh.ranks - 1}")
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
@@ -81,7 +85,7 @@ class Parallel:
         if how and self.zero and self.ranks > 1:
             axes = ", ".join(f"{d.axis}={d.ranks}" for d in how)
             raise UsageError(f"zero={self.zero} and {axes} are not combined yet: give zero=0, or a mesh of dp alone")
-        return divide_program(program, how, pairs, self.rank) if how else pairs
+        return divide_program(program, how, pairs, self.rank, self.sequence) if how else pairs
 
     @property
     def sharing(self) -> int:
@@ -202,13 +206,15 @@ class DataParallel(RecomputeOptimizer):
         reduce: str = "tree",
         add: bool = False,
         sync_batch_norm: bool = False,
+        sequence: bool = True,
     ) -> None:
         super().__init__(inner_optimizer)
         if isinstance(inner_optimizer, RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        self._parallel = Parallel(mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm)
+        found = Parallel(mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm)
+        self._parallel = dataclasses.replace(found, sequence=sequence)
 
     def at_rank(self, rank: int) -> Any:
         """The same for another rank."""

@@ -15,8 +15,10 @@ from ..language.ir import Block, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
 from ..language.verify import verify
+from ..passes.sharding.choice import choose
 from ..passes.sharding.divide import divide
 from ..passes.sharding.reshard import Division
+from ..passes.slicing.open_means import open_means
 
 __all__ = ["shard"]
 
@@ -95,14 +97,19 @@ def divisions(mesh: Mesh, rank: int, order: str = "tree") -> list[Division]:
 
 
 def divide_program(
-    program: Program, how: Sequence[Division], pairs: Iterable[tuple[Variable, Variable]], rank: int = 0
+    program: Program,
+    how: Sequence[Division],
+    pairs: Iterable[tuple[Variable, Variable]],
+    rank: int = 0,
+    sequence: bool = True,
 ) -> list[tuple[Variable, Variable]]:
     """Makes a program, with its backward pass, that of one rank: its block, its arrays; the pairs in it."""
     gradients = {p.name: g.name for p, g in pairs}
+    program.block = open_means(program.block)
     for d in how:
         block = program.block
-        cuts = _cuts(program, block, d)
-        made = divide(block, d, cuts, gradients)
+        cuts = _cuts(program, block, d) or choose(block, d, sequence)
+        made = divide(block, d, cuts, gradients, whole=(program.loss, *program.fetched))
         program.block = verify(made.block)
         _take_parts(program, block, d, made.cuts, rank)
     program.gradients = list(gradients.items())

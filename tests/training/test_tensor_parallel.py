@@ -44,7 +44,7 @@ def test_columns_and_rows(mesh: str) -> None:
     block = programs[0].block
     assert communications(block) == {("forward", "AllReduce"): 4, ("backward", "AllReduce"): 4}
     sums = [o for o in block.operators if o.op.communicates == "begin"]
-    assert {o.outputs[0].shape for o in sums} == {(4, 8, 16)}  # type: ignore[union-attr]
+    assert {o.outputs[0].shape for o in sums} == {(1, 4, 8, 16)}  # type: ignore[union-attr]
     cut = {n: str(d.whole) for n, d in programs[0].divided.items() if n.startswith("h.0.")}
     assert cut == {
         "h.0.attn.c_attn.weight": "f32[16,48]", "h.0.attn.c_attn.bias": "f32[48]",
@@ -61,16 +61,53 @@ def test_sequence_parallelism(mesh: str) -> None:
     large = 4 * 8 * 16 * 4 // int(mesh[-1])
     found = communications(programs[0].block, large)
     assert found[("forward", "ReduceScatter")] == 4
-    assert found[("forward", "AllGather")] == 4 + 1  # the head has all of it
+    assert found[("forward", "AllGather")] == 4
     assert found[("backward", "ReduceScatter")] == 4
     assert found[("backward", "AllGather")] == 8
-    assert found[("forward", "AllReduce")] == 0
+    assert found[("forward", "AllReduce")] == 0  # the head has this rank's part of the sequence, too
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=4"])
 def test_dropout_draws_the_numbers_of_one_rank(mesh: str) -> None:
     same_as_one_rank(bert, mesh)
     same_as_one_rank(lambda: gpt(sequence=True, dropout=0.3), mesh)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2-tiny": GPT,
+    "bert-tiny": BERT,
+    "llama-tiny": {"layers": 2, "hidden": 16, "heads": 4, "vocab": 24, "seq": 8},
+}
+
+
+def plain(name: str) -> tuple[Program, Any]:
+    """A network without annotations."""
+    program = rc.load(rc.models.build(name, **FAMILIES[name]), batch=4)
+    return program, rc.losses.cross_entropy(program["logits"])
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "cp=2"])
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_what_is_divided_is_found(name: str, mesh: str) -> None:
+    """Without annotations: both matrices of each pair, with their biases, and the sequence between them."""
+    programs = same_as_one_rank(lambda: plain(name), mesh)
+    matrices = [n for n, d in programs[0].divided.items() if d.whole.ndim == 2]
+    layers = {"gpt2-tiny": 4, "bert-tiny": 6, "llama-tiny": 7}
+    if "tp" in mesh:
+        assert len([n for n in matrices if "wpe" not in n and "position" not in n]) == 2 * layers[name]
+        assert communications(programs[0].block)[("forward", "ReduceScatter")] == 4
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("gpt2-tiny", "tp=2"), ("gpt2-tiny", "tp=4"), ("llama-tiny", "tp=2")])
+def test_four_sums_a_layer(name: str, mesh: str) -> None:
+    programs = same_as_one_rank(lambda: plain(name), mesh, sequence=False)
+    assert communications(programs[0].block) == {("forward", "AllReduce"): 4, ("backward", "AllReduce"): 4}
+
+
+def test_heads_that_cannot_be_shared_stay_whole() -> None:
+    """The two heads of keys and values are too few for four ranks; the other pair is divided."""
+    programs = same_as_one_rank(lambda: plain("llama-tiny"), "tp=4", sequence=False)
+    assert communications(programs[0].block) == {("forward", "AllReduce"): 2, ("backward", "AllReduce"): 2}
 
 
 def test_unequal_parts_are_refused() -> None:
