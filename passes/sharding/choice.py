@@ -57,7 +57,10 @@ def experts(block: Block, how: Division) -> dict[str, Cut]:
 def pairs(block: Block, forward: Sequence[Operator], how: Division) -> dict[str, Cut]:
     """Weights whose columns are cut, each with all that follows from it."""
     parameters = {v.name: v for v in block.parameters}
-    casts = {next(o.writes()).name: next(o.reads()).name for o in forward if isinstance(o.op, Cast)}
+    made_of = {
+        next(o.writes()).name: o for o in forward if isinstance(o.op, Cast) and next(o.reads()).name in parameters
+    }
+    casts = {name: next(o.reads()).name for name, o in made_of.items()}
     found: dict[str, Cut] = {}
     known: dict[object, tuple[int, list[tuple[str, int, Cut]]] | None] = {}
     for i, o in enumerate(forward):
@@ -65,10 +68,12 @@ def pairs(block: Block, forward: Sequence[Operator], how: Division) -> dict[str,
         if name is None or name in found:
             continue
         window = tuple(forward[i : i + WINDOW])
-        names = _numbered(window)
+        names = _numbered(window, casts)
         key = tuple(
             (p.op, tuple(None if v is None else (names[v.name], v.type) for v in p.inputs)) for p in window[:24]
         )
+        read = {v.name for p in window for v in p.reads()}
+        window = (*(c for n, c in made_of.items() if n in read and c not in window), *window)
         if key not in known:
             made = _best(block, window, how, parameters[name], o)
             known[key] = None if made is None else (0, [(n, names.get(n, -1), c) for n, c in made.items()])
@@ -88,12 +93,16 @@ def _whole(cut: Cut, v: Value) -> object:
     return v.type if p.axis < v.ndim and v.shape[p.axis] == p.extent(cut.size) else None
 
 
-def _numbered(window: Sequence[Operator]) -> dict[str, int]:
-    """Numbers of values in the order in which operators use them: the same ones in layers of the same structure."""
+def _numbered(window: Sequence[Operator], casts: dict[str, str]) -> dict[str, int]:
+    """Numbers of values in the order in which operators use them: the same ones in layers of the same structure.
+
+    A parameter that is cast has the number behind that of what it is cast to.
+    """
     found: dict[str, int] = {}
     for o in window:
         for v in (*o.reads(), *o.writes()):
-            found.setdefault(v.name, len(found))
+            for name in (v.name, casts.get(v.name, v.name)):
+                found.setdefault(name, len(found))
     return found
 
 

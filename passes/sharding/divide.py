@@ -201,6 +201,12 @@ class _Divide:
         whole = _Way((None,) * len(o.inputs), (None,) * len(o.outputs))
         if o.op.updates and any(self.state(v.name) is not None for v in o.writes()):
             return self.along(o, states) or [whole]
+        if o.op.updates:  # state that follows what is cut is cut: in the next round
+            for w in self.along(o, states, updates=True)[:1]:
+                for v, s in zip(o.writes(), w.outputs, strict=True):
+                    if isinstance(s, Cut):
+                        self.reads.setdefault(v.name, _Read()).parts.add(s)
+            return [whole]
         found = [whole]
         if not any(states) and not any(self.final.get(v.name) for v in o.writes()):
             return found
@@ -214,8 +220,11 @@ class _Divide:
                 found.append(_Way(others, (Partial(SUM),) * len(o.outputs)))
         return [*found, *self.along(o, states)]
 
-    def along(self, o: Operator, states: list[State]) -> list[_Way]:
-        """The ways along an index of an input that is cut, or of an output that is to be."""
+    def along(self, o: Operator, states: list[State], updates: bool = False) -> list[_Way]:
+        """The ways along an index of an input that is cut, or of an output that is to be.
+
+        `updates`: also those in which the state that an operator updates is cut, and is not yet.
+        """
         found: dict[_Way, None] = {}
         random = isinstance(o.op, (Dropout, DropoutPart))
         for f in of_operator(o):
@@ -236,7 +245,11 @@ class _Divide:
                     None if v is None or p is None else Cut(p, fine.size)
                     for v, p in zip(o.inputs, fine.inputs, strict=True)
                 )
-                if not o.op.updates or all(s == self.state(v.name) for v, s in zip(o.writes(), made, strict=True)):
+                if (
+                    updates
+                    or not o.op.updates
+                    or all(s == self.state(v.name) for v, s in zip(o.writes(), made, strict=True))
+                ):
                     found[_Way(given, made, fine)] = None
         return list(found)
 
@@ -358,6 +371,8 @@ class _Divide:
         """Takes note of what an operator reads of whole values."""
         for v, s in zip(o.inputs, way.inputs, strict=True):
             if v is None or self.state(v.name) is not None:
+                continue
+            if o.op.updates and v in o.outputs and v.name in self.reads:
                 continue
             if self.backward and v.name in self.kept and v.name in self.reads:
                 continue  # the forward pass decides what is cut

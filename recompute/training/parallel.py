@@ -16,12 +16,13 @@ from ..ops.communication.base import ORDERS
 from ..ops.communication.shard import padded_size
 from ..ops.optimizer.norm_updates import TrustUpdate
 from ..passes.sharding.norms import norms_over_ranks
+from ..passes.sharding.norms_over_parts import norms_over_parts
 from ..passes.sharding.zero import Sharded, shard_parameters
 from ..passes.slicing.ranks import Share
 from .merge import Merge
 from .protocol import AnyOptimizer, ParamsGrads
 from .recompute_optimizer import RecomputeOptimizer
-from .shardings import divide_program, divisions
+from .shardings import axes_of, divide_program, divisions
 
 __all__ = ["DataParallel"]
 
@@ -167,6 +168,15 @@ class Parallel:
                 f"zero={self.zero} and {type(trust.op).__name__.removesuffix('Update')} are not combined: its update "
                 "takes the norm of a whole parameter, of which a rank has a part; use Adam or AdamW, or zero=0"
             )
+        if trust is not None and program.divided:
+            raise UsageError(
+                f"mesh {self.mesh} and {type(trust.op).__name__.removesuffix('Update')} are not combined: its update "
+                "takes the norm of a whole parameter, of which a rank has a part; use Adam or AdamW"
+            )
+        if program.divided:
+            axes = {p: frozenset(d.axis for d, _ in v.cuts) for p, v in program.divided.items()}
+            gradients = {g: axes[p] for p, g in program.gradients if p in axes}
+            program.block = verify(norms_over_parts(program.block, gradients, dict(axes_of(self.mesh))))
         program.block = verify(norms_over_ranks(program.block, self.sharded(pieces), sharded=divided))
 
 

@@ -87,8 +87,12 @@ def _values(program: Program, name: str) -> list[Value]:
 
 
 def axes_of(mesh: Mesh) -> list[tuple[str, int]]:
-    """The axes of a mesh that divide operators, with their sizes."""
-    return [(name, size) for name, size in mesh.axes if name not in OTHERS and size > 1]
+    """The axes of a mesh that divide operators, with their sizes.
+
+    The axis tp comes last: it cuts the sequence where nothing else is cut, within what others have left.
+    """
+    found = [(name, size) for name, size in mesh.axes if name not in OTHERS and size > 1]
+    return sorted(found, key=lambda axis: axis[0] == "tp")
 
 
 def divisions(mesh: Mesh, rank: int, order: str = "tree") -> list[Division]:
