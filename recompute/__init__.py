@@ -46,6 +46,7 @@ _LAZY = {
     "ExponentialMovingAverage": "training.averages",
     "MixedPrecision": "training.amp",
     "NotFiniteError": "errors",
+    "shard": "training.shardings",
     "stop_on_nan": "training.finite",
     "prepare_qat": "training.quantisation",
     "fuse_attention": "training.fuse_attention",

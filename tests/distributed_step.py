@@ -2,8 +2,8 @@
 
     python -m recompute.launch --nproc 2 tests/distributed_step.py PLACE FOLDER [NAME=VALUE...]
 
-zero=0..3, graphs=0 (every launch for itself), network=NAME, precision=bf16, steps=N, die=N (the last rank is killed
-before its step N).
+mesh=dp2.tp2 (default: all ranks along dp), zero=0..3, graphs=0 (every launch for itself), network=NAME,
+precision=bf16, steps=N, die=N (the last rank is killed before its step N).
 """
 
 from __future__ import annotations
@@ -40,8 +40,16 @@ def made(ranks: int, rank: int, options: dict[str, str]) -> tuple[rc.Program, st
     if "precision" in options:
         optimizer = rc.MixedPrecision(optimizer, options["precision"])
     zero = int(options.get("zero", "0"))
-    DataParallel(optimizer, Mesh.of(dp=ranks), rank, zero=zero, micro_batches=4, batch=BATCH).minimize(loss)
+    mesh = mesh_of(ranks, options)
+    pieces = 4 if mesh.axes == (("dp", ranks),) else None
+    DataParallel(optimizer, mesh, rank, zero=zero, micro_batches=pieces, batch=BATCH).minimize(loss)
     return program, loss.name
+
+
+def mesh_of(ranks: int, options: dict[str, str]) -> Mesh:
+    """The mesh, from a text such as dp2.tp2."""
+    text = options.get("mesh", f"dp{ranks}")
+    return Mesh.parse(",".join(f"{axis[:2]}={axis[2:]}" for axis in text.split(".")))
 
 
 def batches(program: rc.Program, ranks: int, rank: int, count: int) -> list[dict[str, np.ndarray]]:
@@ -64,12 +72,15 @@ def main(place: str, folder: str, *pairs: str) -> None:
     options = dict(p.split("=") for p in pairs)
     ranks, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
     program, loss = made(ranks, rank, options)
-    executor = rc.Executor(named_place(place), mesh=f"dp={ranks}")
+    mesh = mesh_of(ranks, options)
+    executor = rc.Executor(named_place(place), mesh=mesh)
     session = executor.session(program, [loss])
     if options.get("graphs") == "0":
         session.device.graphs = False
     losses = []
-    for i, feed in enumerate(batches(program, ranks, rank, int(options.get("steps", "4")))):
+    parallel = dict(mesh.axes).get("dp", 1)
+    row = mesh.coordinate(rank, "dp") if parallel > 1 else 0
+    for i, feed in enumerate(batches(program, parallel, row, int(options.get("steps", "4")))):
         if str(i) == options.get("die") and rank == ranks - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         losses.append(float(executor.run(program, feed, [loss])[0]))
@@ -79,8 +90,8 @@ def main(place: str, folder: str, *pairs: str) -> None:
         "losses": losses,
         "state": hashlib.sha256(b"".join(n.encode() + arrays[n].tobytes() for n in sorted(arrays))).hexdigest(),
         "peak": [session.report.peak, session.measured_peak_bytes],
-        "libraries": session.library_bytes,
-        "on_host": [o.op.name for o in session.on_host],
+        "libraries": getattr(session, "library_bytes", 0),
+        "on_host": [o.op.name for o in getattr(session, "on_host", ())],
     }
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
 

@@ -7,10 +7,10 @@ the bits of one rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...language.builder import Builder
-from ...language.ir import Block, Operator, Value
+from ...language.ir import Block, Operator, Role, Value
 from ...language.types import TensorType
 from ...ops.communication.base import Numbers, communicated
 from ...ops.communication.collectives import AllGather
@@ -19,15 +19,18 @@ from ...ops.optimizer.norm_updates import GlobalNorm, SquareSums
 from .schedules import Pipe
 
 
-def norms_over_stages(block: Block, pipe: Pipe, owned: Sequence[bool]) -> Block:
+def norms_over_stages(block: Block, pipe: Pipe, others: Collection[str]) -> Block:
     """The block with global norms, and checks for values that are not finite, over all ranks of the pipeline.
 
-    `owned`: for each gradient, whether it counts on this rank: that of a parameter of several stages counts on one.
+    `others`: the gradients that do not count on this rank, as that of a parameter of several stages counts on one.
     """
     if pipe.ranks == 1:
         return block
     b, found, numbers = Builder.on(block), list[Operator](), Numbers(block.operators)
+    left = set(others)
     for o in block.operators:
+        if o.role is Role.OPTIMIZE and not o.op.updates:  # what is made of a gradient, of its shape, is like it
+            left.update(v.name for v in o.writes() if any(r.name in left and r.shape == v.shape for r in o.reads()))
         if not isinstance(o.op, (GlobalNorm, SquareSums, InverseIfFinite)):
             found.append(o)
             continue
@@ -38,7 +41,7 @@ def norms_over_stages(block: Block, pipe: Pipe, owned: Sequence[bool]) -> Block:
             made = b.ReduceMin(_gathered(b, b.Reshape(own, shape=(1,)), pipe, numbers), axes=(0,), keepdims=0)
         else:
             parts = o.op.parts if isinstance(o.op, SquareSums) else 1
-            made = _squares(b, [v for v, own in zip(o.reads(), owned, strict=True) if own], parts, pipe, numbers)
+            made = _squares(b, [v for v in o.reads() if v.name not in left], parts, pipe, numbers)
             if isinstance(o.op, GlobalNorm):
                 made = b.Sqrt(b.Reshape(made, shape=()))
                 made = made if made.dtype == out.dtype else b.Cast(made, to=out.dtype)

@@ -9,6 +9,7 @@ from ...language.axes import Cut, Partial, piece
 from ...language.builder import Builder
 from ...language.factors import MAX, MIN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
+from ...ops.communication.base import Communication, Numbers
 from ...ops.linear.products import MatMul
 from .region import Region
 
@@ -43,6 +44,8 @@ class Pieces:
         self.roles = {v.name: o.role for i in region.members for o in (block.operators[i],) for v in o.writes()}
         self.parts: dict[str, list[Value]] = {}
         self.totals: dict[str, Value] = {}
+        #: each slice has communications of its own, with numbers of their own
+        self.numbers = Numbers(block.operators)
 
     def emit(self, pieces: int) -> list[Operator]:
         """All slices, one after the other, then the joins."""
@@ -94,6 +97,8 @@ class Pieces:
             None if v is None or t is None else Value(self.b.names.take(f"{v.name}#{start}"), t)
             for v, t in zip(o.outputs, outs, strict=False)
         ]
+        if isinstance(op, Communication):
+            op = dataclasses.replace(op, number=self.numbers.take(op.queue))
         self.b.operators.append(Operator(op, tuple(given), tuple(outputs), self.b.role))
         for k, (v, p) in enumerate(zip(o.outputs, outputs, strict=True)):
             if v is None or p is None:

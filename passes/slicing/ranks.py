@@ -19,7 +19,7 @@ from ...language.axes import Cut, Partial
 from ...language.builder import Builder
 from ...language.factors import MAX, MIN, OWN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
-from ...ops.communication.base import Communication, Numbers, communicated
+from ...ops.communication.base import Communication, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
 from ...ops.communication.shard import Shard
 from ...ops.indexing.gather import GatherGrad
@@ -82,7 +82,6 @@ class RankPieces(Pieces):
         self.statistics: dict[tuple[int, int], list[Value]] = {}
         #: the results of `Shard` operators that are communicated in place of whole sums
         self.shards: set[str] = set()
-        self.numbers = Numbers(self.block.operators)
 
     def emit(self, pieces: int) -> list[Operator]:
         """The rank's slices, one after the other, then the joins and sums."""

@@ -124,18 +124,14 @@ class RanksEstimate:
 
 
 def mesh_of(mesh: Mesh | str) -> Mesh:
-    """A mesh whose ranks are those of data parallelism.  UsageError for other axes."""
+    """A mesh of which one step is compiled.  UsageError for axes along which nothing is divided."""
     found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     if not isinstance(found, Mesh):
         raise UsageError(f"mesh must be a recompute.Mesh, or a text such as 'dp=8', not {mesh!r}")
-    if "dp" not in dict(found.axes):
-        raise UsageError(f"mesh {found}: it has no axis 'dp', along which ranks share the batch: give dp=N")
-    for axis, size in found.axes:
-        if axis != "dp" and size > 1:
-            raise UsageError(
-                f"mesh {found}: nothing is divided along the axis '{axis}' yet, only data parallelism ('dp') is "
-                "compiled: leave it out"
-            )
+    if dict(found.axes).get("pp", 1) > 1:
+        raise UsageError(f"mesh {found}: nothing is divided along the axis 'pp' yet: leave it out")
+    if not found.axes:
+        raise UsageError("the mesh has no axis: give one, such as dp=8")
     return found
 
 
@@ -190,10 +186,10 @@ def estimate_ranks(
 
     `pieces`: micro-batches of all ranks.
     """
-    mesh, ranks = parallel.mesh, parallel.ranks
+    mesh, ranks = parallel.mesh, parallel.mesh.ranks
     block, cost = step.program.block, step.cost
     local = block.batch
-    whole = None if local is None else local * ranks
+    whole = None if local is None else local * parallel.ranks
     programs = programs_of(step, parallel, make.same)
     verify_ranks([programs[r % len(programs)].program.block for r in range(ranks)], mesh)
     found = RanksEstimate(
@@ -280,7 +276,7 @@ def _one_rank(
     plain: CompiledStep, step: CompiledStep, parallel: Parallel, pieces: int, made: Compile, batch: int | None
 ) -> tuple[float | None, tuple[str, ...]]:
     """The time of one rank alone on a rank's share of the batch, with the same recomputation; notes."""
-    if parallel.ranks == 1:
+    if parallel.ranks == 1 or parallel.mesh.ranks > parallel.ranks:  # no rank alone may have the memory: its own part
         return compute_seconds(step.program.block, step.cost), ()
     ranks = parallel.ranks
     alone = dataclasses.replace(
@@ -313,6 +309,8 @@ def programs_of(step: CompiledStep, parallel: Parallel, same: Compile) -> list[C
     everything repeats after p ranks, and the alignment is the largest such p.  VerifyError if programs have different
     operators.
     """
+    if parallel.mesh.ranks > parallel.ranks:
+        return _divided(step, parallel, same)
     known = {0: step}
     period = 1
     while period < min(parallel.ranks, ALIGNMENT):
@@ -329,6 +327,27 @@ def programs_of(step: CompiledStep, parallel: Parallel, same: Compile) -> list[C
                 "bug in the compiler"
             )
     return [known[rank] for rank in range(min(period, parallel.ranks))]
+
+
+#: the most ranks of a mesh with axes that divide operators that are compiled one by one
+_MOST = 64
+
+
+def _divided(step: CompiledStep, parallel: Parallel, same: Compile) -> list[CompiledStep]:
+    """`programs_of` for a mesh whose axes divide operators.
+
+    Ranks differ in where their parts of whole values begin, which are multiples of their coordinates: if the second
+    rank along each axis has rank 0's memory, all have.  Else each is compiled, or of more than 64 ranks those beside
+    rank 0, of which the one with the largest peak stands for all.
+    """
+    mesh = parallel.mesh
+    beside = [mesh.group(0, axis)[1] for axis, size in mesh.axes if size > 1]
+    known = {0: step, **{rank: same(dataclasses.replace(parallel, rank=rank)) for rank in beside}}
+    if all(shape_of(other.program.block) == shape_of(step.program.block) for other in known.values()):
+        return [step]
+    if mesh.ranks > _MOST:
+        return [max(known.values(), key=lambda made: made.figures.peak_bytes)]
+    return [known.get(rank) or same(dataclasses.replace(parallel, rank=rank)) for rank in range(mesh.ranks)]
 
 
 def _operators(block: Block) -> Counter[Any]:

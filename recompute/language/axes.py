@@ -141,7 +141,7 @@ def _choose(o: Operator, states: Sequence[State | None]) -> Factor | None:
     best: tuple[tuple[int, int], Factor] | None = None
     for k, s in cuts.items():
         for f in of_operator(o):
-            fine = _matched(f, k, s)
+            fine = matched(f, f.inputs[k], s)
             if fine is None:
                 continue
             bad = (o.inputs[j] for j, t in cuts.items() if f.whole or fine.inputs[j] != t.place)
@@ -152,10 +152,11 @@ def _choose(o: Operator, states: Sequence[State | None]) -> Factor | None:
     return None if best is None else best[1]
 
 
-def _matched(f: Factor, k: int, s: Cut) -> Factor | None:
-    """The factor, or the part of it, that is at a cut's place in input `k`."""
-    place = f.inputs[k]
-    parts = None if place is None else s.place.within(place, s.size, f.size)
+def matched(f: Factor, place: Place | str | None, s: Cut) -> Factor | None:
+    """The factor, or the part of it, that is at a cut's place in a value where the factor is at `place`."""
+    if not isinstance(place, Place):
+        return None
+    parts = s.place.within(place, s.size, f.size)
     return None if parts is None else f.refined(s.size, *parts)
 
 

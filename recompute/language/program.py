@@ -163,6 +163,10 @@ class Program:
     division: Any = None
     #: the first stage of a pipeline that has each parameter; {} without one
     first_stages: Mapping[str, int] = MappingProxyType({})
+    #: the values that axes of the mesh divide, as the user wishes (`recompute.training.shardings.Sharding`)
+    shardings: Mapping[str, Any] = MappingProxyType({})
+    #: the parameters and state that they do divide (`recompute.training.shardings.DividedValue`)
+    divided: Mapping[str, Any] = MappingProxyType({})
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last
@@ -294,7 +298,8 @@ class Program:
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
-        other.sharded, other.first_stages = self.sharded, self.first_stages
+        other.sharded, other.divided = self.sharded, self.divided
+        other.first_stages = self.first_stages
         other.take_origin(self)
         return other
 
@@ -304,7 +309,7 @@ class Program:
         self.forward, self.imported, self.again, self.loss = other.forward, other.imported, other.again, other.loss
         self.loaded, self.fuse_attention = dict(other.loaded), other.fuse_attention
         self.fuse_head = other.fuse_head
-        self.mesh = other.mesh
+        self.mesh, self.shardings = other.mesh, other.shardings
 
     # -- training and evaluation ----------------------------------------------------------------------------------
 

@@ -44,12 +44,11 @@ def write_state(program: Program, path: Path, ranks: Ranks) -> None:
                 part = parts.get(v.name)
                 if part is None and not ranks.leads:
                     continue
-                array, low = contents(program, v), 0
-                if part is not None:
-                    array, low = array[: part.count], part.low * array.itemsize
-                if array.size:
-                    file.seek(len(header) + offsets[v.name] + low)
-                    file.write(_bytes(array))
+                array = contents(program, v)
+                spans = [(0, 0, array.size)] if part is None else part.spans()
+                for there, here, count in spans if array.size else ():
+                    file.seek(len(header) + offsets[v.name] + there * array.itemsize)
+                    file.write(_bytes(array)[here * array.itemsize : (here + count) * array.itemsize])
             file.flush()
             os.fsync(file.fileno())
 
@@ -63,9 +62,10 @@ def weights_sha256(program: Program, ranks: Ranks) -> str:
     for v in sorted((*program.block.parameters, *program.block.buffers), key=lambda v: v.name):
         digest.update(f"{v.name}:{types[v.name]};".encode())
         own = contents(program, v)
-        found = [own] if v.name not in parts else ranks.gather(f"the hash of '{v.name}'", own[: parts[v.name].count])
-        for array in found:
-            digest.update(_bytes(array) if array.size else b"")
+        if v.name in parts:
+            found = ranks.gather(f"the hash of '{v.name}'", own[: parts[v.name].count])
+            own = parts[v.name].joined(found) if found else own
+        digest.update(_bytes(own) if own.size else b"")
     return ranks.first("the hash of the weights", digest.hexdigest)
 
 
@@ -74,7 +74,7 @@ def whole_program(program: Program, ranks: Ranks, *, everywhere: bool = False) -
 
     The program itself, where nothing is divided.
     """
-    if program.division is None:
+    if program.division is None and not program.divided:
         return program if everywhere or ranks.leads else None
     parts, collect = parts_of(program), ranks.collect if everywhere else ranks.gather
     arrays: dict[str, Any] = {v.name: program.data[v.name] for v in program.block.buffers}

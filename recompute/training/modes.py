@@ -23,6 +23,7 @@ from ..support.patterns import Patterns
 from .averages import applied
 from .base import must_be_untrained
 from .quantisation import must_have_ranges, running_ends
+from .shardings import divided_forward
 
 __all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays"]
 
@@ -86,6 +87,8 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
     if program.division is not None:  # a rank has parts of parameters: it gathers them
         how = dataclasses.replace(program.division, again=False)
         made.block, _ = read_gathered(made.block, list(program.sharded), how)
+    if program.divided:
+        made.block = divided_forward(program, made.block)
     made.block = verify(made.block)
     if made.data is not program.data:
         share_arrays(made, program)

@@ -18,12 +18,14 @@ from ..ops.communication.shard import padded_size
 from ..ops.optimizer.norm_updates import TrustUpdate
 from ..passes.pipelines.schedules import Pipe
 from ..passes.sharding.norms import norms_over_ranks
+from ..passes.sharding.norms_over_parts import norms_over_parts
 from ..passes.sharding.zero import Sharded, shard_parameters
 from ..passes.slicing.ranks import Share
 from .merge import Merge
 from .pipeline import begin_stages, first_stages, over_stages
 from .protocol import AnyOptimizer, ParamsGrads
 from .recompute_optimizer import RecomputeOptimizer
+from .shardings import axes_of, divide_program, divisions
 
 __all__ = ["DataParallel"]
 
@@ -39,7 +41,8 @@ class Parallel:
     `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
     computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
-    cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.  `schedule`,
+    cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.
+    `sequence`: with tensor parallelism, values between pairs of products are cut along the sequence.  `schedule`,
     `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where
     stages take about the same time.
     """
@@ -55,12 +58,12 @@ class Parallel:
     alone: bool = False
     parts: int | None = None
     together: bool = False
+    sequence: bool = True
     schedule: str = "1f1b"
     chunks: int = 1
     cuts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_mesh(self.mesh)
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.mesh.ranks:
             raise UsageError(f"the mesh {self.mesh} has no rank {self.rank!r}: it has 0 to {self.mesh.ranks - 1}")
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
@@ -82,13 +85,21 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """How many share the batch."""
-        return self.mesh.size(self.axis) if self.axis in dict(self.mesh.axes) else 1
+        """How many there are along the axis; one where the mesh does not have it."""
+        return dict(self.mesh.axes).get(self.axis, 1)
 
     @property
-    def place(self) -> int:
-        """This rank among those that share the batch."""
+    def coordinate(self) -> int:
+        """Where the rank is along the axis."""
         return self.mesh.coordinate(self.rank, self.axis) if self.axis in dict(self.mesh.axes) else 0
+
+    def divide(self, program: Program, pairs: ParamsGrads) -> ParamsGrads:
+        """Divides operators along the mesh's other axes (tensor, sequence, expert and context parallelism)."""
+        how = divisions(self.mesh, self.rank, self.reduce)
+        if how and self.zero and self.ranks > 1:
+            axes = ", ".join(f"{d.axis}={d.ranks}" for d in how)
+            raise UsageError(f"zero={self.zero} and {axes} are not combined yet: give zero=0, or a mesh of dp alone")
+        return divide_program(program, how, pairs, self.rank, self.sequence) if how else pairs
 
     @property
     def pipe(self) -> Pipe | None:
@@ -106,7 +117,7 @@ class Parallel:
     @property
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
-        rank = 0 if self.alone else self.place
+        rank = 0 if self.alone else self.coordinate
         return Share(self.axis, self.sharing, rank, self.reduce)
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
@@ -154,7 +165,7 @@ class Parallel:
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
-        return Sharded(self.axis, self.ranks, self.place, self.parts or pieces, again=self.zero == 3)
+        return Sharded(self.axis, self.ranks, self.coordinate, self.parts or pieces, again=self.zero == 3)
 
     def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
         """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""
@@ -194,19 +205,18 @@ class Parallel:
                 f"zero={self.zero} and {type(trust.op).__name__.removesuffix('Update')} are not combined: its update "
                 "takes the norm of a whole parameter, of which a rank has a part; use Adam or AdamW, or zero=0"
             )
+        if trust is not None and program.divided:
+            raise UsageError(
+                f"mesh {self.mesh} and {type(trust.op).__name__.removesuffix('Update')} are not combined: its update "
+                "takes the norm of a whole parameter, of which a rank has a part; use Adam or AdamW"
+            )
+        if program.divided:
+            axes = {p: frozenset(d.axis for d, _ in v.cuts) for p, v in program.divided.items()}
+            gradients = {g: axes[p] for p, g in program.gradients if p in axes}
+            program.block = verify(norms_over_parts(program.block, gradients, dict(axes_of(self.mesh))))
         program.block = verify(norms_over_ranks(program.block, self.sharded(pieces), sharded=divided))
         if self.pipe is not None:
             over_stages(program, self.pipe)
-
-
-def _check_mesh(mesh: Mesh) -> None:
-    """UsageError for axes along which nothing is divided."""
-    for axis, size in mesh.axes:
-        if axis not in ("dp", PIPELINE) and size > 1:
-            raise UsageError(
-                f"mesh {mesh}: nothing is divided along the axis '{axis}': ranks share the batch along 'dp', and the "
-                f"layers along '{PIPELINE}'"
-            )
 
 
 class DataParallel(RecomputeOptimizer):
@@ -250,6 +260,7 @@ class DataParallel(RecomputeOptimizer):
         reduce: str = "tree",
         add: bool = False,
         sync_batch_norm: bool = False,
+        sequence: bool = True,
         schedule: str = "1f1b",
         chunks: int = 1,
         cuts: Sequence[str] | None = None,
@@ -260,8 +271,8 @@ class DataParallel(RecomputeOptimizer):
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
         self._parallel = Parallel(
-            mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, schedule=schedule,
-            chunks=chunks, cuts=None if cuts is None else tuple(cuts),
+            mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, sequence=sequence,
+            schedule=schedule, chunks=chunks, cuts=None if cuts is None else tuple(cuts),
         )  # fmt: skip
 
     def at_rank(self, rank: int) -> Any:

@@ -1,15 +1,19 @@
-"""What a rank has of parameters and state that are divided among ranks (ZeRO)."""
+"""What a rank has of parameters and state that are divided among ranks."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..communication.mesh import Mesh
+from ..language.axes import Cut
 from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType
+from ..passes.sharding.reshard import Division
 
 
 def stored(program: Program) -> tuple[Value, ...]:
@@ -18,35 +22,81 @@ def stored(program: Program) -> tuple[Value, ...]:
     return (*b.parameters, *b.buffers, *b.state)
 
 
+#: the mesh of one rank
+ONE = Mesh()
+
+
 @dataclass(frozen=True)
 class Part:
-    """What a rank has of a value that is divided among ranks (ZeRO): `count` of its elements, from `low` on.
+    """What a rank has of a value that is divided among ranks; `whole`: its type where one process has all of it.
 
-    Zeros may follow them.  `whole`: the value's type where one process has all of it.
+    ZeRO: `count` of its elements, from `low` on; zeros may follow them.  Axes of the mesh that divide operators: `cuts`
+    along axes of the value, on the ranks of `mesh`, of which this is the `rank`-th.
     """
 
     whole: TensorType
     low: int
     count: int
+    cuts: tuple[tuple[Division, Cut], ...] = ()
+    mesh: Mesh = ONE
+    rank: int = 0
 
     def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The whole value from what all ranks have, in their order."""
-        return np.concatenate(parts)[: self.whole.size].reshape(self.whole.shape)
+        if not self.cuts:
+            return np.concatenate(parts)[: self.whole.size].reshape(self.whole.shape)
+        found = np.empty(self.whole.size, parts[0].dtype)
+        for rank, part in enumerate(parts):
+            found[self.elements(rank)] = part
+        return found.reshape(self.whole.shape)
+
+    def elements(self, rank: int) -> np.ndarray:
+        """The positions, in the whole value's elements, of those that a rank of the mesh has."""
+        found = np.arange(self.whole.size).reshape(self.whole.shape)
+        for how, cut in self.cuts:
+            at = self.mesh.coordinate(rank, how.axis)
+            found = cut.place.cut(found, how.ranks, at, at + 1)
+        return found
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """The runs of this rank's elements: position in the whole value, position in the part, length."""
+        if not self.cuts:
+            return [(self.low, 0, self.count)]
+        at = self.elements(self.rank).reshape(-1)
+        borders = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), at.size]
+        return [(int(at[a]), a, b - a) for a, b in itertools.pairwise(borders) if b > a]
 
 
 def parts_of(program: Program) -> dict[str, Part]:
-    """The parameters and state of which this rank has a part; the rest is the same on all ranks."""
+    """The parameters, buffers and state of which this rank has a part; the rest is the same on all ranks."""
+    found = _divided(program)
     if program.division is None:
-        return {}
+        return found
     owners = sorted(program.sharded, key=len, reverse=True)
     own = {v.name: v.shape for v in program.block.parameters if v.name in program.sharded}
-    found = {}
     for v in (*program.block.parameters, *program.block.state):
         owner = next((n for n in owners if f"{v.name}.".startswith(f"{n}.") and v.shape == own[n]), None)
         if owner is not None:
             whole = v.type.with_shape(program.sharded[owner].shape)
             low = min(program.division.rank * v.size, whole.size)
             found[v.name] = Part(whole, low, min(v.size, whole.size - low))
+    return found
+
+
+def _divided(program: Program) -> dict[str, Part]:
+    """What axes of the mesh divide that divide operators."""
+    found: dict[str, Part] = {}
+    if not program.divided:
+        return found
+    own = {v.name: v for v in stored(program)}
+    for v in stored(program):
+        owner = v.name  # an optimizer's state has the name of its parameter and more behind a dot
+        while owner and owner not in program.divided:
+            owner = owner.rpartition(".")[0]
+        if owner and v.shape == own[owner].shape:
+            d = program.divided[owner]
+            whole = v.type.with_shape(d.whole.shape)
+            found[v.name] = Part(whole, 0, v.size, d.cuts, program.mesh, d.rank)
     return found
 
 

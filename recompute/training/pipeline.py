@@ -53,8 +53,8 @@ def own_pairs(program: Program, pairs: ParamsGrads) -> ParamsGrads:
 
 def over_stages(program: Program, pipe: Pipe) -> None:
     """Makes norms and checks of gradients those of all stages; that of a parameter of several counts on the first."""
-    owned = [program.first_stages.get(p, -1) in pipe.own() for p, _ in program.gradients]
-    program.block = verify(EagerUpdates().run(norms_over_stages(program.block, pipe, owned)))
+    others = {g for p, g in program.gradients if program.first_stages.get(p, -1) not in pipe.own()}
+    program.block = verify(EagerUpdates().run(norms_over_stages(program.block, pipe, others)))
 
 
 def first_stages(program: Program) -> dict[str, int]:

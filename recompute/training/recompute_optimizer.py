@@ -313,7 +313,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         """The backward pass, regions in slices, and with checkpoints the recomputation."""
         regions = whole_last(self._slices)[0]
         if self.request is not None or ((self._slices or self._merge or self._parallel) and not self._checkpoints):
-            params_grads = self.inner.backward(loss, *options)
+            params_grads = self._backward_divided(program, loss, options)
             program.block = verify(Slice(regions).run(program.block))
             return params_grads
         if not self._checkpoints:
@@ -326,7 +326,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         before = program.block
         begin_training(program, loss.name)
         names = _remaining(before, program.block, names)
-        params_grads = self.inner.backward(loss, *options)
+        params_grads = self._backward_divided(program, loss, options)
         program.block = verify(Slice(regions).run(program.block))
         if self.whole:
             program.block = open_means(program.block)
@@ -338,6 +338,11 @@ class RecomputeOptimizer(WrappedOptimizer):
         block = apply(program.block, plan)
         program.block, program.plan = verify(block), plan
         return params_grads
+
+    def _backward_divided(self, program: Program, loss: Variable, options: Sequence[Any]) -> ParamsGrads:
+        """The backward pass; then the part of both passes that this rank has along the mesh's axes but dp."""
+        pairs = self.inner.backward(loss, *options)
+        return pairs if self._parallel is None else self._parallel.divide(program, pairs)
 
     def apply_gradients(self, params_grads: Sequence[tuple[Variable, Variable]]) -> list[Operator]:
         """The inner optimizer's updates; then, with a budget, strategy or plan, the recomputation of dropped values.

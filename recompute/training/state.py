@@ -56,7 +56,7 @@ def state_dict(program: Program) -> dict[str, np.ndarray]:
 
 def _must_be_whole(program: Program) -> None:
     """UsageError where this process has parts of parameters."""
-    if program.division is not None:
+    if program.division is not None or program.divided:
         raise UsageError(
             f"program '{program.block.name}' is divided among ranks: this one has a part of its parameters and state. "
             "rc.Trainer(..., mesh=...) writes checkpoints of all ranks together; rc.load_state reads a rank's part of "
@@ -141,9 +141,12 @@ def _read_at(path: str | PathLike[str], wanted: list[Value], parts: Mapping[str,
     found = {}
     for v in wanted:
         part = parts.get(v.name, Part(v.type, 0, v.size))
-        offset = 8 + length + header[v.name]["data_offsets"][0] + part.low * v.type.numpy.itemsize
+        first = 8 + length + header[v.name]["data_offsets"][0]
         flat = np.zeros(v.size, v.type.numpy)
-        flat[: part.count] = np.fromfile(path, v.type.numpy, part.count, offset=offset)
+        with open(path, "rb") as file:
+            for there, here, count in part.spans():
+                file.seek(first + there * v.type.numpy.itemsize)
+                flat[here : here + count] = np.fromfile(file, v.type.numpy, count)
         found[v.name] = flat.reshape(v.shape)
     return found
 

@@ -288,8 +288,6 @@ def test_what_does_not_fit() -> None:
         DataParallel(rc.Adam(), mesh, 0, zero=4)
     with pytest.raises(UsageError, match="reduce must be one of tree, library"):
         DataParallel(rc.Adam(), mesh, 0, reduce="ring")
-    with pytest.raises(UsageError, match="nothing is divided along the axis 'x'"):
-        DataParallel(rc.Adam(), Mesh.of(x=2), 0)
     with pytest.raises(UsageError, match="zero=1 and Lamb are not combined"):
         DataParallel(rc.Lamb(), mesh, 0, zero=1, batch=BATCH).minimize(loss)
     loss = forward("resnet18")[1]

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...errors import UsageError
+from ...language.factors import Factor, in_step
 from ...language.ir import Operator
 from ...language.op import Cost, Op
 from ...language.types import TensorType, Value
@@ -116,8 +117,8 @@ class Communication(Op, abstract=True):
         return Cost(0, 0)
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple[Any, ...]:
-        """Needed whole."""
-        return ()
+        """Axis 0 is divided among ranks, or may be; each element along the others goes its own way."""
+        return _all_but_the_first(ins, outs)
 
     def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The identity in a group of one; ONNX has no communication."""
@@ -162,13 +163,20 @@ class CommWait(Op):
         return Cost(0, 0)
 
     def axis_factors(self, ins: Any, outs: Any) -> tuple[Any, ...]:
-        """Needed whole."""
-        return ()
+        """Axis 0 is divided among ranks, or may be; each element along the others goes its own way."""
+        return _all_but_the_first(ins, outs)
 
     def export(self, g: Any, ins: Sequence[str], outs: Sequence[str]) -> bool:
         """The first input."""
         g.node("Identity", ins[:1], outs)
         return True
+
+
+def _all_but_the_first(ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[Factor, ...]:
+    """Factors of a communication, and of the wait for it: alike, so that both run in the same slices."""
+    if not ins or any(t is None or t.ndim < 2 or t.shape[1:] != outs[0].shape[1:] for t in ins):  # type: ignore[union-attr]
+        return ()
+    return in_step(ins, outs, range(1, outs[0].ndim))  # type: ignore[union-attr]
 
 
 def communicated(b: Any, op: Communication, x: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +40,12 @@ class Concat(Move, onnx=True):
         return (first.with_shape([total if i == axis else d for i, d in enumerate(first.shape)]),)
 
     def axis_factors(self, ins, outs):
-        """All but the joined one."""
-        axis = normal_axis(self.axis, ins[0].ndim, self)
-        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        """All but the joined one, of which equal inputs share an inner part."""
+        axis, size = normal_axis(self.axis, ins[0].ndim, self), ins[0].shape[normal_axis(self.axis, ins[0].ndim, self)]
+        found = in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        if any(t.shape[axis] != size for t in ins):
+            return found
+        return (*found, factor(size, [axis] * len(ins), [Place(axis, outer=len(ins))]))
 
     def compute(self, xp, ins, outs, scratch):
         """One copy for each input."""
@@ -109,9 +113,19 @@ class Split(Move):
         return tuple(x.with_shape([*x.shape[:axis], n, *x.shape[axis + 1 :]]) for n in self.sizes)
 
     def axis_factors(self, ins, outs):
-        """All but the one that is cut."""
+        """All but the one that is cut, of which equal parts share an inner part."""
         axis = normal_axis(self.axis, ins[0].ndim, self)
-        return in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        found = in_step(ins, outs, [a for a in range(ins[0].ndim) if a != axis])
+        if len(set(self.sizes)) != 1:
+            return found
+        return (*found, factor(self.sizes[0], [Place(axis, outer=len(self.sizes))], [axis] * len(self.sizes)))
+
+    def sliced(self, factor, start, size, outs):
+        """Smaller parts, where the index is inside of the axis that is cut."""
+        axis = self.axis % next(t.ndim for t in outs if t is not None)
+        inside = any(isinstance(p, Place) and p.axis == axis for p in factor.outputs)
+        made = next(t.shape[axis] for t in outs if t is not None)
+        return dataclasses.replace(self, sizes=(made,) * len(self.sizes)) if inside else self
 
     def compute(self, xp, ins, outs, scratch):
         """One copy for each part."""

@@ -1,0 +1,73 @@
+"""Norms and checks over gradients of which ranks have parts: squares of parts add up, whole gradients count once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from ...language.builder import Builder
+from ...language.ir import Block, Operator, Role, Value
+from ...ops.communication.base import Numbers, communicated
+from ...ops.communication.collectives import AllGather, AllReduce
+from ...ops.loss.scale import InverseIfFinite
+from ...ops.optimizer.norm_updates import GlobalNorm
+
+
+def norms_over_parts(block: Block, gradients: Mapping[str, frozenset[str]], sizes: Mapping[str, int]) -> Block:
+    """The block with norms of whole gradients.
+
+    `gradients`: the axes of the mesh that divide each; `sizes`: the ranks along all axes that divide something.
+    """
+    axes = dict(gradients)
+    b = Builder.on(block)
+    found: list[Operator] = []
+    numbers = Numbers(block.operators)
+    for o in block.operators:
+        if o.role is Role.OPTIMIZE and not o.op.updates:
+            _follow(o, axes)
+        divided = any(axes.get(v.name) for v in o.reads())
+        if not divided or not isinstance(o.op, (GlobalNorm, InverseIfFinite)):
+            found.append(o)
+            continue
+        b.operators, b.role, (out,) = [], o.role, o.writes()
+        b.prefix = out.name
+        made = _norm(b, o, axes, sizes, numbers) if isinstance(o.op, GlobalNorm) else _finite(b, o, sizes, numbers)
+        found += [x.renamed({made.name: out.name}) for x in b.operators]
+    return dataclasses.replace(block, operators=tuple(found), constants=(*block.constants, *b.constants))
+
+
+def _follow(o: Operator, axes: dict[str, frozenset[str]]) -> None:
+    """What is made of a gradient, of its shape, is divided as it is."""
+    for v in o.writes():
+        same = next((axes[r.name] for r in o.reads() if r.name in axes and r.shape == v.shape), None)
+        if same is not None:
+            axes[v.name] = same
+
+
+def _norm(b: Builder, o: Operator, axes: Mapping[str, frozenset[str]], sizes: Mapping[str, int], n: Numbers) -> Value:
+    """The root of the squares of all groups of gradients that the same axes divide."""
+    groups: dict[tuple[str, ...], list[Value]] = {}
+    for v in o.reads():
+        groups.setdefault(tuple(a for a in sizes if a in axes.get(v.name, ())), []).append(v)
+    squares = []
+    for over, values in groups.items():
+        norm = b.GlobalNorm(*values)
+        total = b.Reshape(b.Mul(norm, norm), shape=(1,))
+        for axis in over:
+            total = communicated(b, AllReduce(axis, sizes[axis], n.take(axis)), total)
+        squares.append(total)
+    norm = b.Sqrt(b.Reshape(b.add_all(squares), shape=()))
+    (out,) = o.writes()
+    return norm if norm.dtype == out.dtype else b.Cast(norm, to=out.dtype)
+
+
+def _finite(b: Builder, o: Operator, sizes: Mapping[str, int], n: Numbers) -> Value:
+    """1 / scale, or 0 where any rank found something that is not finite."""
+    own = b.Reshape(b.emit(o.op, *o.inputs), shape=(1,))
+    for axis, ranks in _items(sizes):
+        own = b.ReduceMin(communicated(b, AllGather(axis, ranks, n.take(axis)), own), axes=(0,), keepdims=1)
+    return b.Reshape(own, shape=())
+
+
+def _items(sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
+    return ((axis, ranks) for axis, ranks in sizes.items() if ranks > 1)

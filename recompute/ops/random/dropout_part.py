@@ -1,0 +1,119 @@
+"""Dropout on a part of a tensor that is cut inside: the numbers of the whole, in runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...language.factors import Place, aligned, needed_whole
+from ...language.types import dtype_to_onnx
+from ..tiles import TILE
+from .draws import Draw, Dropout
+from .philox import export_numbers, stream
+
+_BOOL = dtype_to_onnx("bool")
+
+
+@dataclass(frozen=True)
+class DropoutPart(Draw):
+    """(x, step) → x / (1 - ratio) where kept, else 0; and the mask of what is kept (optional), as `Dropout` does.
+
+    x is a part of a larger tensor: `run` elements one after the other draw what the larger one draws there, and the
+    next run begins `skip` elements behind the begin of this one.
+    """
+
+    ratio: float = 0.5
+    seed: int = 0
+    first: int = 0
+    run: int = 1
+    skip: int = 1
+
+    inplace = (0,)
+
+    def infer(self, x, step):
+        """x's type, and bool."""
+        self.check_step(step)
+        if not 0 <= self.ratio < 1 or not 1 <= self.run <= self.skip < 1 << 56 or x.size % self.run:
+            raise self.fail("ratio must be in [0, 1), and x consist of whole runs that do not overlap", x, step)
+        return x, x.with_dtype("bool")
+
+    def scratch(self, ins, outs):
+        """A tile of numbers and of comparisons."""
+        return Dropout.scratch(self, ins, outs)  # type: ignore[arg-type]
+
+    def compute(self, xp, ins, outs, scratch):
+        """Run by run."""
+        x, y = ins[0].reshape(-1), outs[0].reshape(-1)
+        mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
+        ratio, scale = np.float32(self.ratio), x.dtype.type(1 / (1 - self.ratio))
+        for begin in range(0, x.size, self.run):
+            fill = stream(xp, self.seed, ins[1], self.first + begin // self.run * self.skip)
+            for start in range(begin, begin + self.run, TILE):
+                part = slice(start, min(start + TILE, begin + self.run))
+                u = scratch[0][: part.stop - start]
+                keep = scratch[1][: len(u)] if mask is None else mask[part]
+                fill(u)
+                xp.greater_equal(u, ratio, out=keep)
+                xp.multiply(x[part], scale, out=y[part])
+                xp.multiply(y[part], keep, out=y[part])
+
+    def axis_factors(self, ins, outs):
+        """The outermost axis, if each of its slices has whole runs; the others are needed whole."""
+        lead = next((a for a, d in enumerate(ins[0].shape) if d != 1), 0)
+        found = aligned(ins, outs)
+        whole = math.prod(ins[0].shape[lead + 1 :]) % self.run == 0
+        return (*found[: lead + whole], *needed_whole(found[lead + whole :]))
+
+    def sliced(self, factor, start, size, outs):
+        """The same numbers: those of the runs before the slice are left out."""
+        place = factor.outputs[0]
+        before = start * place.inner * math.prod(outs[0].shape[place.axis + 1 :])
+        return dataclasses.replace(self, first=self.first + before // self.run * self.skip)
+
+    def gradient(self, b, ins, outs, grads):
+        """The same on dy."""
+        return [b.emit(self, grads[0], ins[1]), None]
+
+    def inference(self, b, ins, running):
+        """x, everything kept."""
+        return Dropout.inference(self, b, ins, running)  # type: ignore[arg-type]
+
+    def export(self, g, ins, outs):
+        """The numbers of all runs one after the other, then as Dropout."""
+        x, step = ins
+        t = g.type(x)
+        if not t.size:
+            g.node("Identity", [x], outs[:1])
+            keep = g.call("Cast", x, to=_BOOL)
+        else:
+            places = [self.first + k * self.skip for k in range(t.size // self.run)]
+            runs = [export_numbers(g, self.seed, step, self.run, first) for first in places]
+            numbers = runs[0] if len(runs) == 1 else g.call("Concat", *runs, axis=0)
+            threshold = math.ceil(float(np.float32(self.ratio)) * 2**24)
+            flat = g.call("GreaterOrEqual", numbers, g.array(np.array(threshold, np.int64)))
+            keep = g.call("Reshape", flat, g.ints(t.shape))
+            scaled = g.call("Mul", x, g.scalar(1 / (1 - self.ratio), x))
+            g.node("Mul", [scaled, g.call("Cast", keep, to=dtype_to_onnx(t.dtype))], outs[:1])
+        if len(outs) > 1 and outs[1]:
+            g.node("Identity", [keep], outs[1:2])
+        return True
+
+    @classmethod
+    def samples(cls, draw):
+        """Runs with and without gaps."""
+        yield draw.case(cls(ratio=0.3, seed=5, first=3, run=5, skip=20), draw("f64[3,5]"), np.array(2))
+        yield draw.case(cls(ratio=0.5, seed=1, run=4, skip=4), draw("f32[2,2,4]"), np.array(0), want=1)
+
+
+def part_of(op: Any, place: Place, rank: int, n: int, shape: tuple[int, ...]) -> DropoutPart | None:
+    """Dropout on a rank's part of a tensor of `shape` that is cut at `place` among n ranks; None if it cannot be."""
+    own = place.inner * math.prod(shape[place.axis + 1 :])
+    if isinstance(op, Dropout):
+        return DropoutPart(op.ratio, op.seed, op.first + rank * own, own, n * own)
+    if isinstance(op, DropoutPart) and op.run == n * own:
+        return dataclasses.replace(op, first=op.first + rank * own, run=own)
+    return None

@@ -1,0 +1,134 @@
+"""Operators divided among ranks: the results of one rank, and Megatron's communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sharded_cases import adam, communications, ranks_of, same_as_one_rank
+
+import recompute as rc
+from recompute.communication.mesh import Mesh
+from recompute.errors import UsageError
+from recompute.language.program import Program
+from recompute.training.parallel import DataParallel
+
+GPT = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 24, "seq": 8, "context": 8}
+BERT = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 24, "seq": 8}
+
+
+def gpt(*, sequence: bool = False, dropout: float = 0.0, batch: int = 4) -> tuple[Program, Any]:
+    """Columns of the first matrix of each pair are cut; rows of the second ones follow."""
+    program = rc.load(rc.models.build("gpt2-tiny", **{**GPT, "dropout": dropout}), batch=batch)
+    rc.shard(program, "h.*.c_attn.weight", dim=1, blocks=3)
+    rc.shard(program, "h.*.c_fc.weight", dim=-1)
+    if sequence:
+        rc.shard(program["embeddings.out"], dim=1)
+    return program, rc.losses.cross_entropy(program["logits"])
+
+
+def bert(batch: int = 4) -> tuple[Program, Any]:
+    """With dropout in attention and behind both matrices; queries, keys and values have a matrix each."""
+    program = rc.load(rc.models.build("bert-tiny", **BERT), batch=batch)
+    for v in program.block.parameters:
+        if any(f".{kind}.weight" in v.name for kind in ("query", "key", "value", "intermediate.dense", "intermediate")):
+            rc.shard(program[v.name], dim=1)
+    return program, rc.losses.cross_entropy(program["logits"])
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4"])
+def test_columns_and_rows(mesh: str) -> None:
+    """Four sums a layer, two in each direction: no value but the first matrices' columns was annotated."""
+    programs = same_as_one_rank(gpt, mesh)
+    block = programs[0].block
+    assert communications(block) == {("forward", "AllReduce"): 4, ("backward", "AllReduce"): 4}
+    sums = [o for o in block.operators if o.op.communicates == "begin"]
+    assert {o.outputs[0].shape for o in sums} == {(1, 4, 8, 16)}  # type: ignore[union-attr]
+    cut = {n: str(d.whole) for n, d in programs[0].divided.items() if n.startswith("h.0.")}
+    assert cut == {
+        "h.0.attn.c_attn.weight": "f32[16,48]", "h.0.attn.c_attn.bias": "f32[48]",
+        "h.0.attn.c_proj.weight": "f32[16,16]", "h.0.mlp.c_fc.weight": "f32[16,64]",
+        "h.0.mlp.c_fc.bias": "f32[64]", "h.0.mlp.c_proj.weight": "f32[64,16]",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4"])
+def test_sequence_parallelism(mesh: str) -> None:
+    """Between the pairs the stream is cut along the sequence: it is gathered before each pair, and again in the
+    backward pass, where its gradient is gathered, too; sums become shards of sums."""
+    programs = same_as_one_rank(lambda: gpt(sequence=True), mesh)
+    large = 4 * 8 * 16 * 4 // int(mesh[-1])
+    found = communications(programs[0].block, large)
+    assert found[("forward", "ReduceScatter")] == 4
+    assert found[("forward", "AllGather")] == 4
+    assert found[("backward", "ReduceScatter")] == 4
+    assert found[("backward", "AllGather")] == 8
+    assert found[("forward", "AllReduce")] == 0  # the head has this rank's part of the sequence, too
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4"])
+def test_dropout_draws_the_numbers_of_one_rank(mesh: str) -> None:
+    same_as_one_rank(bert, mesh)
+    same_as_one_rank(lambda: gpt(sequence=True, dropout=0.3), mesh)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2-tiny": GPT,
+    "bert-tiny": BERT,
+    "llama-tiny": {"layers": 2, "hidden": 16, "heads": 4, "vocab": 24, "seq": 8},
+}
+
+
+def plain(name: str) -> tuple[Program, Any]:
+    """A network without annotations."""
+    program = rc.load(rc.models.build(name, **FAMILIES[name]), batch=4)
+    return program, rc.losses.cross_entropy(program["logits"])
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "cp=2"])
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_what_is_divided_is_found(name: str, mesh: str) -> None:
+    """Without annotations: both matrices of each pair, with their biases, and the sequence between them."""
+    programs = same_as_one_rank(lambda: plain(name), mesh)
+    matrices = [n for n, d in programs[0].divided.items() if d.whole.ndim == 2]
+    layers = {"gpt2-tiny": 4, "bert-tiny": 6, "llama-tiny": 7}
+    if "tp" in mesh:
+        assert len([n for n in matrices if "wpe" not in n and "position" not in n]) == 2 * layers[name]
+        assert communications(programs[0].block)[("forward", "ReduceScatter")] == 4
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("gpt2-tiny", "tp=2"), ("gpt2-tiny", "tp=4"), ("llama-tiny", "tp=2")])
+def test_four_sums_a_layer(name: str, mesh: str) -> None:
+    programs = same_as_one_rank(lambda: plain(name), mesh, sequence=False)
+    assert communications(programs[0].block) == {("forward", "AllReduce"): 4, ("backward", "AllReduce"): 4}
+
+
+def test_heads_that_cannot_be_shared_stay_whole() -> None:
+    """The two heads of keys and values are too few for four ranks; the other pair is divided."""
+    programs = same_as_one_rank(lambda: plain("llama-tiny"), "tp=4", sequence=False)
+    assert communications(programs[0].block) == {("forward", "AllReduce"): 2, ("backward", "AllReduce"): 2}
+
+
+def test_unequal_parts_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"axis 1 of 'h.0.attn.c_attn.weight'.* 5 ranks in 3 blocks"):
+        ranks_of(gpt, "tp=5")
+
+
+def test_annotations_name_axes_that_exist() -> None:
+    program, _ = gpt()
+    with pytest.raises(UsageError, match=r"no value 'h\.0\.c_fc'"):
+        rc.shard(program, "h.0.c_fc")
+    with pytest.raises(UsageError, match="has no axis 2"):
+        rc.shard(program["h.0.mlp.c_fc.weight"], dim=2)
+    with pytest.raises(UsageError, match="axis must be"):
+        rc.shard(program["h.0.mlp.c_fc.weight"], axis="dp")
+    with pytest.raises(UsageError, match="zero=1 and tp=2"):
+        DataParallel(adam(), Mesh.of(dp=2, tp=2), 0, zero=1, batch=4).minimize(gpt()[1])
+
+
+def test_arrays_are_parts() -> None:
+    """The parts of all ranks are the whole matrix, whose three blocks are cut each."""
+    whole = np.array(gpt()[0].data["h.0.attn.c_attn.weight"]).reshape(16, 3, 2, 8)
+    for rank, (program, _) in enumerate(ranks_of(gpt, "tp=2")):
+        np.testing.assert_array_equal(program.data["h.0.attn.c_attn.weight"], whole[:, :, rank].reshape(16, 24))
