@@ -1,6 +1,10 @@
 """Training with approximated gradients: accuracy, memory and time of what `--allow` permits, on two small tasks.
 
     OMP_NUM_THREADS=1 python benchmarks/approximation.py [digits text] [--seeds 5] [--quick] [--json FILE]
+    ... --first 3 --seeds 2 --json B.json       seeds 3 and 4 alone, on another core
+    ... --seeds 0 --scores A.json B.json        trains nothing: scores from files, peaks and times anew
+    ... --seeds 0 --batch 256                   peaks and times at another batch
+    ... --settings @80% bits:4,store:8@40%      these beside the exact step, PERMITTED@BUDGET
 
 Each setting trains `--seeds` times; a seed is that of the initial weights and of the order of samples.  Columns:
 `score` is the mean on what is held out, with the standard deviation over the seeds; `peak` is all that the executor
@@ -37,8 +41,13 @@ SINGLE = (
     "bits:4", "bits:2", "bits:1", "store:8", "store:4", "store:2", "store:bf16",
 )  # fmt: skip
 MIXED = ("bits:4,store:8", "sketch:0.2,bits:4", "sketch:0.2,bits:4,store:8", "sketch:0.2,bits:4,store:4")
+#: kinds of sketches whose time alone is measured
+UNTRAINED = ("sketch:0.2:gaussian", "sketch:0.2:rademacher")
 #: extra time that both kinds of plans may take, as a share of the exact step's; what the clock cannot tell apart
 ALLOWANCES, NOISE = (0.0, 0.05, 0.1, 0.2, 0.35), 0.02
+
+
+Scores = dict[str, list[dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class Trained:
         row.kept = sum(kept_values(session.block).values())
         row.state = sum(v.nbytes for v in session.block.persistent())
         plan = self.program.plan
-        row.approximations = [] if plan is None else list(plan.approximations)
+        row.approximations = [] if plan is None else [*plan.before, *plan.approximations]
 
     def step(self, batch: dict[str, np.ndarray]) -> None:
         """One step."""
@@ -124,13 +133,16 @@ class Trained:
         return self.task.scores(self.program)
 
 
-def settings(quick: bool) -> list[Setting]:
+def settings(quick: bool, wanted: Sequence[str] = ()) -> list[Setting]:
     """The rows of the table; then exact plans, and mixed ones within budgets."""
+    if wanted:
+        return [Setting(), *(Setting(*text.split("@")) for text in wanted)]
     if quick:
         return [Setting(), Setting("sketch:0.2,bits:4,store:8")]
     alone = [Setting(), *(Setting(a) for a in (*SINGLE, *MIXED))]
     exact = [Setting("", f"{n}%") for n in (90, 80, 70, 60, 55, 50)]
-    mixed = [Setting(MIXED[2], "60%"), Setting(MIXED[2], "50%"), Setting("sketch:0.1,bits:2,store:4", "50%")]
+    mixed = [*(Setting(MIXED[2], f"{n}%") for n in (70, 60)), Setting("sketch:0.1,bits:2,store:4", "50%")]
+    mixed += [Setting("sketch:0.5,bits:4,store:8")]
     sliced = [Setting(a, "50%", True) for a in ("", MIXED[2])]
     return [*alone, *exact, *mixed, *sliced]
 
@@ -153,16 +165,42 @@ def clock(task: Task, rows: Sequence[Trained], rounds: int, steps: int) -> None:
         t.row.time = float(np.median(found[:, i] / found[:, 0]))
 
 
+def scores_of(task: Task, files: Sequence[Path], refuse: Callable[[str], Any]) -> Scores:
+    """Name of a setting → what `--json` wrote in other runs of a task, one file after the other."""
+    found: Scores = {}
+    for file in files:
+        figures = json.loads(file.read_text()).get(task.name)
+        if figures is None:
+            continue
+        if figures["task"] != task.describe:
+            refuse(f"{file} has another task: {figures['task']}")
+        for row in figures["rows"]:
+            found.setdefault(row["name"], []).extend(row["scores"])
+    return found
+
+
 def measured(
-    task: Task, seeds: int, quick: bool, report: Callable[[str], None], save: Callable[[list[Row]], None]
+    task: Task,
+    wanted: Sequence[Setting],
+    seeds: Sequence[int],
+    known: Scores,
+    quick: bool,
+    report: Callable[[str], None],
+    save: Callable[[list[Row]], None],
 ) -> list[Row]:
-    """All rows of a task.  Seeds come one after the other, so that what is interrupted is complete for some of them."""
-    found = list(compiled(task, settings(quick), report))
+    """All rows of a task, with the scores known.  Seeds come one after the other, so that what is interrupted is
+    complete for some of them."""
+    found = list(compiled(task, wanted, report))
     clock(task, found, 3 if quick else 9, 3 if quick else 20)
     rows = [t.row for t in found]
-    for seed in range(seeds):
+    for row in rows:
+        row.scores += known.get(str(row.setting), [])
+    save(rows)
+    for seed in seeds:
         for t in found:
-            if t.row.setting == Setting() or (t.row.setting.allowed and not t.row.setting.sliced):
+            if t.row.setting == Setting() or (
+                t.row.setting.allowed and not t.row.setting.sliced and t.row.setting.allowed not in UNTRAINED
+            ):
                 t.row.scores.append(t.train(seed))
         report(f"{task.name}: seed {seed} done")
         save(rows)
@@ -230,10 +268,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="digits, text (default: both)")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed")
+    parser.add_argument("--scores", type=Path, nargs="+", default=[], metavar="FILE", help="more seeds, from --json")
+    parser.add_argument("--settings", nargs="+", default=(), metavar="SETTING", help="these beside the exact step")
+    parser.add_argument("--batch", type=int, metavar="SAMPLES", help="another batch than the task's")
     parser.add_argument("--quick", action="store_true", help="one seed, two settings, few steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures; after each seed")
     given = parser.parse_args()
-    tasks: dict[str, Task] = {t.name: t for t in ((Digits(8), Text(8)) if given.quick else (Digits(400), Text(1200)))}
+    steps = {Digits: 8, Text: 8} if given.quick else {Digits: 400, Text: 1200}
+    tasks: dict[str, Task] = {t.name: t(n, given.batch or t.batch) for t, n in steps.items()}
     if unknown := [t for t in given.tasks if t not in tasks]:
         parser.error(f"there is no task '{unknown[0]}': {', '.join(tasks)}")
     figures: dict[str, Any] = {}
@@ -247,8 +290,10 @@ def main() -> None:
             if given.json is not None:
                 given.json.write_text(json.dumps(figures, indent=1) + "\n")
 
-        seeds = 1 if given.quick else given.seeds
-        rows = measured(tasks[name], seeds, given.quick, lambda text: print(text, flush=True), save)
+        known = scores_of(tasks[name], given.scores, parser.error)
+        seeds = range(given.first, given.first + (1 if given.quick else given.seeds))
+        wanted = settings(given.quick, given.settings)
+        rows = measured(tasks[name], wanted, seeds, known, given.quick, lambda text: print(text, flush=True), save)
         print("\n".join(["", *table(tasks[name], rows), *frontier(tasks[name], rows), ""]), flush=True)
 
 

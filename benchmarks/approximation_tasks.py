@@ -33,12 +33,12 @@ class Task:
     """
 
     name: ClassVar[str]
-    batch: ClassVar[int]
     rate: ClassVar[float]
     equal: ClassVar[str]
     higher: ClassVar[bool]
 
     steps: int
+    batch: int
 
     @property
     def describe(self) -> str:
