@@ -1,7 +1,7 @@
 """Mixtures of experts: LLaMA's layers with several feed-forward networks, two of which serve each token.
 
 The shape `moe-8x7b` is that of Jiang et al. 2024 (arXiv 2401.04088).  Tokens are dealt as by Lepikhin et al. 2020
-(GShard, arXiv 2006.16668): within a group of tokens each expert takes `capacity` of them, first choices before second ones, and
+(GShard, arXiv 2006.16668): within a group of tokens each expert takes `capacity`, first choices before second ones, and
 what comes later goes past the experts on the residual stream.  So all shapes are static.  The experts' weights are
 stacked, [experts, in, out]: an axis of experts can be cut.
 """
