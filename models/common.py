@@ -7,7 +7,7 @@ and an int64 initializer is a shape, an axis or a table of indices. A reader nee
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +162,10 @@ class Net:
     def shared(self, name: str, shape: tuple[int, ...], init: Init) -> str:
         """The parameter of this name, added by the first call: for layers that are used in several places."""
         return name if name in self._names else self.parameter(name, shape, init)
+
+    def constant_once(self, name: str, make: Callable[[], np.ndarray]) -> str:
+        """The constant of this name; only the first call computes it.  For large ones that every layer reads."""
+        return name if name in self._constants else self.constant(name, make())
 
     def constant(self, name: str, value: float | Sequence[int] | np.ndarray) -> str:
         """Adds a constant that is not trained: float32 as a Constant node, int64 as an initializer.

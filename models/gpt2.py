@@ -22,10 +22,20 @@ def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
     return Variant(f"gpt2-{size}", description, *batches, options)
 
 
+def _third(size: str, **options: int) -> Variant:
+    """A network of GPT-3's kind (arXiv 2005.14165), as Megatron measures them (2205.05198): no layer is sparse."""
+    description = "GPT-3 {}: {layers} layers of {hidden}, {heads} heads".format(size, **options)
+    return Variant(f"gpt3-{size}", description, 1, 1, {**options, "vocab": 51200, "context": 2048, "seq": 2048})
+
+
 @register(
     _variant("tiny", batches=(8, 64), layers=2, hidden=128, heads=2, vocab=5000, context=256, seq=128),
     _variant("mini", batches=(8, 32), layers=4, hidden=256, heads=4, vocab=50257, context=512, seq=128),
     _variant("small", batches=(1, 8), layers=12, hidden=768, heads=12, vocab=50257, context=1024, seq=1024),
+    _third("22b", layers=48, hidden=6144, heads=64),
+    _third("175b", layers=96, hidden=12288, heads=96),
+    _third("530b", layers=105, hidden=20480, heads=128),
+    _third("1t", layers=128, hidden=25600, heads=160),
 )
 @dataclass(frozen=True)
 class Gpt2(Family):

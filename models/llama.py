@@ -1,4 +1,4 @@
-"""LLaMA (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288): RMSNorm, rotary embedding, grouped heads, SwiGLU.
+"""LLaMA (arXiv 2302.13971, 2307.09288 and, the third, 2407.21783): RMSNorm, rotary embedding, grouped heads, SwiGLU.
 
 Parameters have the names of the usual PyTorch port without `model.`; the weights of MatMul are stored [in, out].
 The graph is what exporters make of that port: the cosines and sines are constants, the mask is computed of positions,
@@ -23,16 +23,28 @@ def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
     return Variant(f"llama-{size}", description, *batches, options)
 
 
+def _third(size: str, **options: int) -> Variant:
+    """A network of LLaMA 3; the largest has no number in its name, as there is no other of its size."""
+    description = "LLaMA 3 {}: {layers} layers of {hidden}, {heads} heads".format(size, **options)
+    name = "llama-405b" if size == "405b" else f"llama3-{size}"
+    return Variant(name, description, 1, 1, {**options, "groups": 8, "seq": 8192, "vocab": 128256, "theta": 500000})
+
+
 @register(
     _variant("tiny", batches=(8, 64), layers=2, hidden=128, inner=352, heads=4, groups=2, vocab=2000, seq=128),
     _variant("block", batches=(1, 4), layers=1, hidden=1024, inner=2816, heads=16, groups=4, seq=2048),
     _variant("7b", batches=(1, 4), layers=32, hidden=4096, inner=11008, heads=32, groups=32, seq=4096),
+    _variant("13b", batches=(1, 4), layers=40, hidden=5120, inner=13824, heads=40, groups=40, seq=4096),
+    _variant("70b", batches=(1, 1), layers=80, hidden=8192, inner=28672, heads=64, groups=8, seq=4096),
+    _third("8b", layers=32, hidden=4096, inner=14336, heads=32),
+    _third("70b", layers=80, hidden=8192, inner=28672, heads=64),
+    _third("405b", layers=126, hidden=16384, inner=53248, heads=128),
 )
 @dataclass(frozen=True)
 class Llama(Family):
     """input_ids int64 [N, seq] to logits float32 [N, seq, vocab].
 
-    `inner` is the width of SwiGLU, `groups` the heads of keys and values.
+    `inner` is the width of SwiGLU, `groups` the heads of keys and values, `theta` the base of the rotary angles.
     """
 
     task: ClassVar[str] = "language-model"
@@ -44,6 +56,7 @@ class Llama(Family):
     groups: int = 32
     seq: int = 4096
     vocab: int = 32000
+    theta: int = 10000
 
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):
@@ -98,16 +111,18 @@ class Llama(Family):
 
     def _rotated(self, net: Net, x: str) -> str:
         """Rotary embedding (Su et al. 2021, arXiv 2104.09864), the halves of a head being the pairs."""
-        half = self.size // 2
-        rates = 10000.0 ** (-np.arange(half) / half)
-        angles = np.tile(np.outer(np.arange(self.seq), rates), 2)
-        cosines = net.constant("rotary.cos", np.cos(angles).astype(np.float32))
-        sines = net.constant("rotary.sin", np.sin(angles).astype(np.float32))
+        cosines = net.constant_once("rotary.cos", lambda: np.cos(self._angles()).astype(np.float32))
+        sines = net.constant_once("rotary.sin", lambda: np.sin(self._angles()).astype(np.float32))
         low, high = (f"{x}.{part}" for part in ("low", "high"))
         net.add_many("Split", [x], [low, high], name=f"{x}.halves", axis=-1, num_outputs=2)
         turned = net.add("Concat", [net.add("Neg", [high], f"{high}.negative"), low], f"{x}.turned", axis=-1)
         y = net.add("Mul", [x, cosines], f"{x}.cos")
         return net.add("Add", [y, net.add("Mul", [turned, sines], f"{x}.sin")], f"{x}.rotated")
+
+    def _angles(self) -> np.ndarray:
+        """float64 [seq, size]: the angle by which each pair of a position is turned."""
+        half = self.size // 2
+        return np.tile(np.outer(np.arange(self.seq), float(self.theta) ** (-np.arange(half) / half)), 2)
 
     def _repeated(self, net: Net, x: str) -> str:
         """[N, groups, seq, size] to [N, heads, seq, size]: each head as often as query heads share it."""

@@ -7,6 +7,19 @@ from typing import Any
 
 import pytest
 
+from recompute import models
+
+#: networks of the zoo that, narrowed, are a deeper or wider sister of one that is tested
+SISTERS = ("gpt3-22b", "gpt3-175b", "gpt3-530b", "gpt3-1t")
+SISTERS += ("llama-13b", "llama-70b", "llama3-8b", "llama3-70b", "llama-405b", "moe-8x7b")
+#: networks that came after cases had their turns: they are added behind the others
+LATER = ("moe-tiny",)
+
+
+def zoo() -> list[str]:
+    """The names of the networks that tests go through: without sisters, later ones last."""
+    return [n for n in models.names() if n not in (*SISTERS, *LATER)] + list(LATER)
+
 
 def but_slow(
     values: Iterable[Any], slow: Callable[[Any], bool], by_hand: Callable[[Any], bool] = lambda v: False

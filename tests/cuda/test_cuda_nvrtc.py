@@ -13,10 +13,9 @@ from pathlib import Path
 import cuda_cases
 import pytest
 from test_zoo_training import network
-from tiers import but_slow
+from tiers import but_slow, zoo
 
 import recompute as rc
-from recompute import models
 from recompute.compiling.compiler import compile_step
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda.code.attention import Tiles, kernel
@@ -34,7 +33,7 @@ TARGETS = ("sm_90", "sm_80")
 TOGETHER = 32
 #: networks with most kinds of kernels; the others are slow tests
 FEW = ("mlp", "lenet", "lstm", "resnet18", "mobilenet_v2", "bert-tiny", "gpt2-tiny", "llama-tiny")
-NETWORKS = but_slow(models.names(), lambda name: name not in FEW)
+NETWORKS = but_slow(zoo(), lambda name: name not in FEW)
 
 
 @functools.cache

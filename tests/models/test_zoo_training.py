@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import but_slow
+from tiers import but_slow, zoo
 
 import recompute as rc
 from recompute import models
@@ -44,6 +44,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "roberta": {"layers": 2, "hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
     "gpt2": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "context": 16},
     "llama": {"hidden": 32, "inner": 48, "heads": 4, "groups": 2, "seq": 12, "vocab": 50},
+    "moe": {"hidden": 32, "inner": 16, "heads": 4, "groups": 2, "seq": 12, "vocab": 50, "tokens": 6, "capacity": 4},
     "lstm": {"seq": 6, "features": 8, "hidden": 12},
 }
 
@@ -87,9 +88,7 @@ def same_bits(name: str, checkpoints: list[str]) -> CompiledStep:
     return step
 
 
-@pytest.mark.parametrize(
-    "name", but_slow(models.names(), lambda n: n not in QUICK, lambda n: n not in (*QUICK, *KINDS))
-)
+@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in QUICK, lambda n: n not in (*QUICK, *KINDS)))
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> None:
@@ -99,7 +98,7 @@ def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> No
     same_bits(name, data.draw(st.lists(st.sampled_from(names), min_size=count, max_size=count)))
 
 
-@pytest.mark.parametrize("name", but_slow(models.names(), lambda n: n not in QUICK))
+@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in QUICK))
 def test_the_proposed_checkpoints_keep_every_bit(name: str) -> None:
     program, _, _ = network(name)
     step = same_bits(name, [c for c in models.info(name, **narrow(name)).checkpoints if c in program])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_zoo_training import QUICK, narrow
-from tiers import but_slow
+from tiers import but_slow, zoo
 
 import recompute as rc
 from recompute import models
@@ -44,12 +44,12 @@ def test_peaks_of_roberta_fall_with_the_rate(rebuild: bool) -> None:
         assert found[2] < (1 - 0.186) * found[0]
 
 
-@pytest.mark.parametrize("name", but_slow(models.names(), lambda n: n not in (*QUICK, "roberta-base")))
+@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in (*QUICK, "roberta-base")))
 def test_no_network_is_approximated_without_permission(name: str) -> None:
     assert not approximating(step(name).program.block)
 
 
-@pytest.mark.parametrize("name", but_slow(models.names(), lambda n: n not in FEW))
+@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in FEW))
 def test_a_budget_is_no_permission(name: str) -> None:
     """A budget that exact plans cannot meet is refused."""
     pytest.importorskip("ortools", reason="the extra 'plan' is not installed")

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from test_zoo_training import narrow
-from tiers import but_slow
+from tiers import LATER, but_slow, zoo
 
 import recompute as rc
 from recompute import models
@@ -26,9 +26,8 @@ CASES = list(itertools.product(BATCHES, SETS))
 #: networks that compile fast: every case is looked at
 SMALL = ("mlp", "mlp4", "lenet", "lstm", "bert-tiny", "gpt2-tiny")
 #: each network in each type runs one case; the cases take turns, so that all of them run
-TURNS = [
-    (name, dtype, *CASES[i % len(CASES)]) for i, (dtype, name) in enumerate(itertools.product(DTYPES, models.names()))
-]
+EACH = sorted(itertools.product(DTYPES, zoo()), key=lambda each: each[1] in LATER)
+TURNS = [(name, dtype, *CASES[i % len(CASES)]) for i, (dtype, name) in enumerate(EACH)]
 
 
 @cache

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from test_planner_properties import LITTLE, options
 from test_zoo_training import narrow
-from tiers import but_slow
+from tiers import but_slow, zoo
 
 import recompute as rc
 from recompute import models, parse
@@ -72,7 +72,7 @@ def turns() -> list[tuple[str, str, float]]:
     quick = itertools.cycle(QUICK)
     share = itertools.cycle(SHARES)
     found = [(name, next(every), next(share)) for name in SMALL for _ in range(3)]
-    others = [n for n in models.names() if n not in SMALL and n not in DEEP]
+    others = [n for n in zoo() if n not in SMALL and n not in DEEP]
     return found + [(name, next(quick), next(share)) for name in others]
 
 
@@ -198,7 +198,7 @@ def test_zoo_within_a_budget(name: str, strategy: str, share: float) -> None:
 
 
 @pytest.mark.hours
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", zoo())
 def test_zoo_within_every_budget(name: str) -> None:
     """All of it, on two cores only where somebody asks by `-m hours`."""
     for strategy, share in itertools.product(sorted(PLANNERS), SHARES):
@@ -207,7 +207,7 @@ def test_zoo_within_every_budget(name: str) -> None:
 
 def test_every_strategy_and_most_networks_have_their_turn() -> None:
     assert {s for _, s, _ in turns()} == set(PLANNERS)
-    assert {n for n, _, _ in turns()} == set(models.names()) - set(DEEP)
+    assert {n for n, _, _ in turns()} == set(zoo()) - set(DEEP)
     assert set(LITTLE) <= set(PLANNERS)
 
 

@@ -1,0 +1,92 @@
+"""Ways to train on many ranks, and which of them can be at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...communication.mesh import Mesh
+from ...errors import UsageError
+
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way: ranks along dp, pp and tp (neighbours are along tp), and what a step does with them.
+
+    `micro_batch`: samples of one micro-batch on one dp rank; `chunks`: pieces of the network on each stage (1: the
+    schedule is not interleaved).  UsageError for a recomputation, schedule or stage of ZeRO that there is not.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    micro_batch: int = 1
+    zero: int = 0
+    schedule: str = "1f1b"
+    chunks: int = 1
+    sequence_parallel: bool = False
+    recompute: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "micro_batch", "chunks"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"candidate: {name} must be at least 1, not {getattr(self, name)}")
+        if self.recompute not in RECOMPUTE or self.schedule not in SCHEDULES or self.zero not in range(4):
+            raise UsageError(
+                f"candidate: recompute is one of {', '.join(RECOMPUTE)}, schedule one of {', '.join(SCHEDULES)}, zero "
+                f"0 to 3; not '{self.recompute}', '{self.schedule}', {self.zero}"
+            )
+        if (self.schedule == "interleaved") != (self.chunks > 1):
+            raise UsageError(
+                f"candidate: a schedule is interleaved if it has several chunks, not '{self.schedule}' with "
+                f"{self.chunks}"
+            )
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh, for programs that are compiled."""
+        return Mesh.of(dp=self.dp, pp=self.pp, tp=self.tp)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.dp * self.tp * self.pp
+
+
+def candidates(ranks: int, batch: int, *, layers: int, heads: int, vocab: int, node: int = 8) -> Iterator[Candidate]:
+    """All ways for so many ranks and a batch of all of them that divide heads, layers, vocabulary and batch.
+
+    tp stays within a node.  UsageError for less than one rank or sample.
+    """
+    if ranks < 1 or batch < 1:
+        raise UsageError(f"candidates need at least one rank and one sample, not {ranks} and {batch}")
+    for tp in _divisors(ranks):
+        if tp > node or heads % tp or vocab % tp:
+            continue
+        for pp in _divisors(ranks // tp):
+            dp = ranks // tp // pp
+            if layers % pp == 0 and batch % dp == 0:
+                yield from _steps(dp, tp, pp, batch, layers)
+
+
+def _steps(dp: int, tp: int, pp: int, batch: int, layers: int) -> Iterator[Candidate]:
+    """What ranks of one mesh can do."""
+    forms = [("1f1b", 1)]
+    if pp > 1:
+        forms += [("zero-bubble", 1)]
+    for micro_batch in (n for n in _divisors(batch // dp) if n <= 16):
+        # Interleaved stages take micro-batches in rounds of pp.
+        rounds = pp > 1 and batch // dp // micro_batch % pp == 0
+        chunks = [("interleaved", v) for v in _divisors(layers // pp) if 1 < v <= 8] if rounds else []
+        for schedule, v in forms + chunks:
+            for zero in range(4) if dp > 1 else (0,):
+                for sequence_parallel in (False, True) if tp > 1 else (False,):
+                    for recompute in RECOMPUTE:
+                        yield Candidate(dp, tp, pp, micro_batch, zero, schedule, v, sequence_parallel, recompute)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
