@@ -20,7 +20,6 @@ from ...language.axes import Cut
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
 from ...language.types import TensorType
-from ...ops.communication.base import Communication
 from ...ops.communication.border import Border
 from ...ops.communication.messages import Recv, Send
 from ..cleanup.dead_code import prune
@@ -279,7 +278,7 @@ class StagePieces(RankPieces):
             if all(v.name in made for v in o.reads()):
                 operators.append(o)
                 made.update(v.name for v in o.writes())
-            elif isinstance(o.op, Communication) or any(v.name in needs for v in o.writes()):
+            elif any(v.name in needs for v in o.writes()):
                 missing = next(v.name for v in o.reads() if v.name not in made)
                 raise UsageError(f"pipeline: '{missing}' is read by stages {list(self.pipe.own())}, but is not there")
         operators = prune(operators, needs)
