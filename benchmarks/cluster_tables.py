@@ -77,10 +77,10 @@ def main() -> None:
                 f"{t.bubble / t.seconds:7.1%} {t.exposed_communication:8.2f}"
             )
     lines += ["", "Narayanan et al. 2021      published  ours [s]    off  micro-batch (our choice)"]
-    for row in PTDP:
-        told, seconds, micro = ptdp(row)
+    for line in PTDP:
+        told, seconds, micro = ptdp(line)
         lines.append(
-            f"{row[0]:>6}B                    {told:9.2f} {seconds:9.2f} {seconds / told - 1:+7.1%} {micro:3d}"
+            f"{line[0]:>6}B                    {told:9.2f} {seconds:9.2f} {seconds / told - 1:+7.1%} {micro:3d}"
         )
     text = "\n".join(lines) + "\n"
     (Path(__file__).parent / "results" / "cluster_tables.txt").write_text(text)

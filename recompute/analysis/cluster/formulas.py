@@ -1,7 +1,7 @@
 """Memory and time of a step of a transformer on many ranks, by closed formulas.
 
-Activations: Korthikanti et al. 2022 (arXiv 2205.05198, equations 1 to 6).  The time of a step adds, for each micro-batch
-of a stage, products at a part of the device's peak, element-wise traffic at its bandwidth, and communication by the α-β
+Activations: Korthikanti et al. 2022 (arXiv 2205.05198, equations 1 to 6).  A step's time adds, for each micro-batch of
+a stage, products at a part of the device's peak, element-wise traffic at its bandwidth, and communication by the α-β
 model; the bubble of 1F1B is (p-1)/v micro-batches (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).  Weights are
 float16 or bfloat16, and no communication is beside computation.
 """
