@@ -13,7 +13,8 @@ class EagerUpdates(Pass):
     """Move optimizer operators up to the point where their inputs are final, so that gradients do not accumulate.
 
     An update of a parameter stays behind the last other operator that reads it.  The increment of the step counter, and
-    operators that need all gradients (clipping by global norm), effectively do not move.
+    operators that need all gradients (clipping by global norm), effectively do not move.  Communication of the
+    optimizer's stays behind all other communication, for which other ranks may wait before they take part in it.
     """
 
     def run(self, block: Block) -> Block:
@@ -38,11 +39,14 @@ def _ready_after(block: Block, body: list[Operator]) -> dict[int, int]:
     for i, op in enumerate(body):
         written.update((v.name, i) for v in op.writes())
         last_read.update((v.name, i) for v in op.reads())
+    communicated = max((i for i, op in enumerate(body) if op.op.communicates), default=-1)
     ready: dict[int, int] = {}
     for op in block.operators:
         if op.role is not Role.OPTIMIZE:
             continue
         at = max((written.get(v.name, -1) for v in op.reads()), default=-1)
+        if op.op.communicates:  # in their order, too
+            at = communicated = max(at, communicated)
         if op.op.updates:
             at = max([at, *(last_read.get(v.name, -1) for v in op.writes())])
         ready[id(op)] = at

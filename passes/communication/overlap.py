@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from ...language.ir import Block, Operator, Role
 from ...ops.communication.base import Communication
+from ...ops.communication.messages import Message
 from ...ops.communication.row_sums import RowSums
 from ...ops.communication.shard import Shard
 from ...ops.communication.tree_sum import TreeSum
@@ -64,6 +65,8 @@ class _Placing:
         for i, found in enumerate(self.before):
             for j in found:
                 self.after[j].append(i)
+        #: messages between stages, and their waits: they stand where the schedule of the pipeline puts them
+        self.messages = _messages(block)
         self.late = self._late()
         self.early = self._early()
         self.done = [False] * len(self.operators)
@@ -78,7 +81,7 @@ class _Placing:
     def _late(self) -> set[int]:
         found: set[int] = set()
         for i in reversed(range(len(self.operators))):
-            if _light(self.operators[i]) and all(j in found for j in self.after[i]):
+            if i not in self.messages and _light(self.operators[i]) and all(j in found for j in self.after[i]):
                 found.add(i)
         return self._connected(found, {i for i in found if self._begins(i)})
 
@@ -97,14 +100,14 @@ class _Placing:
         """Communication that computation waits for: begins, waits and views, and casts that feed begins alone."""
         found: set[int] = set()
         for i, o in enumerate(self.operators):
-            if i in self.late:
+            if i in self.late or i in self.messages:
                 continue
             if o.op.communicates or (o.op.moves_data and self.before[i] and all(j in found for j in self.before[i])):
                 found.add(i)
         for i in reversed(range(len(self.operators))):
             o = self.operators[i]
             feeds = self.after[i] and all(self._begins(j) and j in found for j in self.after[i])
-            if feeds and i not in found and i not in self.late and _light(o):
+            if feeds and i not in found and i not in self.late and i not in self.messages and _light(o):
                 found.add(i)
         return found
 
@@ -211,6 +214,19 @@ class _Placing:
         ops = [o.op for o in found if isinstance(o.op, Communication) and target in o.outputs]
         assert ops
         return ops[0].queue
+
+
+def _messages(block: Block) -> set[int]:
+    """The positions of messages and of their waits."""
+    targets: set[str] = set()
+    found: set[int] = set()
+    for i, o in enumerate(block.operators):
+        if isinstance(o.op, Message):
+            targets.update(v.name for v in o.writes())
+            found.add(i)
+        elif o.op.communicates == "wait" and next(o.reads()).name in targets:
+            found.add(i)
+    return found
 
 
 def _dependencies(block: Block) -> list[list[int]]:

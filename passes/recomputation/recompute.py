@@ -102,8 +102,9 @@ def _updates_wait(block: Block) -> Block:
 
 def _clone(op: Operator, latest: dict[str, Value], count: dict[str, int], taken: set[str]) -> Operator:
     """A copy of a forward operator, or of a view, that writes NAME@1 (NAME@2 the next time, ...)."""
-    if op.op.updates or op.op.communicates or (op.role not in _FORWARD and not op.views()):
-        kind = "communicates with other ranks" if op.op.communicates else "changes state or is not a forward operator"
+    if op.op.once or (op.role not in _FORWARD and not op.views()):
+        together = op.op.communicates or op.op.crosses_stages
+        kind = "communicates with other ranks" if together else "changes state or is not a forward operator"
         why = f"{kind}: it cannot be recomputed"
         raise UsageError(f"{op.op.name} ({op.role.value}) {why}")
     copy = op.reading(latest)
@@ -166,7 +167,7 @@ def _kept(block: Block, producers: dict[str, int], borders: list[int], names: It
     kept.update(v.name for op in block.operators for i, v in enumerate(op.outputs) if v and i in op.op.small_outputs)
     forward = [op for op in block.operators if op.role in _FORWARD]
     changed = {v.name for op in forward if op.op.updates for v in op.writes()}
-    once = [op for op in forward if op.op.communicates or any(r.name in changed for r in op.reads())]
+    once = [o for o in forward if o.op.communicates or o.op.crosses_stages or any(r.name in changed for r in o.reads())]
     kept.update(v.name for op in once for v in op.writes())
     last = borders[-1] if borders else -1
     kept.update(n for n, i in producers.items() if i > last)

@@ -11,7 +11,7 @@ statistics of all micro-batches, in their order, on every rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
@@ -89,8 +89,7 @@ class RankPieces(Pieces):
         self.start, self.size = own[0][0], sum(size for _, size in own)
         self.local = {n: dataclasses.replace(v, type=self.place(n).resized(v.type, self.size))
                       for n, v in self.local.items()}  # fmt: skip
-        for start, size in own:
-            self.slice(start, size)
+        self.in_order(own)
         for name, heap in self.heaps.items():
             self.b.role, total = self.roles[name], heap[-1][1]
             for _, before in heap[-2::-1]:
@@ -98,6 +97,11 @@ class RankPieces(Pieces):
             self.totals[name] = total
         found = self.finished(mark)
         return self.named(found) if len(own) == 1 else found
+
+    def in_order(self, own: Sequence[tuple[int, int]]) -> None:
+        """The rank's slices, one after the other."""
+        for start, size in own:
+            self.slice(start, size)
 
     def named(self, operators: list[Operator]) -> list[Operator]:
         """The operators of a rank's only slice under the names of the whole step, as far as they are free."""

@@ -15,12 +15,14 @@ from ...ops.norm.batch_norm_train import BatchNormTrain
 from ..base import Pass
 from ..cleanup.dead_code import drop_unused_outputs
 from ..cleanup.eager_updates import EagerUpdates
+from ..pipelines.schedules import Pipe
 from .open_batch_norms import OpenBatchNorms
 from .open_means import open_means
 from .partition import partitioned
 from .pieces import Pieces, bounds, needed_again
 from .ranks import RankPieces, Share
 from .region import Graph, Region, around, at_once, backward_of, given_places, grown
+from .staged import StagePieces, Stagewise
 from .whole import MicroBatch, micro_batch, reads_sums, shared_once, whole_backward
 
 #: the region that is the whole forward pass; the same in micro-batches, each with batch statistics of its own
@@ -37,7 +39,7 @@ class Slicing:
     that of `first`.  `first` "all": the whole forward pass, with `axis` that of the inputs.  "micro": the same, where
     each slice takes batch statistics of its own (docs/training.md, gradient merge); with a `share`, the slices are
     those of all ranks along an axis of the mesh, and this is the program of one of them (ranks.py).  "ranks": the same,
-    with all ranks side by side (partition.py).
+    with all ranks side by side (partition.py).  With a `pipe`, the rank runs its stages of a pipeline (staged.py).
     """
 
     first: str
@@ -45,11 +47,13 @@ class Slicing:
     axis: int
     pieces: int
     share: Share | None = None
+    pipe: Pipe | None = None
 
     def __str__(self) -> str:
         region = self.first if self.whole else f"{self.first}..{self.last}"
         share = "" if self.share is None else f"@{self.share}"
-        return f"{region}:{self.axis}:{self.pieces}{share}"
+        pipe = "" if self.pipe is None else f"+{self.pipe}"
+        return f"{region}:{self.axis}:{self.pieces}{share}{pipe}"
 
     @property
     def whole(self) -> bool:
@@ -61,7 +65,8 @@ def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
     found = re.fullmatch(
         r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro|ranks)):(?P<axis>-?\d+):(?P<pieces>\d+)"
-        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?)?",
+        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?"
+        r"(?:\+(?P<pipe>\w+)=(?P<place>\d+)/(?P<places>\d+),(?P<schedule>\w+),(?P<chunks>\d+))?)?",
         text.strip(),
     )
     # ranks are of a mesh, micro-batches may be, other regions are not
@@ -73,7 +78,12 @@ def parse_slicing(text: str) -> Slicing:
     whole = found["whole"]
     order = "library" if found["library"] else "tree"
     share = Share(found["mesh"], int(found["ranks"]), int(found["rank"]), order) if found["mesh"] else None
-    return Slicing(found["first"] or whole, found["last"] or whole, int(found["axis"]), int(found["pieces"]), share)
+    pipe = None
+    if found["pipe"]:
+        places = int(found["places"]), int(found["place"])
+        pipe = Pipe(found["pipe"], *places, found["schedule"], int(found["chunks"]))
+    first, last = (found[name] or whole for name in ("first", "last"))
+    return Slicing(first, last, int(found["axis"]), int(found["pieces"]), share, pipe)
 
 
 def whole_last(parts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -131,9 +141,23 @@ def _shared(graph: Graph, whole: Region | None, share: Share, slicing: Slicing) 
             "computed from the whole batch in between. With one micro-batch a rank (and sync_batch_norm=True if there "
             "are batch normalisations) the ranks go through the step side by side"
         )
+    if slicing.pipe is not None:
+        return _staged(graph, whole, share, slicing)
     made = RankPieces(graph, Builder.on(graph.block), whole, _needed(graph, whole, whole.members), share)
     groups = [(whole, made.emit(slicing.pieces))]
     return made.with_rows(_finished(graph.block, made.b, groups, str(slicing)))
+
+
+def _staged(graph: Graph, whole: Region, share: Share, slicing: Slicing) -> Block:
+    """A rank's stages of a pipeline, for its share of the micro-batches."""
+    pipe = slicing.pipe
+    assert pipe is not None
+    if any(o.role is Role.OPTIMIZE for o in graph.operators):
+        raise UsageError("pipelines and budgets or plans are not combined yet: give checkpoints, or neither")
+    plan = Stagewise(graph, whole, pipe.stages)
+    made = StagePieces(graph, Builder.on(graph.block), plan, share, pipe)
+    groups = [(plan.region, made.emit(slicing.pieces))]
+    return made.own_part(made.with_rows(_finished(graph.block, made.b, groups, str(slicing))))
 
 
 def _side_by_side(block: Block, slicing: Slicing) -> Block:

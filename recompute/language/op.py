@@ -73,6 +73,8 @@ class Op:
     #: takes part in the communication between ranks (see ops/communication/base.py): "begin" or "wait".  Other ranks
     #: rely on it: it is neither removed nor repeated, and keeps its place among its kind
     communicates: ClassVar[str] = ""
+    #: takes a value from one stage of a pipeline to another (see ops/communication/border.py)
+    crosses_stages: ClassVar[bool] = False
     #: the class is not registered (a base class)
     abstract: ClassVar[bool] = True
     #: treatment of float32 inputs in mixed precision (see passes/gradient/precision.py): "low": cast to the low type;
@@ -104,6 +106,11 @@ class Op:
     def name(self) -> str:
         """The registered name."""
         return type(self).__name__
+
+    @property
+    def once(self) -> bool:
+        """Whether it must not run again: it changes state, or other ranks or stages take part in it."""
+        return bool(self.updates or self.communicates or self.crosses_stages)
 
     def attributes(self) -> dict[str, Any]:
         """Attributes that differ from their defaults, by name, in the order of declaration."""

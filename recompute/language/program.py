@@ -165,6 +165,8 @@ class Program:
     shardings: Mapping[str, Any] = MappingProxyType({})
     #: the parameters and state that they do divide (`recompute.training.shardings.DividedValue`)
     divided: Mapping[str, Any] = MappingProxyType({})
+    #: the first stage of a pipeline that has each parameter; {} without one
+    first_stages: Mapping[str, int] = MappingProxyType({})
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last
@@ -296,7 +298,7 @@ class Program:
         other = Program(self.block, {k: v.copy() for k, v in self.data.items()}, source=self.source)
         other.gradients = list(self.gradients)
         other.plan, other.planned, other.compiled = self.plan, self.planned, self.compiled
-        other.sharded, other.divided = self.sharded, self.divided
+        other.sharded, other.first_stages, other.divided = self.sharded, self.first_stages, self.divided
         other.take_origin(self)
         return other
 

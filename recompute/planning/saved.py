@@ -62,7 +62,7 @@ class SavedPlan:
             reruns.append(Rerun(number[pair[0]], number[pair[1]]))
         for r, pair in zip(reruns, self.reruns, strict=True):
             op = base.operators[r.operator]
-            once = op.op.updates or op.op.communicates or (op.role not in _FORWARD and not op.views())
+            once = op.op.once or (op.role not in _FORWARD and not op.views())
             if r.operator >= r.before or once:
                 what = f"here '{pair[0]}' cannot be recomputed before '{pair[1]}'"
                 raise UsageError(f"the plan is for another step: {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,21 @@ from ..language.verify import verify
 from ..ops.communication.base import ORDERS
 from ..ops.communication.shard import padded_size
 from ..ops.optimizer.norm_updates import TrustUpdate
+from ..passes.pipelines.schedules import Pipe
 from ..passes.sharding.norms import norms_over_ranks
 from ..passes.sharding.norms_over_parts import norms_over_parts
 from ..passes.sharding.zero import Sharded, shard_parameters
 from ..passes.slicing.ranks import Share
 from .merge import Merge
+from .pipeline import begin_stages, first_stages, over_stages
 from .protocol import AnyOptimizer, ParamsGrads
 from .recompute_optimizer import RecomputeOptimizer
 from .shardings import axes_of, divide_program, divisions
 
 __all__ = ["DataParallel"]
+
+#: the axis of a mesh along which ranks have different layers
+PIPELINE = "pp"
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,10 @@ class Parallel:
     `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
     added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
     computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
-    cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.
-    `sequence`: with tensor parallelism, values between pairs of products are cut along the sequence.
+    cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.  `schedule`,
+    `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where
+    stages take about the same time.  `sequence`: with tensor parallelism, values between pairs of products are cut
+    along the sequence.
     """
 
     mesh: Mesh
@@ -50,11 +58,13 @@ class Parallel:
     alone: bool = False
     parts: int | None = None
     together: bool = False
+    schedule: str = "1f1b"
+    chunks: int = 1
+    cuts: tuple[str, ...] | None = None
     sequence: bool = True
 
     def __post_init__(self) -> None:
-        if not dict(self.mesh.axes).keys() - {"pp"}:  # stages share nothing here
-            self.mesh.size(self.axis)
+        _check_mesh(self.mesh)
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.mesh.ranks:
             raise UsageError(f"the mesh {self.mesh} has no rank {self.rank!r}: it has 0 to {self.mesh.ranks - 1}")
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
@@ -70,15 +80,27 @@ class Parallel:
                 f"{self.micro_batches} micro-batches cannot be shared equally among {self.ranks} ranks: give a multiple"
             )
 
-    @property
-    def ranks(self) -> int:
-        """How many there are along the axis; one where the mesh does not have it."""
-        return dict(self.mesh.axes).get(self.axis, 1)
+        if self.pipe is not None and (self.zero or self.together):
+            what = f"zero={self.zero}" if self.zero else "sync_batch_norm"
+            raise UsageError(f"{what} and a pipeline (mesh {self.mesh}) are not combined yet: leave one of them out")
 
     @property
-    def coordinate(self) -> int:
-        """Where the rank is along the axis."""
+    def ranks(self) -> int:
+        """How many share the batch."""
+        return self.mesh.size(self.axis) if self.axis in dict(self.mesh.axes) else 1
+
+    @property
+    def place(self) -> int:
+        """This rank among those that share the batch."""
         return self.mesh.coordinate(self.rank, self.axis) if self.axis in dict(self.mesh.axes) else 0
+
+    @property
+    def pipe(self) -> Pipe | None:
+        """This rank's place in the pipeline; None without one."""
+        ranks = dict(self.mesh.axes).get(PIPELINE, 1)
+        if ranks * self.chunks == 1:
+            return None
+        return Pipe(PIPELINE, ranks, self.mesh.coordinate(self.rank, PIPELINE), self.schedule, self.chunks)
 
     def divide(self, program: Program, pairs: ParamsGrads) -> ParamsGrads:
         """Divides operators along the mesh's other axes (tensor, sequence, expert and context parallelism)."""
@@ -96,7 +118,7 @@ class Parallel:
     @property
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
-        rank = 0 if self.alone else self.coordinate
+        rank = 0 if self.alone else self.place
         return Share(self.axis, self.sharing, rank, self.reduce)
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
@@ -121,12 +143,15 @@ class Parallel:
                 f"sync_batch_norm and {pieces} micro-batches on {self.sharing} ranks are not combined: statistics of "
                 "all ranks need one micro-batch a rank; leave gradient merge out, or give as many micro_batches"
             )
-        return f"{'ranks' if self.together else 'micro'}:0:{pieces}@{self.share}"
+        pipe = "" if self.pipe is None else f"+{self.pipe}"
+        return f"{'ranks' if self.together else 'micro'}:0:{pieces}@{self.share}{pipe}"
 
     def pieces(self, merge: Merge | None) -> int:
         """Micro-batches of a step, of all ranks together."""
         each = 1 if merge is None else merge.k_steps
-        found = self.ranks * each if self.micro_batches is None else self.micro_batches
+        found = self.micro_batches
+        if found is None:
+            found = self.ranks * (each if merge is not None or self.pipe is None else 2 * self.pipe.ranks)
         if found % self.sharing or found % each:
             raise UsageError(f"data parallelism: {found} micro-batches cannot be {each} for each of {self.ranks} ranks")
         return found
@@ -141,7 +166,7 @@ class Parallel:
 
     def sharded(self, pieces: int) -> Sharded:
         """How parameters and norms are divided."""
-        return Sharded(self.axis, self.ranks, self.coordinate, self.parts or pieces, again=self.zero == 3)
+        return Sharded(self.axis, self.ranks, self.place, self.parts or pieces, again=self.zero == 3)
 
     def shard(self, program: Program, pairs: ParamsGrads, pieces: int) -> ParamsGrads:
         """Makes the program's parameters shards (ZeRO), with contents; the pairs of shards."""
@@ -158,6 +183,19 @@ class Parallel:
         program.block, program.gradients = verify(block), made
         program.sharded, program.division = whole, how
         return [(program[p], program[g]) for p, g in made]
+
+    def begin_stages(self, program: Program, *, planned: bool) -> Pipe | None:
+        """Cuts the program into the stages of the pipeline, if there is one."""
+        pipe = self.pipe
+        if pipe is None:
+            return None
+        if planned:
+            raise UsageError(
+                f"a pipeline (mesh {self.mesh}) and a budget, strategy or plan are not combined yet: name checkpoints"
+            )
+        begin_stages(program, pipe, self.cuts)
+        program.first_stages = first_stages(program)
+        return pipe
 
     def over_ranks(self, program: Program, pieces: int) -> None:
         """Makes norms and checks of gradients those of all ranks."""
@@ -178,6 +216,16 @@ class Parallel:
             gradients = {g: axes[p] for p, g in program.gradients if p in axes}
             program.block = verify(norms_over_parts(program.block, gradients, dict(axes_of(self.mesh))))
         program.block = verify(norms_over_ranks(program.block, self.sharded(pieces), sharded=divided))
+        if self.pipe is not None:
+            over_stages(program, self.pipe)
+
+
+def _check_mesh(mesh: Mesh) -> None:
+    """UsageError for stages whose operators are to be divided, too."""
+    sizes = dict(mesh.axes)
+    others = [f"{axis}={size}" for axis, size in axes_of(mesh)]
+    if sizes.get(PIPELINE, 1) > 1 and others:
+        raise UsageError(f"mesh {mesh}: a pipeline and {', '.join(others)} are not combined yet: leave one of them out")
 
 
 class DataParallel(RecomputeOptimizer):
@@ -201,6 +249,11 @@ class DataParallel(RecomputeOptimizer):
     `sync_batch_norm`: batch statistics are those of the whole batch; each rank has one micro-batch, and the last bits
     depend on their number.
 
+    A mesh with an axis "pp" is a pipeline: each rank has some of the layers, and runs `micro_batches` through them in
+    the order of `schedule`: "gpipe", "1f1b", "interleaved" (with `chunks` stages a rank) or "zb" (weight gradients in
+    the pauses).  `cuts`: the values behind which a stage ends, one less than stages (default: such that stages take
+    about the same time).
+
     Gradient merge, mixed precision, checkpoints, budgets and clipping may be set on the optimizer inside.
     """
 
@@ -216,6 +269,9 @@ class DataParallel(RecomputeOptimizer):
         reduce: str = "tree",
         add: bool = False,
         sync_batch_norm: bool = False,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        cuts: Sequence[str] | None = None,
         sequence: bool = True,
     ) -> None:
         super().__init__(inner_optimizer)
@@ -223,8 +279,10 @@ class DataParallel(RecomputeOptimizer):
             self.__dict__.update(inner_optimizer.__dict__)
         if self._parallel is not None:
             raise UsageError("the optimizer is data parallel already")
-        found = Parallel(mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm)
-        self._parallel = dataclasses.replace(found, sequence=sequence)
+        self._parallel = Parallel(
+            mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, schedule=schedule,
+            chunks=chunks, cuts=None if cuts is None else tuple(cuts), sequence=sequence,
+        )  # fmt: skip
 
     def at_rank(self, rank: int) -> Any:
         """The same for another rank."""

@@ -29,6 +29,7 @@ from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
 from .base import begin_training, names_of, program_of
 from .merge import Merge
+from .pipeline import own_pairs
 from .protocol import ParamsGrads, WrappedOptimizer
 
 
@@ -154,7 +155,7 @@ class RecomputeOptimizer(WrappedOptimizer):
     @property
     def whole(self) -> tuple[str, ...]:
         """The slices of the whole step, which come after recomputation, if there are some."""
-        if self._parallel is not None and self._parallel.pieces(self._merge) > 1:
+        if self._parallel is not None and (self._parallel.pieces(self._merge) > 1 or self._parallel.pipe is not None):
             return (self._parallel.slices(self._merge),)
         if self._merge is not None and self._merge.k_steps > 1:
             return (f"micro:0:{self._merge.k_steps}",)
@@ -291,11 +292,15 @@ class RecomputeOptimizer(WrappedOptimizer):
             merge.begin(program)
         program.slices = self.whole
         program.mesh = None if self._parallel is None else self._parallel.mesh
+        pipe = (
+            None if self._parallel is None else self._parallel.begin_stages(program, planned=self.request is not None)
+        )
         pairs = self._differentiate(program, program[loss.name], options)
         if self._parallel is not None:
             pairs = self._parallel.shard(program, pairs, merge.k_steps)  # type: ignore[union-attr]
         if self.whole and self.request is None and not self._later:
             program.block = verify(Slice(self.whole).run(program.block))
+            pairs = pairs if pipe is None else own_pairs(program, pairs)
         if self._offload and self.request is None:
             block, program.plan = _offload_checkpoints(program.block, program.plan)
             program.block = verify(block)

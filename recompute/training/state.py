@@ -63,6 +63,12 @@ def _must_be_whole(program: Program) -> None:
             "such a file, or of one that a single process wrote"
         )
 
+    if program.first_stages:
+        raise UsageError(
+            f"program '{program.block.name}' is one stage of a pipeline: this rank has a part of the parameters and "
+            "state, and files of all stages together are not written yet; program.data has this rank's arrays by name"
+        )
+
 
 def set_state_dict(program: Program, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Puts arrays into the program, all of them or none.

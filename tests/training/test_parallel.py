@@ -288,8 +288,8 @@ def test_what_does_not_fit() -> None:
         DataParallel(rc.Adam(), mesh, 0, zero=4)
     with pytest.raises(UsageError, match="reduce must be one of tree, library"):
         DataParallel(rc.Adam(), mesh, 0, reduce="ring")
-    with pytest.raises(UsageError, match="no axis 'dp'"):
-        DataParallel(rc.Adam(), Mesh.of(pp=2), 0)
+    with pytest.raises(UsageError, match="a pipeline and tp=2 are not combined yet"):
+        DataParallel(rc.Adam(), Mesh.of(pp=2, tp=2), 0)
     with pytest.raises(UsageError, match="zero=1 and Lamb are not combined"):
         DataParallel(rc.Lamb(), mesh, 0, zero=1, batch=BATCH).minimize(loss)
     loss = forward("resnet18")[1]

@@ -142,7 +142,7 @@ class _Deriving:
                 backward=self.backward,  # a loss may stand behind the first gradient: it belongs to that pass then
                 repeatable=not self.backward
                 and op.role in _FORWARD
-                and not (op.op.updates or op.op.communicates)
+                and not op.op.once
                 and not any(v.name in self.changed for v in op.reads()),
                 overwrites=tuple(self.overwritten(op, reads)),
             )

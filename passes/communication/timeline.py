@@ -1,0 +1,172 @@
+"""When each rank computes, waits and communicates: the programs of all ranks simulated together.
+
+Each rank runs its operators in order, in the time that they are priced at.  A communication starts when all its members
+have begun it and the one before it on the channel is done, and takes what the links take (the α-β model of
+communication/links.py).  A wait ends with it.  What a rank waits because another has not begun is a pause, the bubble
+of a pipeline; what it waits while data move is communication that nothing hides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...communication.links import Network
+from ...communication.matching import Begun, Matcher, Places, run_together
+from ...communication.mesh import Mesh
+from ...language.ir import Block, Operator, Role
+from ...ops.communication.base import Communication
+
+#: what a rank does
+FORWARD, BACKWARD, RECOMPUTE, UPDATE, COMMUNICATE, PAUSE = (
+    "forward", "backward", "recompute", "update", "communicate", "pause",
+)  # fmt: skip
+_KINDS = {Role.FORWARD: FORWARD, Role.LOSS: FORWARD, Role.BACKWARD: BACKWARD, Role.RECOMPUTE: RECOMPUTE,
+          Role.OPTIMIZE: UPDATE, Role.COMMUNICATE: UPDATE}  # fmt: skip
+_MICRO_BATCH = re.compile(r"#(\d+)")
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a rank does from `start` to `end` (seconds); `micro_batch`: the number of its first sample, -1: of none."""
+
+    start: float
+    end: float
+    kind: str
+    micro_batch: int = -1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The step of all ranks.  `seconds`: until the last rank has ended.
+
+    `bubble`: the share of the ranks' time in which they wait for others to begin; `exposed_seconds`: how long the rank
+    that waits longest for data that move waits for them.
+    """
+
+    ranks: tuple[tuple[Span, ...], ...]
+    seconds: float
+    bubble: float
+    exposed_seconds: float
+
+    def busy(self, rank: int) -> float:
+        """Seconds in which a rank computes."""
+        return sum(s.end - s.start for s in self.ranks[rank] if s.kind not in (COMMUNICATE, PAUSE))
+
+
+def timeline(
+    blocks: Sequence[Block], mesh: Mesh, seconds: Callable[[Operator], float], network: Network | None
+) -> Timeline:
+    """Simulates a step.  `blocks[rank]`: a rank's program; `seconds`: the time of an operator.
+
+    `network` None: communication takes no time.  VerifyError if the ranks would wait for ever.  Linear in the operators
+    of different programs and the communications of all ranks.
+    """
+    known: dict[int, list[_Item]] = {}
+    for rank, block in enumerate(blocks):
+        if id(block) not in known:
+            known[id(block)] = _items(block, seconds, mesh, network, rank)
+    return _Simulation(mesh, [known[id(b)] for b in blocks]).run()
+
+
+@dataclass(frozen=True)
+class _Item:
+    """Computation of one kind, or the begin of a communication (`op`), or a wait for the begin of item `waits`."""
+
+    seconds: float
+    kind: str = ""
+    micro_batch: int = -1
+    op: Communication | None = None
+    types: tuple[str, str] = ("", "")
+    waits: int = -1
+
+
+def _items(
+    block: Block, seconds: Callable[[Operator], float], mesh: Mesh, network: Network | None, rank: int
+) -> list[_Item]:
+    """A program, with neighbours of one kind and micro-batch as one item."""
+    found: list[_Item] = []
+    begun: dict[str, int] = {}
+    for o in block.operators:
+        if isinstance(o.op, Communication) and o.op.ranks > 1:
+            out = next(o.writes())
+            sent = next((v.type for v in o.reads()), None)
+            takes = 0.0 if network is None else network.transfer(o.op, sent, out.type, mesh, rank).seconds
+            begun[out.name] = len(found)
+            found.append(_Item(takes, op=o.op, types=("" if sent is None else str(sent), str(out.type))))
+        elif o.op.communicates == "wait" and (name := next(o.reads()).name) in begun:
+            found.append(_Item(0.0, waits=begun[name]))
+        elif (time := seconds(o)) > 0:
+            kind, number = _KINDS[o.role], _micro_batch(o)
+            last = found[-1] if found else None
+            if last is not None and last.kind == kind and (number in (last.micro_batch, -1)):  # sums are of no one
+                found[-1] = _Item(last.seconds + time, kind, last.micro_batch)
+            else:
+                found.append(_Item(time, kind, number))
+    return found
+
+
+def _micro_batch(o: Operator) -> int:
+    """The number of the first sample of the slice that an operator belongs to, which is in its results' names."""
+    named = (m for v in o.writes() if (m := _MICRO_BATCH.search(v.name)))
+    found = next(named, None)
+    return -1 if found is None else int(found[1])
+
+
+class _Simulation:
+    """All ranks, each with a clock of its own."""
+
+    def __init__(self, mesh: Mesh, items: Sequence[list[_Item]]) -> None:
+        self.items = items
+        self.clock = [0.0] * mesh.ranks
+        self.spans: list[list[Span]] = [[] for _ in range(mesh.ranks)]
+        self.exposed, self.paused = [0.0] * mesh.ranks, [0.0] * mesh.ranks
+        #: when a channel of a rank is free again
+        self.free: dict[tuple[int, str], float] = {}
+        self.matcher = Matcher(Places(mesh.group, mesh.coordinate, lambda rank: rank), self.done)
+
+    def run(self) -> Timeline:
+        run_together(self.matcher, {r: self.rank(r) for r in range(len(self.items))})
+        total = max(self.clock, default=0.0)
+        ends = sum(total - c for c in self.clock)
+        bubble = (sum(self.paused) + ends) / (total * len(self.clock)) if total else 0.0
+        return Timeline(tuple(map(tuple, self.spans)), total, bubble, max(self.exposed, default=0.0))
+
+    def done(self, members: list[Begun]) -> None:
+        """All members have begun: sets when data begin and end to move."""
+        keys = [(m.actor, m.op.queue) for m in members]
+        start = max([*(m.payload[0] for m in members), *(self.free.get(k, 0.0) for k in keys)])
+        end = start + max(m.payload[1] for m in members)
+        for m, key in zip(members, keys, strict=True):
+            m.payload = (start, end)
+            self.free[key] = end
+
+    def rank(self, r: int) -> Iterator[Begun]:
+        """What a rank goes through; yields what it waits for."""
+        begun: dict[int, Begun] = {}
+        for at, item in enumerate(self.items[r]):
+            if item.op is not None:
+                begun[at] = Begun(r, item.op, at, item.types, (self.clock[r], item.seconds))
+                self.matcher.begin(begun[at])
+            elif item.waits >= 0:
+                wanted = begun.pop(item.waits)
+                yield wanted
+                self.waited(r, *wanted.payload)
+            else:
+                self.spans[r].append(
+                    Span(self.clock[r], self.clock[r] + item.seconds, item.kind, item.micro_batch)
+                )  # fmt: skip
+                self.clock[r] += item.seconds
+
+    def waited(self, r: int, start: float, end: float) -> None:
+        """A rank waits for data that move from `start` to `end`."""
+        now = self.clock[r]
+        if start > now:
+            self.spans[r].append(Span(now, start, PAUSE))
+            self.paused[r] += start - now
+        begin = max(now, start)
+        if end > begin:
+            self.spans[r].append(Span(begin, end, COMMUNICATE))
+            self.exposed[r] += end - begin
+        self.clock[r] = max(now, end)

@@ -1,0 +1,1 @@
+"""Pipelines: stages of the step on different ranks, and the order in which each runs its micro-batches."""

@@ -1,0 +1,58 @@
+"""Norms and checks over the gradients of all stages of a pipeline.
+
+Sums of squares are added up in float64, those of each stage first, so that a norm in float32 has, but for rare cases,
+the bits of one rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ...language.builder import Builder
+from ...language.ir import Block, Operator, Value
+from ...language.types import TensorType
+from ...ops.communication.base import Numbers, communicated
+from ...ops.communication.collectives import AllGather
+from ...ops.loss.scale import InverseIfFinite
+from ...ops.optimizer.norm_updates import GlobalNorm, SquareSums
+from .schedules import Pipe
+
+
+def norms_over_stages(block: Block, pipe: Pipe, owned: Sequence[bool]) -> Block:
+    """The block with global norms, and checks for values that are not finite, over all ranks of the pipeline.
+
+    `owned`: for each gradient, whether it counts on this rank: that of a parameter of several stages counts on one.
+    """
+    if pipe.ranks == 1:
+        return block
+    b, found, numbers = Builder.on(block), list[Operator](), Numbers(block.operators)
+    for o in block.operators:
+        if not isinstance(o.op, (GlobalNorm, SquareSums, InverseIfFinite)):
+            found.append(o)
+            continue
+        (out,) = o.writes()
+        b.operators, b.role, b.prefix = [], o.role, out.name
+        if isinstance(o.op, InverseIfFinite):
+            own = b.emit(o.op, *o.inputs)
+            made = b.ReduceMin(_gathered(b, b.Reshape(own, shape=(1,)), pipe, numbers), axes=(0,), keepdims=0)
+        else:
+            parts = o.op.parts if isinstance(o.op, SquareSums) else 1
+            made = _squares(b, [v for v, own in zip(o.reads(), owned, strict=True) if own], parts, pipe, numbers)
+            if isinstance(o.op, GlobalNorm):
+                made = b.Sqrt(b.Reshape(made, shape=()))
+                made = made if made.dtype == out.dtype else b.Cast(made, to=out.dtype)
+        found += [x.renamed({made.name: out.name}) for x in b.operators]
+    return dataclasses.replace(block, operators=tuple(found), constants=(*block.constants, *b.constants))
+
+
+def _squares(b: Builder, own: Sequence[Value], parts: int, pipe: Pipe, numbers: Numbers) -> Value:
+    """Sums of squares, f64[parts], of all stages."""
+    squares = b.SquareSums(*own, parts=parts) if own else b.fill(0.0, TensorType("f64", (parts,)))
+    return b.TreeSum(_gathered(b, squares, pipe, numbers), parts=pipe.ranks)
+
+
+def _gathered(b: Builder, x: Value, pipe: Pipe, numbers: Numbers) -> Value:
+    """All ranks' x behind one another."""
+    channel = f"{pipe.axis}.norms"
+    return communicated(b, AllGather(pipe.axis, pipe.ranks, numbers.take(channel), channel), x)
