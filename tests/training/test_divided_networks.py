@@ -140,3 +140,16 @@ def test_micro_batches_number_their_own_communication() -> None:
 def test_norms_of_whole_parameters_are_refused() -> None:
     with pytest.raises(UsageError, match="mesh tp=2 and Lamb are not combined"):
         DataParallel(rc.Lamb(), Mesh.of(tp=2), 0, batch=4).minimize(gpt()[1])
+
+
+def test_estimates_are_of_the_parts() -> None:
+    """Peaks fall with the ranks, without the sequence less than with it; each axis has its own bytes."""
+    options = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 32, "seq": 64, "context": 64}
+    found = {
+        mesh: rc.estimate("gpt2-tiny", mesh=mesh, batch=4, options=options).ranks for mesh in ("dp=1", "tp=2", "tp=4")
+    }
+    assert all(e is not None for e in found.values())
+    peaks = {mesh: e.peak_bytes for mesh, e in found.items()}  # type: ignore[union-attr]
+    print(peaks)
+    assert peaks["tp=4"] < 0.7 * peaks["tp=2"] < 0.7 * 0.7 * peaks["dp=1"]
+    assert {c.axis for c in found["tp=2"].channels} == {"tp"}  # type: ignore[union-attr]

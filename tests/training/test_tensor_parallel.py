@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sharded_cases import adam, communications, ranks_of, same_as_one_rank
+from distributed_cases import own_arrays
+from sharded_cases import adam, communications, feed_of, ranks_of, same_as_one_rank
 
 import recompute as rc
+from recompute.communication.lockstep import LockStep
 from recompute.communication.mesh import Mesh
 from recompute.errors import UsageError
 from recompute.language.program import Program
 from recompute.training.parallel import DataParallel
+from recompute.training.parts import parts_of
 
 GPT = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 24, "seq": 8, "context": 8}
 BERT = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 24, "seq": 8}
@@ -132,3 +136,33 @@ def test_arrays_are_parts() -> None:
     whole = np.array(gpt()[0].data["h.0.attn.c_attn.weight"]).reshape(16, 3, 2, 8)
     for rank, (program, _) in enumerate(ranks_of(gpt, "tp=2")):
         np.testing.assert_array_equal(program.data["h.0.attn.c_attn.weight"], whole[:, :, rank].reshape(16, 24))
+
+
+def test_ranks_read_their_parts_of_a_whole_file(tmp_path: Path) -> None:
+    """A file of one rank's state, loaded by each rank; together they have all of it."""
+    program, loss = gpt()
+    adam().minimize(loss)
+    for name, array in program.data.items():
+        program.data[name] = np.asarray(np.random.default_rng(len(name)).standard_normal(array.shape), array.dtype)
+    rc.save_state(program, tmp_path / "state.safetensors")
+    ranks = [p for p, _ in ranks_of(gpt, "tp=2")]
+    for rank in ranks:
+        rc.load_state(rank, tmp_path / "state.safetensors")
+    for name, part in parts_of(ranks[0]).items():
+        np.testing.assert_array_equal(part.joined([r.data[name] for r in ranks]), program.data[name])
+    assert "h.0.mlp.c_fc.weight.moment1" in parts_of(ranks[0]) or len(parts_of(ranks[0])) > len(ranks[0].divided)
+    with pytest.raises(UsageError, match="is divided among ranks"):
+        rc.save_state(ranks[0], tmp_path / "part.safetensors")
+
+
+def test_evaluation_is_divided() -> None:
+    """The forward pass in inference mode, on each rank's parameters: the logits of one rank, whole."""
+    program, _ = plain("bert-tiny")
+    feed = feed_of(program)
+    whole = program.for_test(outputs=["logits"])
+    want = LockStep(whole.block, Mesh(), own_arrays(whole)).run({v.name: feed[v.name] for v in whole.block.inputs})
+    tests = [p.for_test(outputs=["logits"]) for p, _ in ranks_of(lambda: plain("bert-tiny"), "tp=2")]
+    given = [{v.name: feed[v.name] for v in t.block.inputs} for t in tests]
+    found = LockStep([t.block for t in tests], Mesh.of(tp=2), [own_arrays(t) for t in tests]).run(given)
+    for one in found:
+        np.testing.assert_allclose(one["logits"], want[0]["logits"], rtol=1e-4, atol=1e-6)
