@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,27 +45,35 @@ def made(name: str, mesh: Mesh, rank: int, words: str = "", **options: Any) -> t
     return program, loss.name
 
 
+def arrays(program: rc.Program) -> dict[str, np.ndarray]:
+    """Copies of a rank's parameters, buffers and state."""
+    b = program.block
+    return {v.name: np.array(program.data[v.name]) for v in (*b.parameters, *b.buffers, *b.state)}
+
+
+def fed(mesh: Mesh, block: Block, steps: int) -> Iterator[list[dict[str, np.ndarray]]]:
+    """What each rank is fed, in each step: its row's share of the same numbers."""
+    draw, share = np.random.default_rng(3), dict(mesh.axes).get("dp", 1)
+    for _ in range(steps):
+        feeds: list[dict[str, np.ndarray]] = [{} for _ in range(mesh.ranks)]
+        for v in block.inputs:
+            shape = (BATCH, *v.shape[1:])
+            drawn = draw.standard_normal(shape) if v.type.is_float else draw.integers(0, 2, shape)
+            for r, feed in enumerate(feeds):
+                low = (mesh.coordinate(r, "dp") if share > 1 else 0) * BATCH // share
+                feed[v.name] = drawn[low : low + BATCH // share].astype(v.type.numpy)
+        yield feeds
+
+
 def trained(
     name: str, mesh: Mesh, words: str = "", steps: int = 2, **options: Any
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Losses, and parameters and state of all ranks, which must agree where several have one."""
     programs = [made(name, mesh, r, words, **options) for r in range(mesh.ranks)]
     blocks, loss = [p.block for p, _ in programs], programs[0][1]
-    kept = [(*b.parameters, *b.buffers, *b.state) for b in blocks]
-    data = [{v.name: np.array(p.data[v.name]) for v in own} for (p, _), own in zip(programs, kept, strict=True)]
-    ranks = LockStep(blocks, mesh, data)
-    draw, losses = np.random.default_rng(3), []
-    share = dict(mesh.axes).get("dp", 1)
-    for _ in range(steps):
-        feeds: list[dict[str, np.ndarray]] = [{} for _ in range(mesh.ranks)]
-        for v in blocks[0].inputs:
-            shape = (BATCH, *v.shape[1:])
-            whole = (draw.standard_normal(shape) if v.type.is_float else draw.integers(0, 2, shape)).astype(
-                v.type.numpy
-            )
-            for r, feed in enumerate(feeds):
-                low = (mesh.coordinate(r, "dp") if share > 1 else 0) * BATCH // share
-                feed[v.name] = whole[low : low + BATCH // share]
+    ranks = LockStep(blocks, mesh, [arrays(p) for p, _ in programs])
+    losses = []
+    for feeds in fed(mesh, blocks[0], steps):
         results = ranks.run(feeds)
         assert all(found[loss] == results[0][loss] for found in results)
         losses.append(float(results[0][loss]))
@@ -282,3 +291,18 @@ def test_mutations_are_refused(options: dict[str, Any]) -> None:
                 pytest.fail(what)
             count += 1
     assert count >= 40
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(pp=2, tp=2), Mesh.of(dp=2, tp=2, pp=4)], ids=str)
+@pytest.mark.parametrize("sequence", [True, False])
+def test_stages_whose_operators_are_divided(mesh: Mesh, sequence: bool) -> None:
+    losses, _ = trained("gpt2-tiny", Mesh.of(dp=1), "clip")
+    programs = [made("gpt2-tiny", mesh, r, "clip", sequence=sequence)[0] for r in range(mesh.ranks)]
+    assert verify_ranks([p.block for p in programs], mesh) >= mesh.size("pp")
+    ranks = LockStep([p.block for p in programs], mesh, [arrays(p) for p in programs])
+    found = []
+    for feeds in fed(mesh, programs[0].block, 2):
+        results = ranks.run(feeds)
+        (loss,) = {float(r[programs[0].loss]) for r in results}
+        found.append(loss)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
