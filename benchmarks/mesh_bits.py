@@ -1,4 +1,4 @@
-"""Steps divided in every way, beside one rank: tensor, sequence, context, expert and pipeline parallel, and mixes of them.
+"""Steps divided in every way, beside one rank: tensor, sequence, context, expert and pipeline parallel, and mixes.
 
     python benchmarks/mesh_bits.py [--steps 3] [--lockstep] [--only gpt2-tiny] [--json FILE]
 
