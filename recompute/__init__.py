@@ -68,6 +68,7 @@ _LAZY = {
     "save_state": "training.state",
     "compile_step": "compiling.compiler",
     "estimate": "analysis.estimates",
+    "estimate_stages": "analysis.stages",
     "max_batch": "analysis.biggest_batch",
     "Trainer": "trainer.trainer",
     "Saving": "trainer.saving",

@@ -54,6 +54,10 @@ class Timeline:
         """Seconds in which a rank computes."""
         return sum(s.end - s.start for s in self.ranks[rank] if s.kind not in (COMMUNICATE, PAUSE))
 
+    def spent(self, rank: int, kind: str) -> float:
+        """Seconds that a rank spends with what is of one kind."""
+        return sum(s.end - s.start for s in self.ranks[rank] if s.kind == kind)
+
 
 def timeline(
     blocks: Sequence[Block], mesh: Mesh, seconds: Callable[[Operator], float], network: Network | None

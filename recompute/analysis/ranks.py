@@ -129,7 +129,7 @@ def mesh_of(mesh: Mesh | str) -> Mesh:
     if not isinstance(found, Mesh):
         raise UsageError(f"mesh must be a recompute.Mesh, or a text such as 'dp=8', not {mesh!r}")
     if dict(found.axes).get("pp", 1) > 1:
-        raise UsageError(f"mesh {found}: nothing is divided along the axis 'pp' yet: leave it out")
+        raise UsageError(f"mesh {found}: stages of a pipeline ('pp') are estimated by rc.estimate_stages: leave pp out")
     if not found.axes:
         raise UsageError("the mesh has no axis: give one, such as dp=8")
     return found

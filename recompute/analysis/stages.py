@@ -1,0 +1,156 @@
+"""What a step of a pipeline takes, before anything runs: memory of each stage, time, pauses, exposed communication."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..communication.links import Network
+from ..communication.mesh import Mesh
+from ..communication.verify_ranks import verify_ranks
+from ..compiling.compiler import CompiledStep
+from ..compiling.sources import Model
+from ..compiling.steps import Steps
+from ..errors import UsageError
+from ..passes import Target
+from ..passes.communication.timeline import COMMUNICATE, PAUSE, Timeline, timeline
+from ..support.files import replacing
+from ..support.tables import human_bytes, human_seconds, plain_table, render
+from ..training.optimizers import Adam
+from ..training.parallel import PIPELINE, DataParallel
+from ..training.protocol import AnyOptimizer
+from .ranks import network_of
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The ranks at one coordinate of the pipeline: bytes of one of them, and the seconds in which it computes, waits
+    for other ranks, and waits for data that move."""
+
+    place: int
+    peak_bytes: int
+    persistent_bytes: int
+    compute_seconds: float
+    pause_seconds: float
+    communication_seconds: float
+
+
+@dataclass(frozen=True)
+class StagesEstimate:
+    """A step of all ranks of a mesh with a pipeline.
+
+    `bubble`: the share of the ranks' time in which they wait for others; `exposed_communication_seconds`: how long the
+    rank that waits longest for data that move waits.  `timeline` has what each rank does when.
+    """
+
+    mesh: str
+    schedule: str
+    micro_batches: int
+    batch: int
+    stages: tuple[Stage, ...]
+    step_seconds: float
+    bubble: float
+    exposed_communication_seconds: float
+    costs: str
+    timeline: Timeline
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of a rank."""
+        return max(s.peak_bytes for s in self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, without the timeline, for JSON."""
+        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("stages", "timeline")}
+        return {**rest, "peak_bytes": self.peak_bytes, "stages": [dataclasses.asdict(s) for s in self.stages]}
+
+    def save_trace(self, path: str) -> None:
+        """Writes what each rank does when as a trace for Perfetto or chrome://tracing: a row a rank, microseconds."""
+        events = [
+            {"name": s.kind if s.micro_batch < 0 else f"{s.kind} {s.micro_batch}", "cat": s.kind, "ph": "X", "pid": 0,
+             "tid": rank, "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6}
+            for rank, spans in enumerate(self.timeline.ranks) for s in spans
+        ]  # fmt: skip
+        with replacing(Path(path)) as new:
+            new.write_text(json.dumps({"traceEvents": events}))
+
+    def __str__(self) -> str:
+        table = plain_table()
+        for i, name in enumerate(("stage", "peak", "", "parameters and state", "computes", "pauses", "communicates")):
+            table.add_column(name, justify="right" if i else "left")
+        for s in self.stages:
+            times = map(human_seconds, (s.compute_seconds, s.pause_seconds, s.communication_seconds))
+            table.add_row(
+                str(s.place), f"{s.peak_bytes:,}", human_bytes(s.peak_bytes), f"{s.persistent_bytes:,}", *times
+            )
+        return "\n".join(
+            [
+                f"mesh {self.mesh}, {self.schedule}, batch {self.batch:,} in {self.micro_batches:,} micro-batches",
+                render(table),
+                f"step {human_seconds(self.step_seconds)}, of which {self.bubble:.1%} pauses; communication that "
+                f"nothing hides: {human_seconds(self.exposed_communication_seconds)} ({self.costs})",
+            ]
+        )
+
+
+def estimate_stages(
+    model: Model,
+    mesh: Mesh | str,
+    *,
+    batch: int,
+    micro_batches: int,
+    optimizer: AnyOptimizer | None = None,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    cuts: Sequence[str] | None = None,
+    checkpoints: Sequence[str] | None = None,
+    network: Network | str | None = None,
+    target: Target | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> StagesEstimate:
+    """The estimate of a step of `batch` samples on a mesh with an axis pp, in `micro_batches` of all ranks together.
+
+    A rank of each stage is compiled, to the byte, and the step of all ranks is simulated with the target's cost model
+    and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.  Other
+    arguments are those of `rc.estimate` and `rc.DataParallel`.  UsageError for what cannot be divided like this.
+    """
+    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    if PIPELINE not in dict(found.axes):
+        raise UsageError(f"mesh {found}: it has no axis '{PIPELINE}', along which ranks have stages: use rc.estimate")
+    between = network_of(network, found)
+    kept = None if checkpoints is None else tuple(checkpoints)
+    compiled: dict[int, CompiledStep] = {}
+    for rank in range(found.ranks):
+        place = found.coordinate(rank, PIPELINE)
+        if place not in compiled:
+            wrapped = DataParallel(
+                Adam() if optimizer is None else optimizer, found, rank, micro_batches=micro_batches, batch=batch,
+                schedule=schedule, chunks=chunks, cuts=cuts,
+            )  # fmt: skip
+            steps = Steps(model, optimizer=wrapped, checkpoints=checkpoints, target=target, options=options or {})
+            compiled[place] = steps.compiled(batch, kept)
+    return _simulated(found, compiled, schedule, (batch, micro_batches), between)
+
+
+def _simulated(
+    mesh: Mesh, compiled: Mapping[int, CompiledStep], schedule: str, batch: tuple[int, int], network: Network | None
+) -> StagesEstimate:
+    """The estimate from a step of each stage; `batch`: samples, and micro-batches."""
+    blocks = [compiled[mesh.coordinate(r, PIPELINE)].program.block for r in range(mesh.ranks)]
+    verify_ranks(blocks, mesh)
+    cost = compiled[0].cost
+    times = timeline(blocks, mesh, cost.seconds, network)
+    first = {mesh.coordinate(r, PIPELINE): r for r in reversed(range(mesh.ranks))}
+    stages = tuple(
+        Stage(p, step.figures.peak_bytes, step.figures.persistent_bytes, times.busy(first[p]),
+              times.spent(first[p], PAUSE), times.spent(first[p], COMMUNICATE))
+        for p, step in sorted(compiled.items())
+    )  # fmt: skip
+    return StagesEstimate(
+        str(mesh), schedule, batch[1], batch[0], stages, times.seconds, times.bubble, times.exposed_seconds,
+        cost.name, times,
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""Estimates of pipelines: peaks of compiled stages, pauses as the schedule has them, a trace for viewers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import recompute as rc
+from recompute.communication.mesh import Mesh
+from recompute.cost import device
+from recompute.errors import UsageError
+from recompute.passes import Target
+from recompute.training.parallel import DataParallel
+
+OPTIONS = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 64, "seq": 64}
+
+
+def estimate(mesh: str = "pp=4", **more: object) -> object:
+    given = {"batch": 16, "micro_batches": 16, "cuts": ["h.0.out", "h.1.out", "h.2.out"], "options": OPTIONS, **more}
+    target = Target(cost=device("h100-80"))
+    return rc.estimate_stages("gpt2-tiny", mesh, network="nvlink=450GB/s", target=target, **given)
+
+
+def test_peaks_are_those_of_the_ranks_and_pauses_fall_with_chunks(tmp_path: Path) -> None:
+    found = estimate()
+    assert [s.place for s in found.stages] == [0, 1, 2, 3]
+    program = rc.load(rc.models.build("gpt2-tiny", seed=0, **OPTIONS), batch=16)
+    loss = rc.losses.cross_entropy(program["logits"])
+    optimizer = DataParallel(
+        rc.Adam(), Mesh.of(pp=4), 1, micro_batches=16, batch=16, cuts=["h.0.out", "h.1.out", "h.2.out"]
+    )
+    optimizer.minimize(loss)
+    kept = (*program.block.parameters, *program.block.state)
+    assert found.stages[1].persistent_bytes >= sum(v.nbytes for v in kept)
+    assert 3 / 19 < found.bubble < 0.5  # (p-1)/(m+p-1), more as stages differ
+    assert found.step_seconds > found.exposed_communication_seconds > 0
+    assert all(0 < s.compute_seconds <= found.step_seconds for s in found.stages)
+    more = ["h.0.attn.out", "h.0.out", "h.1.attn.out", "h.1.out", "h.2.attn.out", "h.2.out", "h.3.attn.out"]
+    interleaved = estimate(schedule="interleaved", chunks=2, cuts=more)
+    assert interleaved.bubble < found.bubble
+    assert "pauses" in str(found) and found.to_dict()["peak_bytes"] == found.peak_bytes
+    found.save_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {e["tid"] for e in events} == {0, 1, 2, 3}
+    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(found.step_seconds * 1e6)
+
+
+def test_a_mesh_without_stages_is_refused() -> None:
+    with pytest.raises(UsageError, match="use rc\\.estimate"):
+        rc.estimate_stages("gpt2-tiny", "dp=2", batch=8, micro_batches=8)
