@@ -20,9 +20,7 @@ from ..passes import Target
 from ..passes.communication.timeline import COMMUNICATE, PAUSE, Timeline, timeline
 from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds, plain_table, render
-from ..training.optimizers import Adam
-from ..training.parallel import PIPELINE, DataParallel
-from ..training.protocol import AnyOptimizer
+from ..training.parallel import PIPELINE, DataParallel, Parallel
 from .ranks import network_of
 
 
@@ -99,47 +97,44 @@ class StagesEstimate:
 
 def estimate_stages(
     model: Model,
-    mesh: Mesh | str,
+    optimizer: DataParallel,
     *,
-    batch: int,
-    micro_batches: int,
-    optimizer: AnyOptimizer | None = None,
-    schedule: str = "1f1b",
-    chunks: int = 1,
-    cuts: Sequence[str] | None = None,
     checkpoints: Sequence[str] | None = None,
     network: Network | str | None = None,
     target: Target | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> StagesEstimate:
-    """The estimate of a step of `batch` samples on a mesh with an axis pp, in `micro_batches` of all ranks together.
+    """The estimate of a step of a pipeline: `rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2, pp=4), batch=64,
+    micro_batches=32)`, as `minimize` would have it.
 
     A rank of each stage is compiled, to the byte, and the step of all ranks is simulated with the target's cost model
     and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.  Other
-    arguments are those of `rc.estimate` and `rc.DataParallel`.  UsageError for what cannot be divided like this.
+    arguments are those of `rc.estimate`.  UsageError without a batch or stages, and for what cannot be divided so.
     """
-    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    if PIPELINE not in dict(found.axes):
-        raise UsageError(f"mesh {found}: it has no axis '{PIPELINE}', along which ranks have stages: use rc.estimate")
-    between = network_of(network, found)
+    parallel = getattr(optimizer, "_parallel", None)
+    if parallel is None or PIPELINE not in dict(parallel.mesh.axes):
+        raise UsageError(
+            f"estimate_stages takes a DataParallel optimizer whose mesh has the axis '{PIPELINE}', along which ranks "
+            "have stages; for other meshes use rc.estimate"
+        )
+    if parallel.batch is None:
+        raise UsageError("estimate_stages: give DataParallel the samples of a step of all ranks, such as batch=64")
+    mesh: Mesh = parallel.mesh
+    between = network_of(network, mesh)
     kept = None if checkpoints is None else tuple(checkpoints)
     compiled: dict[int, CompiledStep] = {}
-    for rank in range(found.ranks):
-        place = found.coordinate(rank, PIPELINE)
+    for rank in range(mesh.ranks):
+        place = mesh.coordinate(rank, PIPELINE)
         if place not in compiled:
-            wrapped = DataParallel(
-                Adam() if optimizer is None else optimizer, found, rank, micro_batches=micro_batches, batch=batch,
-                schedule=schedule, chunks=chunks, cuts=cuts,
-            )  # fmt: skip
-            steps = Steps(model, optimizer=wrapped, checkpoints=checkpoints, target=target, options=options or {})
-            compiled[place] = steps.compiled(batch, kept)
-    return _simulated(found, compiled, schedule, (batch, micro_batches), between)
+            own = optimizer.at_rank(rank)
+            steps = Steps(model, optimizer=own, checkpoints=checkpoints, target=target, options=options or {})
+            compiled[place] = steps.compiled(parallel.batch, kept)
+    return _simulated(parallel, compiled, between)
 
 
-def _simulated(
-    mesh: Mesh, compiled: Mapping[int, CompiledStep], schedule: str, batch: tuple[int, int], network: Network | None
-) -> StagesEstimate:
-    """The estimate from a step of each stage; `batch`: samples, and micro-batches."""
+def _simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network: Network | None) -> StagesEstimate:
+    """The estimate from a step of each stage."""
+    mesh = parallel.mesh
     blocks = [compiled[mesh.coordinate(r, PIPELINE)].program.block for r in range(mesh.ranks)]
     verify_ranks(blocks, mesh)
     cost = compiled[0].cost
@@ -151,6 +146,6 @@ def _simulated(
         for p, step in sorted(compiled.items())
     )  # fmt: skip
     return StagesEstimate(
-        str(mesh), schedule, batch[1], batch[0], stages, times.seconds, times.bubble, times.exposed_seconds,
-        cost.name, times,
+        str(mesh), parallel.schedule, parallel.pieces(None), parallel.batch or 0, stages, times.seconds, times.bubble,
+        times.exposed_seconds, cost.name, times,
     )  # fmt: skip

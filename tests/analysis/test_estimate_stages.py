@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import recompute as rc
-from recompute.communication.mesh import Mesh
+from recompute.analysis.stages import StagesEstimate, estimate_stages
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import Target
-from recompute.training.parallel import DataParallel
 
 OPTIONS = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 64, "seq": 64}
 
 
-def estimate(mesh: str = "pp=4", **more: object) -> object:
-    given = {"batch": 16, "micro_batches": 16, "cuts": ["h.0.out", "h.1.out", "h.2.out"], "options": OPTIONS, **more}
+def estimate(**more: Any) -> StagesEstimate:
+    given = {"batch": 16, "micro_batches": 16, "cuts": ["h.0.out", "h.1.out", "h.2.out"], **more}
+    optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=4), **given)
     target = Target(cost=device("h100-80"))
-    return rc.estimate_stages("gpt2-tiny", mesh, network="nvlink=450GB/s", target=target, **given)
+    return estimate_stages("gpt2-tiny", optimizer, network="nvlink=450GB/s", target=target, options=OPTIONS)
 
 
 def test_peaks_are_those_of_the_ranks_and_pauses_fall_with_chunks(tmp_path: Path) -> None:
@@ -28,8 +29,8 @@ def test_peaks_are_those_of_the_ranks_and_pauses_fall_with_chunks(tmp_path: Path
     assert [s.place for s in found.stages] == [0, 1, 2, 3]
     program = rc.load(rc.models.build("gpt2-tiny", seed=0, **OPTIONS), batch=16)
     loss = rc.losses.cross_entropy(program["logits"])
-    optimizer = DataParallel(
-        rc.Adam(), Mesh.of(pp=4), 1, micro_batches=16, batch=16, cuts=["h.0.out", "h.1.out", "h.2.out"]
+    optimizer = rc.DataParallel(
+        rc.Adam(), rc.Mesh.of(pp=4), 1, micro_batches=16, batch=16, cuts=["h.0.out", "h.1.out", "h.2.out"]
     )
     optimizer.minimize(loss)
     kept = (*program.block.parameters, *program.block.state)
@@ -49,4 +50,6 @@ def test_peaks_are_those_of_the_ranks_and_pauses_fall_with_chunks(tmp_path: Path
 
 def test_a_mesh_without_stages_is_refused() -> None:
     with pytest.raises(UsageError, match="use rc\\.estimate"):
-        rc.estimate_stages("gpt2-tiny", "dp=2", batch=8, micro_batches=8)
+        rc.estimate_stages("gpt2-tiny", rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2), batch=8))
+    with pytest.raises(UsageError, match="samples of a step"):
+        rc.estimate_stages("gpt2-tiny", rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=2)))
