@@ -77,7 +77,7 @@ def fit_within(
     for f in (*near, *(_planned_after(first, budget, strategy, options, allowed) if first is not None else ())):
         found = f if found is None or fitting.cost(f) < fitting.cost(found) else found
     if found is None:
-        raise refusal
+        raise BudgetError(f"{refusal} (nor does it fit with the approximations that are permitted)")
     current().best(found)
     verify(found.compiled)
     return found
