@@ -14,11 +14,11 @@ from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import Target
 
-OPTIONS = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 64, "seq": 64}
+OPTIONS = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 64, "seq": 32}
 
 
 def estimate(**more: Any) -> StagesEstimate:
-    given = {"batch": 16, "micro_batches": 16, "cuts": ["h.0.out", "h.1.out", "h.2.out"], **more}
+    given = {"batch": 8, "micro_batches": 8, "cuts": ["h.0.out", "h.1.out", "h.2.out"], **more}
     optimizer = rc.DataParallel(rc.Adam(), rc.Mesh.of(pp=4), **given)
     target = Target(cost=device("h100-80"))
     return estimate_stages("gpt2-tiny", optimizer, network="nvlink=450GB/s", target=target, options=OPTIONS)
@@ -27,15 +27,15 @@ def estimate(**more: Any) -> StagesEstimate:
 def test_peaks_are_those_of_the_ranks_and_pauses_fall_with_chunks(tmp_path: Path) -> None:
     found = estimate()
     assert [s.place for s in found.stages] == [0, 1, 2, 3]
-    program = rc.load(rc.models.build("gpt2-tiny", seed=0, **OPTIONS), batch=16)
+    program = rc.load(rc.models.build("gpt2-tiny", seed=0, **OPTIONS), batch=8)
     loss = rc.losses.cross_entropy(program["logits"])
     optimizer = rc.DataParallel(
-        rc.Adam(), rc.Mesh.of(pp=4), 1, micro_batches=16, batch=16, cuts=["h.0.out", "h.1.out", "h.2.out"]
+        rc.Adam(), rc.Mesh.of(pp=4), 1, micro_batches=8, batch=8, cuts=["h.0.out", "h.1.out", "h.2.out"]
     )
     optimizer.minimize(loss)
     kept = (*program.block.parameters, *program.block.state)
     assert found.stages[1].persistent_bytes >= sum(v.nbytes for v in kept)
-    assert 3 / 19 < found.bubble < 0.5  # (p-1)/(m+p-1), more as stages differ
+    assert 3 / 11 < found.bubble < 0.6  # (p-1)/(m+p-1), more as stages differ
     assert found.step_seconds > found.exposed_communication_seconds > 0
     assert all(0 < s.compute_seconds <= found.step_seconds for s in found.stages)
     more = ["h.0.attn.out", "h.0.out", "h.1.attn.out", "h.1.out", "h.2.attn.out", "h.2.out", "h.3.attn.out"]

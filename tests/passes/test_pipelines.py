@@ -293,7 +293,9 @@ def test_mutations_are_refused(options: dict[str, Any]) -> None:
     assert count >= 40
 
 
-@pytest.mark.parametrize("mesh", [Mesh.of(pp=2, tp=2), Mesh.of(dp=2, tp=2, pp=4)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [Mesh.of(pp=2, tp=2), pytest.param(Mesh.of(dp=2, tp=2, pp=4), marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("sequence", [True, False])
 def test_stages_whose_operators_are_divided(mesh: Mesh, sequence: bool) -> None:
     losses, _ = trained("gpt2-tiny", Mesh.of(dp=1), "clip")
