@@ -11,6 +11,7 @@ import numpy as np
 from ..communication.mesh import Mesh
 from ..errors import UsageError, nearest
 from ..language.axes import Cut
+from ..language.factors import Place
 from ..language.ir import Block, Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType
@@ -147,6 +148,15 @@ def _cuts(program: Program, block: Block, how: Division) -> dict[str, Cut]:
     return found
 
 
+def _part(array: np.ndarray, place: Place, how: Division) -> np.ndarray:
+    """A rank's part of an array; of one that is a single number everywhere, which takes no memory, one like it."""
+    if array.size and not any(array.strides):
+        shape = list(array.shape)
+        shape[place.axis] //= how.ranks
+        return np.broadcast_to(array[(0,) * array.ndim], shape)
+    return np.ascontiguousarray(place.cut(array, how.ranks, how.rank, how.rank + 1))
+
+
 def _take_parts(program: Program, before: Block, how: Division, cuts: Mapping[str, Cut], rank: int) -> None:
     """Takes the rank's parts of arrays, and notes of what they are parts."""
     divided = dict(program.divided)
@@ -154,6 +164,5 @@ def _take_parts(program: Program, before: Block, how: Division, cuts: Mapping[st
         if v.name in cuts:
             old = divided.get(v.name) or DividedValue(v.type, (), rank)
             divided[v.name] = DividedValue(old.whole, (*old.cuts, (how, cuts[v.name])), rank)
-            part = cuts[v.name].place.cut(np.asarray(program.data[v.name]), how.ranks, how.rank, how.rank + 1)
-            program.data[v.name] = np.ascontiguousarray(part)
+            program.data[v.name] = _part(np.asarray(program.data[v.name]), cuts[v.name].place, how)
     program.divided = divided
