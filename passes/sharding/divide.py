@@ -114,6 +114,11 @@ class _Divide:
         self.final: dict[str, State] = {n: s for n, s in wanted.items() if n not in self.declared}
         self.final |= {g: wanted.get(p) for p, g in gradients.items()}
         self.final |= dict.fromkeys(whole)
+        for o in reversed(block.operators):  # a gradient in low precision is divided as what it is cast to
+            if isinstance(o.op, Cast) and o.role is Role.BACKWARD:
+                (x,), (y,) = o.reads(), o.writes()
+                if isinstance(self.final.get(y.name), Cut):
+                    self.final.setdefault(x.name, self.final[y.name])
         #: what a rank has of each value: (state, value); whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is

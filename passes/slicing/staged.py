@@ -269,12 +269,18 @@ class StagePieces(RankPieces):
         state = self.region.states.get(v.name)
         return v if not isinstance(state, Cut) else Value(v.name, state.place.resized(v.type, self.size))
 
+    def of_others(self) -> set[str]:
+        """What operators of other stages make that run once, as the parts of a parameter that are gathered."""
+        own, home = {*self.pipe.own()}, self.plan.home
+        foreign = (i for i in self.plan.outside if home.get(i) is not None and home[i] not in own)
+        return {v.name for i in foreign for v in self.graph.operators[i].writes()}
+
     def own_part(self, block: Block) -> Block:
         """The block without operators and parameters that this rank does not need."""
         needs = set[str]().union(*(self.plan.needs[s] for s in self.pipe.own()))
-        made = _declared(block)
+        made, others = _declared(block), self.of_others() - needs
         operators: list[Operator] = []
-        for o in prune(block.operators, needs):
+        for o in prune((o for o in block.operators if not (o.op.communicates and _all_in(o, others))), needs):
             if all(v.name in made for v in o.reads()):
                 operators.append(o)
                 made.update(v.name for v in o.writes())
@@ -294,6 +300,10 @@ class StagePieces(RankPieces):
 
 def _kept(values: Iterable[Value], read: set[str]) -> tuple[Value, ...]:
     return tuple(v for v in values if v.name in read)
+
+
+def _all_in(o: Operator, names: set[str]) -> bool:
+    return all(v.name in names for v in o.writes())
 
 
 def _declared(block: Block) -> set[str]:
