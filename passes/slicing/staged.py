@@ -270,17 +270,17 @@ class StagePieces(RankPieces):
         return v if not isinstance(state, Cut) else Value(v.name, state.place.resized(v.type, self.size))
 
     def of_others(self) -> set[str]:
-        """What operators of other stages make that run once, as the parts of a parameter that are gathered."""
+        """What operators of other stages, or of none, make that run once, as gathered parts of a parameter."""
         own, home = {*self.pipe.own()}, self.plan.home
-        foreign = (i for i in self.plan.outside if home.get(i) is not None and home[i] not in own)
+        foreign = (i for i in self.plan.outside if home.get(i) not in own)
         return {v.name for i in foreign for v in self.graph.operators[i].writes()}
 
     def own_part(self, block: Block) -> Block:
         """The block without operators and parameters that this rank does not need."""
         needs = set[str]().union(*(self.plan.needs[s] for s in self.pipe.own()))
-        made, others = _declared(block), self.of_others() - needs
+        made = _declared(block)
         operators: list[Operator] = []
-        for o in prune((o for o in block.operators if not (o.op.communicates and _all_in(o, others))), needs):
+        for o in prune(_without_unread(block.operators, self.of_others(), needs), needs):
             if all(v.name in made for v in o.reads()):
                 operators.append(o)
                 made.update(v.name for v in o.writes())
@@ -302,8 +302,15 @@ def _kept(values: Iterable[Value], read: set[str]) -> tuple[Value, ...]:
     return tuple(v for v in values if v.name in read)
 
 
-def _all_in(o: Operator, names: set[str]) -> bool:
-    return all(v.name in names for v in o.writes())
+def _without_unread(operators: Sequence[Operator], loose: set[str], needs: set[str]) -> list[Operator]:
+    """The operators without communication that makes values of `loose` which nothing here reads."""
+    read, kept = set(needs), []
+    for o in reversed(operators):
+        if all(v.name in loose for v in o.writes()) and not any(v.name in read for v in o.writes()):
+            continue
+        kept.append(o)
+        read.update(v.name for v in o.reads())
+    return kept[::-1]
 
 
 def _declared(block: Block) -> set[str]:
