@@ -17,7 +17,8 @@ from ...language.ir import Block, Operator, Role, Value
 from ...ops.communication.border import Border
 from ..base import Pass
 
-_FORWARD = (Role.FORWARD, Role.LOSS)
+#: the roles of operators of the forward pass
+FORWARD_ROLES = (Role.FORWARD, Role.LOSS)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Cutting:
 
 def _ends(block: Block, cuts: Sequence[str]) -> list[int]:
     """The positions of the operators that make the cuts."""
-    forward = [o for o in block.operators if o.role in _FORWARD]
+    forward = [o for o in block.operators if o.role in FORWARD_ROLES]
     producers = {v.name: i for i, o in enumerate(block.operators) for v in o.writes()}
     names = [v.name for o in forward for v in o.writes()]
     found: list[int] = []
@@ -107,7 +108,7 @@ def unbound(block: Block) -> set[str]:
     of_inputs, of_parameters = set(given), kept | fixed
     for o in block.operators:
         names = {v.name for v in o.reads()}
-        if o.op.updates or o.op.random or o.op.once or o.role not in _FORWARD:
+        if o.op.updates or o.op.random or o.op.once or o.role not in FORWARD_ROLES:
             continue
         for found in (of_inputs, of_parameters):
             if names <= found:
@@ -123,7 +124,7 @@ def homes(block: Block) -> dict[int, int]:
         at = _stage(o, home, free, stage)
         if at is None:
             continue
-        if isinstance(o.op, Border) and o.role in _FORWARD:
+        if isinstance(o.op, Border) and o.role in FORWARD_ROLES:
             stage = max(stage, at)
         found[i] = at
         home.update((v.name, at) for v in o.writes() if v.name not in home and not o.op.updates)
@@ -137,7 +138,7 @@ def _stage(o: Operator, home: Mapping[str, int], free: set[str], stage: int) -> 
     own = next(o.writes()).name
     if o.role is Role.RECOMPUTE and (original := own.rpartition("@")[0]) in home:
         return home[original]
-    if o.role in _FORWARD:
+    if o.role in FORWARD_ROLES:
         return None if own in free and not o.op.updates else stage
     given = [home[v.name] for v in o.reads() if v.name in home]
     return min(given) if given else None
@@ -150,7 +151,7 @@ def holders(block: Block) -> dict[str, set[int]]:
     sources: dict[str, set[str]] = {v.name: {v.name} for v in block.parameters}
     found: dict[str, set[int]] = {v.name: set() for v in block.parameters}
     for i, o in enumerate(block.operators):
-        if o.role not in _FORWARD:
+        if o.role not in FORWARD_ROLES:
             continue
         given = set[str]().union(*(sources.get(v.name, set()) for v in o.reads()))
         if i in home:

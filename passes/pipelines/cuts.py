@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ...errors import UsageError
 from ...language.ir import Block, Operator, Role
-from .borders import unbound
-
-_FORWARD = (Role.FORWARD, Role.LOSS)
+from .borders import FORWARD_ROLES, unbound
 
 
 def balanced_cuts(block: Block, stages: int, seconds: Callable[[Operator], float]) -> tuple[str, ...]:
@@ -29,7 +27,7 @@ def balanced_cuts(block: Block, stages: int, seconds: Callable[[Operator], float
         )
     time, total = [0.0], 0.0
     for o in block.operators:
-        total += seconds(o) if o.role in _FORWARD else 0.0
+        total += seconds(o) if o.role in FORWARD_ROLES else 0.0
         time.append(total)
     ends = [time[i + 1] for i, _ in places]
     low, high = 0.0, total
@@ -45,7 +43,7 @@ def _places(block: Block) -> list[tuple[int, str]]:
     free, shapes = unbound(block), {v.name: v.shape for o in block.operators for v in o.writes()}
     last: dict[str, int] = {}
     for i, o in enumerate(block.operators):
-        if o.role in _FORWARD:
+        if o.role in FORWARD_ROLES:
             last.update((v.name, i) for v in o.reads() if v.name not in free)
     alive: set[str] = set()
     ending: dict[int, list[str]] = {}

@@ -25,6 +25,7 @@ from ...ops.communication.base import Numbers
 from ...ops.random.draws import Dropout
 from ...ops.random.dropout_part import DropoutPart, part_of
 from ...ops.shape.reshape import Cast, Reshape
+from ..slicing.region import widens
 from .reshard import Division, Reshard, State, local_type, price
 
 #: by how much bytes of parameters count more: they are never communicated where activations could be
@@ -217,7 +218,9 @@ class _Divide:
             return found
         if o.op.communicates:
             return self.together(o, states) or found
-        if self.widens(o, states):  # halves are added up in float32, where a sum that is too large for them fits
+        if widens(o) and states == [
+            Partial(SUM)
+        ]:  # halves are added up in float32, where a sum that is too large for them fits
             return [_Way((Partial(SUM),), (Partial(SUM),))]
         partial = {k for k, s in enumerate(states) if s == Partial(SUM)}
         groups = [{k for k in g if k < len(states) and o.inputs[k] is not None} for g in o.op.linear]
@@ -226,13 +229,6 @@ class _Divide:
             if sum(v.nbytes for v in o.writes()) <= max(o.inputs[k].nbytes for k in partial):  # type: ignore[union-attr]
                 found.append(_Way(others, (Partial(SUM),) * len(o.outputs)))
         return [*found, *self.along(o, states)]
-
-    def widens(self, o: Operator, states: list[State]) -> bool:
-        """Whether an operator casts partial results of halves to a wider type."""
-        if not isinstance(o.op, Cast) or states != [Partial(SUM)]:
-            return False
-        (source,), (made,) = o.reads(), o.writes()
-        return source.dtype in ("f16", "bf16") and made.dtype in ("f32", "f64")
 
     def along(self, o: Operator, states: list[State], updates: bool = False) -> list[_Way]:
         """The ways along an index of an input that is cut, or of an output that is to be.

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 
 from ...language.axes import Cut, Partial
 from ...language.builder import Builder
-from ...language.factors import MAX, MIN, PROD, SUM, Place
+from ...language.factors import SUM, Place
 from ...language.ir import Value
 from ...language.types import TensorType
 from ...ops.communication.base import Communication, Numbers, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
+from ..slicing.ranks import REDUCE
 
 #: what a value is on the ranks of an axis; None: whole, the same on all of them
 State = Cut | Partial | None
-#: how partial results of ranks are combined that are no sums
-_REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Reshard:
         """The sum of all ranks' parts, or this rank's part of it."""
         if now.how != SUM:
             many = self.send(AllGather, self.b.Reshape(x, shape=(1, *x.shape)))
-            found = getattr(self.b, _REDUCE[now.how])(many, axes=(0,), keepdims=0)
+            found = getattr(self.b, REDUCE[now.how])(many, axes=(0,), keepdims=0)
             return found if then is None else self.sliced(found, then)
         if then is None:
             many = self.shaped(x, x.type.with_shape((1, *x.shape)))  # so that x's first axis can run in slices

@@ -27,7 +27,7 @@ from .pieces import Pieces, bounds, sum_type
 from .region import Graph, Region
 
 #: how partial results of ranks are combined that are no sums
-_REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
+REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
 #: bytes of a table from which its gradient may be sent as rows
 TABLE = 1 << 20
 
@@ -170,7 +170,7 @@ class RankPieces(Pieces):
         """The result of all ranks from those of each: a sum, or the shard of one where nothing else is wanted."""
         if how != SUM:
             many = self.b.Reshape(local, shape=(1, *local.shape))
-            self.totals[v.name] = getattr(self.b, _REDUCE[how])(
+            self.totals[v.name] = getattr(self.b, REDUCE[how])(
                 self.communicated(AllGather, many), axes=(0,), keepdims=0
             )
             return

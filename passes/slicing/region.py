@@ -163,12 +163,17 @@ def _shrinks_sums(found: Followed, o: Operator) -> bool:
     return sum(v.nbytes for v in o.writes()) <= sum(v.nbytes for v in given.values())
 
 
-def _widens(found: Followed, o: Operator) -> bool:
-    """Whether an operator casts a sum's partial result to a wider type."""
-    if not isinstance(o.op, Cast) or found.states.get(next(o.reads()).name) != Partial(SUM):
+def widens(o: Operator) -> bool:
+    """Whether an operator casts halves to a wider type, in which sums of them are added up."""
+    if not isinstance(o.op, Cast):
         return False
     (source,), (made,) = o.reads(), o.writes()
     return source.dtype in ("f16", "bf16") and made.dtype in ("f32", "f64")
+
+
+def _widens(found: Followed, o: Operator) -> bool:
+    """Whether an operator casts a sum's partial result to a wider type."""
+    return widens(o) and found.states.get(next(o.reads()).name) == Partial(SUM)
 
 
 def _forget(found: Followed, i: int, o: Operator) -> None:

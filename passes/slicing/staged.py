@@ -23,12 +23,11 @@ from ...language.types import TensorType
 from ...ops.communication.border import Border
 from ...ops.communication.messages import Recv, Send
 from ..cleanup.dead_code import prune
-from ..pipelines.borders import homes
+from ..pipelines.borders import FORWARD_ROLES, homes
 from ..pipelines.schedules import BACKWARD, FORWARD, WEIGHTS, Pipe, Slot
 from .ranks import RankPieces, Share
 from .region import Graph, Region
 
-_FORWARD = (Role.FORWARD, Role.LOSS)
 #: slots before its own in which a rank begins to receive what a slot needs
 AHEAD = 1
 
@@ -51,6 +50,8 @@ class Stagewise:
             )
         self.region = self._of_one_stage(region)
         self.values = {v.name: i for i in self.region.members for v in graph.operators[i].writes()}
+        every = (graph.operators[i] for i in self.region.members)
+        self.borders = [(o, o.op) for o in every if isinstance(o.op, Border)]
         members = set(self.region.members)
         self.outside = [i for i in range(len(graph.operators)) if i not in members]
         self.wanted = {n for n in self.values if graph.read_outside(n, members)}
@@ -107,8 +108,8 @@ class Stagewise:
     def slots(self, stage: int, apart: bool) -> dict[str, list[int]]:
         """The operators of a stage by kind of slot.  `apart`: what no earlier stage waits for has slots of its own."""
         operators, members = self.graph.operators, self.members(stage)
-        forward = [i for i in members if operators[i].role in _FORWARD]
-        backward = [i for i in members if operators[i].role not in _FORWARD]
+        forward = [i for i in members if operators[i].role in FORWARD_ROLES]
+        backward = [i for i in members if operators[i].role not in FORWARD_ROLES]
         if not apart:
             return {FORWARD: forward, BACKWARD: backward}
         read = {next(o.reads()).name for o in self.leaving(stage, BACKWARD)}
@@ -125,13 +126,7 @@ class Stagewise:
     def leaving(self, stage: int, kind: str) -> list[Operator]:
         """The borders over which a stage's values go to others, in a direction."""
         forward = kind == FORWARD
-        return [
-            o
-            for i in self.region.members
-            if isinstance((o := self.graph.operators[i]).op, Border)
-            and o.op.source == stage
-            and (o.role in _FORWARD) == forward
-        ]
+        return [o for o, op in self.borders if op.source == stage and (o.role in FORWARD_ROLES) == forward]
 
 
 class StagePieces(RankPieces):
@@ -278,7 +273,7 @@ class StagePieces(RankPieces):
     def own_part(self, block: Block) -> Block:
         """The block without operators and parameters that this rank does not need."""
         needs = set[str]().union(*(self.plan.needs[s] for s in self.pipe.own()))
-        made = _declared(block)
+        made = {v.name for v in block.declared()}
         operators: list[Operator] = []
         for o in prune(_without_unread(block.operators, self.of_others(), needs), needs):
             if all(v.name in made for v in o.reads()):
@@ -311,8 +306,3 @@ def _without_unread(operators: Sequence[Operator], loose: set[str], needs: set[s
         kept.append(o)
         read.update(v.name for v in o.reads())
     return kept[::-1]
-
-
-def _declared(block: Block) -> set[str]:
-    """The values that are there before the first operator."""
-    return {v.name for v in (*block.inputs, *block.persistent(), *(c.value for c in block.constants))}

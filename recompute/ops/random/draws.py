@@ -61,6 +61,23 @@ class Draw(Op, abstract=True):
         return [None] * len(ins)
 
 
+def drop(xp: Any, ratio: float, fill: Any, arrays: tuple[Any, Any, Any], scratch: Any) -> None:
+    """Dropout of a run of elements with the numbers that `fill` draws, tile by tile: draw, compare, scale.
+
+    `arrays`: x, the result, and the mask (None: it is not wanted), in one dimension.
+    """
+    x, y, mask = arrays
+    least, scale = np.float32(ratio), x.dtype.type(1 / (1 - ratio))
+    for start in range(0, x.size, TILE):
+        part = slice(start, min(start + TILE, x.size))
+        u = scratch[0][: part.stop - start]
+        keep = scratch[1][: len(u)] if mask is None else mask[part]
+        fill(u)
+        xp.greater_equal(u, least, out=keep)
+        xp.multiply(x[part], scale, out=y[part])
+        xp.multiply(y[part], keep, out=y[part])
+
+
 @dataclass(frozen=True)
 class Dropout(Draw):
     """(x, step) → x / (1 - ratio) where kept, else 0; and the mask of what is kept (optional).
@@ -88,19 +105,10 @@ class Dropout(Draw):
         return TensorType("f32", (size,)), TensorType("bool", (size,))
 
     def compute(self, xp, ins, outs, scratch):
-        """Tile by tile: draw, compare, scale."""
+        """As one run of numbers."""
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
-        fill = stream(xp, self.seed, ins[1], self.first)
-        ratio, scale = np.float32(self.ratio), x.dtype.type(1 / (1 - self.ratio))
-        for start in range(0, x.size, TILE):
-            part = slice(start, min(start + TILE, x.size))
-            u = scratch[0][: part.stop - start]
-            keep = scratch[1][: len(u)] if mask is None else mask[part]
-            fill(u)
-            xp.greater_equal(u, ratio, out=keep)
-            xp.multiply(x[part], scale, out=y[part])
-            xp.multiply(y[part], keep, out=y[part])
+        drop(xp, self.ratio, stream(xp, self.seed, ins[1], self.first), (x, y, mask), scratch)
 
     def inference(self, b, ins, running):
         """x, everything kept."""

@@ -11,8 +11,7 @@ import numpy as np
 
 from ...language.factors import Place, aligned, needed_whole
 from ...language.types import dtype_to_onnx
-from ..tiles import TILE
-from .draws import Draw, Dropout
+from .draws import Draw, Dropout, drop
 from .philox import export_numbers, stream
 
 _BOOL = dtype_to_onnx("bool")
@@ -49,17 +48,10 @@ class DropoutPart(Draw):
         """Run by run."""
         x, y = ins[0].reshape(-1), outs[0].reshape(-1)
         mask = outs[1].reshape(-1) if len(outs) > 1 and outs[1] is not None else None
-        ratio, scale = np.float32(self.ratio), x.dtype.type(1 / (1 - self.ratio))
         for begin in range(0, x.size, self.run):
             fill = stream(xp, self.seed, ins[1], self.first + begin // self.run * self.skip)
-            for start in range(begin, begin + self.run, TILE):
-                part = slice(start, min(start + TILE, begin + self.run))
-                u = scratch[0][: part.stop - start]
-                keep = scratch[1][: len(u)] if mask is None else mask[part]
-                fill(u)
-                xp.greater_equal(u, ratio, out=keep)
-                xp.multiply(x[part], scale, out=y[part])
-                xp.multiply(y[part], keep, out=y[part])
+            run = slice(begin, begin + self.run)
+            drop(xp, self.ratio, fill, (x[run], y[run], None if mask is None else mask[run]), scratch)
 
     def axis_factors(self, ins, outs):
         """The outermost axis, if each of its slices has whole runs; the others are needed whole."""
