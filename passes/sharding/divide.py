@@ -109,6 +109,9 @@ class _Divide:
         self.reshard = Reshard(self.b, how, Numbers(block.operators))
         self.declared = {v.name for v in block.declared()}
         self.kept = {v.name for v in (*block.parameters, *block.buffers, *block.state)}
+        casts = (o for o in block.operators if isinstance(o.op, Cast) and next(o.reads()).name in self.kept)
+        #: what stays where it is: they, and what parameters are cast to
+        self.weights = self.kept | {v.name for o in casts for v in o.writes()}
         self.inputs = {v.name for v in block.inputs}
         self.wanted = dict(wanted)
         #: the states that values must have once they are made
@@ -288,7 +291,7 @@ class _Divide:
         sent = 0.0
         for v, s in zip(o.inputs, way.inputs, strict=True):
             if v is not None:
-                sent += self.cost(v, s) * (_PARAMETER if v.name in self.kept else 1)
+                sent += self.cost(v, s) * (_PARAMETER if v.name in self.weights else 1)
         for v, s in zip(o.outputs, way.outputs, strict=True):
             if v is not None and v.name in self.final:
                 sent += price(v.nbytes, self.how.ranks, s, self.final[v.name])

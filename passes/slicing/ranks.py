@@ -3,7 +3,9 @@
 A step over the global batch is cut into micro-batches, as gradient merge does (whole.py), and each rank runs its own
 share of them, one after the other.  Its inputs hold the rows of this share alone.  What slices give in part, such as
 gradients and the loss, is added up on the rank and then among ranks, as one fixed binary tree over all micro-batches:
-so the sum has the same bits for every number of ranks.  What is needed whole of values that are cut is gathered.
+so the sum has the same bits for every number of ranks.  (A tree over k micro-batches holds up to log2 k + 1 sums; where
+that is too much memory, a rank adds to one running total, and the last bits depend on the number of ranks.)  What is
+needed whole of values that are cut is gathered.
 Dropout draws what the whole batch draws at the slice's place, and running statistics are updated with the batch
 statistics of all micro-batches, in their order, on every rank.
 """
@@ -36,20 +38,23 @@ TABLE = 1 << 20
 class Share:
     """The part of all slices that a rank runs: the `rank`-th of `ranks` along the mesh's axis `axis`.
 
-    `order`: how sums over ranks are added, "tree" or "library" (see ops/communication/base.py).
+    `order`: how sums over ranks are added, "tree" or "library" (see ops/communication/base.py).  `running`: a rank adds
+    its slices to one total, one after the other, in place of the tree.
     """
 
     axis: str
     ranks: int
     rank: int
     order: str = "tree"
+    running: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or not 0 <= self.rank < self.ranks:
             raise UsageError(f"there is no rank {self.rank} among {self.ranks} ranks of axis '{self.axis}'")
 
     def __str__(self) -> str:
-        return f"{self.axis}={self.rank}/{self.ranks}" + (f"/{self.order}" if self.order != "tree" else "")
+        order = f"/{self.order}" if self.order != "tree" else ""
+        return f"{self.axis}={self.rank}/{self.ranks}{order}{'/running' if self.running else ''}"
 
     def bounds(self, size: int, pieces: int) -> list[tuple[int, int]]:
         """Start and size of the rank's slices.  UsageError where they are not equal for all ranks."""
@@ -131,7 +136,7 @@ class RankPieces(Pieces):
     def keep(self, v: Value, part: Value) -> None:
         """Sums go up the tree as far as they can: the sum of two neighbours as soon as both are there."""
         state = self.states[v.name]
-        if not isinstance(state, Partial) or state.how != SUM:
+        if self.share.running or not isinstance(state, Partial) or state.how != SUM:
             super().keep(v, part)
             return
         part = self.b.Cast(part, to=sum_type(v, state)) if part.dtype != sum_type(v, state) else part

@@ -65,7 +65,7 @@ def parse_slicing(text: str) -> Slicing:
     """A slicing from FIRST..LAST:AXIS:PIECES or all:AXIS:PIECES.  UsageError for anything else."""
     found = re.fullmatch(
         r"(?:(?P<first>.+?)\.\.(?P<last>.+)|(?P<whole>all|micro|ranks)):(?P<axis>-?\d+):(?P<pieces>\d+)"
-        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?"
+        r"(?:@(?P<mesh>\w+)=(?P<rank>\d+)/(?P<ranks>\d+)(?P<library>/library)?(?P<running>/running)?"
         r"(?:\+(?P<pipe>\w+)=(?P<place>\d+)/(?P<places>\d+),(?P<schedule>\w+),(?P<chunks>\d+))?)?",
         text.strip(),
     )
@@ -77,8 +77,9 @@ def parse_slicing(text: str) -> Slicing:
         )
     whole = found["whole"]
     order = "library" if found["library"] else "tree"
-    share = Share(found["mesh"], int(found["ranks"]), int(found["rank"]), order) if found["mesh"] else None
-    pipe = None
+    share = pipe = None
+    if found["mesh"]:
+        share = Share(found["mesh"], int(found["ranks"]), int(found["rank"]), order, bool(found["running"]))
     if found["pipe"]:
         places = int(found["places"]), int(found["place"])
         pipe = Pipe(found["pipe"], *places, found["schedule"], int(found["chunks"]))

@@ -31,6 +31,8 @@ __all__ = ["DataParallel"]
 
 #: the axis of a mesh along which ranks have different layers
 PIPELINE = "pp"
+#: how a rank adds up gradients of its micro-batches
+ACCUMULATE = ("tree", "running")
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class Parallel:
 
     `micro_batches`: of all ranks together (None: one a rank, times the k_steps of gradient merge).  `zero`: the stage.
     `batch`: samples of a step of all ranks (None: the program's for each micro-batch).  `add`: gradients of ranks are
-    added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `alone`: each rank
-    computes the whole step, which cannot be shared equally.  `parts`: into how many parts parameters and norms can be
-    cut (None: as many as there are micro-batches).  `together`: batch statistics are those of all ranks.
+    added up, which makes them `ranks` times those of the whole batch.  `reduce`: how ranks add up.  `accumulate`: how a
+    rank adds up its micro-batches.  `alone`: each rank computes the whole step, which cannot be shared equally.
+    `parts`: into how many parts parameters and norms can be cut (None: as many as there are micro-batches).
+    `together`: batch statistics are those of all ranks.
     `sequence`: with tensor parallelism, values between pairs of products are cut along the sequence.  `schedule`,
     `chunks`, `cuts`: of the pipeline along the mesh's axis "pp", if it has one (passes/pipelines); None: cut where
     stages take about the same time.
@@ -62,6 +65,7 @@ class Parallel:
     schedule: str = "1f1b"
     chunks: int = 1
     cuts: tuple[str, ...] | None = None
+    accumulate: str = "tree"
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.mesh.ranks:
@@ -70,6 +74,8 @@ class Parallel:
             raise UsageError(f"zero must be 0 (nothing is divided), 1, 2 or 3, not {self.zero!r}")
         if self.reduce not in ORDERS:
             raise UsageError(f"reduce must be one of {', '.join(ORDERS)}, not {self.reduce!r}")
+        if self.accumulate not in ACCUMULATE:
+            raise UsageError(f"accumulate must be one of {', '.join(ACCUMULATE)}, not {self.accumulate!r}")
         for name in ("micro_batches", "batch"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -118,7 +124,7 @@ class Parallel:
     def share(self) -> Share:
         """This rank's share of the micro-batches."""
         rank = 0 if self.alone else self.coordinate
-        return Share(self.axis, self.sharing, rank, self.reduce)
+        return Share(self.axis, self.sharing, rank, self.reduce, self.accumulate == "running")
 
     def for_batch(self, samples: int, merge: Merge | None) -> Parallel:
         """The same for a step of `samples` samples, in micro-batches that are no larger than those of the full step.
@@ -235,6 +241,10 @@ class DataParallel(RecomputeOptimizer):
     `reduce`: "tree" adds in a fixed order, for the same bits; "library" has MPI or NCCL add as it likes, which may be
     faster on fabrics that add themselves.
 
+    `accumulate`: "tree" adds up a rank's micro-batches as a part of that order, and holds up to log2(micro-batches) + 1
+    sums of each gradient at once; "running" adds them to a single sum, with the bits of gradient merge on one rank: for
+    large networks in many micro-batches.
+
     `add`: the gradient is the sum of those of the ranks' own batches, not their mean.
 
     `sync_batch_norm`: batch statistics are those of the whole batch; each rank has one micro-batch, and the last bits
@@ -264,6 +274,7 @@ class DataParallel(RecomputeOptimizer):
         schedule: str = "1f1b",
         chunks: int = 1,
         cuts: Sequence[str] | None = None,
+        accumulate: str = "tree",
     ) -> None:
         super().__init__(inner_optimizer)
         if isinstance(inner_optimizer, RecomputeOptimizer):
@@ -273,6 +284,7 @@ class DataParallel(RecomputeOptimizer):
         self._parallel = Parallel(
             mesh, rank, zero, micro_batches, batch, reduce, add=add, together=sync_batch_norm, sequence=sequence,
             schedule=schedule, chunks=chunks, cuts=None if cuts is None else tuple(cuts),
+            accumulate=accumulate,
         )  # fmt: skip
 
     def at_rank(self, rank: int) -> Any:

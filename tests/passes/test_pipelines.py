@@ -20,6 +20,7 @@ from recompute.ops.communication.base import CommWait
 from recompute.ops.communication.messages import Recv, Send
 from recompute.passes.pipelines.borders import Stages
 from recompute.passes.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Pipe, Slot
+from recompute.passes.scheduling.schedule import live_peak
 from recompute.passes.slicing.slicing import parse_slicing
 from recompute.training.parallel import DataParallel
 
@@ -109,6 +110,27 @@ def test_bits_are_those_of_one_rank(name: str, words: str) -> None:
             assert not [n for n in set(state) - set(found) if not n.endswith(".shape")]
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_running_sums_do_not_depend_on_stages(name: str) -> None:
+    """One total of each gradient in place of a tree of sums, in the order of the micro-batches."""
+    losses, state = trained(name, Mesh.of(dp=1), accumulate="running")
+    own, found = trained(name, Mesh.of(pp=2), accumulate="running")
+    np.testing.assert_allclose(losses, trained(name, Mesh.of(dp=1))[0], rtol=1e-6)
+    if name == "resnet18":
+        assert own == losses
+        assert all(np.array_equal(found[n], state[n]) for n in state)
+    else:  # the tied embedding
+        np.testing.assert_allclose(own, losses, rtol=1e-6)
+
+
+def test_running_sums_take_less_memory_than_trees() -> None:
+    def arena(how: str) -> int:
+        block = made("gpt2-tiny", Mesh.of(pp=2), 1, accumulate=how)[0].block
+        return live_peak(block)
+
+    assert arena("running") < arena("tree")
+
+
 def test_a_rank_has_its_own_parameters_alone() -> None:
     program, _ = made("gpt2-tiny", Mesh.of(pp=4), 1)
     names = {v.name for v in program.block.parameters}
@@ -132,6 +154,7 @@ def test_cuts_by_name() -> None:
         {"chunks": 2},
         {"zero": 1},
         {"sync_batch_norm": True},
+        {"accumulate": "heap"},
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any]) -> None:
@@ -151,6 +174,8 @@ def test_text_form() -> None:
     text = "micro:0:8@dp=1/2+pp=3/4,interleaved,2"
     found = parse_slicing(text)
     assert str(found) == text
+    running = "micro:0:8@dp=1/2/library/running"
+    assert str(parse_slicing(running)) == running
     assert found.pipe == Pipe("pp", 4, 3, "interleaved", 2)
 
 

@@ -108,6 +108,18 @@ def test_four_sums_a_layer(name: str, mesh: str) -> None:
     assert communications(programs[0].block) == {("forward", "AllReduce"): 4, ("backward", "AllReduce"): 4}
 
 
+def test_weights_in_low_precision_stay_where_they_are() -> None:
+    """However large the batch is: what a weight is cast to is not gathered in place of activations."""
+    program = rc.load(rc.models.build("gpt2-tiny", **FAMILIES["gpt2-tiny"]), batch=256)
+    optimizer = rc.MixedPrecision(rc.Adam(1e-3), "bf16")
+    DataParallel(optimizer, Mesh.of(tp=2), batch=256, micro_batches=4).minimize(
+        rc.losses.cross_entropy(program["logits"])
+    )
+    sent = [v for o in program.operators if o.op.communicates == "begin" for v in o.reads() if v.dtype == "bf16"]
+    assert sent
+    assert all("#" in v.name for v in sent)  # activations of micro-batches
+
+
 def test_heads_that_cannot_be_shared_stay_whole() -> None:
     """The two heads of keys and values are too few for four ranks; the other pair is divided."""
     programs = same_as_one_rank(lambda: plain("llama-tiny"), "tp=4", sequence=False)
