@@ -118,11 +118,15 @@ class _Divide:
         self.final: dict[str, State] = {n: s for n, s in wanted.items() if n not in self.declared}
         self.final |= {g: wanted.get(p) for p, g in gradients.items()}
         self.final |= dict.fromkeys(whole)
+        #: gradients of parameters, also in low precision
+        self.gradients = set(gradients.values())
         for o in reversed(block.operators):  # a gradient in low precision is divided as what it is cast to
             if isinstance(o.op, Cast) and o.role is Role.BACKWARD:
                 (x,), (y,) = o.reads(), o.writes()
                 if isinstance(self.final.get(y.name), Cut):
                     self.final.setdefault(x.name, self.final[y.name])
+                    if y.name in self.gradients:
+                        self.gradients.add(x.name)
         #: what a rank has of each value: (state, value); whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is
@@ -294,7 +298,8 @@ class _Divide:
                 sent += self.cost(v, s) * (_PARAMETER if v.name in self.weights else 1)
         for v, s in zip(o.outputs, way.outputs, strict=True):
             if v is not None and v.name in self.final:
-                sent += price(v.nbytes, self.how.ranks, s, self.final[v.name])
+                divided = v.name in self.gradients and isinstance(self.final[v.name], Cut)
+                sent += price(v.nbytes, self.how.ranks, s, self.final[v.name]) * (_PARAMETER if divided else 1)
         return sent, sum(s is None for s in way.outputs), sum(isinstance(s, Partial) for s in way.outputs)
 
     # -- values -------------------------------------------------------------------------------------------------------

@@ -118,6 +118,9 @@ def test_weights_in_low_precision_stay_where_they_are() -> None:
     sent = [v for o in program.operators if o.op.communicates == "begin" for v in o.reads() if v.dtype == "bf16"]
     assert sent
     assert all("#" in v.name for v in sent)  # activations of micro-batches
+    whole = {tuple(d.whole.shape) for d in program.divided.values() if d.whole.ndim == 2}
+    gradients = [v for o in program.operators if o.op.communicates == "begin" for v in o.reads() if v.dtype == "f32"]
+    assert not [v for v in gradients if v.size in {a * b for a, b in whole}]
 
 
 def test_heads_that_cannot_be_shared_stay_whole() -> None:
