@@ -19,7 +19,7 @@ def balanced_cuts(block: Block, stages: int, seconds: Callable[[Operator], float
 
     `seconds`: the time of an operator.  UsageError where there are too few places at which one value crosses.
     """
-    places = _places(block)
+    places = places_of(block)
     if len(places) < stages - 1:
         raise UsageError(
             f"pipeline: the step cannot be cut into {stages} stages: there are {len(places)} places at which a single "
@@ -38,7 +38,7 @@ def balanced_cuts(block: Block, stages: int, seconds: Callable[[Operator], float
     return tuple(places[k][1] for k in _filled(found, len(places), stages - 1))
 
 
-def _places(block: Block) -> list[tuple[int, str]]:
+def places_of(block: Block) -> list[tuple[int, str]]:
     """(position, value) where this value alone crosses, in order."""
     free, shapes = unbound(block), {v.name: v.shape for o in block.operators for v in o.writes()}
     last: dict[str, int] = {}

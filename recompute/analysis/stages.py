@@ -21,6 +21,7 @@ from ..passes.communication.timeline import COMMUNICATE, PAUSE, Timeline, timeli
 from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 from ..training.parallel import PIPELINE, DataParallel, Parallel
+from ..training.pipeline import cuts_of, with_own_layers
 from .ranks import network_of
 
 
@@ -107,9 +108,10 @@ def estimate_stages(
     """The estimate of a step of a pipeline: `rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2, pp=4), batch=64,
     micro_batches=32)`, as `minimize` would have it.
 
-    A rank of each stage is compiled, to the byte, and the step of all ranks is simulated with the target's cost model
-    and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.  Other
-    arguments are those of `rc.estimate`.  UsageError without a batch or stages, and for what cannot be divided so.
+    A rank of each stage is compiled, to the byte (in a network with few layers of the other stages, where these are
+    identical: what a rank takes does not depend on them), and the step of all ranks is simulated with the target's
+    cost model and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.
+    Other arguments are those of `rc.estimate`.  UsageError without a batch or stages, and for what cannot be divided.
     """
     parallel = getattr(optimizer, "_parallel", None)
     if parallel is None or PIPELINE not in dict(parallel.mesh.axes):
@@ -121,15 +123,26 @@ def estimate_stages(
         raise UsageError("estimate_stages: give DataParallel the samples of a step of all ranks, such as batch=64")
     mesh: Mesh = parallel.mesh
     between = network_of(network, mesh)
-    kept = None if checkpoints is None else tuple(checkpoints)
-    compiled: dict[int, CompiledStep] = {}
-    for rank in range(mesh.ranks):
-        place = mesh.coordinate(rank, PIPELINE)
-        if place not in compiled:
-            own = optimizer.at_rank(rank)
-            steps = Steps(model, optimizer=own, checkpoints=checkpoints, target=target, options=options or {})
-            compiled[place] = steps.compiled(parallel.batch, kept)
+    steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, options=options or {})
+    compiled = {place: compiled_stage(steps, parallel, place, checkpoints) for place in range(mesh.size(PIPELINE))}
     return _simulated(parallel, compiled, between)
+
+
+def compiled_stage(
+    steps: Steps, parallel: Parallel, place: int, checkpoints: Sequence[str] | None = None
+) -> CompiledStep:
+    """The step of the first rank at a coordinate of the pipeline, which has all layers of its own and few others."""
+    mesh = parallel.mesh
+    rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place)
+    own = dataclasses.replace(parallel, rank=rank)
+    steps = steps.for_ranks(own)
+    if own.pipe is None or steps.is_step:
+        return steps.compile(steps.batch(own.batch), checkpoints)
+    program, loss = steps.program(steps.batch(own.batch))
+    cuts = cuts_of(program, own.pipe, own.cuts)
+    return steps.for_ranks(dataclasses.replace(own, cuts=cuts)).compile_program(
+        with_own_layers(program, own.pipe, cuts), loss, steps.resolved(checkpoints, own.batch)
+    )
 
 
 def _simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network: Network | None) -> StagesEstimate:

@@ -155,11 +155,20 @@ class Steps:
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
             program, loss, optimizer = self._made(batch)
-            names = self.resolved(checkpoints, batch)
-            offload = bool(names) and self._offload
-            step = compile_step(program, loss, optimizer, checkpoints=names, offload=offload, target=self.target)
+            step = self._compiled(program, loss, optimizer, self.resolved(checkpoints, batch))
         self._remember(batch, None if checkpoints is None else tuple(checkpoints), step.program.logical, step.figures)
         return step
+
+    def compile_program(self, program: Program, loss: str, checkpoints: Sequence[str] | None) -> CompiledStep:
+        """The compiled step of another program, such as a part of the model; checkpoints that it lacks are left out."""
+        names = None if checkpoints is None else tuple(n for n in checkpoints if n in program)
+        return self._compiled(program, loss, self._optimizer, names)
+
+    def _compiled(
+        self, program: Program, loss: str, optimizer: AnyOptimizer, names: tuple[str, ...] | None
+    ) -> CompiledStep:
+        offload = bool(names) and self._offload
+        return compile_step(program, loss, optimizer, checkpoints=names, offload=offload, target=self.target)
 
     def compiled(self, batch: int, kept: Kept = None) -> CompiledStep:
         """The compiled step with checkpoints or with a plan (of `fitting`)."""

@@ -13,6 +13,7 @@ from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.pipelines.borders import Stages, holders
 from ..passes.pipelines.cuts import balanced_cuts
 from ..passes.pipelines.norms import norms_over_stages
+from ..passes.pipelines.repeats import shortened
 from ..passes.pipelines.schedules import Pipe
 from .protocol import ParamsGrads
 
@@ -26,18 +27,38 @@ def _work(o: Operator) -> float:
     return max(cost.flops, cost.bytes * _BALANCE)
 
 
-def begin_stages(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> None:
-    """Cuts the forward pass of a program into the stages of a pipeline: behind the values `cuts`, or (None) such that
-    stages take about the same time.  UsageError for unknown values, or another number of them than it takes."""
+def cuts_of(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> tuple[str, ...]:
+    """The values behind which a forward pass is cut: `cuts`, or (None) such that stages take about the same time.
+
+    UsageError for another number of cuts than it takes.
+    """
     if cuts is None:
         cuts = balanced_cuts(program.block, pipe.stages, _work)
-    names = [program.aliases.get(n, n) for n in cuts]
-    if len(names) != pipe.stages - 1:
+    if len(cuts) != pipe.stages - 1:
         raise UsageError(
-            f"pipeline: {len(names)} cuts make {len(names) + 1} stages, but {pipe.ranks} ranks with {pipe.chunks} "
+            f"pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, but {pipe.ranks} ranks with {pipe.chunks} "
             f"chunks each have {pipe.stages}: give {pipe.stages - 1} cuts, or none"
         )
-    program.block = verify(Stages(tuple(names)).run(program.block))
+    return tuple(program.aliases.get(n, n) for n in cuts)
+
+
+def begin_stages(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> None:
+    """Cuts the forward pass of a program into the stages of a pipeline (`cuts_of`).  UsageError for unknown values."""
+    program.block = verify(Stages(cuts_of(program, pipe, cuts)).run(program.block))
+
+
+def with_own_layers(program: Program, pipe: Pipe, cuts: Sequence[str]) -> Program:
+    """A forward pass of which other stages of a pipeline have one layer in place of identical ones: what this rank
+    takes in it, it takes in the whole network (passes/pipelines/repeats.py)."""
+    block = shortened(program.block, cuts, set(pipe.own()))
+    if block is program.block:
+        return program
+    values = block.values()
+    found = Program(block, {n: a for n, a in program.data.items() if n in values}, source=program.source)
+    found.take_origin(program)
+    found.again = None
+    found.shardings = {n: s for n, s in program.shardings.items() if n in values}
+    return found
 
 
 def own_pairs(program: Program, pairs: ParamsGrads) -> ParamsGrads:

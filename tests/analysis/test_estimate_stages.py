@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute.analysis.stages import StagesEstimate, estimate_stages
+from recompute.analysis import stages
+from recompute.analysis.ranks import shape_of
+from recompute.analysis.stages import StagesEstimate, compiled_stage, estimate_stages
+from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.passes import Target
@@ -46,6 +49,31 @@ def test_peaks_are_those_of_the_ranks_and_pauses_fall_with_chunks(tmp_path: Path
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["tid"] for e in events} == {0, 1, 2, 3}
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(found.step_seconds * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "mesh", "more"),
+    [
+        ("gpt2-tiny", {**OPTIONS, "layers": 8}, {"pp": 2, "tp": 2}, {}),
+        ("gpt2-tiny", {**OPTIONS, "layers": 8}, {"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
+        ("llama-tiny", {"layers": 8}, {"pp": 4}, {"schedule": "zb"}),
+        ("resnet18", {"width": 4, "blocks": (2, 2, 2, 2), "image": 32, "classes": 3}, {"pp": 3}, {}),
+    ],
+)
+def test_layers_of_other_stages_do_not_matter(
+    model: str, options: dict[str, Any], mesh: dict[str, int], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled among few layers of the other stages, a stage has the operators and bytes that it has among all."""
+    inner = rc.Adam(grad_clip=rc.clip.ClipGradByGlobalNorm(1.0))
+    optimizer = rc.DataParallel(inner, rc.Mesh.of(**mesh), batch=8, micro_batches=4, accumulate="running", **more)
+    steps = Steps(model, optimizer=optimizer, options=options, target=Target(cost=device("h100-80")))
+    places = range(mesh["pp"])
+    found = [compiled_stage(steps, optimizer._parallel, place) for place in places]
+    monkeypatch.setattr(stages, "with_own_layers", lambda program, pipe, cuts: program)
+    for place, few in zip(places, found, strict=True):
+        every = compiled_stage(steps, optimizer._parallel, place)
+        assert few.figures.peak_bytes == every.figures.peak_bytes
+        assert shape_of(few.program.block) == shape_of(every.program.block)
 
 
 def test_a_mesh_without_stages_is_refused() -> None:
