@@ -3,7 +3,8 @@
 Each rank runs its operators in order, in the time that they are priced at.  A communication starts when all its members
 have begun it and the one before it on the channel is done, and takes what the links take (the α-β model of
 communication/links.py).  A wait ends with it.  What a rank waits because another has not begun is a pause, the bubble
-of a pipeline; what it waits while data move is communication that nothing hides.
+of a pipeline; what it waits while data move is communication that nothing hides.  Ranks that do the same at the same
+time are one class (communication/verify_ranks.py), of which one rank is simulated.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...communication.events import events
 from ...communication.links import Network
 from ...communication.matching import Begun, Matcher, Places, run_together
 from ...communication.mesh import Mesh
+from ...communication.verify_ranks import classes_of, first_of, places_of
 from ...language.ir import Block, Operator, Role
 from ...ops.communication.base import Communication
 
@@ -39,24 +42,30 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The step of all ranks.  `seconds`: until the last rank has ended.
+    """The step of all ranks.  `classes`: the class of each rank; `spans`: what the ranks of each class do; `seconds`:
+    until the last rank has ended.
 
     `bubble`: the share of the ranks' time in which they wait for others to begin; `exposed_seconds`: how long the rank
     that waits longest for data that move waits for them.
     """
 
-    ranks: tuple[tuple[Span, ...], ...]
+    classes: tuple[int, ...]
+    spans: tuple[tuple[Span, ...], ...]
     seconds: float
     bubble: float
     exposed_seconds: float
 
+    def of(self, rank: int) -> tuple[Span, ...]:
+        """What a rank does, in order."""
+        return self.spans[self.classes[rank]]
+
     def busy(self, rank: int) -> float:
         """Seconds in which a rank computes."""
-        return sum(s.end - s.start for s in self.ranks[rank] if s.kind not in (COMMUNICATE, PAUSE))
+        return sum(s.end - s.start for s in self.of(rank) if s.kind not in (COMMUNICATE, PAUSE))
 
     def spent(self, rank: int, kind: str) -> float:
         """Seconds that a rank spends with what is of one kind."""
-        return sum(s.end - s.start for s in self.ranks[rank] if s.kind == kind)
+        return sum(s.end - s.start for s in self.of(rank) if s.kind == kind)
 
 
 def timeline(
@@ -65,13 +74,17 @@ def timeline(
     """Simulates a step.  `blocks[rank]`: a rank's program; `seconds`: the time of an operator.
 
     `network` None: communication takes no time.  VerifyError if the ranks would wait for ever.  Linear in the operators
-    of different programs and the communications of all ranks.
+    of different programs and the communications of all classes.
     """
+    different = {id(b): b for b in blocks}
+    seen = {name: events(b) for name, b in different.items()}
+    classes = classes_of([(str(id(b)), seen[id(b)]) for b in blocks], mesh)
+    first = first_of(classes)
     known: dict[int, list[_Item]] = {}
-    for rank, block in enumerate(blocks):
-        if id(block) not in known:
-            known[id(block)] = _items(block, seconds, mesh, network, rank)
-    return _Simulation(mesh, [known[id(b)] for b in blocks]).run()
+    for rank in first:
+        if id(blocks[rank]) not in known:
+            known[id(blocks[rank])] = _items(blocks[rank], seconds, mesh, network, rank)
+    return _Simulation(places_of(classes, mesh), classes, [known[id(blocks[rank])] for rank in first]).run()
 
 
 @dataclass(frozen=True)
@@ -119,23 +132,24 @@ def _micro_batch(o: Operator) -> int:
 
 
 class _Simulation:
-    """All ranks, each with a clock of its own."""
+    """All classes of ranks, each with a clock of its own.  `items[class]`: what its ranks go through."""
 
-    def __init__(self, mesh: Mesh, items: Sequence[list[_Item]]) -> None:
-        self.items = items
-        self.clock = [0.0] * mesh.ranks
-        self.spans: list[list[Span]] = [[] for _ in range(mesh.ranks)]
-        self.exposed, self.paused = [0.0] * mesh.ranks, [0.0] * mesh.ranks
-        #: when a channel of a rank is free again
+    def __init__(self, places: Places, classes: Sequence[int], items: Sequence[list[_Item]]) -> None:
+        self.classes, self.items = classes, items
+        self.clock = [0.0] * len(items)
+        self.spans: list[list[Span]] = [[] for _ in items]
+        self.exposed, self.paused = [0.0] * len(items), [0.0] * len(items)
+        #: when a channel of a class is free again
         self.free: dict[tuple[int, str], float] = {}
-        self.matcher = Matcher(Places(mesh.group, mesh.coordinate, lambda rank: rank), self.done)
+        self.matcher = Matcher(places, self.done)
 
     def run(self) -> Timeline:
-        run_together(self.matcher, {r: self.rank(r) for r in range(len(self.items))})
+        run_together(self.matcher, {c: self.steps(c) for c in range(len(self.items))})
         total = max(self.clock, default=0.0)
-        ends = sum(total - c for c in self.clock)
-        bubble = (sum(self.paused) + ends) / (total * len(self.clock)) if total else 0.0
-        return Timeline(tuple(map(tuple, self.spans)), total, bubble, max(self.exposed, default=0.0))
+        idle = [paused + total - end for paused, end in zip(self.paused, self.clock, strict=True)]
+        bubble = sum(idle[c] for c in self.classes) / (total * len(self.classes)) if total else 0.0
+        spans = tuple(map(tuple, self.spans))
+        return Timeline(tuple(self.classes), spans, total, bubble, max(self.exposed, default=0.0))
 
     def done(self, members: list[Begun]) -> None:
         """All members have begun: sets when data begin and end to move."""
@@ -146,31 +160,30 @@ class _Simulation:
             m.payload = (start, end)
             self.free[key] = end
 
-    def rank(self, r: int) -> Iterator[Begun]:
-        """What a rank goes through; yields what it waits for."""
+    def steps(self, c: int) -> Iterator[Begun]:
+        """What a class goes through; yields what it waits for."""
         begun: dict[int, Begun] = {}
-        for at, item in enumerate(self.items[r]):
+        for at, item in enumerate(self.items[c]):
             if item.op is not None:
-                begun[at] = Begun(r, item.op, at, item.types, (self.clock[r], item.seconds))
+                begun[at] = Begun(c, item.op, at, item.types, (self.clock[c], item.seconds))
                 self.matcher.begin(begun[at])
             elif item.waits >= 0:
                 wanted = begun.pop(item.waits)
                 yield wanted
-                self.waited(r, *wanted.payload)
+                self.waited(c, *wanted.payload)
             else:
-                self.spans[r].append(
-                    Span(self.clock[r], self.clock[r] + item.seconds, item.kind, item.micro_batch)
-                )  # fmt: skip
-                self.clock[r] += item.seconds
+                end = self.clock[c] + item.seconds
+                self.spans[c].append(Span(self.clock[c], end, item.kind, item.micro_batch))
+                self.clock[c] = end
 
-    def waited(self, r: int, start: float, end: float) -> None:
-        """A rank waits for data that move from `start` to `end`."""
-        now = self.clock[r]
+    def waited(self, c: int, start: float, end: float) -> None:
+        """A class waits for data that move from `start` to `end`."""
+        now = self.clock[c]
         if start > now:
-            self.spans[r].append(Span(now, start, PAUSE))
-            self.paused[r] += start - now
+            self.spans[c].append(Span(now, start, PAUSE))
+            self.paused[c] += start - now
         begin = max(now, start)
         if end > begin:
-            self.spans[r].append(Span(begin, end, COMMUNICATE))
-            self.exposed[r] += end - begin
-        self.clock[r] = max(now, end)
+            self.spans[c].append(Span(begin, end, COMMUNICATE))
+            self.exposed[c] += end - begin
+        self.clock[c] = max(now, end)

@@ -72,7 +72,7 @@ class StagesEstimate:
         events = [
             {"name": s.kind if s.micro_batch < 0 else f"{s.kind} {s.micro_batch}", "cat": s.kind, "ph": "X", "pid": 0,
              "tid": rank, "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6}
-            for rank, spans in enumerate(self.timeline.ranks) for s in spans
+            for rank in range(len(self.timeline.classes)) for s in self.timeline.of(rank)
         ]  # fmt: skip
         with replacing(Path(path)) as new:
             new.write_text(json.dumps({"traceEvents": events}))
@@ -125,7 +125,7 @@ def estimate_stages(
     between = network_of(network, mesh)
     steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, options=options or {})
     compiled = {place: compiled_stage(steps, parallel, place, checkpoints) for place in range(mesh.size(PIPELINE))}
-    return _simulated(parallel, compiled, between)
+    return simulated(parallel, compiled, between)
 
 
 def compiled_stage(
@@ -145,8 +145,8 @@ def compiled_stage(
     )
 
 
-def _simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network: Network | None) -> StagesEstimate:
-    """The estimate from a step of each stage."""
+def simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network: Network | None) -> StagesEstimate:
+    """The estimate from a compiled step of each stage, by its place.  VerifyError if the ranks would wait for ever."""
     mesh = parallel.mesh
     blocks = [compiled[mesh.coordinate(r, PIPELINE)].program.block for r in range(mesh.ranks)]
     verify_ranks(blocks, mesh)

@@ -33,9 +33,23 @@ def verify_events(programs: Sequence[tuple[str, Sequence[Event]]], mesh: Mesh) -
     """`verify_ranks` for what other ranks see of the programs: the digest and the events of each rank."""
     _check_channels(programs)
     classes = classes_of(programs, mesh)
-    first: dict[int, int] = {}
+    matcher = Matcher(places_of(classes, mesh))
+    first = first_of(classes)
+    run_together(matcher, {c: _steps(matcher, c, programs[rank][1]) for c, rank in enumerate(first)})
+    return len(first)
+
+
+def first_of(classes: Sequence[int]) -> list[int]:
+    """The first rank of each class, given the class of each rank (classes are numbered in order of appearance)."""
+    found: dict[int, int] = {}
     for rank, c in enumerate(classes):
-        first.setdefault(c, rank)
+        found.setdefault(c, rank)
+    return list(found.values())
+
+
+def places_of(classes: Sequence[int], mesh: Mesh) -> Places:
+    """Where classes are, by the first rank of each."""
+    first = first_of(classes)
     groups: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def group(c: int, axis: str) -> tuple[int, ...]:
@@ -43,10 +57,7 @@ def verify_events(programs: Sequence[tuple[str, Sequence[Event]]], mesh: Mesh) -
             groups[c, axis] = tuple(classes[r] for r in mesh.group(first[c], axis))
         return groups[c, axis]
 
-    places = Places(group, lambda c, axis: mesh.coordinate(first[c], axis), first.__getitem__)
-    matcher = Matcher(places)
-    run_together(matcher, {c: _steps(matcher, c, programs[rank][1]) for c, rank in first.items()})
-    return len(first)
+    return Places(group, lambda c, axis: mesh.coordinate(first[c], axis), first.__getitem__)
 
 
 def _programs(blocks: Sequence[Block], mesh: Mesh) -> list[tuple[str, tuple[Event, ...]]]:

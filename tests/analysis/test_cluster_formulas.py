@@ -7,11 +7,8 @@ import pytest
 import recompute as rc
 from recompute.analysis.cluster.candidates import Candidate, candidates
 from recompute.analysis.cluster.formulas import Transformer, activation_bytes, memory_bytes, state_bytes, step_time
-from recompute.analysis.cluster.repeated import repeated
 from recompute.communication.links import Network
-from recompute.compiling.sources import weightless
 from recompute.cost import device
-from recompute.language.ir import Block
 
 SELENE = Network(node=8, inside=300e9, across=25e9)
 NET = Transformer(96, 12288, 96, 2048, 51200)
@@ -70,6 +67,12 @@ def test_candidates_divide_what_there_is() -> None:
         assert step_time(NET, c, 64, device("h100"), SELENE).seconds > 0
 
 
+def test_candidates_of_uneven_stages() -> None:
+    even = {c.pp for c in candidates(64, 64, layers=126)}
+    assert even == {1, 2}
+    assert {c.pp for c in candidates(64, 64, layers=126, even=False)} == {1, 2, 4, 8, 16, 32, 64}
+
+
 def test_mistakes_are_told() -> None:
     with pytest.raises(rc.UsageError, match="tp must be at least 1"):
         Candidate(tp=0)
@@ -79,22 +82,3 @@ def test_mistakes_are_told() -> None:
         step_time(NET, Candidate(dp=2, micro_batch=3), 64, device("h100"), SELENE)
     with pytest.raises(rc.UsageError, match="at least one rank"):
         next(candidates(0, 8, layers=1, heads=1, vocab=1))
-
-
-def block_of(layers: int) -> Block:
-    """A step of GPT-2's kind at batch 2."""
-    model = weightless("gpt2-small", 2, {"layers": layers, "vocab": 512, "hidden": 256, "heads": 4, "seq": 512})
-    program = rc.load(model)
-    return rc.compile_step(program, rc.losses.cross_entropy(program["logits"]).name, rc.SGD(0.1)).program.block
-
-
-def test_a_layer_is_the_difference_of_two_depths() -> None:
-    """Depths 2 and 4 predict 6.  Of attention, our step computes what the causal mask leaves, the formula all."""
-    blocks = {n: block_of(n) for n in (2, 4, 6)}
-    found = repeated(blocks[2], blocks[4], (2, 4))
-    net = Transformer(1, 256, 4, 512, 512)
-    half = net.layer_flops(2) - net.attention_flops(2) / 2
-    assert half < found.flops < 1.1 * half
-    assert repeated(blocks[2], blocks[6], (2, 6)) == found
-    with pytest.raises(rc.UsageError, match="smaller and a larger one"):
-        repeated(blocks[4], blocks[2], (4, 2))

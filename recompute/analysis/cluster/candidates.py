@@ -56,8 +56,11 @@ class Candidate:
         return self.dp * self.tp * self.pp
 
 
-def candidates(ranks: int, batch: int, *, layers: int, heads: int, vocab: int, node: int = 8) -> Iterator[Candidate]:
-    """All ways for so many ranks and a batch of all of them that divide heads, layers, vocabulary and batch.
+def candidates(
+    ranks: int, batch: int, *, layers: int, heads: int = 0, vocab: int = 0, node: int = 8, even: bool = True
+) -> Iterator[Candidate]:
+    """All ways for so many ranks and a batch of all of them that divide heads and vocabulary (0: not known), and the
+    batch; `even`: the layers, too.
 
     tp stays within a node.  UsageError for less than one rank or sample.
     """
@@ -68,7 +71,7 @@ def candidates(ranks: int, batch: int, *, layers: int, heads: int, vocab: int, n
             continue
         for pp in _divisors(ranks // tp):
             dp = ranks // tp // pp
-            if layers % pp == 0 and batch % dp == 0:
+            if (layers % pp == 0 if even else pp <= layers) and batch % dp == 0:
                 yield from _steps(dp, tp, pp, batch, layers)
 
 

@@ -1,0 +1,87 @@
+"""What a network is made of, measured of its program and not of its name: its layers, and what is beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...cost import operator_cost
+from ...language.ir import Block, Operator, Value
+from ...ops.convolution.conv import Conv
+from ...ops.linear.products import Gemm, MatMul
+from ...passes.pipelines.repeats import repeats, segments
+
+#: values of so many times the elements that cross between layers are what fused attention does not keep
+_SCORES = 8
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A forward pass for one sample: `layers` identical ones, and the rest.
+
+    `layer_*`: of one layer; `fixed_*`: of all that is no such layer.  `flops`: floating-point operations; `parameters`:
+    elements; `stream`: elements that cross from layer to layer; `layer_kept`: elements that products read, which the
+    backward pass needs.
+    """
+
+    layers: int
+    layer_flops: float
+    layer_parameters: int
+    layer_kept: int
+    stream: int
+    fixed_flops: float
+    fixed_parameters: int
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.layers * self.layer_parameters + self.fixed_parameters
+
+    def step_flops(self, batch: int) -> float:
+        """Of forward and backward pass of a batch, nothing recomputed (what MFU counts)."""
+        return 3 * batch * (self.layers * self.layer_flops + self.fixed_flops)
+
+
+def facts_of(block: Block) -> Facts:
+    """The facts of a forward pass at batch 1.  A network without repeated layers is one layer."""
+    found = segments(block)
+    runs = list(repeats(found))
+    common = Counter(found[first].signature for first, _ in runs).most_common(1)
+    layers = [(first, size) for first, size in runs if found[first].signature == common[0][0]] if runs else []
+    total = _flops(block.operators)
+    if not layers:
+        kept = _kept(block, block.operators)
+        stream = max((v.size for v in _values(block, [s.made for s in found])), default=1)
+        return Facts(1, total, sum(v.size for v in block.parameters), kept, stream, 0, 0)
+    first, size = layers[0]
+    own = [block.operators[i] for s in found[first : first + size] for i in s.operators]
+    names = {v.name for o in own for v in o.reads()}
+    parameters = sum(v.size for v in block.parameters if v.name in names)
+    (stream,) = _values(block, [found[first].made])
+    count, flops = len(layers) + 1, _flops(own)
+    kept = _kept(block, own, _SCORES * stream.size)
+    rest = sum(v.size for v in block.parameters) - count * parameters
+    return Facts(count, flops, parameters, kept, stream.size, max(0.0, total - count * flops), max(0, rest))
+
+
+def _flops(operators: Iterable[Operator]) -> float:
+    return float(sum(operator_cost(o).flops for o in operators))
+
+
+def _values(block: Block, names: Sequence[str]) -> list[Value]:
+    values = block.values()
+    return [values[n] for n in names]
+
+
+def _kept(block: Block, operators: Iterable[Operator], most: int = 1 << 62) -> int:
+    """Elements of different values that products read, but for parameters and for values of more than `most`."""
+    declared = {v.name for v in block.persistent()}
+    found = {
+        v.name: v.size
+        for o in operators
+        if isinstance(o.op, (MatMul, Gemm, Conv))
+        for v in o.reads()
+        if v.name not in declared and v.size <= most
+    }
+    return sum(found.values())

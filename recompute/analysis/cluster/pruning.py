@@ -1,0 +1,65 @@
+"""Closed formulas for a step of any network on many ranks: they choose which programs are compiled.
+
+They count what formulas.py counts for GPT, but of the facts of a program: products at a part of the device's peak,
+collectives of tensor parallelism, the pauses of the schedule, the sum of gradients, and the update.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...communication.links import Network
+from ...cost import Device
+from .candidates import Candidate
+from .facts import Facts
+from .formulas import ACHIEVED
+
+#: bytes of a parameter: weight and its copy in low precision, gradient; and the two moments, which ZeRO divides first
+_WEIGHT, _GRADIENT, _MOMENTS = 6, 4, 8
+
+
+def rough_bytes(facts: Facts, c: Candidate) -> float:
+    """About what a rank of the first stage holds at its peak."""
+    parameters = (
+        math.ceil(facts.layers / c.pp) * facts.layer_parameters + facts.fixed_parameters / min(c.pp, 2)
+    ) / c.tp
+    state = parameters * (
+        _WEIGHT / (c.dp if c.zero == 3 else 1) + _GRADIENT / (c.dp if c.zero >= 2 else 1)
+        + _MOMENTS / (c.dp if c.zero else 1)
+    )  # fmt: skip
+    kept = {"none": 2 * facts.layer_kept, "selective": 2 * facts.layer_kept, "full": 2 * facts.stream}[c.recompute]
+    alive = c.pp * (1 + (c.pp - 1) / (c.pp * c.chunks) if c.chunks > 1 else 1)
+    return state + kept * c.micro_batch * math.ceil(facts.layers / c.pp) * alive / c.tp
+
+
+def rough_seconds(facts: Facts, c: Candidate, batch: int, device: Device, network: Network) -> float:
+    """About the time of a step of `batch` samples of all ranks."""
+    micro_batches, layers = batch // (c.dp * c.micro_batch), math.ceil(facts.layers / c.pp)
+    rate = ACHIEVED * (device.bf16 or device.f16 or device.flops)
+    forward = c.micro_batch * facts.layer_flops / c.tp
+    compute = layers * forward * (4 if c.recompute == "full" else 3) / rate
+    head = 3 * c.micro_batch * facts.fixed_flops / c.tp / rate
+    traffic = layers * 12 * 2 * facts.layer_kept * c.micro_batch / c.tp / device.bandwidth
+    one = compute + head + traffic + layers * _tensor_seconds(facts, c, network) + _message_seconds(facts, c, network)
+    pauses = (c.pp - 1) / c.chunks * (1 / 3 if c.schedule == "zero-bubble" else 1)
+    own = facts.parameters / (c.pp * c.tp)
+    far = network.across if network.node and c.ranks > network.node else network.inside
+    sums = 2 * 4 * own * (c.dp - 1) / c.dp / far if c.dp > 1 else 0.0
+    return (micro_batches + pauses) * one + sums + 34 * own / (c.dp if c.zero else 1) / device.bandwidth
+
+
+def _tensor_seconds(facts: Facts, c: Candidate, network: Network) -> float:
+    """The collectives of a layer along tp, of both passes."""
+    if c.tp == 1:
+        return 0.0
+    near = not network.node or c.tp <= network.node
+    moved = 2 * (c.tp - 1) / c.tp * 2 * facts.stream * c.micro_batch
+    return 4 * (moved / (network.inside if near else network.across) + network.latency * 2)
+
+
+def _message_seconds(facts: Facts, c: Candidate, network: Network) -> float:
+    """What a stage sends and receives of a micro-batch."""
+    if c.pp == 1:
+        return 0.0
+    rate = network.across or network.inside
+    return 2 * c.chunks * (4 * facts.stream * c.micro_batch / c.tp / rate + network.latency)

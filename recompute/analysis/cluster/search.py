@@ -1,0 +1,340 @@
+"""The mesh, and what a step does on it, for a model and so many ranks: formulas prune, compiled programs decide.
+
+Every way to divide the step (candidates.py) is priced by closed formulas (pruning.py).  Of the fastest that may fit, a
+rank of the first and of the last stage is compiled, for as many micro-batches as it takes until the schedule repeats
+itself: their peaks say whether it fits, their operators and collectives what a micro-batch takes.  The fastest of those
+that fit is compiled in all its stages, verified among all ranks, and simulated.
+
+Products are priced at the part of the device's peak that published steps reach (formulas.ACHIEVED).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...communication.links import Network
+from ...communication.mesh import Mesh
+from ...compiling.compiler import CompiledStep
+from ...compiling.sources import Model
+from ...compiling.steps import Steps
+from ...cost import Device
+from ...errors import BudgetError, UsageError
+from ...language.ir import Role
+from ...passes import Target
+from ...passes.communication.clock import Exchange, times
+from ...passes.pipelines.repeats import repeats, segments
+from ...training.optimizers import Adam
+from ...training.parallel import DataParallel, Parallel
+from ...training.protocol import AnyOptimizer
+from ..stages import StagesEstimate, compiled_stage, simulated
+from .candidates import Candidate, candidates
+from .facts import Facts, facts_of
+from .formulas import ACHIEVED
+from .pruning import rough_bytes, rough_seconds
+
+#: candidates that are compiled: at most, and at least before one that fits is taken for the best
+MOST, LEAST = 10, 4
+#: micro-batches beyond those of a full pipeline that are compiled: from there on each adds what the one before it adds
+BEYOND = 3
+#: how a schedule is called in programs
+_SCHEDULE = {"zero-bubble": "zb"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate whose first and last stages were compiled.
+
+    `peak_bytes`: the larger peak of the two; `step_seconds`: by the slower one; `exposed_communication_seconds`: in
+    which it waits for data that move; `bubble`: the share of the step in which a rank waits for others; `mfu`: a part
+    of the device's peak.  `fits`: whether the peak is within the budget.
+    """
+
+    candidate: Candidate
+    micro_batches: int
+    peak_bytes: int
+    persistent_bytes: int
+    step_seconds: float
+    bubble: float
+    exposed_communication_seconds: float
+    mfu: float
+    fits: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "candidate"}
+        c = dataclasses.asdict(self.candidate)
+        return {"mesh": str(self.candidate.mesh), **c, **rest}
+
+
+@dataclass(frozen=True)
+class MeshPlans:
+    """What was found for so many ranks: compiled candidates, the fastest that fits first, and its stages.
+
+    `budget`: bytes of a rank.  `counted`: candidates that formulas priced.  `best`: the whole step of the first row, of
+    as many micro-batches as were compiled; None if nothing fits.  `notes`: what was left out, and why.
+    """
+
+    model: str
+    ranks: int
+    batch: int
+    budget: int
+    facts: Facts
+    rows: tuple[Row, ...]
+    counted: int
+    best: StagesEstimate | None
+    costs: str
+    network: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for JSON: `mesh`, `ranks` (peaks by stage), and times are those of the best."""
+        rest = {n: getattr(self, n) for n in ("model", "batch", "budget", "counted", "costs", "network", "notes")}
+        found: dict[str, Any] = {**rest, "candidates": [r.to_dict() for r in self.rows]}
+        if self.best is None:
+            return {**found, "mesh": None, "ranks": []}
+        row = self.rows[0]
+        each = self.ranks // len(self.best.stages)
+        return {
+            **found, "mesh": self.best.mesh, "schedule": self.best.schedule, "micro_batches": row.micro_batches,
+            "ranks": [{"stage": s.place, "count": each, "peak_bytes": s.peak_bytes,
+                       "persistent_bytes": s.persistent_bytes} for s in self.best.stages],
+            "step_seconds": row.step_seconds, "mfu": row.mfu, "bubble": row.bubble,
+            "exposed_communication_seconds": row.exposed_communication_seconds,
+        }  # fmt: skip
+
+
+def find_mesh(
+    model: Model,
+    ranks: int,
+    *,
+    batch: int,
+    network: Network | str,
+    optimizer: AnyOptimizer | None = None,
+    budget: int | None = None,
+    target: Target | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], Any] | None = None,
+) -> MeshPlans:
+    """Finds how `ranks` ranks train a model fastest at a batch of all of them.
+
+    `network`: how fast ranks send, such as "node=8,nvlink=450GB/s,net=50GB/s"; tensor parallelism stays in a node.
+    `budget`: bytes of a rank (None: the device's memory).  `target`: with the cost model of a device, such as
+    `rc.Target(cost=rc.cost.device("h100-80"), precision="bf16")`.  `progress` is called with what is being done.
+    UsageError for a device of unknown memory without a budget, and for batches that ranks cannot share.
+    """
+    return _Search(model, ranks, batch, network, optimizer, budget, target, options, progress).run()
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A candidate, and the seconds and bytes that formulas give it."""
+
+    candidate: Candidate
+    seconds: float
+    bytes: float
+
+    def expected(self, known: Sequence[tuple[_Priced, Row]]) -> tuple[float, float]:
+        """Seconds and bytes, corrected by the compiled candidate that is most like this one."""
+        if not known:
+            return self.seconds, self.bytes
+        like, row = max(known, key=lambda k: self.likeness(k[0].candidate))
+        return self.seconds * row.step_seconds / like.seconds, self.bytes * row.peak_bytes / like.bytes
+
+    def likeness(self, other: Candidate) -> tuple[bool, ...]:
+        """How much another candidate has in common with this one: first what matters most."""
+        c = self.candidate
+        return (c.recompute == other.recompute, c.tp == other.tp, c.pp == other.pp, c.zero == other.zero,
+                c.schedule == other.schedule, c.micro_batch == other.micro_batch)  # fmt: skip
+
+
+class _Search:
+    """One call of `find_mesh`."""
+
+    def __init__(
+        self,
+        model: Model,
+        ranks: int,
+        batch: int,
+        network: Network | str,
+        optimizer: AnyOptimizer | None,
+        budget: int | None,
+        target: Target | None,
+        options: Mapping[str, Any] | None,
+        progress: Callable[[str], Any] | None,
+    ) -> None:
+        self.ranks, self.batch, self.progress = ranks, batch, progress or (lambda text: None)
+        self.network = Network.parse(network) if isinstance(network, str) else network
+        self.network.check(Mesh.of(dp=ranks))
+        target = target or Target()
+        if not isinstance(target.cost, Device):
+            raise UsageError("find_mesh needs the rates of a device: give a target with cost=rc.cost.device('h100-80')")
+        self.device, self.target = target.cost, dataclasses.replace(target, cost=derated(target.cost))
+        if budget is None and not self.device.memory:
+            raise UsageError(f"the memory of '{self.device.name}' is not known: give a budget, the bytes of a rank")
+        self.budget = budget or self.device.memory
+        self.inner: AnyOptimizer = optimizer or Adam()
+        self.steps = Steps(
+            model, optimizer=DataParallel(self.inner, Mesh.of(dp=1), batch=1), target=self.target, options=options or {}
+        )
+        self.block = self.steps.program(1)[0].block
+        self.facts = facts_of(self.block)
+        self.ends = self._ends()
+        self.notes: list[str] = []
+
+    def _ends(self) -> tuple[str, ...]:
+        """The values between layers, which full recomputation keeps."""
+        found = segments(self.block)
+        return tuple(found[first + size - 1].made for first, size in repeats(found))
+
+    def run(self) -> MeshPlans:
+        """Prices all, compiles the best, and simulates the best of these."""
+        every = list(self.candidates())
+        if not every:
+            raise UsageError(
+                f"{self.ranks} ranks cannot share a batch of {self.batch}: give a batch that the ranks, or a divisor "
+                "of them, divide"
+            )
+        priced = sorted((rough_seconds(self.facts, c, self.batch, self.device, self.network), k)
+                        for k, c in enumerate(every))  # fmt: skip
+        rows = self.compiled_ones(
+            [_Priced(every[k], seconds, rough_bytes(self.facts, every[k])) for seconds, k in priced]
+        )
+        rows.sort(key=lambda r: (not r.fits, r.step_seconds if r.fits else r.peak_bytes))
+        best = self.whole(rows[0]) if rows and rows[0].fits else None
+        if best is not None:
+            rows[0] = self.refined(rows[0], best)
+        return MeshPlans(
+            self.steps.name, self.ranks, self.batch, self.budget, self.facts, tuple(rows), len(every), best,
+            f"{self.device.name}, products at {ACHIEVED:.0%} of its peak", str(self.network), tuple(self.notes),
+        )  # fmt: skip
+
+    def candidates(self) -> Iterator[Candidate]:
+        """All that programs can be made for."""
+        node = self.network.node or self.ranks
+        for c in candidates(self.ranks, self.batch, layers=self.facts.layers, node=node, even=False):
+            if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel) or c.zero > 1:
+                continue
+            if c.zero and c.tp * c.pp > 1:
+                continue  # attention is one operator that keeps no scores; the sequence is always divided
+            yield c
+
+    def compiled_ones(self, left: list[_Priced]) -> list[Row]:
+        """The rows of the candidates that promise most, one after the other: what the formulas said of those that were
+        compiled, and what these took, corrects what they say of others."""
+        rows: list[Row] = []
+        known: list[tuple[_Priced, Row]] = []
+        for _ in range(MOST):
+            promising = [(p.expected(known), p) for p in left]
+            fitting = [(seconds, k) for k, ((seconds, size), _) in enumerate(promising) if size <= self.budget]
+            least = min(promising, key=lambda x: x[0][1], default=None)
+            if least is None:
+                break
+            fastest = min((r.step_seconds for r in rows if r.fits), default=None)
+            if fastest is not None and len(rows) >= LEAST and (not fitting or min(fitting)[0] >= fastest):
+                break
+            chosen = promising[min(fitting)[1]][1] if fitting else least[1]
+            left.remove(chosen)
+            if (row := self.compiled(chosen.candidate)) is not None:
+                rows.append(row)
+                known.append((chosen, row))
+        return rows
+
+    # -- one candidate ------------------------------------------------------------------------------------------------
+
+    def parallel(self, c: Candidate, micro_batches: int) -> Parallel:
+        """The options of its programs, for so many micro-batches of a dp rank."""
+        axes = {"dp": c.dp, "pp": c.pp, "tp": c.tp}
+        mesh = Mesh(tuple((n, size) for n, size in axes.items() if size > 1 or n == "pp"))
+        return Parallel(
+            mesh, zero=c.zero, micro_batches=micro_batches * c.dp, batch=micro_batches * c.dp * c.micro_batch,
+            schedule=_SCHEDULE.get(c.schedule, c.schedule), chunks=c.chunks, accumulate="running",
+        )  # fmt: skip
+
+    def checkpoints(self, c: Candidate) -> tuple[str, ...] | None:
+        """What is kept; None for everything."""
+        return self.ends if c.recompute == "full" else None
+
+    def repeating(self, c: Candidate) -> int:
+        """Micro-batches of a dp rank after which the schedule repeats itself, or all."""
+        enough = (2 * c.pp * c.chunks if c.chunks > 1 else c.pp + BEYOND) if c.pp > 1 else BEYOND
+        enough = -(-enough // c.pp) * c.pp if c.chunks > 1 else enough
+        return min(self.batch // (c.dp * c.micro_batch), enough)
+
+    def compiled(self, c: Candidate) -> Row | None:
+        """What a candidate takes, by its first and last stages; None where it cannot be."""
+        self.progress(f"compiling {described(c)}")
+        try:
+            parallel = self.parallel(c, self.repeating(c))
+            found = {p: compiled_stage(self.steps, parallel, p, self.checkpoints(c)) for p in {0, c.pp - 1}}
+        except (UsageError, BudgetError) as e:
+            self.notes.append(f"{described(c)}: {e}")
+            return None
+        return self.row(c, found)
+
+    def row(self, c: Candidate, found: Mapping[int, CompiledStep]) -> Row:
+        """The figures of compiled stages."""
+        own, all_of = self.repeating(c), self.batch // (c.dp * c.micro_batch)
+        mesh = self.parallel(c, own).mesh
+        slowest, fixed, waits = 0.0, 0.0, 0.0
+        for place, step in found.items():
+            rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, "pp") == place)
+            clock = times(step.program.block, step.cost.seconds, Exchange(self.network, mesh, rank))
+            update = sum(step.cost.seconds(o) for o in step.program.block.operators if o.role is Role.OPTIMIZE)
+            one = (clock.seconds - update) / own
+            if one > slowest:
+                slowest, waits = one, clock.stalls / own
+            fixed = max(fixed, update)
+        pauses = (c.pp - 1) / c.chunks * (1 / 3 if c.schedule == "zero-bubble" else 1) * slowest
+        seconds = all_of * slowest + pauses + fixed
+        peak = max(s.figures.peak_bytes for s in found.values())
+        held = max(s.figures.persistent_bytes for s in found.values())
+        mfu = self.facts.step_flops(self.batch) / (seconds * self.ranks * self.rate)
+        return Row(c, all_of, peak, held, seconds, pauses / seconds, all_of * waits, mfu, peak <= self.budget)
+
+    @property
+    def rate(self) -> float:
+        """The device's peak, in operations per second."""
+        return self.device.bf16 or self.device.f16 or self.device.flops
+
+    # -- the best -----------------------------------------------------------------------------------------------------
+
+    def whole(self, row: Row) -> StagesEstimate:
+        """All stages of a row, verified and simulated together."""
+        c = row.candidate
+        self.progress(f"compiling all stages of {described(c)}")
+        parallel = self.parallel(c, self.repeating(c))
+        found = {p: compiled_stage(self.steps, parallel, p, self.checkpoints(c)) for p in range(c.pp)}
+        self.progress(f"simulating {self.ranks:,} ranks")
+        return simulated(parallel, found, self.network)
+
+    def refined(self, row: Row, best: StagesEstimate) -> Row:
+        """The row with what the simulation of all stages says; micro-batches that were not compiled take what the
+        slowest stage takes for one."""
+        c, own = row.candidate, self.repeating(row.candidate)
+        slowest = max(s.compute_seconds + s.communication_seconds for s in best.stages) / own
+        more = (row.micro_batches - own) * slowest
+        seconds = best.step_seconds + more
+        exposed = best.exposed_communication_seconds * row.micro_batches / own
+        peak = max(row.peak_bytes, best.peak_bytes)
+        mfu = self.facts.step_flops(self.batch) / (seconds * self.ranks * self.rate)
+        return dataclasses.replace(
+            row, peak_bytes=peak, step_seconds=seconds, bubble=best.bubble * best.step_seconds / seconds,
+            exposed_communication_seconds=exposed, mfu=mfu, fits=peak <= self.budget, candidate=c,
+        )  # fmt: skip
+
+
+def derated(device: Device) -> Device:
+    """The device with the rates that products reach."""
+    rates = {n: getattr(device, n) * ACHIEVED for n in ("flops", "f16", "bf16", "f64", "tf32")}
+    return dataclasses.replace(device, **rates)
+
+
+def described(c: Candidate) -> str:
+    """A candidate in words."""
+    schedule = "" if c.pp == 1 else f", {c.schedule}" + (f" of {c.chunks} chunks" if c.chunks > 1 else "")
+    zero = f", ZeRO {c.zero}" if c.zero else ""
+    again = ", layers recomputed" if c.recompute == "full" else ""
+    return f"{c.mesh}, micro-batches of {c.micro_batch}{schedule}{zero}{again}"
