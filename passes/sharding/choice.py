@@ -18,6 +18,7 @@ from ...ops.linear.products import Gemm, MatMul
 from ...ops.shape.reshape import Cast
 from .divide import Divided, divide
 from .reshard import Division
+from .vocabulary import vocabularies
 
 #: operators after a weight's product among which its pair must end
 WINDOW = 96
@@ -33,6 +34,8 @@ def choose(block: Block, how: Division, sequence: bool = True) -> dict[str, Cut]
         return experts(block, how)
     forward = [o for o in block.operators if o.role in (Role.FORWARD, Role.LOSS)]
     cuts = pairs(block, forward, how)
+    if cuts:
+        cuts = {**vocabularies(block, how), **cuts}
     return {**cuts, **stream(block, forward, how, cuts)} if sequence and cuts else cuts
 
 

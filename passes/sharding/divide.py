@@ -22,11 +22,13 @@ from ...language.ir import Block, Operator, Role, Value
 from ...language.op import Op
 from ...language.types import TensorType
 from ...ops.communication.base import Numbers
+from ...ops.elementwise.arithmetic import Add
 from ...ops.random.draws import Dropout
 from ...ops.random.dropout_part import DropoutPart, part_of
-from ...ops.shape.reshape import Cast, Reshape
+from ...ops.shape.reshape import Cast, Reshape, Transpose
 from ..slicing.region import widens
 from .reshard import Division, Reshard, State, local_type, price
+from .rows import row_way, rows_of_part
 
 #: by how much bytes of parameters count more: they are never communicated where activations could be
 _PARAMETER = 1e6
@@ -51,11 +53,13 @@ class Divided:
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to run an operator: states of its inputs and outputs; `factor`: the index, if there is one."""
+    """One way to run an operator: states of its inputs and outputs; `factor`: the index, if there is one; `rows`: the
+    cut of a table of which rows are taken by number (rows.py)."""
 
     inputs: tuple[State, ...]
     outputs: tuple[State, ...]
     factor: Factor | None = None
+    rows: Cut | None = None
 
 
 def divide(
@@ -109,9 +113,11 @@ class _Divide:
         self.reshard = Reshard(self.b, how, Numbers(block.operators))
         self.declared = {v.name for v in block.declared()}
         self.kept = {v.name for v in (*block.parameters, *block.buffers, *block.state)}
-        casts = (o for o in block.operators if isinstance(o.op, Cast) and next(o.reads()).name in self.kept)
-        #: what stays where it is: they, and what parameters are cast to
-        self.weights = self.kept | {v.name for o in casts for v in o.writes()}
+        #: what stays where it is: they, and parameters in other precisions and shapes
+        self.weights = set(self.kept)
+        for o in block.operators:
+            if isinstance(o.op, (Cast, Transpose)) and next(o.reads()).name in self.weights:
+                self.weights.update(v.name for v in o.writes())
         self.inputs = {v.name for v in block.inputs}
         self.wanted = dict(wanted)
         #: the states that values must have once they are made
@@ -120,13 +126,7 @@ class _Divide:
         self.final |= dict.fromkeys(whole)
         #: gradients of parameters, also in low precision
         self.gradients = set(gradients.values())
-        for o in reversed(block.operators):  # a gradient in low precision is divided as what it is cast to
-            if isinstance(o.op, Cast) and o.role is Role.BACKWARD:
-                (x,), (y,) = o.reads(), o.writes()
-                if isinstance(self.final.get(y.name), Cut):
-                    self.final.setdefault(x.name, self.final[y.name])
-                    if y.name in self.gradients:
-                        self.gradients.add(x.name)
+        self.gradients_above()
         #: what a rank has of each value: (state, value); whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is
@@ -138,6 +138,22 @@ class _Divide:
         self.backward = False
         self.sent = self.gathered = 0.0
         self.sums: list[Value] = []
+
+    def gradients_above(self) -> None:
+        """A gradient in low precision is divided as what it is cast to, and so are the summands of a gradient."""
+        for o in reversed(self.block.operators):
+            if o.role is not Role.BACKWARD or not isinstance(o.op, (Cast, Add, Transpose)):
+                continue
+            (y,) = o.writes()
+            cut = self.final.get(y.name)
+            if not isinstance(cut, Cut) or y.name not in self.gradients:
+                continue
+            if isinstance(o.op, Transpose):
+                cut = Cut(dataclasses.replace(cut.place, axis=o.op.perm[cut.place.axis]), cut.size)
+            for x in o.reads():
+                if x.ndim == y.ndim and x.size == y.size:
+                    self.final.setdefault(x.name, cut)
+                    self.gradients.add(x.name)
 
     def run(self) -> None:
         """All operators, in order."""
@@ -188,7 +204,10 @@ class _Divide:
             None if v is None or t is None else Value(v.name, t) for v, t in zip(o.outputs, outs, strict=False)
         )
         shares = () if way.factor is None else way.factor.shares
-        self.emit(o, Operator(op, given, outputs, o.role), way.outputs, shares)
+        if way.rows is not None:
+            self.emit(o, rows_of_part(self.b, o, way.rows, self.how.rank, given), way.outputs)
+        else:
+            self.emit(o, Operator(op, given, outputs, o.role), way.outputs, shares)
 
     def part(self, o: Operator, f: Factor | None) -> tuple[Op, tuple[TensorType | None, ...]] | None:
         """The rank's part of an operator along an index (None: all of it), and the types of its results.
@@ -235,6 +254,9 @@ class _Divide:
             others = tuple(s if k in partial else None for k, s in enumerate(states))
             if sum(v.nbytes for v in o.writes()) <= max(o.inputs[k].nbytes for k in partial):  # type: ignore[union-attr]
                 found.append(_Way(others, (Partial(SUM),) * len(o.outputs)))
+        if (rows := row_way(o, self.state, self.final.get)) is not None:
+            cut = next(s for s in (*rows[0], *rows[1]) if isinstance(s, Cut))
+            found.append(_Way(*rows, rows=cut))
         return [*found, *self.along(o, states)]
 
     def along(self, o: Operator, states: list[State], updates: bool = False) -> list[_Way]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from ...language.axes import Cut, Partial, piece
 from ...language.builder import Builder
-from ...language.factors import MAX, MIN, PROD, SUM, Place
+from ...language.factors import LOGSUMEXP, MAX, MIN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.communication.base import Communication, Numbers
 from ...ops.linear.products import MatMul
@@ -153,6 +153,9 @@ class Pieces:
         if how == SUM and product and isinstance(last.op, MatMul):
             self.b.operators.pop()
             return self.b.Gemm(*last.inputs, before, transA=last.op.transA, transB=last.op.transB)
+        if how == LOGSUMEXP:
+            both = self.b.Concat(*(self.b.Reshape(v, shape=(1, *v.shape)) for v in (before, part)), axis=0)
+            return self.b.ReduceLogSumExp(both, axes=(0,), keepdims=0)
         return getattr(self.b, _COMBINE[how])(before, part)
 
     def join(self, name: str, parts: Sequence[Value]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from ...language.axes import Cut, Partial
 from ...language.builder import Builder
-from ...language.factors import MAX, MIN, OWN, PROD, SUM, Place
+from ...language.factors import LOGSUMEXP, MAX, MIN, OWN, PROD, SUM, Place
 from ...language.ir import Block, Operator, Role, Value
 from ...ops.communication.base import Communication, communicated
 from ...ops.communication.collectives import AllGather, AllReduce, ReduceScatter
@@ -29,7 +29,7 @@ from .pieces import Pieces, bounds, sum_type
 from .region import Graph, Region
 
 #: how partial results of ranks are combined that are no sums
-REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd"}
+REDUCE = {MAX: "ReduceMax", MIN: "ReduceMin", PROD: "ReduceProd", LOGSUMEXP: "ReduceLogSumExp"}
 #: bytes of a table from which its gradient may be sent as rows
 TABLE = 1 << 20
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from .types import TensorType
 
-#: partial results that are added up, or of which the largest, the smallest or the product is taken
-SUM, MAX, MIN, PROD = "sum", "max", "min", "prod"
+#: partial results that are added up, or of which the largest, the smallest or the product is taken, or the logarithm
+#: of the sum of exponentials
+SUM, MAX, MIN, PROD, LOGSUMEXP = "sum", "max", "min", "prod", "logsumexp"
 #: results of which each slice has its own, as batch statistics of micro-batches are: nothing combines them
 OWN = "own"
 
@@ -67,7 +68,7 @@ class Factor:
     """One index of an operator: `size` values.
 
     `inputs`: where the index is in each input (None: nowhere, it is read whole).  `outputs`: where it is in each
-    output, or how partial outputs are combined (`SUM`, `MAX`, `MIN`, `PROD`); None for an absent output.
+    output, or how partial outputs are combined (`SUM`, `MAX`, `MIN`, `PROD`, `LOGSUMEXP`); None for an absent output.
     `shares`: outputs that a slice of n values has to multiply by n / size: those that are divided by a count, as a
     mean over the index is.  `counts`: a field of the operator, if any, that is a multiple of the size, such as a number
     of groups.  `whole`: inputs and outputs share the index, but the operator needs all of it and cannot run in slices;

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..communication.mesh import Mesh
 from ..errors import UsageError
+from ..language.ir import Block
 from ..language.program import Program
 from ..language.verify import verify
 from ..ops.communication.base import ORDERS
@@ -19,7 +20,9 @@ from ..ops.optimizer.norm_updates import TrustUpdate
 from ..passes.pipelines.schedules import Pipe
 from ..passes.sharding.norms import norms_over_ranks
 from ..passes.sharding.norms_over_parts import norms_over_parts
+from ..passes.sharding.vocabulary import has_heads
 from ..passes.sharding.zero import Sharded, shard_parameters
+from ..passes.slicing.open_means import open_means
 from ..passes.slicing.ranks import Share
 from .merge import Merge
 from .pipeline import begin_stages, first_stages, over_stages
@@ -106,6 +109,11 @@ class Parallel:
             axes = ", ".join(f"{d.axis}={d.ranks}" for d in how)
             raise UsageError(f"zero={self.zero} and {axes} are not combined yet: give zero=0, or a mesh of dp alone")
         return divide_program(program, how, pairs, self.rank, self.sequence) if how else pairs
+
+    def divides_head(self, block: Block) -> bool:
+        """Whether ranks have some of the words of a language model's head each: it is several operators then."""
+        how = divisions(self.mesh, self.rank)
+        return any(d.axis == "tp" and has_heads(open_means(block), d) for d in how)
 
     @property
     def pipe(self) -> Pipe | None:

@@ -292,6 +292,7 @@ class RecomputeOptimizer(WrappedOptimizer):
             merge.begin(program)
         program.slices = self.whole
         program.mesh = None if self._parallel is None else self._parallel.mesh
+        program.fuse_head &= self._parallel is None or not self._parallel.divides_head(program.block)
         pipe = (
             None if self._parallel is None else self._parallel.begin_stages(program, planned=self.request is not None)
         )

@@ -19,6 +19,7 @@ from ..language.verify import verify
 from ..passes.sharding.choice import choose
 from ..passes.sharding.divide import divide
 from ..passes.sharding.reshard import Division
+from ..passes.sharding.vocabulary import open_losses
 from ..passes.slicing.open_means import open_means
 
 __all__ = ["shard"]
@@ -114,7 +115,8 @@ def divide_program(
     for d in how:
         block = program.block
         cuts = _cuts(program, block, d) or choose(block, d, sequence)
-        made = divide(block, d, cuts, gradients, whole=(program.loss, *program.fetched))
+        opened = open_losses(block, cuts)
+        made = divide(opened, d, cuts, gradients, whole=(program.loss, *program.fetched))
         program.block = verify(made.block)
         _take_parts(program, block, d, made.cuts, rank)
     program.gradients = list(gradients.items())

@@ -13,7 +13,8 @@ from recompute.language.factors import Factor, Place
 from recompute.language.types import TensorType
 from recompute.testing import Case, all_ops, cases
 
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply,
+           "logsumexp": np.logaddexp}  # fmt: skip
 #: relative differences of sums that are taken in another order, by element type
 CLOSE = {"f64": 1e-12, "f32": 2e-5, "f16": 2e-2, "bf16": 1e-1}
 CASES = [(cls.__name__, i, case) for cls in all_ops() for i, case in enumerate(cases(cls))]

@@ -13,7 +13,7 @@ from sharded_cases import adam, communications, feed_of, ranks_of, same_as_one_r
 import recompute as rc
 from recompute.communication.lockstep import LockStep
 from recompute.communication.mesh import Mesh
-from recompute.errors import UsageError
+from recompute.errors import JobError, UsageError
 from recompute.language.program import Program
 from recompute.training.parallel import DataParallel
 from recompute.training.parts import parts_of
@@ -93,19 +93,24 @@ def plain(name: str) -> tuple[Program, Any]:
 @pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "cp=2"])
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_what_is_divided_is_found(name: str, mesh: str) -> None:
-    """Without annotations: both matrices of each pair, with their biases, and the sequence between them."""
+    """Without annotations: both matrices of each pair, with their biases, the sequence between them, and the words of
+    embeddings and heads."""
     programs = same_as_one_rank(lambda: plain(name), mesh)
     matrices = [n for n, d in programs[0].divided.items() if d.whole.ndim == 2]
-    layers = {"gpt2-tiny": 4, "bert-tiny": 6, "llama-tiny": 7}
+    layers, words = {"gpt2-tiny": (4, 1), "bert-tiny": (6, 2), "llama-tiny": (7, 2)}[name]
     if "tp" in mesh:
-        assert len([n for n in matrices if "wpe" not in n and "position" not in n]) == 2 * layers[name]
-        assert communications(programs[0].block)[("forward", "ReduceScatter")] == 4
+        assert len([n for n in matrices if "wpe" not in n and "position" not in n]) == 2 * layers + words
+        assert communications(programs[0].block)[("forward", "ReduceScatter")] == 4 + 1
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("gpt2-tiny", "tp=2"), ("gpt2-tiny", "tp=4"), ("llama-tiny", "tp=2")])
 def test_four_sums_a_layer(name: str, mesh: str) -> None:
+    """And one more for the embedding, one for the head; the loss is put together of one number a label."""
     programs = same_as_one_rank(lambda: plain(name), mesh, sequence=False)
-    assert communications(programs[0].block) == {("forward", "AllReduce"): 4, ("backward", "AllReduce"): 4}
+    assert communications(programs[0].block) == {
+        ("forward", "AllReduce"): 4 + 1, ("backward", "AllReduce"): 4 + 1,
+        ("loss", "AllGather"): 1, ("loss", "AllReduce"): 1,
+    }  # fmt: skip
 
 
 def test_weights_in_low_precision_stay_where_they_are() -> None:
@@ -126,7 +131,47 @@ def test_weights_in_low_precision_stay_where_they_are() -> None:
 def test_heads_that_cannot_be_shared_stay_whole() -> None:
     """The two heads of keys and values are too few for four ranks; the other pair is divided."""
     programs = same_as_one_rank(lambda: plain("llama-tiny"), "tp=4", sequence=False)
-    assert communications(programs[0].block) == {("forward", "AllReduce"): 2, ("backward", "AllReduce"): 2}
+    assert communications(programs[0].block) == {
+        ("forward", "AllReduce"): 2 + 1, ("backward", "AllReduce"): 2 + 1,
+        ("loss", "AllGather"): 1, ("loss", "AllReduce"): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_vocabularies_are_divided(name: str, sequence: bool) -> None:
+    """A rank has some rows of the embedding, some words of the head, and their scores alone; labels that are ignored
+    count for nothing on any rank."""
+
+    def made() -> tuple[Program, Any]:
+        program = rc.load(rc.models.build(name, **{**FAMILIES[name], "vocab": 96}), batch=4)
+        return program, rc.losses.cross_entropy(program["logits"], ignore_index=3)
+
+    programs = same_as_one_rank(made, "tp=4", sequence=sequence)
+    assert not [v.name for o in programs[0].block.operators for v in o.writes() if 96 in v.shape and v.type.is_float]
+    assert {d.whole.shape for d in programs[0].divided.values() if 96 in d.whole.shape} >= {(96, 16)}
+
+
+def test_words_outside_of_a_divided_vocabulary_are_reported() -> None:
+    """A row that no rank has is an error on every rank, not a row of zeros; so is a label."""
+    programs = [p for p, _ in ranks_of(lambda: plain("llama-tiny"), "tp=2")]
+    for name in ("input_ids", "label"):
+        feed = feed_of(plain("llama-tiny")[0])
+        feed = {v.name: np.array(feed[v.name]) for v in programs[0].block.inputs}
+        feed[name].flat[5] = 24
+        with pytest.raises(JobError, match="index 24 is out of range"):
+            LockStep([p.block for p in programs], Mesh.of(tp=2), [own_arrays(p) for p in programs]).run([feed, feed])
+
+
+def test_large_heads_are_divided_instead_of_fused() -> None:
+    """Where the words cannot be shared equally, the head stays one operator, for the rank's part of the sequence."""
+    for vocab, name in ((3000, "ReduceLogSumExp"), (3001, "LinearCrossEntropy")):
+        options = {"layers": 1, "hidden": 8, "heads": 2, "vocab": vocab, "seq": 128, "context": 128}
+        program = rc.load(rc.models.build("gpt2-tiny", **options), batch=8)
+        DataParallel(adam(), Mesh.of(tp=2), batch=8, micro_batches=1).minimize(
+            rc.losses.cross_entropy(program["logits"])
+        )
+        assert name in {o.op.name for o in program.operators}
 
 
 def test_unequal_parts_are_refused() -> None:

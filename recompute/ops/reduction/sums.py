@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from ...language.factors import SUM, Factor, factor
+from ...language.factors import LOGSUMEXP, SUM, Factor, factor
 from ...language.layouts import Turned, turned_axes
 from ...language.op import Cost, Op
 from ...language.types import TensorType
@@ -268,6 +268,7 @@ class ReduceLogSumExp(Reduce):
     axes: tuple[int, ...] | None = None
     keepdims: int = 1
     prepare = "exp"
+    partial = LOGSUMEXP
 
     def scratch(self, ins, outs):
         """The exponentials, the largest elements, which of them are infinite, and the sums."""
