@@ -108,10 +108,10 @@ def unbound(block: Block) -> set[str]:
     of_inputs, of_parameters = set(given), kept | fixed
     for o in block.operators:
         names = {v.name for v in o.reads()}
-        if o.op.updates or o.op.random or o.op.once or o.role not in FORWARD_ROLES:
+        if o.op.updates or o.op.random or o.role not in FORWARD_ROLES:
             continue
-        for found in (of_inputs, of_parameters):
-            if names <= found:
+        for found in (of_inputs, of_parameters):  # parts of parameters are gathered where they are needed
+            if names <= found and (not o.op.once or (found is of_parameters and o.op.communicates)):
                 found.update(v.name for v in o.writes())
     return of_inputs | of_parameters
 

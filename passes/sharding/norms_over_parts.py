@@ -13,11 +13,19 @@ from ...ops.loss.scale import InverseIfFinite
 from ...ops.optimizer.norm_updates import GlobalNorm
 
 
-def norms_over_parts(block: Block, gradients: Mapping[str, frozenset[str]], sizes: Mapping[str, int]) -> Block:
+def norms_over_parts(
+    block: Block,
+    gradients: Mapping[str, frozenset[str]],
+    sizes: Mapping[str, int],
+    everywhere: Iterable[frozenset[str]] = (),
+) -> Block:
     """The block with norms of whole gradients.
 
     `gradients`: the axes of the mesh that divide each; `sizes`: the ranks along all axes that divide something.
+    `everywhere`: axes by which some stage of a pipeline has gradients divided: all stages add up these groups, in the
+    same order, whether they have such gradients or not.
     """
+    every = [tuple(a for a in sizes if a in axes) for axes in everywhere]
     axes = dict(gradients)
     b = Builder.on(block)
     found: list[Operator] = []
@@ -25,13 +33,14 @@ def norms_over_parts(block: Block, gradients: Mapping[str, frozenset[str]], size
     for o in block.operators:
         if o.role is Role.OPTIMIZE and not o.op.updates:
             _follow(o, axes)
-        divided = any(axes.get(v.name) for v in o.reads())
+        divided = bool(every) or any(axes.get(v.name) for v in o.reads())
         if not divided or not isinstance(o.op, (GlobalNorm, InverseIfFinite)):
             found.append(o)
             continue
         b.operators, b.role, (out,) = [], o.role, o.writes()
         b.prefix = out.name
-        made = _norm(b, o, axes, sizes, numbers) if isinstance(o.op, GlobalNorm) else _finite(b, o, sizes, numbers)
+        norm = isinstance(o.op, GlobalNorm)
+        made = _norm(b, o, axes, sizes, every, numbers) if norm else _finite(b, o, sizes, numbers)
         found += [x.renamed({made.name: out.name}) for x in b.operators]
     return dataclasses.replace(block, operators=tuple(found), constants=(*block.constants, *b.constants))
 
@@ -44,14 +53,21 @@ def _follow(o: Operator, axes: dict[str, frozenset[str]]) -> None:
             axes[v.name] = same
 
 
-def _norm(b: Builder, o: Operator, axes: Mapping[str, frozenset[str]], sizes: Mapping[str, int], n: Numbers) -> Value:
+def _norm(
+    b: Builder,
+    o: Operator,
+    axes: Mapping[str, frozenset[str]],
+    sizes: Mapping[str, int],
+    every: Iterable[tuple[str, ...]],
+    n: Numbers,
+) -> Value:
     """The root of the squares of all groups of gradients that the same axes divide."""
-    groups: dict[tuple[str, ...], list[Value]] = {}
+    groups: dict[tuple[str, ...], list[Value]] = {over: [] for over in every}
     for v in o.reads():
         groups.setdefault(tuple(a for a in sizes if a in axes.get(v.name, ())), []).append(v)
     squares = []
-    for over, values in groups.items():
-        norm = b.GlobalNorm(*values)
+    for over, values in sorted(groups.items()):
+        norm = b.GlobalNorm(*(values or [b.fill(0.0, next(o.reads()).type.with_shape((1,)))]))
         total = b.Reshape(b.Mul(norm, norm), shape=(1,))
         for axis in over:
             total = communicated(b, AllReduce(axis, sizes[axis], n.take(axis)), total)

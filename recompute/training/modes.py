@@ -84,11 +84,11 @@ def for_test(program: Program, batch: int | None = None, outputs: Sequence[str |
         made = _at(program, batch)
         names = tuple(_name(made, n) for n in names)
     made.block = ForTest(names).run(made.block)
+    if program.divided:
+        made.block = divided_forward(program, made.block)
     if program.division is not None:  # a rank has parts of parameters: it gathers them
         how = dataclasses.replace(program.division, again=False)
         made.block, _ = read_gathered(made.block, list(program.sharded), how)
-    if program.divided:
-        made.block = divided_forward(program, made.block)
     made.block = verify(made.block)
     if made.data is not program.data:
         share_arrays(made, program)

@@ -88,9 +88,8 @@ class Parallel:
                 f"{self.micro_batches} micro-batches cannot be shared equally among {self.ranks} ranks: give a multiple"
             )
 
-        if self.pipe is not None and (self.zero or self.together):
-            what = f"zero={self.zero}" if self.zero else "sync_batch_norm"
-            raise UsageError(f"{what} and a pipeline (mesh {self.mesh}) are not combined yet: leave one of them out")
+        if self.pipe is not None and self.together:
+            raise UsageError(f"sync_batch_norm and a pipeline (mesh {self.mesh}) are not combined: leave one out")
 
     @property
     def ranks(self) -> int:
@@ -105,9 +104,6 @@ class Parallel:
     def divide(self, program: Program, pairs: ParamsGrads) -> ParamsGrads:
         """Divides operators along the mesh's other axes (tensor, sequence, expert and context parallelism)."""
         how = divisions(self.mesh, self.rank, self.reduce)
-        if how and self.zero and self.ranks > 1:
-            axes = ", ".join(f"{d.axis}={d.ranks}" for d in how)
-            raise UsageError(f"zero={self.zero} and {axes} are not combined yet: give zero=0, or a mesh of dp alone")
         return divide_program(program, how, pairs, self.rank, self.sequence) if how else pairs
 
     def divides_head(self, block: Block) -> bool:
@@ -227,7 +223,8 @@ class Parallel:
         if program.divided:
             axes = {p: frozenset(d.axis for d, _ in v.cuts) for p, v in program.divided.items()}
             gradients = {g: axes[p] for p, g in program.gradients if p in axes}
-            program.block = verify(norms_over_parts(program.block, gradients, dict(axes_of(self.mesh))))
+            groups = {frozenset[str](), *axes.values()} if self.pipe is not None else ()
+            program.block = verify(norms_over_parts(program.block, gradients, dict(axes_of(self.mesh)), groups))
         program.block = verify(norms_over_ranks(program.block, self.sharded(pieces), sharded=divided))
         if self.pipe is not None:
             over_stages(program, self.pipe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,9 @@ ONE = Mesh()
 class Part:
     """What a rank has of a value that is divided among ranks; `whole`: its type where one process has all of it.
 
-    ZeRO: `count` of its elements, from `low` on; zeros may follow them.  Axes of the mesh that divide operators: `cuts`
-    along axes of the value, on the ranks of `mesh`, of which this is the `rank`-th.
+    Axes of the mesh that divide operators: `cuts` along axes of the value, on the ranks of `mesh`, of which this is the
+    `rank`-th.  ZeRO, of the value or of what cuts leave of it: `count` elements, from `low` on; zeros may follow them,
+    up to `padded` in all, along the mesh's axis `along`.
     """
 
     whole: TensorType
@@ -40,14 +42,17 @@ class Part:
     cuts: tuple[tuple[Division, Cut], ...] = ()
     mesh: Mesh = ONE
     rank: int = 0
+    padded: int = 0
+    along: str = ""
 
     def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The whole value from what all ranks have, in their order."""
-        if not self.cuts:
+        if self.mesh == ONE:
             return np.concatenate(parts)[: self.whole.size].reshape(self.whole.shape)
         found = np.empty(self.whole.size, parts[0].dtype)
         for rank, part in enumerate(parts):
-            found[self.elements(rank)] = part
+            own = self.elements(rank)
+            found[own] = part.reshape(-1)[: own.size].reshape(own.shape)
         return found.reshape(self.whole.shape)
 
     def elements(self, rank: int) -> np.ndarray:
@@ -56,7 +61,10 @@ class Part:
         for how, cut in self.cuts:
             at = self.mesh.coordinate(rank, how.axis)
             found = cut.place.cut(found, how.ranks, at, at + 1)
-        return found
+        if not self.padded:
+            return found
+        at = self.mesh.coordinate(rank, self.along)
+        return found.reshape(-1)[at * self.padded : (at + 1) * self.padded]
 
     def spans(self) -> list[tuple[int, int, int]]:
         """The runs of this rank's elements: position in the whole value, position in the part, length."""
@@ -77,9 +85,17 @@ def parts_of(program: Program) -> dict[str, Part]:
     for v in (*program.block.parameters, *program.block.state):
         owner = next((n for n in owners if f"{v.name}.".startswith(f"{n}.") and v.shape == own[n]), None)
         if owner is not None:
-            whole = v.type.with_shape(program.sharded[owner].shape)
-            low = min(program.division.rank * v.size, whole.size)
-            found[v.name] = Part(whole, low, min(v.size, whole.size - low))
+            own_type = v.type.with_shape(program.sharded[owner].shape)
+            low = min(program.division.rank * v.size, own_type.size)
+            count = min(v.size, own_type.size - low)
+            how: dict[str, Any] = {}
+            if program.mesh is not None:
+                how = {"mesh": program.mesh, "padded": v.size, "along": program.division.axis}
+            if owner in program.divided:
+                d = program.divided[owner]
+                how |= {"cuts": d.cuts, "rank": d.rank}
+                own_type = v.type.with_shape(d.whole.shape)
+            found[v.name] = Part(own_type, low, count, **how)
     return found
 
 

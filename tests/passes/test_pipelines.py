@@ -28,18 +28,23 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "gpt2-tiny": {"layers": 4, "hidden": 16, "heads": 2, "vocab": 40, "seq": 8},
     "resnet18": {"width": 4, "blocks": (1, 1, 1, 1), "image": 16, "classes": 3},
 }
+#: networks of some tests
+OTHERS: dict[str, dict[str, Any]] = {
+    "llama-tiny": {"layers": 4, "hidden": 16, "inner": 32, "heads": 4, "groups": 4, "vocab": 40, "seq": 8},
+}
+SIZES = {**NETWORKS, **OTHERS}
 BATCH, PIECES = 16, 8
 
 
 def made(name: str, mesh: Mesh, rank: int, words: str = "", **options: Any) -> tuple[rc.Program, str]:
     """A rank's step, with what `words` say."""
-    program = rc.load(rc.models.build(name, seed=0, **NETWORKS[name]), batch=BATCH)
+    program = rc.load(rc.models.build(name, seed=0, **SIZES[name]), batch=BATCH)
     loss = rc.losses.cross_entropy(program["logits"])
     found: Any = rc.Adam(1e-2, grad_clip=rc.clip.ClipGradByGlobalNorm(0.1) if "clip" in words else None)
     if "fp16" in words:
         found = rc.MixedPrecision(found, "fp16")
     if "checkpoints" in words:
-        found = rc.RecomputeOptimizer(found).set_checkpoints(list(rc.models.info(name, **NETWORKS[name]).checkpoints))
+        found = rc.RecomputeOptimizer(found).set_checkpoints(list(rc.models.info(name, **SIZES[name]).checkpoints))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rc.RecomputeWarning)
         DataParallel(found, mesh, rank, micro_batches=PIECES, batch=BATCH, **options).minimize(loss)
@@ -152,7 +157,6 @@ def test_cuts_by_name() -> None:
         {"cuts": ["h.1.out", "h.2.out"]},
         {"schedule": "2f2b"},
         {"chunks": 2},
-        {"zero": 1},
         {"sync_batch_norm": True},
         {"accumulate": "heap"},
     ],
@@ -321,10 +325,35 @@ def test_mutations_are_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "mesh", [Mesh.of(pp=2, tp=2), pytest.param(Mesh.of(dp=2, tp=2, pp=4), marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("sequence", [True, False])
-def test_stages_whose_operators_are_divided(mesh: Mesh, sequence: bool) -> None:
-    losses, _ = trained("gpt2-tiny", Mesh.of(dp=1), "clip")
-    programs = [made("gpt2-tiny", mesh, r, "clip", sequence=sequence)[0] for r in range(mesh.ranks)]
+@pytest.mark.parametrize("options", [{}, {"sequence": False}], ids=str)
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_stages_whose_operators_are_divided(mesh: Mesh, name: str, options: dict[str, Any]) -> None:
+    """All stages add up the same groups of squares for a norm, whichever parameters they have."""
+    losses_are_those_of_one_rank(name, mesh, options)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh.of(dp=2, pp=2),
+        pytest.param(Mesh.of(dp=2, tp=2, pp=2), marks=pytest.mark.slow),
+        pytest.param(Mesh.of(dp=2, pp=4), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_zero_in_stages(mesh: Mesh, zero: int) -> None:
+    """Each rank has a share of the state of its own stage's parameters, gathers those alone, and has the same bits."""
+    plain = made("llama-tiny", mesh, 0, "clip")[0]
+    programs = losses_are_those_of_one_rank("llama-tiny", mesh, {"zero": zero, "schedule": "zb"})
+    sizes = [sum(v.size for v in (*p.block.parameters, *p.block.state)) for p in (programs[0], plain)]
+    assert sizes[0] < 0.55 * sizes[1]
+
+
+def losses_are_those_of_one_rank(name: str, mesh: Mesh, options: dict[str, Any]) -> list[rc.Program]:
+    """Asserts it, to 1e-5, with clipping; the programs of all ranks."""
+    losses, _ = trained(name, Mesh.of(dp=1), "clip")
+    programs = [made(name, mesh, r, "clip", **options)[0] for r in range(mesh.ranks)]
     assert verify_ranks([p.block for p in programs], mesh) >= mesh.size("pp")
     ranks = LockStep([p.block for p in programs], mesh, [arrays(p) for p in programs])
     found = []
@@ -333,3 +362,4 @@ def test_stages_whose_operators_are_divided(mesh: Mesh, sequence: bool) -> None:
         (loss,) = {float(r[programs[0].loss]) for r in results}
         found.append(loss)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
+    return programs

@@ -58,11 +58,11 @@ def facts_of(block: Block) -> Facts:
     own = [block.operators[i] for s in found[first : first + size] for i in s.operators]
     names = {v.name for o in own for v in o.reads()}
     parameters = sum(v.size for v in block.parameters if v.name in names)
-    (stream,) = _values(block, [found[first].made])
+    (border,) = _values(block, [found[first].made])
     count, flops = len(layers) + 1, _flops(own)
-    kept = _kept(block, own, _SCORES * stream.size)
+    kept = _kept(block, own, _SCORES * border.size)
     rest = sum(v.size for v in block.parameters) - count * parameters
-    return Facts(count, flops, parameters, kept, stream.size, max(0.0, total - count * flops), max(0, rest))
+    return Facts(count, flops, parameters, kept, border.size, max(0.0, total - count * flops), max(0, rest))
 
 
 def _flops(operators: Iterable[Operator]) -> float:
