@@ -127,6 +127,10 @@ class _Divide:
         #: gradients of parameters, also in low precision
         self.gradients = set(gradients.values())
         self.gradients_above()
+        for o in block.operators:  # what is recomputed is divided as it was
+            for v in o.writes() if o.role is Role.RECOMPUTE else ():
+                if isinstance(cut := self.final.get(v.name.rpartition("@")[0]), Cut):
+                    self.final.setdefault(v.name, cut)
         #: what a rank has of each value: (state, value); whole ones that were not changed are left out
         self.own: dict[str, tuple[State, Value]] = {}
         #: values in other states, by the pass in which they were made: what was gathered in the forward pass is

@@ -186,9 +186,7 @@ class Parallel:
         whole = {v.name: v.type for v in program.block.parameters if v.name in dict(names)}
         block, shards, made = shard_parameters(program.block, names, how)
         for name, v in shards.items():
-            flat = np.zeros(padded_size(whole[name].size, how.parts), v.type.numpy)
-            flat[: whole[name].size] = np.asarray(program.data[name]).reshape(-1)
-            program.data[name] = flat[how.rank * v.size : (how.rank + 1) * v.size].copy()
+            program.data[name] = _share(np.asarray(program.data[name]), how, v.size)
         program.block, program.gradients = verify(block), made
         program.sharded, program.division = whole, how
         return [(program[p], program[g]) for p, g in made]
@@ -228,6 +226,17 @@ class Parallel:
         program.block = verify(norms_over_ranks(program.block, self.sharded(pieces), sharded=divided))
         if self.pipe is not None:
             over_stages(program, self.pipe)
+
+
+def _share(array: np.ndarray, how: Sharded, size: int) -> np.ndarray:
+    """A rank's share of `size` of an array's elements; of one number everywhere, which takes no memory, one like it."""
+    if array.size and not any(array.strides):
+        first = array[(0,) * array.ndim]
+        if not first or (how.rank + 1) * size <= array.size:  # what follows an array are zeros
+            return np.broadcast_to(first, (size,))
+    flat = np.zeros(padded_size(array.size, how.parts), array.dtype)
+    flat[: array.size] = array.reshape(-1)
+    return flat[how.rank * size : (how.rank + 1) * size].copy()
 
 
 class DataParallel(RecomputeOptimizer):

@@ -327,7 +327,7 @@ class RecomputeOptimizer(WrappedOptimizer):
         before = program.block
         begin_training(program, loss.name)
         names = _remaining(before, program.block, names)
-        params_grads = self._backward_divided(program, loss, options)
+        params_grads = self.inner.backward(loss, *options)
         program.block = verify(Slice(regions).run(program.block))
         if self.whole:
             program.block = open_means(program.block)
@@ -338,7 +338,8 @@ class RecomputeOptimizer(WrappedOptimizer):
         plan = dataclasses.replace(plan, notes=(*plan.notes, *inside))
         block = apply(program.block, plan)
         program.block, program.plan = verify(block), plan
-        return params_grads
+        # divided last: what is gathered among ranks is gathered again for the recomputation, not kept for it
+        return params_grads if self._parallel is None else self._parallel.divide(program, params_grads)
 
     def _backward_divided(self, program: Program, loss: Variable, options: Sequence[Any]) -> ParamsGrads:
         """The backward pass; then the part of both passes that this rank has along the mesh's axes but dp."""

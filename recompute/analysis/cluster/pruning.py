@@ -27,7 +27,7 @@ def rough_bytes(facts: Facts, c: Candidate) -> float:
         _WEIGHT / (c.dp if c.zero == 3 else 1) + _GRADIENT / (c.dp if c.zero >= 2 else 1)
         + _MOMENTS / (c.dp if c.zero else 1)
     )  # fmt: skip
-    kept = {"none": 2 * facts.layer_kept, "selective": 2 * facts.layer_kept, "full": 2 * facts.stream}[c.recompute]
+    kept = {"none": 2 * facts.layer_kept, "selective": 2 * facts.layer_kept, "full": 4 * facts.stream}[c.recompute]
     alive = c.pp * (1 + (c.pp - 1) / (c.pp * c.chunks) if c.chunks > 1 else 1)
     return state + kept * c.micro_batch * math.ceil(facts.layers / c.pp) * alive / c.tp
 

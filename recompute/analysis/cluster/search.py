@@ -23,9 +23,11 @@ from ...compiling.steps import Steps
 from ...cost import Device
 from ...errors import BudgetError, UsageError
 from ...language.ir import Role
+from ...ops.convolution.conv import Conv
+from ...ops.linear.products import Gemm, MatMul
 from ...passes import Target
 from ...passes.communication.clock import Exchange, times
-from ...passes.pipelines.repeats import repeats, segments
+from ...passes.pipelines.repeats import segments
 from ...training.optimizers import Adam
 from ...training.parallel import DataParallel, Parallel
 from ...training.protocol import AnyOptimizer
@@ -185,9 +187,11 @@ class _Search:
         self.notes: list[str] = []
 
     def _ends(self) -> tuple[str, ...]:
-        """The values between layers, which full recomputation keeps."""
-        found = segments(self.block)
-        return tuple(found[first + size - 1].made for first, size in repeats(found))
+        """What full recomputation keeps: where the network is one value, behind each part of it with a product."""
+        operators = self.block.operators
+        products = (MatMul, Gemm, Conv)
+        parts = segments(self.block)[:-1]
+        return tuple(s.made for s in parts if any(isinstance(operators[i].op, products) for i in s.operators))
 
     def run(self) -> MeshPlans:
         """Prices all, compiles the best, and simulates the best of these."""
@@ -216,8 +220,6 @@ class _Search:
         node = self.network.node or self.ranks
         for c in candidates(self.ranks, self.batch, layers=self.facts.layers, node=node, even=False):
             if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel) or c.zero > 1:
-                continue
-            if c.zero and c.tp * c.pp > 1:
                 continue  # attention is one operator that keeps no scores; the sequence is always divided
             yield c
 
