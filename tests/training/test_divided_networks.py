@@ -110,16 +110,21 @@ def test_norms_count_parts_once(clip: str, mesh: str) -> None:
     same_as_one_rank(gpt, mesh, CLIPS[clip])
 
 
+@pytest.mark.parametrize("sums", ["kept", "again"])
 @pytest.mark.parametrize("mesh", ["tp=2", "cp=2", "dp=2,tp=2"])
-def test_recomputation_repeats_no_communication(mesh: str) -> None:
+def test_recomputation_gathers_again(mesh: str, sums: str) -> None:
+    """What is gathered is not kept for it; a sum over ranks is repeated only if no checkpoint is behind it."""
+    inside = ["h.0.attn.out", "h.1.attn.out"] if sums == "kept" else []
+
     def with_checkpoints() -> Any:
-        return rc.RecomputeOptimizer(adam()).set_checkpoints(["h.0.out", "h.1.out"])
+        return rc.RecomputeOptimizer(adam()).set_checkpoints(["embeddings.out", "h.0.out", "h.1.out", *inside])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rc.RecomputeWarning)
         program = same_as_one_rank(gpt, mesh, with_checkpoints)[0]
     again = [o for o in program.operators if o.role is rc.Role.RECOMPUTE]
-    assert again and not any(o.op.communicates for o in again)
+    found = {o.op.name for o in again if o.op.communicates == "begin"}
+    assert found == {"AllGather", *(["ReduceScatter"] if sums == "again" and "tp" in mesh else [])}
 
 
 @pytest.mark.parametrize("mesh", ["tp=2,cp=2", pytest.param("dp=2,tp=2,cp=2", marks=pytest.mark.slow)])
