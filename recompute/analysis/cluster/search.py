@@ -261,7 +261,7 @@ class _Search:
 
     def repeating(self, c: Candidate) -> int:
         """Micro-batches of a dp rank after which the schedule repeats itself, or all."""
-        enough = (2 * c.pp * c.chunks if c.chunks > 1 else c.pp + BEYOND) if c.pp > 1 else BEYOND
+        enough = (2 * c.pp if c.chunks > 1 else c.pp + BEYOND) if c.pp > 1 else BEYOND
         enough = -(-enough // c.pp) * c.pp if c.chunks > 1 else enough
         return min(self.batch // (c.dp * c.micro_batch), enough)
 
