@@ -32,12 +32,14 @@ _MICRO_BATCH = re.compile(r"#(\d+)")
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank does from `start` to `end` (seconds); `micro_batch`: the number of its first sample, -1: of none."""
+    """What a rank does from `start` to `end` (seconds); `micro_batch`: the number of its first sample, -1: of none;
+    `operators`: the first of the operators that run, and the one behind the last."""
 
     start: float
     end: float
     kind: str
     micro_batch: int = -1
+    operators: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,12 @@ def timeline(
 
 @dataclass(frozen=True)
 class _Item:
-    """Computation of one kind, or the begin of a communication (`op`), or a wait for the begin of item `waits`."""
+    """Computation of one kind, or the begin of a communication (`op`), or a wait for the begin of item `waits`;
+    `first`, `behind`: the operators."""
 
     seconds: float
+    first: int
+    behind: int
     kind: str = ""
     micro_batch: int = -1
     op: Communication | None = None
@@ -105,22 +110,22 @@ def _items(
     """A program, with neighbours of one kind and micro-batch as one item."""
     found: list[_Item] = []
     begun: dict[str, int] = {}
-    for o in block.operators:
+    for i, o in enumerate(block.operators):
         if isinstance(o.op, Communication) and o.op.ranks > 1:
             out = next(o.writes())
             sent = next((v.type for v in o.reads()), None)
             takes = 0.0 if network is None else network.transfer(o.op, sent, out.type, mesh, rank).seconds
             begun[out.name] = len(found)
-            found.append(_Item(takes, op=o.op, types=("" if sent is None else str(sent), str(out.type))))
+            found.append(_Item(takes, i, i + 1, op=o.op, types=("" if sent is None else str(sent), str(out.type))))
         elif o.op.communicates == "wait" and (name := next(o.reads()).name) in begun:
-            found.append(_Item(0.0, waits=begun[name]))
+            found.append(_Item(0.0, i, i + 1, waits=begun[name]))
         elif (time := seconds(o)) > 0:
             kind, number = _KINDS[o.role], _micro_batch(o)
             last = found[-1] if found else None
             if last is not None and last.kind == kind and (number in (last.micro_batch, -1)):  # sums are of no one
-                found[-1] = _Item(last.seconds + time, kind, last.micro_batch)
+                found[-1] = _Item(last.seconds + time, last.first, i + 1, kind, last.micro_batch)
             else:
-                found.append(_Item(time, kind, number))
+                found.append(_Item(time, i, i + 1, kind, number))
     return found
 
 
@@ -170,20 +175,22 @@ class _Simulation:
             elif item.waits >= 0:
                 wanted = begun.pop(item.waits)
                 yield wanted
-                self.waited(c, *wanted.payload)
+                start, end = wanted.payload
+                self.waited(c, start, end, (item.first, item.behind))
             else:
                 end = self.clock[c] + item.seconds
-                self.spans[c].append(Span(self.clock[c], end, item.kind, item.micro_batch))
+                operators = item.first, item.behind
+                self.spans[c].append(Span(self.clock[c], end, item.kind, item.micro_batch, operators))
                 self.clock[c] = end
 
-    def waited(self, c: int, start: float, end: float) -> None:
+    def waited(self, c: int, start: float, end: float, operators: tuple[int, int]) -> None:
         """A class waits for data that move from `start` to `end`."""
         now = self.clock[c]
         if start > now:
-            self.spans[c].append(Span(now, start, PAUSE))
+            self.spans[c].append(Span(now, start, PAUSE, -1, operators))
             self.paused[c] += start - now
         begin = max(now, start)
         if end > begin:
-            self.spans[c].append(Span(begin, end, COMMUNICATE))
+            self.spans[c].append(Span(begin, end, COMMUNICATE, -1, operators))
             self.exposed[c] += end - begin
         self.clock[c] = max(now, end)

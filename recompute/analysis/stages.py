@@ -16,8 +16,10 @@ from ..compiling.compiler import CompiledStep
 from ..compiling.sources import Model
 from ..compiling.steps import Steps
 from ..errors import UsageError
-from ..passes import Target
-from ..passes.communication.timeline import COMMUNICATE, PAUSE, Timeline, timeline
+from ..passes import ALIGNMENT, Target
+from ..passes.communication.timeline import COMMUNICATE, PAUSE, Span, Timeline, timeline
+from ..passes.memory.memory_plan import live_profile
+from ..report.pipeline import pipeline_page
 from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 from ..training.parallel import PIPELINE, DataParallel, Parallel
@@ -28,7 +30,7 @@ from .ranks import network_of
 @dataclass(frozen=True)
 class Stage:
     """The ranks at one coordinate of the pipeline: bytes of one of them, and the seconds in which it computes, waits
-    for other ranks, and waits for data that move."""
+    for other ranks, and waits for data that move.  `memory`: the bytes that it holds from each of these seconds on."""
 
     place: int
     peak_bytes: int
@@ -36,6 +38,11 @@ class Stage:
     compute_seconds: float
     pause_seconds: float
     communication_seconds: float
+    memory: tuple[tuple[float, int], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, without what is held when, for JSON."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "memory"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,17 @@ class StagesEstimate:
     def to_dict(self) -> dict[str, Any]:
         """The figures, without the timeline, for JSON."""
         rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("stages", "timeline")}
-        return {**rest, "peak_bytes": self.peak_bytes, "stages": [dataclasses.asdict(s) for s in self.stages]}
+        return {**rest, "peak_bytes": self.peak_bytes, "stages": [s.to_dict() for s in self.stages]}
+
+    def spans(self, place: int) -> tuple[Span, ...]:
+        """What the first rank of a stage does, in order."""
+        mesh = Mesh.parse(self.mesh)
+        return self.timeline.of(next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place))
+
+    def save_report(self, path: str, title: str = "") -> None:
+        """Writes an HTML page: what each stage does when, what it holds meanwhile, and a table."""
+        with replacing(Path(path)) as new:
+            new.write_text(pipeline_page(self, title), encoding="utf-8")
 
     def save_trace(self, path: str) -> None:
         """Writes what each rank does when as a trace for Perfetto or chrome://tracing: a row a rank, microseconds."""
@@ -155,10 +172,21 @@ def simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network:
     first = {mesh.coordinate(r, PIPELINE): r for r in reversed(range(mesh.ranks))}
     stages = tuple(
         Stage(p, step.figures.peak_bytes, step.figures.persistent_bytes, times.busy(first[p]),
-              times.spent(first[p], PAUSE), times.spent(first[p], COMMUNICATE))
+              times.spent(first[p], PAUSE), times.spent(first[p], COMMUNICATE), _held(step, times.of(first[p])))
         for p, step in sorted(compiled.items())
     )  # fmt: skip
     return StagesEstimate(
         str(mesh), parallel.schedule, parallel.pieces(None), parallel.batch or 0, stages, times.seconds, times.bubble,
         times.exposed_seconds, cost.name, times,
     )  # fmt: skip
+
+
+def _held(step: CompiledStep, spans: Sequence[Span]) -> tuple[tuple[float, int], ...]:
+    """The most bytes that a rank holds in each span of its step, with the second in which it begins."""
+    live = dict(live_profile(step.program.block, ALIGNMENT))
+    found, at = [], 0
+    for s in spans:
+        most = max((live.get(i, 0) for i in range(at, max(s.operators[1], at + 1))), default=0)
+        found.append((s.start, step.figures.persistent_bytes + most))
+        at = max(at, s.operators[1])
+    return tuple(found)
