@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from ..communication.links import Network
 from ..communication.mesh import Mesh
 from ..communication.verify_ranks import verify_ranks
-from ..compiling.compiler import CompiledStep
 from ..compiling.sources import Model
 from ..compiling.steps import Steps
+from ..cost import CostModel
 from ..errors import UsageError
 from ..passes import ALIGNMENT, Target
 from ..passes.communication.timeline import COMMUNICATE, PAUSE, Span, Timeline, timeline
@@ -23,7 +23,7 @@ from ..report.pipeline import pipeline_page
 from ..support.files import replacing
 from ..support.tables import human_bytes, human_seconds, plain_table, render
 from ..training.parallel import PIPELINE, DataParallel, Parallel
-from ..training.pipeline import cuts_of, with_own_layers
+from .compiled_stages import CompiledStage, compiled_stages
 from .ranks import network_of
 
 
@@ -121,6 +121,7 @@ def estimate_stages(
     network: Network | str | None = None,
     target: Target | None = None,
     options: Mapping[str, Any] | None = None,
+    done: Callable[[int], object] = lambda count: None,
 ) -> StagesEstimate:
     """The estimate of a step of a pipeline: `rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2, pp=4), batch=64,
     micro_batches=32)`, as `minimize` would have it.
@@ -128,7 +129,8 @@ def estimate_stages(
     A rank of each stage is compiled, to the byte (in a network with few layers of the other stages, where these are
     identical: what a rank takes does not depend on them), and the step of all ranks is simulated with the target's
     cost model and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.
-    Other arguments are those of `rc.estimate`.  UsageError without a batch or stages, and for what cannot be divided.
+    `done` is called with the number of stages that are compiled; other arguments are those of `rc.estimate`.
+    UsageError without a batch or stages, and for what cannot be divided.
     """
     parallel = getattr(optimizer, "_parallel", None)
     if parallel is None or PIPELINE not in dict(parallel.mesh.axes):
@@ -141,33 +143,17 @@ def estimate_stages(
     mesh: Mesh = parallel.mesh
     between = network_of(network, mesh)
     steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, options=options or {})
-    compiled = {place: compiled_stage(steps, parallel, place, checkpoints) for place in range(mesh.size(PIPELINE))}
-    return simulated(parallel, compiled, between)
+    compiled = compiled_stages(steps, parallel, range(mesh.size(PIPELINE)), checkpoints, done)
+    return simulated(parallel, compiled, steps.cost, between)
 
 
-def compiled_stage(
-    steps: Steps, parallel: Parallel, place: int, checkpoints: Sequence[str] | None = None
-) -> CompiledStep:
-    """The step of the first rank at a coordinate of the pipeline, which has all layers of its own and few others."""
+def simulated(
+    parallel: Parallel, compiled: Mapping[int, CompiledStage], cost: CostModel, network: Network | None
+) -> StagesEstimate:
+    """The estimate from all stages, by place.  VerifyError if the ranks would wait for ever."""
     mesh = parallel.mesh
-    rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place)
-    own = dataclasses.replace(parallel, rank=rank)
-    steps = steps.for_ranks(own)
-    if own.pipe is None or steps.is_step:
-        return steps.compile(steps.batch(own.batch), checkpoints)
-    program, loss = steps.program(steps.batch(own.batch))
-    cuts = cuts_of(program, own.pipe, own.cuts)
-    return steps.for_ranks(dataclasses.replace(own, cuts=cuts)).compile_program(
-        with_own_layers(program, own.pipe, cuts), loss, steps.resolved(checkpoints, own.batch)
-    )
-
-
-def simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network: Network | None) -> StagesEstimate:
-    """The estimate from a compiled step of each stage, by its place.  VerifyError if the ranks would wait for ever."""
-    mesh = parallel.mesh
-    blocks = [compiled[mesh.coordinate(r, PIPELINE)].program.block for r in range(mesh.ranks)]
+    blocks = [compiled[mesh.coordinate(r, PIPELINE)].block for r in range(mesh.ranks)]
     verify_ranks(blocks, mesh)
-    cost = compiled[0].cost
     times = timeline(blocks, mesh, cost.seconds, network)
     first = {mesh.coordinate(r, PIPELINE): r for r in reversed(range(mesh.ranks))}
     stages = tuple(
@@ -181,9 +167,9 @@ def simulated(parallel: Parallel, compiled: Mapping[int, CompiledStep], network:
     )  # fmt: skip
 
 
-def _held(step: CompiledStep, spans: Sequence[Span]) -> tuple[tuple[float, int], ...]:
+def _held(step: CompiledStage, spans: Sequence[Span]) -> tuple[tuple[float, int], ...]:
     """The most bytes that a rank holds in each span of its step, with the second in which it begins."""
-    live = dict(live_profile(step.program.block, ALIGNMENT))
+    live = dict(live_profile(step.block, ALIGNMENT))
     found, at = [], 0
     for s in spans:
         most = max((live.get(i, 0) for i in range(at, max(s.operators[1], at + 1))), default=0)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute.analysis import stages
+from recompute.analysis import compiled_stages
+from recompute.analysis.compiled_stages import compiled_stage
 from recompute.analysis.ranks import shape_of
-from recompute.analysis.stages import StagesEstimate, compiled_stage, estimate_stages
+from recompute.analysis.stages import StagesEstimate, estimate_stages
 from recompute.compiling.steps import Steps
 from recompute.cost import device
 from recompute.errors import UsageError
@@ -69,7 +70,7 @@ def test_layers_of_other_stages_do_not_matter(
     steps = Steps(model, optimizer=optimizer, options=options, target=Target(cost=device("h100-80")))
     places = range(mesh["pp"])
     found = [compiled_stage(steps, optimizer._parallel, place) for place in places]
-    monkeypatch.setattr(stages, "with_own_layers", lambda program, pipe, cuts: program)
+    monkeypatch.setattr(compiled_stages, "with_own_layers", lambda program, pipe, cuts: program)
     for place, few in zip(places, found, strict=True):
         every = compiled_stage(steps, optimizer._parallel, place)
         assert few.figures.peak_bytes == every.figures.peak_bytes

@@ -17,7 +17,6 @@ from typing import Any
 
 from ...communication.links import Network
 from ...communication.mesh import Mesh
-from ...compiling.compiler import CompiledStep
 from ...compiling.sources import Model
 from ...compiling.steps import Steps
 from ...cost import Device
@@ -31,7 +30,8 @@ from ...passes.pipelines.repeats import segments
 from ...training.optimizers import Adam
 from ...training.parallel import DataParallel, Parallel
 from ...training.protocol import AnyOptimizer
-from ..stages import StagesEstimate, compiled_stage, simulated
+from ..compiled_stages import CompiledStage, compiled_stages
+from ..stages import StagesEstimate, simulated
 from .candidates import Candidate, candidates
 from .facts import Facts, facts_of
 from .formulas import ACHIEVED
@@ -41,6 +41,8 @@ from .pruning import rough_bytes, rough_seconds
 MOST, LEAST = 10, 4
 #: micro-batches beyond those of a full pipeline that are compiled: from there on each adds what the one before it adds
 BEYOND = 3
+#: operators of the step of a stage that is compiled with all of its micro-batches: two minutes
+MOST_OPERATORS = 200_000
 #: how a schedule is called in programs
 _SCHEDULE = {"zero-bubble": "zb"}
 
@@ -63,6 +65,7 @@ class Row:
     exposed_communication_seconds: float
     mfu: float
     fits: bool
+    exact: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
@@ -206,10 +209,12 @@ class _Search:
         rows = self.compiled_ones(
             [_Priced(every[k], seconds, rough_bytes(self.facts, every[k])) for seconds, k in priced]
         )
-        rows.sort(key=lambda r: (not r.fits, r.step_seconds if r.fits else r.peak_bytes))
-        best = self.whole(rows[0]) if rows and rows[0].fits else None
-        if best is not None:
-            rows[0] = self.refined(rows[0], best)
+        rows.sort(key=_order)
+        best = None
+        while best is None and rows and rows[0].fits:
+            found, rows[0] = self.whole(rows[0])
+            best = found if rows[0].fits else None
+            rows.sort(key=_order) if best is None else None
         return MeshPlans(
             self.steps.name, self.ranks, self.batch, self.budget, self.facts, tuple(rows), len(every), best,
             f"{self.device.name}, products at {ACHIEVED:.0%} of its peak", str(self.network), tuple(self.notes),
@@ -221,6 +226,8 @@ class _Search:
         for c in candidates(self.ranks, self.batch, layers=self.facts.layers, node=node, even=False):
             if c.recompute == "selective" or (c.tp > 1 and not c.sequence_parallel) or c.zero > 1:
                 continue  # attention is one operator that keeps no scores; the sequence is always divided
+            if c.schedule == "zero-bubble" and c.recompute == "full":
+                continue  # gradients of weights that come later keep what was recomputed for them
             yield c
 
     def compiled_ones(self, left: list[_Priced]) -> list[Row]:
@@ -270,21 +277,24 @@ class _Search:
         self.progress(f"compiling {described(c)}")
         try:
             parallel = self.parallel(c, self.repeating(c))
-            found = {p: compiled_stage(self.steps, parallel, p, self.checkpoints(c)) for p in {0, c.pp - 1}}
+            # most micro-batches are alive on the first stage, the head is on the last, and of what has no pauses most
+            # waits for gradients of weights on the one before the last
+            places = {0, c.pp - 1} | ({max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else set())
+            found = compiled_stages(self.steps, parallel, places, self.checkpoints(c))
         except (UsageError, BudgetError) as e:
             self.notes.append(f"{described(c)}: {e}")
             return None
         return self.row(c, found)
 
-    def row(self, c: Candidate, found: Mapping[int, CompiledStep]) -> Row:
+    def row(self, c: Candidate, found: Mapping[int, CompiledStage]) -> Row:
         """The figures of compiled stages."""
         own, all_of = self.repeating(c), self.batch // (c.dp * c.micro_batch)
         mesh = self.parallel(c, own).mesh
         slowest, fixed, waits = 0.0, 0.0, 0.0
         for place, step in found.items():
             rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, "pp") == place)
-            clock = times(step.program.block, step.cost.seconds, Exchange(self.network, mesh, rank))
-            update = sum(step.cost.seconds(o) for o in step.program.block.operators if o.role is Role.OPTIMIZE)
+            clock = times(step.block, self.steps.cost.seconds, Exchange(self.network, mesh, rank))
+            update = sum(self.steps.cost.seconds(o) for o in step.block.operators if o.role is Role.OPTIMIZE)
             one = (clock.seconds - update) / own
             if one > slowest:
                 slowest, waits = one, clock.stalls / own
@@ -303,29 +313,52 @@ class _Search:
 
     # -- the best -----------------------------------------------------------------------------------------------------
 
-    def whole(self, row: Row) -> StagesEstimate:
-        """All stages of a row, verified and simulated together."""
-        c = row.candidate
-        self.progress(f"compiling all stages of {described(c)}")
-        parallel = self.parallel(c, self.repeating(c))
-        found = {p: compiled_stage(self.steps, parallel, p, self.checkpoints(c)) for p in range(c.pp)}
-        self.progress(f"simulating {self.ranks:,} ranks")
-        return simulated(parallel, found, self.network)
+    def whole(self, row: Row) -> tuple[StagesEstimate, Row]:
+        """All stages of a row, verified and simulated together; the row with what they say.
+
+        They are compiled for as many micro-batches as it takes until the schedule repeats itself; then the stage with
+        the largest peak for all of them, where that takes at most two minutes.
+        """
+        c, own = row.candidate, self.repeating(row.candidate)
+        parallel, name = self.parallel(c, own), described(c)
+
+        def done(count: int) -> None:
+            self.progress(f"compiled {count} of {c.pp} stages of {name}")
+
+        found = compiled_stages(self.steps, parallel, range(c.pp), self.checkpoints(c), done)
+        self.progress(f"verifying and simulating {self.ranks:,} ranks of {name}")
+        best = simulated(parallel, found, self.steps.cost, self.network)
+        row = self.refined(row, best)
+        largest = max(found, key=lambda p: found[p].figures.peak_bytes)
+        if own < row.micro_batches and len(found[largest].block.operators) * row.micro_batches <= MOST_OPERATORS * own:
+            self.progress(f"compiling all {row.micro_batches:,} micro-batches of stage {largest}")
+            every = compiled_stages(self.steps, self.parallel(c, row.micro_batches), [largest], self.checkpoints(c))
+            row = self.at_peak(row, every[largest].figures.peak_bytes, whole=True)
+        return best, row
+
+    def at_peak(self, row: Row, peak: int, whole: bool) -> Row:
+        """The row with another peak; `whole`: of all micro-batches."""
+        return dataclasses.replace(row, peak_bytes=peak, fits=peak <= self.budget, exact=whole)
 
     def refined(self, row: Row, best: StagesEstimate) -> Row:
         """The row with what the simulation of all stages says; micro-batches that were not compiled take what the
         slowest stage takes for one."""
-        c, own = row.candidate, self.repeating(row.candidate)
+        own = self.repeating(row.candidate)
         slowest = max(s.compute_seconds + s.communication_seconds for s in best.stages) / own
         more = (row.micro_batches - own) * slowest
         seconds = best.step_seconds + more
         exposed = best.exposed_communication_seconds * row.micro_batches / own
-        peak = max(row.peak_bytes, best.peak_bytes)
         mfu = self.facts.step_flops(self.batch) / (seconds * self.ranks * self.rate)
-        return dataclasses.replace(
-            row, peak_bytes=peak, step_seconds=seconds, bubble=best.bubble * best.step_seconds / seconds,
-            exposed_communication_seconds=exposed, mfu=mfu, fits=peak <= self.budget, candidate=c,
+        found = dataclasses.replace(
+            row, step_seconds=seconds, bubble=best.bubble * best.step_seconds / seconds,
+            exposed_communication_seconds=exposed, mfu=mfu,
         )  # fmt: skip
+        return self.at_peak(found, best.peak_bytes, whole=own == row.micro_batches)
+
+
+def _order(row: Row) -> tuple[bool, float]:
+    """What fits first, the fastest first; then what is nearest to fitting."""
+    return not row.fits, row.step_seconds if row.fits else row.peak_bytes
 
 
 def derated(device: Device) -> Device:

@@ -1,0 +1,113 @@
+"""The steps of a pipeline's stages, compiled side by side in as many processes as there are processors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from ..compiling.compiler import CompiledStep, StepFigures
+from ..compiling.steps import Steps
+from ..language.ir import Block
+from ..language.verify import trusted
+from ..training.parallel import PIPELINE, Parallel
+from ..training.pipeline import cuts_of, with_own_layers
+
+
+@dataclass(frozen=True)
+class CompiledStage:
+    """The program and the figures of the first rank of a stage."""
+
+    block: Block
+    figures: StepFigures
+
+
+def compiled_stage(
+    steps: Steps, parallel: Parallel, place: int, checkpoints: Sequence[str] | None = None
+) -> CompiledStep:
+    """The step of the first rank at a coordinate of the pipeline, which has all layers of its own and few others."""
+    mesh = parallel.mesh
+    rank = next(r for r in range(mesh.ranks) if mesh.coordinate(r, PIPELINE) == place)
+    own = dataclasses.replace(parallel, rank=rank)
+    steps = steps.for_ranks(own)
+    if own.pipe is None or steps.is_step:
+        return steps.compile(steps.batch(own.batch), checkpoints)
+    program, loss = steps.program(steps.batch(own.batch))
+    cuts = cuts_of(program, own.pipe, own.cuts)
+    return steps.for_ranks(dataclasses.replace(own, cuts=cuts)).compile_program(
+        with_own_layers(program, own.pipe, cuts), loss, steps.resolved(checkpoints, own.batch)
+    )
+
+
+def compiled_stages(
+    steps: Steps,
+    parallel: Parallel,
+    places: Iterable[int],
+    checkpoints: Sequence[str] | None = None,
+    done: Callable[[int], object] = lambda count: None,
+) -> dict[int, CompiledStage]:
+    """The stages at several coordinates of the pipeline, by coordinate.
+
+    The first is verified after each pass; programs of the others are verified when they are compared (verify_ranks).
+    `done` is called with the number of those that are compiled.
+    """
+    wanted = sorted(places)
+    steps.program(steps.batch(parallel.batch))  # made once, for all
+    found: dict[int, CompiledStage] = {}
+    with _made(_Work(steps, parallel, wanted[0], checkpoints), wanted) as made:
+        for place, stage in zip(wanted, made, strict=True):
+            found[place] = stage
+            done(len(found))
+    return found
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a process needs to compile a stage."""
+
+    steps: Steps
+    parallel: Parallel
+    verified: int
+    checkpoints: Sequence[str] | None
+
+    def stage(self, place: int) -> CompiledStage:
+        with contextlib.nullcontext() if place == self.verified else trusted():
+            step = compiled_stage(self.steps, self.parallel, place, self.checkpoints)
+        return CompiledStage(step.program.block, step.figures)
+
+
+#: the work of this process, if it is one of several
+_work: _Work | None = None
+
+
+def _begin(work: _Work) -> None:
+    global _work
+    _work = work
+
+
+def _stage(place: int) -> CompiledStage:
+    assert _work is not None
+    return _work.stage(place)
+
+
+@contextlib.contextmanager
+def _made(work: _Work, places: Sequence[int]) -> Iterator[Iterable[CompiledStage]]:
+    """The stages, in order, by processes that begin as copies of this one, or by this one."""
+    count = min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, len(places))
+    if count < 2:
+        yield map(work.stage, places)
+        return
+    copies = multiprocessing.get_context("fork")
+    with warnings.catch_warnings(), ProcessPoolExecutor(count, copies, _begin, (work,)) as pool:
+        warnings.simplefilter("ignore", DeprecationWarning)  # copies run Python alone, whatever threads there are
+        try:
+            yield pool.map(_stage, places)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
