@@ -56,7 +56,7 @@ class Device:
     `flops`: rate of float32 and integers; `f16`, `bf16`, `f64`: rates of other element types (0: same as `flops`),
     matrix units included; `tf32`: rate of float32 whose products may be rounded to TF32 (0: not supported).  `memory`
     is 0 if unknown.  `link`: bytes per second between device and host memory, each way (0: half the bandwidth, as if
-    both were the same memory).
+    both were the same memory).  `reached`: the part of the rates that is counted with.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Device:
     f64: float = 0.0
     tf32: float = 0.0
     link: float = 0.0
+    reached: float = 1.0
 
     def with_tf32(self) -> Device:
         """The device with float32 products at the TF32 rate; itself if it has no TF32."""
@@ -76,13 +77,17 @@ class Device:
             return self
         return dataclasses.replace(self, name=f"{self.name} with TF32", flops=self.tf32, tf32=0.0)
 
+    def rate(self, precision: str | None) -> float:
+        """Operations per second at the peak, in a precision of products (None: float32)."""
+        return {"fp16": self.f16, "bf16": self.bf16, "tf32": self.tf32}.get(precision or "", 0.0) or self.flops
+
     def seconds(self, operator: Operator) -> float:
         """Time of one operator; frees, views, asynchronous copies and communication take none."""
         op = operator.op
         if isinstance(op, Free) or op.copies or op.communicates or is_view(operator):
             return 0.0
         cost = operator_cost(operator)
-        return max(cost.flops / self._rate(operator), cost.bytes / self.bandwidth) + self.launch
+        return max(cost.flops / (self.reached * self._rate(operator)), cost.bytes / self.bandwidth) + self.launch
 
     def _rate(self, operator: Operator) -> float:
         """The rate for the type of the operator's first floating-point operand."""

@@ -28,13 +28,20 @@ _FEW, _TRIES, _FAR = 96, 10_000, 1.005
 _FEW_PAIRS = 1000
 #: allocations are small that take less than this part of the bound
 _SMALL = 512
+#: from so many allocations on first fit is worth compiling
+_MANY = 2000
 _compiler: Callable[[Sequence[Lifetime]], Repairing | None] | None = None
+_placer: Callable[[Sequence[Lifetime], Sequence[int]], list[int] | None] | None = None
 
 
-def compile_with(found: Callable[[Sequence[Lifetime]], Repairing | None] | None) -> None:
-    """Says what gives a compiled `Repair` of first fit in an order, or None where Python does it; None: nothing."""
-    global _compiler
-    _compiler = found
+def compile_with(
+    found: Callable[[Sequence[Lifetime]], Repairing | None] | None,
+    placed: Callable[[Sequence[Lifetime], Sequence[int]], list[int] | None] | None = None,
+) -> None:
+    """Says what gives a compiled `Repair` of first fit in an order, and addresses by compiled first fit; they give None
+    where Python does it.  None: nothing does."""
+    global _compiler, _placer
+    _compiler, _placer = found, placed
 
 
 @dataclass(frozen=True)
@@ -389,6 +396,8 @@ def first_fit(order: Sequence[Lifetime], known: Sequence[int] = ()) -> dict[str,
     `known`: fixed addresses of the first ones.  O(n²) in vectorised steps: placed allocations are stored in arrays
     sorted by address.
     """
+    if _placer is not None and len(order) >= _MANY and (found := _placer(order, known)) is not None:
+        return {x.name: at for x, at in zip(order, found, strict=True)}
     table = np.empty((4, len(order)), np.int64)
     low, high, start, end = table
     plan = {x.name: at for x, at in zip(order, known, strict=False)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..compiling.compiler import CompiledStep, StepFigures
 from ..compiling.steps import Steps
 from ..language.ir import Block
-from ..language.verify import trusted
+from ..language.verify import trusted, verify
 from ..training.parallel import PIPELINE, Parallel
 from ..training.pipeline import cuts_of, with_own_layers
 
@@ -54,7 +54,7 @@ def compiled_stages(
 ) -> dict[int, CompiledStage]:
     """The stages at several coordinates of the pipeline, by coordinate.
 
-    The first is verified after each pass; programs of the others are verified when they are compared (verify_ranks).
+    The first is verified after each pass, the others at the end.
     `done` is called with the number of those that are compiled.
     """
     wanted = sorted(places)
@@ -79,7 +79,7 @@ class _Work:
     def stage(self, place: int) -> CompiledStage:
         with contextlib.nullcontext() if place == self.verified else trusted():
             step = compiled_stage(self.steps, self.parallel, place, self.checkpoints)
-        return CompiledStage(step.program.block, step.figures)
+        return CompiledStage(verify(step.program.block), step.figures)
 
 
 #: the work of this process, if it is one of several

@@ -14,16 +14,18 @@ from ..communication.mesh import Mesh
 from ..communication.verify_ranks import verify_ranks
 from ..compiling.sources import Model
 from ..compiling.steps import Steps
-from ..cost import CostModel
+from ..cost import CostModel, Device
 from ..errors import UsageError
+from ..language.verify import trusted
 from ..passes import ALIGNMENT, Target
 from ..passes.communication.timeline import COMMUNICATE, PAUSE, Span, Timeline, timeline
 from ..passes.memory.memory_plan import live_profile
+from ..report.cluster_text import stages_text
 from ..report.pipeline import pipeline_page
 from ..support.files import replacing
-from ..support.tables import human_bytes, human_seconds, plain_table, render
 from ..training.parallel import PIPELINE, DataParallel, Parallel
 from .compiled_stages import CompiledStage, compiled_stages
+from .facts import facts_of
 from .ranks import network_of
 
 
@@ -42,7 +44,8 @@ class Stage:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, without what is held when, for JSON."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "memory"}
+        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("place", "memory")}
+        return {"stage": self.place, **rest}
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class StagesEstimate:
     """A step of all ranks of a mesh with a pipeline.
 
     `bubble`: the share of the ranks' time in which they wait for others; `exposed_communication_seconds`: how long the
-    rank that waits longest for data that move waits.  `timeline` has what each rank does when.
+    rank that waits longest for data that move waits.  `mfu`: the part of the peak of all devices that the model's
+    operations of forward and backward pass take, nothing recomputed (None: of a machine whose peak is not known).
+    `timeline` has what each rank does when.
     """
 
     mesh: str
@@ -61,6 +66,7 @@ class StagesEstimate:
     step_seconds: float
     bubble: float
     exposed_communication_seconds: float
+    mfu: float | None
     costs: str
     timeline: Timeline
 
@@ -72,7 +78,9 @@ class StagesEstimate:
     def to_dict(self) -> dict[str, Any]:
         """The figures, without the timeline, for JSON."""
         rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("stages", "timeline")}
-        return {**rest, "peak_bytes": self.peak_bytes, "stages": [s.to_dict() for s in self.stages]}
+        each = len(self.timeline.classes) // len(self.stages)
+        ranks = [{"count": each, **s.to_dict()} for s in self.stages]
+        return {**rest, "peak_bytes": self.peak_bytes, "ranks": ranks}
 
     def spans(self, place: int) -> tuple[Span, ...]:
         """What the first rank of a stage does, in order."""
@@ -95,22 +103,7 @@ class StagesEstimate:
             new.write_text(json.dumps({"traceEvents": events}))
 
     def __str__(self) -> str:
-        table = plain_table()
-        for i, name in enumerate(("stage", "peak", "", "parameters and state", "computes", "pauses", "communicates")):
-            table.add_column(name, justify="right" if i else "left")
-        for s in self.stages:
-            times = map(human_seconds, (s.compute_seconds, s.pause_seconds, s.communication_seconds))
-            table.add_row(
-                str(s.place), f"{s.peak_bytes:,}", human_bytes(s.peak_bytes), f"{s.persistent_bytes:,}", *times
-            )
-        return "\n".join(
-            [
-                f"mesh {self.mesh}, {self.schedule}, batch {self.batch:,} in {self.micro_batches:,} micro-batches",
-                render(table),
-                f"step {human_seconds(self.step_seconds)}, of which {self.bubble:.1%} pauses; communication that "
-                f"nothing hides: {human_seconds(self.exposed_communication_seconds)} ({self.costs})",
-            ]
-        )
+        return stages_text(self)
 
 
 def estimate_stages(
@@ -120,8 +113,8 @@ def estimate_stages(
     checkpoints: Sequence[str] | None = None,
     network: Network | str | None = None,
     target: Target | None = None,
-    options: Mapping[str, Any] | None = None,
     done: Callable[[int], object] = lambda count: None,
+    **model_options: Any,
 ) -> StagesEstimate:
     """The estimate of a step of a pipeline: `rc.DataParallel(rc.Adam(), rc.Mesh.of(dp=2, pp=4), batch=64,
     micro_batches=32)`, as `minimize` would have it.
@@ -129,8 +122,8 @@ def estimate_stages(
     A rank of each stage is compiled, to the byte (in a network with few layers of the other stages, where these are
     identical: what a rank takes does not depend on them), and the step of all ranks is simulated with the target's
     cost model and the network's links (None: communication takes no time).  The verifier of all ranks runs over them.
-    `done` is called with the number of stages that are compiled; other arguments are those of `rc.estimate`.
-    UsageError without a batch or stages, and for what cannot be divided.
+    `done` is called with the number of stages that are compiled; other arguments are those of `rc.estimate` (`loss`,
+    `options`, `input_shapes`, `trainable`).  UsageError without a batch or stages, and for what cannot be divided.
     """
     parallel = getattr(optimizer, "_parallel", None)
     if parallel is None or PIPELINE not in dict(parallel.mesh.axes):
@@ -142,18 +135,25 @@ def estimate_stages(
         raise UsageError("estimate_stages: give DataParallel the samples of a step of all ranks, such as batch=64")
     mesh: Mesh = parallel.mesh
     between = network_of(network, mesh)
-    steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, options=options or {})
+    steps = Steps(model, optimizer=optimizer, checkpoints=checkpoints, target=target, **model_options)
     compiled = compiled_stages(steps, parallel, range(mesh.size(PIPELINE)), checkpoints, done)
-    return simulated(parallel, compiled, steps.cost, between)
+    flops = facts_of(steps.program(parallel.batch)[0].block).step_flops(1)
+    return simulated(parallel, compiled, steps.target, between, flops)
 
 
 def simulated(
-    parallel: Parallel, compiled: Mapping[int, CompiledStage], cost: CostModel, network: Network | None
+    parallel: Parallel, compiled: Mapping[int, CompiledStage], target: Target, network: Network | None, flops: float
 ) -> StagesEstimate:
-    """The estimate from all stages, by place.  VerifyError if the ranks would wait for ever."""
+    """The estimate from all stages, by place, of a step of so many operations of the model.
+
+    VerifyError if the ranks would wait for ever.
+    """
     mesh = parallel.mesh
     blocks = [compiled[mesh.coordinate(r, PIPELINE)].block for r in range(mesh.ranks)]
-    verify_ranks(blocks, mesh)
+    with trusted():  # each by itself is verified
+        verify_ranks(blocks, mesh)
+    assert target.cost is not None
+    cost: CostModel = target.cost
     times = timeline(blocks, mesh, cost.seconds, network)
     first = {mesh.coordinate(r, PIPELINE): r for r in reversed(range(mesh.ranks))}
     stages = tuple(
@@ -161,10 +161,19 @@ def simulated(
               times.spent(first[p], PAUSE), times.spent(first[p], COMMUNICATE), _held(step, times.of(first[p])))
         for p, step in sorted(compiled.items())
     )  # fmt: skip
+    peak = cost.rate(target.precision) * mesh.ranks * times.seconds if isinstance(cost, Device) else 0.0
+    mfu = flops / peak if peak else None
     return StagesEstimate(
         str(mesh), parallel.schedule, parallel.pieces(None), parallel.batch or 0, stages, times.seconds, times.bubble,
-        times.exposed_seconds, cost.name, times,
+        times.exposed_seconds, mfu, priced_by(cost), times,
     )  # fmt: skip
+
+
+def priced_by(cost: CostModel) -> str:
+    """The cost model in words."""
+    if isinstance(cost, Device) and cost.reached != 1:
+        return f"{cost.name}, products at {cost.reached:.0%} of its peak"
+    return cost.name
 
 
 def _held(step: CompiledStage, spans: Sequence[Span]) -> tuple[tuple[float, int], ...]:

@@ -101,6 +101,7 @@ class Report(ModelReport):
     estimate: dict[str, Any] | None = None
     max_batch: dict[str, Any] | None = None
     ranks: dict[str, Any] | None = None
+    cluster: dict[str, Any] | None = None
 
 
 class _Job(ModelJob):
@@ -129,6 +130,7 @@ class _Job(ModelJob):
     def work(self) -> None:
         """Loads the model, attaches a loss, compiles both steps, then writes, runs and checks them."""
         from ..compiling.compiler import checkpoint_candidates, resolve_checkpoints
+        from . import cluster as cli_cluster
         from . import memory as cli_memory
         from . import plan as cli_plan
         from . import ranks as cli_ranks
@@ -138,7 +140,7 @@ class _Job(ModelJob):
             return self.print_passes()
         if cli_plan.is_problem(self.args.model):
             return cli_plan.plan_problem(self)
-        if cli_memory.before_loading(self, self.wants_more()):
+        if cli_cluster.answer(self) or cli_memory.before_loading(self, self.wants_more()):
             return
         program = self.load()
         if self.args.list_parameters:

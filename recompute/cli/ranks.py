@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from ..errors import UsageError
+from . import cluster
 from .job import Job
 from .parsing import whole
 
@@ -18,8 +19,9 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     """Adds the options about ranks."""
     group = p.add_argument_group("what a step of many ranks takes")
     group.add_argument(
-        "--mesh", metavar="dp=N", help="N ranks train together, each on its part of the batch (--batch: that of all)"
-    )
+        "--mesh", metavar="dp=N", help="N ranks train together, each on its part of the batch (--batch: that of all); "
+        "dp=2,tp=4: operators are divided along tp; dp=2,pp=4: ranks have stages of the network; auto: the fastest",
+    )  # fmt: skip
     group.add_argument(
         "--zero", type=whole, metavar="N", help="stage of ZeRO: what is divided among ranks: 0 (default, nothing), "
         "1 optimizer state, 2 gradients, too, 3 parameters, too",
@@ -31,11 +33,14 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--link", metavar="node=N,nvlink=RATE,net=RATE", help="how fast a rank sends within a node of N ranks and "
         "between nodes, such as node=8,nvlink=450GB/s,net=50GB/s (latency=5us by default): estimates times",
     )  # fmt: skip
+    cluster.add_arguments(group)
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Checks the options before any work is done; parses the mesh and the links, and counts micro-batches."""
     args.ranks, args.network, args.pieces = None, None, 1
+    if cluster.check_arguments(args):
+        return
     if args.mesh is None:
         for name in ("zero", "micro_batches", "link"):
             if getattr(args, name) is not None:

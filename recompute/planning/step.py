@@ -41,8 +41,14 @@ def _compiled_repair(order: Sequence[packing.Lifetime]) -> packing.Repairing | N
     return compiled(order)
 
 
+def _compiled_first_fit(order: Sequence[packing.Lifetime], known: Sequence[int]) -> list[int] | None:
+    from ..runtime.cpu.packing_moves import placed
+
+    return placed(order, known)
+
+
 flat.compile_with(_compiled_moves)
-packing.compile_with(_compiled_repair)
+packing.compile_with(_compiled_repair, _compiled_first_fit)
 
 
 def target_of(target: Target | None) -> Target:

@@ -1,7 +1,7 @@
-"""The moves of the arena packer's repair (passes/memory/packing.py), compiled and kept like kernels.
+"""First fit of the arena packer and the moves of its repair (passes/memory/packing.py), compiled and kept like kernels.
 
-The result is the same as that of `Repair`, which runs where numba is missing.  The packer gets this by
-`packing.compile_with` from above, as passes know no runtime.
+The results are the same as those of `first_fit` and `Repair`, which run where numba is missing.  The packer gets this
+by `packing.compile_with` from above, as passes know no runtime.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...passes.memory.packing import Lifetime, Repairing
 from .device import jit, native
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-_KINDS = (("int64", 1),) * 9
+_KINDS, _PLACING = (("int64", 1),) * 9, (("int64", 1),) * 8
 #: fewer allocations are repaired by Python in less time than numba takes to compile
 _WORTH_COMPILING = 256
 
@@ -29,6 +29,50 @@ def compiled(order: Sequence[Lifetime]) -> Repairing | None:
     if not _kernel().kept(_KINDS) and (len(order) < _WORTH_COMPILING or jit.unavailable()):
         return None
     return CompiledRepair(order)
+
+
+def placed(order: Sequence[Lifetime], known: Sequence[int] = ()) -> list[int] | None:
+    """Addresses by first fit, in order, the first ones as they are known; None where Python shall do it."""
+    if native.unavailable() or (not _placing().kept(_PLACING) and jit.unavailable()):
+        return None
+    n = len(order)
+    size, start, end = (np.array([getattr(x, k) for x in order], np.int64) for k in ("size", "start", "end"))
+    low = np.zeros(n, np.int64)
+    low[: len(known)] = known
+    sorted_ones = [np.empty(n + 1, np.int64) for _ in range(4)]
+    call = _placing().call(low, size, start, end, *sorted_ones, work=0)
+    _SIGNATURE(call.address)(call.words(low).ctypes.data, len(known), n)
+    return low.tolist()
+
+
+def _place(
+    low: Any, size: Any, start: Any, end: Any, lows: Any, highs: Any, starts: Any, ends: Any, known: int, n: int
+) -> None:
+    """`first_fit`.  `lows`, `highs`, `starts`, `ends`: of those that are placed, sorted by address."""
+    count = 0
+    for x in range(n):
+        if size[x] == 0:
+            low[x] = 0
+            continue
+        at = low[x] if x < known else 0
+        if x >= known:
+            for p in range(count):
+                if starts[p] <= end[x] and ends[p] >= start[x]:
+                    if lows[p] - at >= size[x]:
+                        break
+                    at = max(at, highs[p])
+            low[x] = at
+        p = count
+        while p > 0 and lows[p - 1] > at:
+            lows[p], highs[p], starts[p], ends[p] = lows[p - 1], highs[p - 1], starts[p - 1], ends[p - 1]
+            p -= 1
+        lows[p], highs[p], starts[p], ends[p] = at, at + size[x], start[x], end[x]
+        count += 1
+
+
+@functools.cache
+def _placing() -> jit.Kernel:
+    return jit.kernel(_place)
 
 
 class CompiledRepair:

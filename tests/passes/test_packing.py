@@ -69,6 +69,21 @@ def test_first_fit_takes_the_lowest_gap(seed: int) -> None:
     assert first_fit(order, shifted) == slow_first_fit(order, shifted)
 
 
+@needs_numba
+@pytest.mark.parametrize("seed", range(6))
+def test_compiled_first_fit_is_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_placer", None)
+    items = lifetimes(seed, 40 * 4**seed // 8 + 20)
+    order = [items[int(i)] for i in np.random.default_rng(seed).permutation(len(items))]
+    expected = first_fit(order)
+    assert packing_moves.placed(order) == [expected[x.name] for x in order]
+    known = [64 * 1000 + expected[x.name] for x in order[:10] if x.size]
+    first = [x for x in order[:10] if x.size]
+    rest = [x for x in order if x not in first]
+    fixed = first_fit([*first, *rest], known)
+    assert packing_moves.placed([*first, *rest], known) == [fixed[x.name] for x in [*first, *rest]]
+
+
 def repair_in_python(order: list[Lifetime]) -> packing.Repair:
     plan = first_fit(order)
     return packing.Repair(order, [plan[x.name] for x in order])

@@ -10,9 +10,8 @@ import math
 
 from ...communication.links import Network
 from ...cost import Device
+from ..facts import Facts
 from .candidates import Candidate
-from .facts import Facts
-from .formulas import ACHIEVED
 
 #: bytes of a parameter: weight and its copy in low precision, gradient; and the two moments, which ZeRO divides first
 _WEIGHT, _GRADIENT, _MOMENTS = 6, 4, 8
@@ -31,14 +30,16 @@ def rough_bytes(facts: Facts, c: Candidate) -> float:
     )  # fmt: skip
     kept = {"none": 2 * facts.layer_kept, "selective": 2 * facts.layer_kept, "full": 4 * facts.stream}[c.recompute]
     alive = c.pp * (1 + (c.pp - 1) / (c.pp * c.chunks) if c.chunks > 1 else 1)
-    kept *= _DELAYED if c.schedule == "zero-bubble" else 1
-    return state + kept * c.micro_batch * math.ceil(facts.layers / c.pp) * alive / c.tp
+    delayed = _DELAYED if c.schedule == "zero-bubble" else 1.0
+    return state + kept * delayed * c.micro_batch * math.ceil(facts.layers / c.pp) * alive / c.tp
 
 
-def rough_seconds(facts: Facts, c: Candidate, batch: int, device: Device, network: Network) -> float:
+def rough_seconds(
+    facts: Facts, c: Candidate, batch: int, device: Device, network: Network, precision: str | None
+) -> float:
     """About the time of a step of `batch` samples of all ranks."""
     micro_batches, layers = batch // (c.dp * c.micro_batch), math.ceil(facts.layers / c.pp)
-    rate = ACHIEVED * (device.bf16 or device.f16 or device.flops)
+    rate = device.reached * device.rate(precision)
     forward = c.micro_batch * facts.layer_flops / c.tp
     compute = layers * forward * (4 if c.recompute == "full" else 3) / rate
     head = 3 * c.micro_batch * facts.fixed_flops / c.tp / rate

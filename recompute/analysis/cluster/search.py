@@ -1,9 +1,9 @@
 """The mesh, and what a step does on it, for a model and so many ranks: formulas prune, compiled programs decide.
 
 Every way to divide the step (candidates.py) is priced by closed formulas (pruning.py).  Of the fastest that may fit, a
-rank of the first and of the last stage is compiled, for as many micro-batches as it takes until the schedule repeats
-itself: their peaks say whether it fits, their operators and collectives what a micro-batch takes.  The fastest of those
-that fit is compiled in all its stages, verified among all ranks, and simulated.
+rank of the first two stages and of the last is compiled, for as many micro-batches as it takes until the schedule
+repeats itself: their peaks say whether it fits, their operators and collectives what a micro-batch takes.  The fastest
+of those that fit is compiled in all its stages, verified among all ranks, and simulated.
 
 Products are priced at the part of the device's peak that published steps reach (formulas.ACHIEVED).
 """
@@ -31,10 +31,11 @@ from ...training.optimizers import Adam
 from ...training.parallel import DataParallel, Parallel
 from ...training.protocol import AnyOptimizer
 from ..compiled_stages import CompiledStage, compiled_stages
-from ..stages import StagesEstimate, simulated
+from ..facts import facts_of
+from ..stages import StagesEstimate, priced_by, simulated
 from .candidates import Candidate, candidates
-from .facts import Facts, facts_of
 from .formulas import ACHIEVED
+from .plans import MeshPlans, Row, described
 from .pruning import rough_bytes, rough_seconds
 
 #: candidates that are compiled: at most, and at least before one that fits is taken for the best
@@ -47,70 +48,6 @@ MOST_OPERATORS = 200_000
 _SCHEDULE = {"zero-bubble": "zb"}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A candidate whose first and last stages were compiled.
-
-    `peak_bytes`: the larger peak of the two; `step_seconds`: by the slower one; `exposed_communication_seconds`: in
-    which it waits for data that move; `bubble`: the share of the step in which a rank waits for others; `mfu`: a part
-    of the device's peak.  `fits`: whether the peak is within the budget.
-    """
-
-    candidate: Candidate
-    micro_batches: int
-    peak_bytes: int
-    persistent_bytes: int
-    step_seconds: float
-    bubble: float
-    exposed_communication_seconds: float
-    mfu: float
-    fits: bool
-    exact: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for JSON."""
-        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "candidate"}
-        c = dataclasses.asdict(self.candidate)
-        return {"mesh": str(self.candidate.mesh), **c, **rest}
-
-
-@dataclass(frozen=True)
-class MeshPlans:
-    """What was found for so many ranks: compiled candidates, the fastest that fits first, and its stages.
-
-    `budget`: bytes of a rank.  `counted`: candidates that formulas priced.  `best`: the whole step of the first row, of
-    as many micro-batches as were compiled; None if nothing fits.  `notes`: what was left out, and why.
-    """
-
-    model: str
-    ranks: int
-    batch: int
-    budget: int
-    facts: Facts
-    rows: tuple[Row, ...]
-    counted: int
-    best: StagesEstimate | None
-    costs: str
-    network: str
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for JSON: `mesh`, `ranks` (peaks by stage), and times are those of the best."""
-        rest = {n: getattr(self, n) for n in ("model", "batch", "budget", "counted", "costs", "network", "notes")}
-        found: dict[str, Any] = {**rest, "candidates": [r.to_dict() for r in self.rows]}
-        if self.best is None:
-            return {**found, "mesh": None, "ranks": []}
-        row = self.rows[0]
-        each = self.ranks // len(self.best.stages)
-        return {
-            **found, "mesh": self.best.mesh, "schedule": self.best.schedule, "micro_batches": row.micro_batches,
-            "ranks": [{"stage": s.place, "count": each, "peak_bytes": s.peak_bytes,
-                       "persistent_bytes": s.persistent_bytes} for s in self.best.stages],
-            "step_seconds": row.step_seconds, "mfu": row.mfu, "bubble": row.bubble,
-            "exposed_communication_seconds": row.exposed_communication_seconds,
-        }  # fmt: skip
-
-
 def find_mesh(
     model: Model,
     ranks: int,
@@ -120,17 +57,18 @@ def find_mesh(
     optimizer: AnyOptimizer | None = None,
     budget: int | None = None,
     target: Target | None = None,
-    options: Mapping[str, Any] | None = None,
     progress: Callable[[str], Any] | None = None,
+    **model_options: Any,
 ) -> MeshPlans:
     """Finds how `ranks` ranks train a model fastest at a batch of all of them.
 
     `network`: how fast ranks send, such as "node=8,nvlink=450GB/s,net=50GB/s"; tensor parallelism stays in a node.
     `budget`: bytes of a rank (None: the device's memory).  `target`: with the cost model of a device, such as
     `rc.Target(cost=rc.cost.device("h100-80"), precision="bf16")`.  `progress` is called with what is being done.
+    `model_options`: `loss`, `options`, `input_shapes` and `trainable` of `rc.estimate`.
     UsageError for a device of unknown memory without a budget, and for batches that ranks cannot share.
     """
-    return _Search(model, ranks, batch, network, optimizer, budget, target, options, progress).run()
+    return _Search(model, ranks, batch, network, optimizer, budget, target, progress, model_options).run()
 
 
 @dataclass(frozen=True)
@@ -167,23 +105,21 @@ class _Search:
         optimizer: AnyOptimizer | None,
         budget: int | None,
         target: Target | None,
-        options: Mapping[str, Any] | None,
         progress: Callable[[str], Any] | None,
+        model_options: Mapping[str, Any],
     ) -> None:
         self.ranks, self.batch, self.progress = ranks, batch, progress or (lambda text: None)
         self.network = Network.parse(network) if isinstance(network, str) else network
         self.network.check(Mesh.of(dp=ranks))
-        target = target or Target()
-        if not isinstance(target.cost, Device):
-            raise UsageError("find_mesh needs the rates of a device: give a target with cost=rc.cost.device('h100-80')")
-        self.device, self.target = target.cost, dataclasses.replace(target, cost=derated(target.cost))
+        self.target = as_published(target)
+        assert isinstance(self.target.cost, Device)
+        self.device = self.target.cost
         if budget is None and not self.device.memory:
             raise UsageError(f"the memory of '{self.device.name}' is not known: give a budget, the bytes of a rank")
         self.budget = budget or self.device.memory
         self.inner: AnyOptimizer = optimizer or Adam()
-        self.steps = Steps(
-            model, optimizer=DataParallel(self.inner, Mesh.of(dp=1), batch=1), target=self.target, options=options or {}
-        )
+        first = DataParallel(self.inner, Mesh.of(dp=1), batch=1)
+        self.steps = Steps(model, optimizer=first, target=self.target, **model_options)
         self.block = self.steps.program(1)[0].block
         self.facts = facts_of(self.block)
         self.ends = self._ends()
@@ -204,7 +140,7 @@ class _Search:
                 f"{self.ranks} ranks cannot share a batch of {self.batch}: give a batch that the ranks, or a divisor "
                 "of them, divide"
             )
-        priced = sorted((rough_seconds(self.facts, c, self.batch, self.device, self.network), k)
+        priced = sorted((rough_seconds(self.facts, c, self.batch, self.device, self.network, self.target.precision), k)
                         for k, c in enumerate(every))  # fmt: skip
         rows = self.compiled_ones(
             [_Priced(every[k], seconds, rough_bytes(self.facts, every[k])) for seconds, k in priced]
@@ -217,7 +153,7 @@ class _Search:
             rows.sort(key=_order) if best is None else None
         return MeshPlans(
             self.steps.name, self.ranks, self.batch, self.budget, self.facts, tuple(rows), len(every), best,
-            f"{self.device.name}, products at {ACHIEVED:.0%} of its peak", str(self.network), tuple(self.notes),
+            priced_by(self.device), str(self.network), tuple(self.notes),
         )  # fmt: skip
 
     def candidates(self) -> Iterator[Candidate]:
@@ -277,9 +213,9 @@ class _Search:
         self.progress(f"compiling {described(c)}")
         try:
             parallel = self.parallel(c, self.repeating(c))
-            # most micro-batches are alive on the first stage, the head is on the last, and of what has no pauses most
-            # waits for gradients of weights on the one before the last
-            places = {0, c.pp - 1} | ({max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else set())
+            # most micro-batches are alive on the first stages, of which the second may have more layers; the head is on
+            # the last; and zero-bubble schedules keep most for later on the one before the last
+            places = {0, min(1, c.pp - 1), c.pp - 1} | ({max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else set())
             found = compiled_stages(self.steps, parallel, places, self.checkpoints(c))
         except (UsageError, BudgetError) as e:
             self.notes.append(f"{described(c)}: {e}")
@@ -309,7 +245,7 @@ class _Search:
     @property
     def rate(self) -> float:
         """The device's peak, in operations per second."""
-        return self.device.bf16 or self.device.f16 or self.device.flops
+        return self.device.rate(self.target.precision)
 
     # -- the best -----------------------------------------------------------------------------------------------------
 
@@ -327,7 +263,7 @@ class _Search:
 
         found = compiled_stages(self.steps, parallel, range(c.pp), self.checkpoints(c), done)
         self.progress(f"verifying and simulating {self.ranks:,} ranks of {name}")
-        best = simulated(parallel, found, self.steps.cost, self.network)
+        best = simulated(parallel, found, self.target, self.network, self.facts.step_flops(parallel.batch or 0))
         row = self.refined(row, best)
         largest = max(found, key=lambda p: found[p].figures.peak_bytes)
         if own < row.micro_batches and len(found[largest].block.operators) * row.micro_batches <= MOST_OPERATORS * own:
@@ -356,20 +292,14 @@ class _Search:
         return self.at_peak(found, best.peak_bytes, whole=own == row.micro_batches)
 
 
+def as_published(target: Target | None) -> Target:
+    """The target with products at the part of the device's peak that published steps reach.  UsageError without a
+    device."""
+    if target is None or not isinstance(target.cost, Device):
+        raise UsageError("a mesh needs the rates of a device: give a target with cost=rc.cost.device('h100-80')")
+    return dataclasses.replace(target, cost=dataclasses.replace(target.cost, reached=ACHIEVED))
+
+
 def _order(row: Row) -> tuple[bool, float]:
     """What fits first, the fastest first; then what is nearest to fitting."""
     return not row.fits, row.step_seconds if row.fits else row.peak_bytes
-
-
-def derated(device: Device) -> Device:
-    """The device with the rates that products reach."""
-    rates = {n: getattr(device, n) * ACHIEVED for n in ("flops", "f16", "bf16", "f64", "tf32")}
-    return dataclasses.replace(device, **rates)
-
-
-def described(c: Candidate) -> str:
-    """A candidate in words."""
-    schedule = "" if c.pp == 1 else f", {c.schedule}" + (f" of {c.chunks} chunks" if c.chunks > 1 else "")
-    zero = f", ZeRO {c.zero}" if c.zero else ""
-    again = ", layers recomputed" if c.recompute == "full" else ""
-    return f"{c.mesh}, micro-batches of {c.micro_batch}{schedule}{zero}{again}"

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...cost import operator_cost
-from ...language.ir import Block, Operator, Value
-from ...ops.convolution.conv import Conv
-from ...ops.linear.products import Gemm, MatMul
-from ...passes.pipelines.repeats import repeats, segments
+from ..cost import operator_cost
+from ..language.ir import Block, Operator, Value
+from ..ops.convolution.conv import Conv
+from ..ops.linear.products import Gemm, MatMul
+from ..passes.pipelines.repeats import repeats, segments
 
 #: values of so many times the elements that cross between layers are what fused attention does not keep
 _SCORES = 8

@@ -1,0 +1,163 @@
+"""`--mesh auto --ranks N`, and meshes with stages of a pipeline: what a step takes on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import BudgetError, UsageError
+from ..support.tables import human_bytes
+from .job import Job
+from .job import progress as progress_of
+from .parsing import whole
+from .values import input_shapes, split, target_of, zoo_option
+
+AUTO = "auto"
+#: options of one rank's step
+_EXCLUDED = (
+    "run", "check", "output", "dump_ir", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
+    "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
+    "freeze",
+)  # fmt: skip
+#: options that `--mesh auto` chooses
+_CHOSEN = ("zero", "micro_batches", "schedule", "chunks", "checkpoints")
+
+
+def add_arguments(group: argparse._ArgumentGroup) -> None:
+    """Adds the options to the group about ranks."""
+    group.add_argument(
+        "--ranks", type=whole, metavar="N", dest="rank_count", help="with --mesh auto: how many there are; finds the "
+        "mesh, the schedule, and what is recomputed with which a step of --batch is fastest and fits each rank",
+    )  # fmt: skip
+    group.add_argument(
+        "--schedule", choices=("gpipe", "1f1b", "interleaved", "zb"), help="of the stages along pp: 1f1b (default), "
+        "interleaved (with --chunks), zb (gradients of weights fill the pauses), gpipe",
+    )  # fmt: skip
+    group.add_argument("--chunks", type=whole, metavar="V", help="parts of the network on each stage, interleaved")
+
+
+def check_arguments(args: argparse.Namespace) -> bool:
+    """Checks the options, and says whether they ask for a cluster: then `args.cluster` is its mesh, or "auto"."""
+    args.cluster = _asked(args)
+    if args.cluster is None:
+        for name in ("schedule", "chunks"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name} is of stages of a pipeline: give a mesh with pp, such as --mesh dp=2,pp=4")
+        if args.rank_count is not None:
+            raise UsageError("--ranks says for how many ranks a mesh is to be found: give --mesh auto, too")
+        return False
+    auto = args.cluster == AUTO
+    for name in (*_EXCLUDED, *(_CHOSEN if auto else ("budget", "rank_count"))):
+        if getattr(args, name) not in (None, False, []):
+            option = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
+            why = "finds what is fastest" if auto and name in _CHOSEN else "says what each rank of a cluster would take"
+            raise UsageError(f"--mesh {args.mesh} {why}: leave out --{option}")
+    _check_needed(args, auto)
+    return True
+
+
+def _asked(args: argparse.Namespace) -> Any:
+    """The mesh of a cluster; None for one without stages."""
+    from ..communication.mesh import Mesh
+
+    if args.mesh is None or args.mesh == AUTO:
+        return args.mesh
+    try:
+        mesh = Mesh.parse(args.mesh)
+    except UsageError as e:
+        raise UsageError(f"--mesh: {e}; or give --mesh auto --ranks N") from None
+    return mesh if dict(mesh.axes).get("pp", 1) > 1 else None
+
+
+def _check_needed(args: argparse.Namespace, auto: bool) -> None:
+    """UsageError where something is missing; parses the links."""
+    from ..analysis.ranks import network_of
+    from ..communication.mesh import Mesh
+
+    needed = {"batch": "--batch N, the samples of a step of all ranks"}
+    if auto:
+        needed |= {
+            "rank_count": "--ranks N",
+            "device": "--device NAME, such as h100-80",
+            "link": "--link, how fast ranks send, such as node=8,nvlink=450GB/s,net=50GB/s",
+        }
+    for name, what in needed.items():
+        if getattr(args, name) is None:
+            raise UsageError(f"--mesh {args.mesh} needs {what}")
+    if auto and args.rank_count < 1:
+        raise UsageError(f"--ranks must be at least 1, not {args.rank_count}")
+    if args.budget is not None and args.budget.bytes is None:
+        raise UsageError(f"--mesh auto needs an amount for each rank, such as --memory-budget 70GiB, not {args.budget}")
+    mesh = Mesh.of(dp=args.rank_count) if auto else args.cluster
+    try:
+        args.network = None if args.link is None else network_of(args.link, mesh)
+    except UsageError as e:
+        raise UsageError(f"--link: {e}") from None
+
+
+def answer(job: Job) -> bool:
+    """Finds the mesh, or says what its stages take, if the options ask for it; True if the command is then done."""
+    args = job.args
+    if args.cluster is None:
+        return False
+    model = {
+        "loss": args.loss,
+        "options": dict(zoo_option(o) for o in args.option),
+        "input_shapes": input_shapes(args.input_shapes),
+        "trainable": split(args.trainable) if args.trainable else None,
+    }
+    with progress_of(args) as update:
+        stages = _found(job, model, update) if args.cluster == AUTO else _given(job, model, update)
+    job.report.batch, job.report.optimizer = args.batch, args.optimizer.lower()
+    for name in ("report", "trace"):
+        path = getattr(args, name)
+        if path is not None:
+            getattr(stages, f"save_{name}")(str(path))
+            job.report.pictures.append(str(path))
+            job.written.append((path, ""))
+    return True
+
+
+def _found(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> Any:
+    """The stages of the best mesh.  BudgetError if nothing fits."""
+    from ..analysis.cluster.search import find_mesh
+
+    args = job.args
+    budget = None if args.budget is None else args.budget.bytes
+    found = find_mesh(
+        args.model, args.rank_count, batch=args.batch, network=args.network, optimizer=job.optimizer(), budget=budget,
+        target=target_of(args), progress=update, **model,
+    )  # fmt: skip
+    job.report.cluster = found.to_dict()
+    job.say(str(found))
+    if found.best is None:
+        least = f": the smallest that was compiled takes {human_bytes(found.rows[0].peak_bytes)}" if found.rows else ""
+        raise BudgetError(
+            f"no way was found to train {found.model} at batch {args.batch:,} on {args.rank_count:,} ranks of "
+            f"{human_bytes(found.budget)}{least}; give more ranks, a smaller batch, or a larger --memory-budget"
+        )
+    return found.best
+
+
+def _given(job: Job, model: dict[str, Any], update: Callable[[str], None]) -> Any:
+    """The stages of the mesh that was given."""
+    from ..analysis.cluster.search import as_published
+    from ..analysis.stages import estimate_stages
+    from ..training.parallel import DataParallel
+
+    args = job.args
+    target = target_of(args)
+    optimizer = DataParallel(
+        job.optimizer(), args.cluster, zero=args.zero or 0, micro_batches=args.micro_batches, batch=args.batch,
+        schedule=args.schedule or "1f1b", chunks=args.chunks or 1, accumulate="running",
+    )  # fmt: skip
+    count = args.cluster.size("pp")
+    found = estimate_stages(
+        args.model, optimizer, checkpoints=job.checkpoint_patterns(), network=args.network,
+        target=target if args.device is None else as_published(target),
+        done=lambda n: update(f"compiled {n} of {count} stages"), **model,
+    )  # fmt: skip
+    job.report.cluster = found.to_dict()
+    job.say(str(found))
+    return found

@@ -1,0 +1,86 @@
+"""Meshes and the stages of pipelines as printed text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..support.tables import human_bytes, human_seconds, plain_table, render
+
+#: the most stages that are printed one by one; of more, the first and the last few, and the one with the largest peak
+_MOST = 12
+
+
+def _table(*columns: str) -> Any:
+    table = plain_table()
+    for i, name in enumerate(columns):
+        table.add_column(name, no_wrap=True, justify="right" if i else "left")
+    return table
+
+
+def stages_text(e: Any) -> str:
+    """A `StagesEstimate`: memory and time of the stages, and the step."""
+    table = _table("stage", "peak", "", "parameters and state", "computes", "pauses", "communicates")
+    last = -1
+    for s in _some(e.stages):
+        if s.place != last + 1:
+            table.add_row("...", *[""] * 6)
+        last = s.place
+        times = map(human_seconds, (s.compute_seconds, s.pause_seconds, s.communication_seconds))
+        table.add_row(str(s.place), f"{s.peak_bytes:,}", human_bytes(s.peak_bytes), f"{s.persistent_bytes:,}", *times)
+    mfu = "" if e.mfu is None else f"; MFU {e.mfu:.1%}"
+    return "\n".join(
+        [
+            f"mesh {e.mesh}, {e.schedule}, batch {e.batch:,} in {e.micro_batches:,} micro-batches",
+            render(table),
+            f"step {human_seconds(e.step_seconds)}, of which {e.bubble:.1%} pauses; communication that nothing hides: "
+            f"{human_seconds(e.exposed_communication_seconds)}{mfu} ({e.costs})",
+        ]
+    )
+
+
+def _some(stages: Any) -> list[Any]:
+    """All stages if they are few, else some of them."""
+    if len(stages) <= _MOST:
+        return list(stages)
+    largest = max(stages, key=lambda s: s.peak_bytes)
+    kept = {*range(_MOST // 2), *range(len(stages) - _MOST // 2, len(stages)), largest.place}
+    return [s for s in stages if s.place in kept]
+
+
+def mesh_text(plans: Any) -> str:
+    """`MeshPlans`: the candidates that were compiled, the fastest that fits first, and the stages of the best."""
+    lines = [
+        f"{plans.model} on {plans.ranks:,} ranks, batch {plans.batch:,}, {human_bytes(plans.budget)} a rank: "
+        f"{plans.counted:,} ways priced by formulas, {len(plans.rows)} compiled"
+    ]
+    table = _table(
+        "", "mesh", "micro-batches", "schedule", "ZeRO", "recompute", "peak", "", "step", "pauses", "exposed", "MFU"
+    )
+    for i, r in enumerate(plans.rows, 1):
+        c = r.candidate
+        schedule = "" if c.pp == 1 else c.schedule + (f" x{c.chunks}" if c.chunks > 1 else "")
+        what = (f"{i}" if r.fits else "too large", str(c.mesh), f"{r.micro_batches:,} x {c.micro_batch}", schedule)
+        step, exposed = human_seconds(r.step_seconds), human_seconds(r.exposed_communication_seconds)
+        memory = (str(c.zero), c.recompute, f"{r.peak_bytes:,}", human_bytes(r.peak_bytes))
+        table.add_row(*what, *memory, step, f"{r.bubble:.1%}", exposed, f"{r.mfu:.1%}")
+    lines.append(render(table, 150))
+    lines.append(f"times: {plans.costs}; {plans.network}")
+    if plans.best is not None:
+        lines += ["", _best(plans), stages_text(plans.best)]
+    return "\n".join([*lines, *(f"note: {n}" for n in plans.notes)])
+
+
+def _best(plans: Any) -> str:
+    """What is known of the best."""
+    row, best = plans.rows[0], plans.best
+    if best.batch == plans.batch:
+        return f"the first, all {len(best.stages)} stages compiled, {plans.ranks:,} ranks verified:"
+    peak = (
+        f"the peak above is that of the largest stage with all {row.micro_batches:,}"
+        if row.exact
+        else f"with all {row.micro_batches:,}, peaks are a few per cent larger at most: for these, give the mesh"
+    )
+    return (
+        f"the first, all {len(best.stages)} stages compiled, {plans.ranks:,} ranks verified and simulated with the "
+        f"micro-batches after which its schedule repeats itself ({peak}):"
+    )
