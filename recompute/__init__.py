@@ -69,6 +69,7 @@ _LAZY = {
     "compile_step": "compiling.compiler",
     "estimate": "analysis.estimates",
     "estimate_stages": "analysis.stages",
+    "find_mesh": "analysis.cluster.search",
     "max_batch": "analysis.biggest_batch",
     "Trainer": "trainer.trainer",
     "Saving": "trainer.saving",
