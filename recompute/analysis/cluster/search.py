@@ -68,7 +68,7 @@ def find_mesh(
     `model_options`: `loss`, `options`, `input_shapes` and `trainable` of `rc.estimate`.
     UsageError for a device of unknown memory without a budget, and for batches that ranks cannot share.
     """
-    return _Search(model, ranks, batch, network, optimizer, budget, target, progress, model_options).run()
+    return Search(model, ranks, batch, network, optimizer, budget, target, progress, model_options).run()
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Priced:
                 c.schedule == other.schedule, c.micro_batch == other.micro_batch)  # fmt: skip
 
 
-class _Search:
+class Search:
     """One call of `find_mesh`."""
 
     def __init__(
@@ -212,15 +212,19 @@ class _Search:
         """What a candidate takes, by its first and last stages; None where it cannot be."""
         self.progress(f"compiling {described(c)}")
         try:
-            parallel = self.parallel(c, self.repeating(c))
-            # most micro-batches are alive on the first stages, of which the second may have more layers; the head is on
-            # the last; and zero-bubble schedules keep most for later on the one before the last
-            places = {0, min(1, c.pp - 1), c.pp - 1} | ({max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else set())
-            found = compiled_stages(self.steps, parallel, places, self.checkpoints(c))
+            return self.row(c, self.stages(c))
         except (UsageError, BudgetError) as e:
             self.notes.append(f"{described(c)}: {e}")
             return None
-        return self.row(c, found)
+
+    def stages(self, c: Candidate) -> dict[int, CompiledStage]:
+        """The stages that say what a candidate takes, by place.
+
+        Most micro-batches are alive on the first two, of which the second may have more layers; the head is on the
+        last; and zero-bubble schedules keep most for later on the one before the last.
+        """
+        places = {0, min(1, c.pp - 1), c.pp - 1} | ({max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else set())
+        return compiled_stages(self.steps, self.parallel(c, self.repeating(c)), places, self.checkpoints(c))
 
     def row(self, c: Candidate, found: Mapping[int, CompiledStage]) -> Row:
         """The figures of compiled stages."""
