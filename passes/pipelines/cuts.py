@@ -2,20 +2,27 @@
 
 A cut is good where one value crosses it: what is read behind it, and was computed before it, is the output of a layer.
 Among these places the largest stage is made as small as it can be, by bisection over its time (the linear partition
-problem); so the search is linear in the operators.
+problem); so the search is linear in the operators.  Where a rank has several stages, cuts then move as long as this
+makes ranks' times more equal.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from ...errors import UsageError
 from ...language.ir import Block, Operator, Role
 from .borders import FORWARD_ROLES, unbound
 
+#: how often each cut is tried in another place
+_ROUNDS = 50
 
-def balanced_cuts(block: Block, stages: int, seconds: Callable[[Operator], float]) -> tuple[str, ...]:
-    """The values behind which to cut a forward pass into so many stages.
+
+def balanced_cuts(
+    block: Block, stages: int, seconds: Callable[[Operator], float], ranks: int | None = None
+) -> tuple[str, ...]:
+    """The values behind which to cut a forward pass into so many stages, dealt out to `ranks` in turn (None: one each).
 
     `seconds`: the time of an operator.  UsageError where there are too few places at which one value crosses.
     """
@@ -25,17 +32,34 @@ def balanced_cuts(block: Block, stages: int, seconds: Callable[[Operator], float
             f"pipeline: the step cannot be cut into {stages} stages: there are {len(places)} places at which a single "
             "value goes from one part of the network to the next; name the cuts, or use fewer stages"
         )
-    time, total = [0.0], 0.0
-    for o in block.operators:
-        total += seconds(o) if o.role in FORWARD_ROLES else 0.0
-        time.append(total)
-    ends = [time[i + 1] for i, _ in places]
+    time = _times(block, seconds)
+    ends, total = [time[i + 1] for i, _ in places], time[-1]
     low, high = 0.0, total
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if _cut(ends, total, stages, middle) is not None else (middle, high)
-    found = _cut(ends, total, stages, high) or []
-    return tuple(places[k][1] for k in _filled(found, len(places), stages - 1))
+    found = _filled(_cut(ends, total, stages, high) or [], len(places), stages - 1)
+    if ranks is not None and 1 < ranks < stages:
+        found = _evened(found, ends, total, ranks)
+    return tuple(places[k][1] for k in found)
+
+
+def loads(block: Block, cuts: Sequence[str], seconds: Callable[[Operator], float], ranks: int) -> list[float]:
+    """The time of each rank's stages in a forward pass that is cut behind these values."""
+    time, made = _times(block, seconds), {v.name: i for i, o in enumerate(block.operators) for v in o.writes()}
+    ends = [0.0, *(time[made[n] + 1] for n in cuts), time[-1]]
+    found = [0.0] * ranks
+    for stage in range(len(ends) - 1):
+        found[stage % ranks] += ends[stage + 1] - ends[stage]
+    return found
+
+
+def _times(block: Block, seconds: Callable[[Operator], float]) -> list[float]:
+    """The time of the forward pass up to each operator, and of all."""
+    found = [0.0]
+    for o in block.operators:
+        found.append(found[-1] + (seconds(o) if o.role in FORWARD_ROLES else 0.0))
+    return found
 
 
 def places_of(block: Block) -> list[tuple[int, str]]:
@@ -71,6 +95,29 @@ def _cut(ends: Sequence[float], total: float, stages: int, most: float) -> list[
             found.append(k)
             begin = end
     return found if total - begin <= most else None
+
+
+def _evened(cuts: Sequence[int], ends: Sequence[float], total: float, ranks: int) -> list[int]:
+    """Cuts moved place by place while the squares of ranks' times and of stages' times become less in all."""
+    found = [-1, *cuts, len(ends)]
+    at = [0.0, *ends, total]  # behind place k: at[k + 1]
+    stage = [at[b + 1] - at[a + 1] for a, b in itertools.pairwise(found)]
+    rank = [sum(stage[r::ranks]) for r in range(ranks)]
+    for _ in range(_ROUNDS):
+        moved = False
+        for i in range(1, len(found) - 1):
+            for k in (found[i] - 1, found[i] + 1):
+                if not found[i - 1] < k < found[i + 1]:
+                    continue
+                more, a, b = at[k + 1] - at[found[i] + 1], (i - 1) % ranks, i % ranks
+                # (x + d)² + (y - d)² - x² - y² = 2d (x - y + d)
+                if more * (rank[a] - rank[b] + stage[i - 1] - stage[i] + 2 * more) < -1e-9 * total * total:
+                    found[i], moved = k, True
+                    stage[i - 1], stage[i] = stage[i - 1] + more, stage[i] - more
+                    rank[a], rank[b] = rank[a] + more, rank[b] - more
+        if not moved:
+            break
+    return found[1:-1]
 
 
 def _filled(found: Sequence[int], places: int, wanted: int) -> list[int]:

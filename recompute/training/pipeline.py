@@ -11,7 +11,7 @@ from ..language.program import Program
 from ..language.verify import verify
 from ..passes.cleanup.eager_updates import EagerUpdates
 from ..passes.pipelines.borders import Stages, holders
-from ..passes.pipelines.cuts import balanced_cuts
+from ..passes.pipelines.cuts import balanced_cuts, loads
 from ..passes.pipelines.norms import norms_over_stages
 from ..passes.pipelines.repeats import shortened
 from ..passes.pipelines.schedules import Pipe
@@ -33,13 +33,19 @@ def cuts_of(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> tuple[s
     UsageError for another number of cuts than it takes.
     """
     if cuts is None:
-        cuts = balanced_cuts(program.block, pipe.stages, _work)
+        cuts = balanced_cuts(program.block, pipe.stages, _work, pipe.ranks)
     if len(cuts) != pipe.stages - 1:
         raise UsageError(
             f"pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, but {pipe.ranks} ranks with {pipe.chunks} "
             f"chunks each have {pipe.stages}: give {pipe.stages - 1} cuts, or none"
         )
     return tuple(program.aliases.get(n, n) for n in cuts)
+
+
+def busiest(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> int:
+    """The place of the rank whose stages take longest."""
+    found = loads(program.block, cuts_of(program, pipe, cuts), _work, pipe.ranks)
+    return found.index(max(found))
 
 
 def begin_stages(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> None:

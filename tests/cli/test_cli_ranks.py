@@ -74,7 +74,7 @@ def test_an_estimate_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
         (["--micro-batches", "2"], "--micro-batches needs ranks"),
         (LINK, "--link needs ranks"),
         (["--mesh", "tp=4", "--zero", "4"], "zero must be 0"),
-        (["--mesh", "dp=2,pp=2"], "are estimated by rc.estimate_stages"),
+        (["--mesh", "dp=2,pp=2", "--estimate"], "leave out --estimate"),
         (["--mesh", "dp=two"], "give AXIS=RANKS"),
         (["--mesh", "dp=0"], "at least 1 ranks, not 0"),
         (["--mesh", "dp=2", "--zero", "4"], "zero must be 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...communication.mesh import Mesh
@@ -72,10 +72,11 @@ def candidates(
         for pp in _divisors(ranks // tp):
             dp = ranks // tp // pp
             if (layers % pp == 0 if even else pp <= layers) and batch % dp == 0:
-                yield from _steps(dp, tp, pp, batch, layers)
+                chunks = _divisors(layers // pp) if even else range(2, layers // pp + 1)
+                yield from _steps(dp, tp, pp, batch, [v for v in chunks if 1 < v <= 8])
 
 
-def _steps(dp: int, tp: int, pp: int, batch: int, layers: int) -> Iterator[Candidate]:
+def _steps(dp: int, tp: int, pp: int, batch: int, several: Sequence[int]) -> Iterator[Candidate]:
     """What ranks of one mesh can do."""
     forms = [("1f1b", 1)]
     if pp > 1:
@@ -83,7 +84,7 @@ def _steps(dp: int, tp: int, pp: int, batch: int, layers: int) -> Iterator[Candi
     for micro_batch in (n for n in _divisors(batch // dp) if n <= 16):
         # Interleaved stages take micro-batches in rounds of pp.
         rounds = pp > 1 and batch // dp // micro_batch % pp == 0
-        chunks = [("interleaved", v) for v in _divisors(layers // pp) if 1 < v <= 8] if rounds else []
+        chunks = [("interleaved", v) for v in several] if rounds else []
         for schedule, v in forms + chunks:
             for zero in range(4) if dp > 1 else (0,):
                 for sequence_parallel in (False, True) if tp > 1 else (False,):

@@ -27,8 +27,10 @@ from ...ops.linear.products import Gemm, MatMul
 from ...passes import Target
 from ...passes.communication.clock import Exchange, times
 from ...passes.pipelines.repeats import segments
+from ...places import CPUPlace, CUDAPlace
 from ...training.optimizers import Adam
 from ...training.parallel import DataParallel, Parallel
+from ...training.pipeline import busiest
 from ...training.protocol import AnyOptimizer
 from ..compiled_stages import CompiledStage, compiled_stages
 from ..facts import facts_of
@@ -40,6 +42,8 @@ from .pruning import rough_bytes, rough_seconds
 
 #: candidates that are compiled: at most, and at least before one that fits is taken for the best
 MOST, LEAST = 10, 4
+#: candidates that are compiled in all their stages, at most: the first one, and what is faster than it turns out to be
+WHOLE = 2
 #: micro-batches beyond those of a full pipeline that are compiled: from there on each adds what the one before it adds
 BEYOND = 3
 #: operators of the step of a stage that is compiled with all of its micro-batches: two minutes
@@ -146,13 +150,16 @@ class Search:
             [_Priced(every[k], seconds, rough_bytes(self.facts, every[k])) for seconds, k in priced]
         )
         rows.sort(key=_order)
-        best = None
-        while best is None and rows and rows[0].fits:
+        best: dict[Candidate, StagesEstimate] = {}
+        while rows and rows[0].fits and rows[0].candidate not in best and len(best) < WHOLE:
             found, rows[0] = self.whole(rows[0])
-            best = found if rows[0].fits else None
-            rows.sort(key=_order) if best is None else None
+            best[rows[0].candidate] = found
+            rows.sort(key=_order)
+        if rows and rows[0].fits and rows[0].candidate not in best:  # the best of those that were simulated
+            rows.sort(key=lambda r: (r.candidate not in best, *_order(r)))
+        chosen = best.get(rows[0].candidate) if rows and rows[0].fits else None
         return MeshPlans(
-            self.steps.name, self.ranks, self.batch, self.budget, self.facts, tuple(rows), len(every), best,
+            self.steps.name, self.ranks, self.batch, self.budget, self.facts, tuple(rows), len(every), chosen,
             priced_by(self.device), str(self.network), tuple(self.notes),
         )  # fmt: skip
 
@@ -220,11 +227,18 @@ class Search:
     def stages(self, c: Candidate) -> dict[int, CompiledStage]:
         """The stages that say what a candidate takes, by place.
 
-        Most micro-batches are alive on the first two, of which the second may have more layers; the head is on the
-        last; and zero-bubble schedules keep most for later on the one before the last.
+        Most micro-batches are alive on the first two; the head is on the last; one takes longest; and zero-bubble
+        schedules keep most for later on the one before the last.
         """
-        places = {0, min(1, c.pp - 1), c.pp - 1} | ({max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else set())
-        return compiled_stages(self.steps, self.parallel(c, self.repeating(c)), places, self.checkpoints(c))
+        parallel = self.parallel(c, self.repeating(c))
+        places = {0, c.pp - 1}
+        if parallel.pipe is not None:
+            program = self.steps.program(self.steps.batch(parallel.batch))[0]
+            places |= {busiest(program, parallel.pipe, None)}
+        places |= (
+            {max(c.pp - 2, 0)} if c.schedule == "zero-bubble" else {min(1, c.pp - 1)} if len(places) < 3 else set()
+        )
+        return compiled_stages(self.steps, parallel, places, self.checkpoints(c))
 
     def row(self, c: Candidate, found: Mapping[int, CompiledStage]) -> Row:
         """The figures of compiled stages."""
@@ -297,11 +311,12 @@ class Search:
 
 
 def as_published(target: Target | None) -> Target:
-    """The target with products at the part of the device's peak that published steps reach.  UsageError without a
-    device."""
+    """The target with products at the part of the device's peak that published steps reach, and programs for CUDA where
+    the device is a GPU, which has rates for halves.  UsageError without a device."""
     if target is None or not isinstance(target.cost, Device):
         raise UsageError("a mesh needs the rates of a device: give a target with cost=rc.cost.device('h100-80')")
-    return dataclasses.replace(target, cost=dataclasses.replace(target.cost, reached=ACHIEVED))
+    place = CUDAPlace() if target.place == CPUPlace() and target.cost.f16 else target.place
+    return dataclasses.replace(target, place=place, cost=dataclasses.replace(target.cost, reached=ACHIEVED))
 
 
 def _order(row: Row) -> tuple[bool, float]:
