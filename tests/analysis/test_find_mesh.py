@@ -114,20 +114,8 @@ SMALL = [f"--option={k}={v}" for k, v in OPTIONS.items()]
 
 def test_command_finds_a_mesh(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     page, facts = tmp_path / "page.html", tmp_path / "facts.json"
-    given = [
-        "gpt2-tiny",
-        *SMALL,
-        "--mesh",
-        "auto",
-        "--ranks",
-        "2",
-        "--batch",
-        "4",
-        "--device",
-        "h100-80",
-        "--link",
-        LINK,
-    ]
+    few = [f"--option={k}={v}" for k, v in {**OPTIONS, "layers": 2}.items()]
+    given = ["gpt2-tiny", *few, "--mesh", "auto", "--ranks", "2", "--batch", "2", "--device", "h100-80", "--link", LINK]
     assert main([*given, "--report", str(page), "--json", str(facts)]) == 0
     found = json.loads(facts.read_text())["cluster"]
     assert found["mesh"] in capsys.readouterr().out

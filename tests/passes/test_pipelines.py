@@ -14,11 +14,14 @@ import recompute as rc
 from recompute.communication.lockstep import LockStep
 from recompute.communication.mesh import Mesh
 from recompute.communication.verify_ranks import verify_ranks
+from recompute.compiling.steps import Steps
+from recompute.cost import operator_cost
 from recompute.errors import UsageError, VerifyError
 from recompute.language.ir import Block, Operator
 from recompute.ops.communication.base import CommWait
 from recompute.ops.communication.messages import Recv, Send
 from recompute.passes.pipelines.borders import Stages
+from recompute.passes.pipelines.cuts import balanced_cuts, loads
 from recompute.passes.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Pipe, Slot
 from recompute.passes.scheduling.schedule import live_peak
 from recompute.passes.slicing.slicing import parse_slicing
@@ -172,6 +175,21 @@ def test_refuses_a_cut_that_nothing_reads_and_cuts_in_the_wrong_order() -> None:
         Stages(("h.2.out", "h.1.out")).run(program.block)
     with pytest.raises(UsageError, match="nothing reads it"):
         Stages(("logits",)).run(program.block)
+
+
+def work(o: Operator) -> float:
+    """Operations and bytes of an operator: its time in cuts that depend on no machine."""
+    cost = operator_cost(o)
+    return cost.flops + 20 * cost.bytes
+
+
+def test_stages_of_a_rank_even_each_other_out() -> None:
+    """Ten layers and a head of three layers' time in six stages: ranks' times are nearer than the largest stages'."""
+    block = Steps("gpt2-tiny", options={**NETWORKS["gpt2-tiny"], "layers": 10, "vocab": 480}).program(1)[0].block
+    found = {ranks: balanced_cuts(block, 6, work, ranks) for ranks in (None, 2)}
+    worst = {ranks: max(loads(block, cuts, work, 2)) for ranks, cuts in found.items()}
+    assert len(set(found[2])) == 5 and worst[2] < worst[None]
+    assert worst[2] < 1.1 * sum(loads(block, found[2], work, 2)) / 2
 
 
 def test_text_form() -> None:
