@@ -57,7 +57,7 @@ def start(spec: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], float], Ca
     program = rc.load(models.build(spec["network"], batch=spec["batch"], seed=spec["seed"], **spec["options"]))
     kind, _ = losses.natural_loss(program)
     loss = getattr(losses, kind)(program).name
-    given = {"providers": select(spec["variant"])}
+    given = {"providers": select(spec["variant"]), "precision": spec.get("precision")}
     share = 1.0
     if spec["variant"] == "recompute":
         plain = kept(compile_step(program, loss, optimizer_of(spec), **given))
@@ -66,7 +66,7 @@ def start(spec: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], float], Ca
         share = kept(step) / plain
     else:
         step = compile_step(program, loss, optimizer_of(spec), **given)
-    executor = rc.Executor(providers=given["providers"])
+    executor = rc.Executor(providers=select(spec["variant"]))
     arrays = np.load(spec["data"])
     feed = {n: arrays[f"feed/{n}"] for n in spec["feed"]}
 
@@ -80,7 +80,7 @@ def start(spec: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], float], Ca
     facts = {
         "version": rc.__version__,
         "parameters": sum(v.size for v in step.program.block.parameters),
-        "providers": list(given["providers"]),
+        "providers": list(select(spec["variant"])),
         "kernels": sorted({op.kernel or OWN for op in step.program.block.operators}),
         "kept_share": share,
     }

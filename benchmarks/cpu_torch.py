@@ -41,8 +41,9 @@ def prepared(spec: dict[str, Any]) -> tuple[nn.Module, Callable[[], Tensor], tor
             module.fast = True
 
     def loss_of() -> Tensor:
-        logits = net(*inputs)
-        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), label.reshape(-1))
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in flags):
+            logits = net(*inputs)
+        return nn.functional.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), label.reshape(-1))
 
     found = torch.compile(loss_of) if "compile" in flags else loss_of
     return net, found, optimizer_of(spec, net, fused=True if "fused" in flags else None)

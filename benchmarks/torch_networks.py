@@ -270,6 +270,58 @@ class Gpt2(Segmented):
         return self.through(ids)
 
 
+class VitLayer(nn.Module):
+    """A pre-norm layer with exact GELU."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(hidden, eps=1e-6), nn.LayerNorm(hidden, eps=1e-6)
+        self.attn, self.mlp = nn.Module(), nn.Module()
+        self.attn.qkv, self.attn.proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.mlp.fc1, self.mlp.fc2 = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, positions, hidden] to the same."""
+        parts = self.attn.qkv(self.norm1(x)).split(x.shape[-1], dim=-1)
+        query, key, value = (p.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for p in parts)
+        p = self.dropout.p if self.training else 0.0
+        merged = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=p)
+        x = x + self.dropout(self.attn.proj(merged.transpose(1, 2).reshape(x.shape)))
+        return x + self.dropout(self.mlp.fc2(nn.functional.gelu(self.mlp.fc1(self.norm2(x)))))
+
+
+class Vit(Segmented):
+    """A Vision Transformer; a segment is the patches, or a layer."""
+
+    def __init__(
+        self, layers: int = 12, hidden: int = 768, heads: int = 12, *, patch: int = 16, image: int = 224,
+        classes: int = 1000, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = nn.Conv2d(3, hidden, patch, patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, hidden))
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + (image // patch) ** 2, hidden) * 0.02)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(VitLayer(hidden, heads, dropout) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(hidden, eps=1e-6), nn.Linear(hidden, classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Positions of an image [n, 3, image, image]."""
+        rows = self.patch_embed.proj(x).flatten(2).transpose(1, 2)
+        return self.dropout(torch.cat([self.cls_token.expand(len(x), -1, -1), rows], 1) + self.pos_embed)
+
+    def segments(self):
+        """Patches; layers; norm and logits."""
+        return [self.embed, *self.blocks, lambda x: self.head(self.norm(x)[:, 0])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes]."""
+        return self.through(x)
+
+
 class MobileNetV2(Segmented):
     """MobileNet v2 for images, modules numbered as torchvision's; a segment is an inverted residual."""
 
@@ -403,6 +455,9 @@ def network(name: str, **options: Any) -> Segmented:
         "gpt2-small": functools.partial(Gpt2, layers=12, hidden=768, heads=12, vocab=50257, context=1024),
         "gpt2-tiny": functools.partial(Gpt2, layers=2, hidden=128, heads=2, vocab=5000, context=256),
         "gpt2-mini": functools.partial(Gpt2, layers=4, hidden=256, heads=4, vocab=50257, context=512, seq=128),
+        "vit-base": Vit,
+        "vit-small": functools.partial(Vit, hidden=384, heads=6),
+        "vit-tiny": functools.partial(Vit, hidden=192, heads=3),
         "lstm": functools.partial(Lstm, features=32, hidden=64, layers=2),
         "unet": UNet,
     }

@@ -37,7 +37,7 @@ def load_zoo(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     name_of = _namer(net)
     linear = {f"{n}.weight" for n, m in net.named_modules() if isinstance(m, nn.Linear)}
     stored_by_row = {"pooler.weight", "classifier.weight"}  # Gemm's layout, [out, in]; MatMul's is [in, out]
-    turned = linear - stored_by_row if type(net).__name__ in ("Bert", "Gpt2") else set()
+    turned = linear - stored_by_row if type(net).__name__ in ("Bert", "Gpt2", "Vit") else set()
     left = set(arrays)
     with torch.no_grad():
         for name, parameter in net.named_parameters():

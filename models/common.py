@@ -280,7 +280,9 @@ class Net:
         bias = self.parameter(f"{params}.bias", (size,), ZEROS)
         return self.add("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
 
-    def attention(self, parts: Sequence[str], mask: str, name: str, *, size: int, hidden: int, dropout: float) -> str:
+    def attention(
+        self, parts: Sequence[str], mask: str | None, name: str, *, size: int, hidden: int, dropout: float
+    ) -> str:
         """softmax(query·key / √size + mask)·value, heads merged: [N, seq, hidden].
 
         `parts`: query [N, heads, seq, size], key [N, heads, size, seq], value as query.
@@ -289,7 +291,8 @@ class Net:
         scale = self.constant("attention.scale", 1.0 / math.sqrt(size))
         y = self.add("MatMul", [query, key], f"{name}.product")
         y = self.add("Mul", [y, scale], f"{name}.scaled")
-        y = self.add("Add", [y, mask], f"{name}.scores")
+        if mask is not None:
+            y = self.add("Add", [y, mask], f"{name}.scores")
         y = self.add("Softmax", [y], f"{name}.probs", axis=-1)
         y = self.dropout(y, f"{name}.probs.dropout", ratio=dropout)
         y = self.add("MatMul", [y, value], f"{name}.context")

@@ -3,16 +3,15 @@
 Parameters have the names and layouts of the usual PyTorch port (its linear layers store [in, out] too).
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from ._pre_norm import Parts, PreNorm
 from .common import BATCH, Init, InputSpec, Net, integers
-from .registry import Family, Variant, register
+from .registry import Variant, register
 
-_EPSILON = 1e-5
 _STD = 0.02
 _MASKED = float(np.finfo(np.float32).min)
 
@@ -38,10 +37,13 @@ def _third(size: str, **options: int) -> Variant:
     _third("1t", layers=128, hidden=25600, heads=160),
 )
 @dataclass(frozen=True)
-class Gpt2(Family):
+class Gpt2(PreNorm):
     """input_ids int64 [N, seq] to logits float32 [N, seq, vocab]; `context` is the longest seq."""
 
     task: ClassVar[str] = "language-model"
+    parts: ClassVar[Parts] = Parts("ln_1", "c_attn", "c_proj", "ln_2", "c_fc", "c_proj")
+    epsilon: ClassVar[float] = 1e-5
+    gelu: ClassVar[str] = "tanh"
 
     layers: int = 12
     hidden: int = 768
@@ -70,9 +72,8 @@ class Gpt2(Family):
         x, wte = self._embeddings(net)
         mask = self._causal_mask(net)
         for index in range(self.layers):
-            x = self._attention(net, x, mask, f"h.{index}")
-            x = self._feed_forward(net, x, f"h.{index}")
-        x = self._norm(net, x, "ln_f")
+            x = self.layer(net, x, mask, f"h.{index}")
+        x = self.norm(net, x, "ln_f")
         decoder = net.add("Transpose", [wte], "decoder", perm=[1, 0])
         net.add("MatMul", [x, decoder], "logits")
         net.output("logits", (BATCH, self.seq, self.vocab))
@@ -89,43 +90,6 @@ class Gpt2(Family):
         x = net.add("Add", [word, position], name)
         return net.dropout(x, "embeddings.out", ratio=self.dropout), wte
 
-    def _attention(self, net: Net, x: str, mask: str, block: str) -> str:
-        """x + dropout(proj(attention(norm(x)))), called `<block>.attn.out`."""
-        name = f"{block}.attn"
-        y = self._norm(net, x, f"{block}.ln_1")
-        y = net.dense(y, f"{name}.c_attn", sizes=(self.hidden, 3 * self.hidden), init=Init("normal", _STD))
-        parts = [f"{name}.{kind}" for kind in ("query", "key", "value")]
-        net.add_many("Split", [y], parts, name=f"{name}.split", axis=-1, num_outputs=3)
-        parts = [self._split_heads(net, part) for part in parts]
-        size = self.hidden // self.heads
-        y = net.attention(parts, mask, name, size=size, hidden=self.hidden, dropout=self.dropout)
-        return self._project(net, y, x, name, size=self.hidden, out=f"{name}.out")
-
-    def _split_heads(self, net: Net, x: str) -> str:
-        """[N, seq, hidden] to [N, heads, seq, size], or [N, heads, size, seq] for the key."""
-        split = net.constant("heads.shape", [0, 0, self.heads, self.hidden // self.heads])
-        perm = [0, 2, 3, 1] if x.endswith(".key") else [0, 2, 1, 3]
-        y = net.add("Reshape", [x, split], f"{x}.split")
-        return net.add("Transpose", [y], f"{x}.heads", perm=perm)
-
     def _causal_mask(self, net: Net) -> str:
         """float32 [seq, seq]: 0 where a position may look, a large negative number at what comes after it."""
         return net.constant("causal_mask", np.triu(np.full((self.seq, self.seq), _MASKED, np.float32), 1))
-
-    def _feed_forward(self, net: Net, x: str, block: str) -> str:
-        name, inner = f"{block}.mlp", 4 * self.hidden
-        y = self._norm(net, x, f"{block}.ln_2")
-        y = net.dense(y, f"{name}.c_fc", sizes=(self.hidden, inner), init=Init("normal", _STD))
-        y = net.add("Gelu", [y], f"{name}.gelu", approximate="tanh")
-        return self._project(net, y, x, name, size=inner, out=f"{block}.out")
-
-    def _project(self, net: Net, y: str, x: str, name: str, *, size: int, out: str) -> str:
-        """x + dropout(dense(y))."""
-        # Each layer adds two of these to the stream; GPT-2 starts them smaller by the root of their number.
-        init = Init("normal", _STD / math.sqrt(2 * self.layers))
-        y = net.dense(y, f"{name}.c_proj", sizes=(size, self.hidden), init=init)
-        y = net.dropout(y, f"{name}.dropout", ratio=self.dropout)
-        return net.add("Add", [y, x], out)
-
-    def _norm(self, net: Net, x: str, name: str) -> str:
-        return net.layer_norm(x, name, size=self.hidden, epsilon=_EPSILON)

@@ -7,6 +7,7 @@
 | `numba` | softmax, attention, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
 | `convolution` | convolutions without oneDNN | llvmlite |
 | `blas` | matrix products, by NumPy's own OpenBLAS | llvmlite |
+| `widened` | what only has float32 kernels, on 16-bit floats between conversions | llvmlite |
 
 Without any of them everything runs on NumPy.
 """
@@ -14,7 +15,7 @@ Without any of them everything runs on NumPy.
 from ...support.plug_ins import import_all
 
 #: providers, each in the file of its name; the most preferred first
-PREFERRED = ("onednn", "loops", "numba", "convolution", "blas")
+PREFERRED = ("onednn", "loops", "numba", "convolution", "blas", "widened")
 
 
 #: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
@@ -25,6 +26,7 @@ BITS_BY_THREADS = {
     ),
     "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad"),
     "blas": ("MatMul", "Gemm"),
+    "widened": ("MatMul", "Gemm", "LinearCrossEntropy", "LinearCrossEntropyGrad"),
 }
 
 

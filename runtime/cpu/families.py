@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...language.element import HALVES
+from ...language.types import TensorType
 from ..shared import families
 from .device.native import Call
 
@@ -26,11 +28,21 @@ class Family(families.Family[Any, Any, Call]):
     """Kernels of some operators that are alike; operands are arrays."""
 
 
-def floats(op: Operator) -> bool:
-    """Whether all floating operands are float32, or all are float64, and the largest has `ENOUGH` elements."""
+def floats(op: Operator, *, halves: bool = False) -> bool:
+    """Whether all floating operands are float32, or all are float64, and the largest has `ENOUGH` elements.
+
+    `halves`: or each is float32 or bfloat16, which kernels widen as they read and round as they write.
+    """
     values = (*op.reads(), *op.writes())
     kinds = {v.dtype for v in values if v.type.is_float}
-    return len(kinds) == 1 and kinds <= {"f32", "f64"} and max(v.size for v in values) >= ENOUGH
+    if not (len(kinds) == 1 and kinds <= {"f32", "f64"}) and not (halves and kinds and kinds <= {"f32", "bf16"}):
+        return False
+    return max(v.size for v in values) >= ENOUGH
+
+
+def computed(x: TensorType) -> TensorType:
+    """The type in which kernels compute with elements of this one."""
+    return x.with_dtype("f32") if x.dtype in HALVES else x
 
 
 def parts(rows: int) -> int:

@@ -41,7 +41,9 @@ from .plans import MeshPlans, Row, described
 from .pruning import rough_bytes, rough_seconds
 
 #: candidates that are compiled: at most, and at least before one that fits is taken for the best
-MOST, LEAST = 10, 4
+MOST, LEAST = 10, 3
+#: how much too large formulas may find what nevertheless fits: 13 % on LLaMA-3 405B
+MARGIN = 1.15
 #: candidates that are compiled in all their stages, at most: the first one, and what is faster than it turns out to be
 WHOLE = 2
 #: micro-batches beyond those of a full pipeline that are compiled: from there on each adds what the one before it adds
@@ -84,11 +86,16 @@ class _Priced:
     bytes: float
 
     def expected(self, known: Sequence[tuple[_Priced, Row]]) -> tuple[float, float]:
-        """Seconds and bytes, corrected by the compiled candidate that is most like this one."""
+        """Seconds and bytes, corrected by the compiled candidate that is most like this one.
+
+        Bytes are corrected among those that recompute as much; before there is one, they may be `MARGIN` too large.
+        """
         if not known:
-            return self.seconds, self.bytes
+            return self.seconds, self.bytes / MARGIN
         like, row = max(known, key=lambda k: self.likeness(k[0].candidate))
-        return self.seconds * row.step_seconds / like.seconds, self.bytes * row.peak_bytes / like.bytes
+        alike = like.candidate.recompute == self.candidate.recompute
+        share = row.peak_bytes / like.bytes if alike else 1 / MARGIN
+        return self.seconds * row.step_seconds / like.seconds, self.bytes * share
 
     def likeness(self, other: Candidate) -> tuple[bool, ...]:
         """How much another candidate has in common with this one: first what matters most."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...language.element import HALVES, Expr, argument, nodes, substitute
+from ...language.element import Expr, argument, nodes, substitute
 from ...language.formulas import formula
 from ...language.op import Cost, Op
 from ...language.text import parse_applied, show_applied
@@ -78,7 +78,7 @@ def iteration(op: Op, ins: Sequence[TensorType | None], outs: Sequence[TensorTyp
 def loops(op: Operator, *, device: bool = False) -> bool:
     """Whether an operator is run by a generated loop, alone or in a Loop; depends on it and its types only.
 
-    `device`: by one for a GPU, which takes halves, every function, and any size.
+    `device`: by one for a GPU, which takes every function and any size.
     """
     types = [None if v is None else v.type for v in op.inputs]
     outs = [None if v is None else v.type for v in op.outputs]
@@ -89,8 +89,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
     least = 0 if device else SMALLEST
     if isinstance(op.op, Reduce):
         x = types[0]
-        floats = ("f32", "f64", *HALVES) if device else ("f32", "f64")
-        return x is not None and x.size >= least and x.dtype in floats and is_column_sum(op.op, x)
+        return x is not None and x.size >= least and x.is_float and is_column_sum(op.op, x)
     if op.views() or any((t is None and not device) or (t and t.shape != outs[0].shape) for t in outs):
         return False
     if outs[0].size < (min(least, 1) if op.op.updates else least):  # updates: the same code for all parameters
@@ -102,7 +101,7 @@ def loops(op: Operator, *, device: bool = False) -> bool:
 
 
 def _device_only(roots: Sequence[Expr]) -> bool:
-    return any(x.fn in _LEFT or x.dtype in HALVES for x in nodes(roots))
+    return any(x.fn in _LEFT for x in nodes(roots))
 
 
 def _dtypes(types: Sequence[TensorType | None]) -> tuple[str | None, ...]:

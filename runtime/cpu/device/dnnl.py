@@ -7,6 +7,7 @@ of version 3.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.metadata
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any
 
 from ....support.threads import once
 
-_CPU, _OMP, _F32, _ANY = 1, 2, 3, 1
+_CPU, _OMP, _ANY = 1, 2, 1
+#: element types
+_TYPES = {"f16": 1, "bf16": 2, "f32": 3}
 _USER_SCRATCHPAD, _DIRECT, _FORWARD, _ADD = 1, 1, 64, 0x1FFF0
 #: execution arguments
 SRC, SRC1, DST, WEIGHTS, BIAS, SCRATCHPAD, DIFF_SRC, DIFF_DST, DIFF_WEIGHTS = 1, 2, 17, 33, 41, 80, 129, 145, 161
@@ -118,11 +121,12 @@ class Library:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def layout(self, shape: Sequence[int], strides: Sequence[int] | None) -> int:
-        """A float32 layout with these strides in elements; None: any that a primitive likes."""
+    def layout(self, shape: Sequence[int], strides: Sequence[int] | None, dtype: str = "f32") -> int:
+        """A layout with these strides in elements; None: any that a primitive likes."""
+        kind = _TYPES[dtype]
         if strides is None:
-            return self._made("dnnl_memory_desc_create_with_tag", len(shape), _dims(shape), _F32, _ANY)
-        return self._made("dnnl_memory_desc_create_with_strides", len(shape), _dims(shape), _F32, _dims(strides))
+            return self._made("dnnl_memory_desc_create_with_tag", len(shape), _dims(shape), kind, _ANY)
+        return self._made("dnnl_memory_desc_create_with_strides", len(shape), _dims(shape), kind, _dims(strides))
 
     def nbytes(self, layout: int) -> int:
         """Bytes that a buffer of this layout takes."""
@@ -180,6 +184,21 @@ class Library:
         what = "data" if kind == "input" else "weights"
         function = f"dnnl_convolution_backward_{what}_primitive_desc_create"
         return self._made(function, engine, _DIRECT, *given, *shape, _p(forward), attributes)
+
+    def product(self, a: int, b: int, bias: int, out: int, *, more: bool = False) -> int:
+        """Descriptor of a matrix product out = a b + bias (0: no bias), of batches alike; `more`: out += a b."""
+        attributes = self._adding() if more else self.attributes
+        engine = _p(self.engine)
+        return self._made("dnnl_matmul_primitive_desc_create", engine, _p(a), _p(b), _p(bias), _p(out), _p(attributes))
+
+    @functools.cache  # noqa: B019 - there is one library
+    def _adding(self) -> int:
+        """The attributes of primitives that add to their result."""
+        attributes, steps = self._made("dnnl_primitive_attr_create"), self._made("dnnl_post_ops_create")
+        self._ok("dnnl_post_ops_append_sum", _p(steps), ctypes.c_float(1), 0, 0)
+        self._ok("dnnl_primitive_attr_set_post_ops", _p(attributes), _p(steps))
+        self._ok("dnnl_primitive_attr_set_scratchpad_mode", _p(attributes), _USER_SCRATCHPAD)
+        return attributes
 
     def arguments(self, given: Mapping[int, tuple[int, int]]) -> Arguments:
         """What a primitive runs on: argument → (layout, address)."""

@@ -30,7 +30,7 @@ import numpy as np
 
 from ....errors import JobError
 from ...shared import trouble
-from . import native
+from . import halves, native
 from .native import Call
 
 
@@ -209,7 +209,7 @@ class Kernel:
         names = {"body": body, **parts}
         exec(_unpacking(kinds), names)
         i64 = numba.types.int64
-        with _indices_as_they_are():
+        with _indices_as_they_are(), halves.read_as_float32():
             compiled = numba.cfunc(numba.types.void(i64, i64, i64), nopython=True, error_model="numpy")(names["unpack"])
         llvm = native.toolchain().llvm
         # arrays of ours own no memory: numba's reference counts, inlined, do nothing
@@ -274,7 +274,7 @@ def _unpacking(kinds: tuple) -> str:
                 at += 1
             case (dtype, ndim):
                 dims = "".join(f"word(args, {at + 1 + d}), " for d in range(ndim))
-                dtype = "np.bool_" if dtype == "bool" else f"np.{dtype}"
+                dtype = {"bool": "np.bool_", "bfloat16": "bfloat16"}.get(dtype, f"np.{dtype}")
                 lines.append(f"    a{i} = carray(pointer(word(args, {at})), ({dims}), {dtype})")
                 at += 1 + ndim
         names.append(f"a{i}")
@@ -319,4 +319,5 @@ def _numba() -> tuple[Any, dict[str, Any]]:
         "word": reader(types.int64),
         "real": reader(types.float64),
         "pointer": intrinsic(to_pointer),
+        "bfloat16": types.NumberClass(halves.bfloat16()),
     }

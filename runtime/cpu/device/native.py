@@ -175,6 +175,18 @@ def unavailable() -> str:
     return ""
 
 
+@functools.cache
+def converts_bfloat16() -> bool:
+    """Whether this processor rounds float32 to bfloat16, and multiplies it, by instructions of its own."""
+    return not unavailable() and "+avx512bf16" in toolchain().features
+
+
+@functools.cache
+def converts_float16() -> bool:
+    """Whether this processor converts between float16 and float32 by instructions of its own."""
+    return not unavailable() and ("+f16c" in toolchain().features or platform.machine() in ("aarch64", "arm64"))
+
+
 @once
 def threads() -> int:
     """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.

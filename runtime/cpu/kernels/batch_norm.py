@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ....language.types import TensorType
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import Family, family, floats, parts
+from ..families import Family, computed, family, floats, parts
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -182,11 +182,11 @@ def _rows(a: Any) -> Any:
 
 
 def _in_parts(op: Operator) -> tuple[TensorType, TensorType]:
-    """Two sums for each part, in float64 and in the operands' type."""
+    """Two sums for each part, in float64 and in the type of the computation."""
     x = op.inputs[0]
     assert x is not None
     shape = (parts(x.size // x.shape[-1]), 2, x.shape[-1])
-    return TensorType("f64", shape), TensorType(x.dtype, shape)
+    return TensorType("f64", shape), computed(x.type).with_shape(shape)
 
 
 def _statistics(x: Any, mean: Any, var: Any, found: Any, work: Any) -> list[Call]:
@@ -202,14 +202,14 @@ class Normalisation(Family):
     """What the families here share."""
 
     def accepts(self, op: Operator) -> bool:
-        """All in one type of float32 and float64."""
-        return floats(op) and op.inputs[0] is not None and op.inputs[0].size > 0
+        """All in one type of float32 and float64, or activations in bfloat16."""
+        return floats(op, halves=True) and op.inputs[0] is not None and op.inputs[0].size > 0
 
     def vector(self, op: Operator) -> TensorType:
         """One element a channel."""
         x = op.inputs[0]
         assert x is not None
-        return TensorType(x.dtype, x.shape[-1:])
+        return computed(x.type).with_shape(x.shape[-1:])
 
 
 @family("ChannelsLastBatchNormStatistics")

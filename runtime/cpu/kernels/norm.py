@@ -17,7 +17,7 @@ from ....language.types import TensorType
 from ..code.row_sums import against, against3, dot, squares, total
 from ..device.jit import kernel
 from ..device.native import Call
-from ..families import Family, family, floats, parts
+from ..families import Family, computed, family, floats, parts
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -165,12 +165,12 @@ class Normalizations(Family):
     def accepts(self, op: Operator) -> bool:
         """Floats of one type, and groups of several elements."""
         view = _view(op)
-        return floats(op) and view[2] * view[3] > 1 and (view[3] == 1 or _bias(op) is not None)
+        return floats(op, halves=True) and view[2] * view[3] > 1 and (view[3] == 1 or _bias(op) is not None)
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Statistics that nobody wants."""
         view = _view(op)
-        return (op.inputs[0].type.with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
+        return (computed(op.inputs[0].type).with_shape((2, view[0] * view[1])),)  # type: ignore[union-attr]
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call over the rows."""
@@ -205,7 +205,7 @@ class NormalizationGradients(Family):
     def accepts(self, op: Operator) -> bool:
         """Floats of one type, and groups of several elements."""
         rule: Any = op.op
-        return floats(op) and rule.view[2] * rule.view[3] > 1
+        return floats(op, halves=True) and rule.view[2] * rule.view[3] > 1
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """For each part the sums, and those of a block of rows."""
@@ -213,7 +213,7 @@ class NormalizationGradients(Family):
         x: Any = op.inputs[0]
         a, g, s, p = rule.view
         sums = TensorType("f64", (parts(a), 2, g * s))
-        return (sums,) if p > 1 else (sums, sums.with_dtype(x.dtype))
+        return (sums,) if p > 1 else (sums, sums.with_dtype(computed(x.type).dtype))
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """dx with the parts' sums, then their sums."""

@@ -1,7 +1,8 @@
 """LLVM IR of element expressions: text that computes `lanes` elements at a time.
 
 Nothing is contracted or reordered and every node is rounded on its own, so that an element's bits do not depend on the
-number of lanes or on what else a loop computes.  float32 functions are polynomials (see mathematics.py, whose bits
+number of lanes or on what else a loop computes.  Elements of 16 bits are only read, written and converted: expressions
+compute in float32 (recompute/language/formulas.py).  float32 functions are polynomials (see mathematics.py, whose bits
 these are), float64 ones the C library's, lane by lane.
 """
 
@@ -13,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ....language.element import Expr
+from ....language.element import HALVES, Expr, cast
+from ....language.types import DTYPES
 from ..code import emit
 from ..code import mathematics as m
+from ..device import native
 
-_KINDS = {"f32": "float", "f64": "double", "bool": "i1"}
+_KINDS = {"bf16": "bfloat", "f16": "half", "f32": "float", "f64": "double", "bool": "i1"}
 FLOATS = ("f32", "f64")
 
 
@@ -33,13 +36,16 @@ def stored(dtype: str) -> str:
 
 def width(dtype: str) -> int:
     """Bytes of an element in memory."""
-    return 1 if dtype == "bool" else int(dtype[1:]) // 8
+    return DTYPES[dtype].itemsize
 
 
 def number(value: Any, dtype: str) -> str:
     """A literal."""
     if dtype == "bool":
         return "true" if value else "false"
+    if dtype in HALVES:
+        bits = np.array(value).astype(DTYPES[dtype]).view(np.uint16)
+        return f"0x{'R' if dtype == 'bf16' else 'H'}{int(bits):04X}"
     if dtype not in FLOATS:
         return str(int(value))
     rounded = float(np.float32(value)) if dtype == "f32" else float(value)
@@ -61,7 +67,7 @@ class Code(emit.Code):
 
     def suffix(self, element: str) -> str:
         """What an intrinsic's name ends with."""
-        short = {"float": "f32", "double": "f64"}.get(element, element)
+        short = {"bfloat": "bf16", "half": "f16", "float": "f32", "double": "f64"}.get(element, element)
         return short if self.lanes == 1 else f"v{self.lanes}{short}"
 
     def literal(self, value: Any, dtype: str) -> str:
@@ -134,6 +140,10 @@ class Code(emit.Code):
             return self.cast(args[0], given, x.dtype)
         if x.fn == "where":
             return self.select(args[0], kind(x.dtype), args[1], args[2])
+        if given in HALVES:
+            wide = Expr(x.fn, tuple(cast(a, "f32") for a in x.args), "f32" if x.dtype in HALVES else x.dtype)
+            found = self.node(wide, [self.cast(a, given, "f32") for a in args])
+            return self.cast(found, wide.dtype, x.dtype)
         if x.fn in ("and", "or", "xor"):
             return self.op(x.fn, kind(given), *args)
         if x.fn == "not":
@@ -166,6 +176,12 @@ class Code(emit.Code):
 
     def cast(self, x: str, source: str, target: str) -> str:
         """Another element type."""
+        if source == target:
+            return x
+        if source in HALVES:
+            return self.cast(self.convert("fpext", x, kind(source), "float"), "f32", target)
+        if target in HALVES:
+            return self.narrowed(self.cast(x, source, "f32"), target)
         a, b = kind(source), kind(target)
         if target == "bool":
             compare = "fcmp une" if source in FLOATS else "icmp ne"
@@ -185,6 +201,18 @@ class Code(emit.Code):
             return x
         name = "trunc" if width(target) < width(source) else "sext" if signed else "zext"
         return self.convert(name, x, a, b)
+
+    def narrowed(self, x: str, target: str) -> str:
+        """A float32 rounded to 16 bits, to the nearest and to even numbers between two."""
+        if target == "f16" or native.converts_bfloat16():
+            return self.convert("fptrunc", x, "float", kind(target))
+        bits = self.convert("bitcast", x, "float", "i32")
+        odd = self.op("and", "i32", self.op("lshr", "i32", bits, self.i32(16)), self.i32(1))
+        up = self.op("add", "i32", bits, self.op("add", "i32", odd, self.i32(0x7FFF)))
+        nan = self.op("or", "i32", bits, self.i32(0x400000))
+        up = self.select(self.op("fcmp uno", "float", x, x), "i32", nan, up)
+        high = self.convert("trunc", self.op("lshr", "i32", up, self.i32(16)), "i32", "i16")
+        return self.convert("bitcast", high, "i16", "bfloat")
 
     def integer_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
         """Arithmetic that wraps around."""

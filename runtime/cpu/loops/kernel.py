@@ -350,8 +350,8 @@ class _Combine(_Writer):
                 value = self.load(partial, code.add(code.mul(k, stride), j), "f64", mask)
                 code.set(total, t, code.op("fadd", "double", code.get(total, t), value))
             found = code.op("fmul", "double", code.get(total, t), factor)
-            if dtype == "f32":
-                found = code.convert("fptrunc", found, "double", "float")
+            if dtype != "f64":
+                found = code.cast(found, "f64", dtype)
             self.store(out, j, dtype, found, mask)
         return module(code)
 

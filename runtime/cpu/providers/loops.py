@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ....language.element import Expr, nodes
+from ....language.element import HALVES, Expr, cast, nodes
 from ....language.kernels import register
-from ....language.types import TensorType
+from ....language.types import TensorType, dtype_name
 from ....ops.fused.loop import iteration, loops
 from ...shared.loop_plan import Sum, Types, compact, hoisted, merged, outputs
 from ..device import native
@@ -78,7 +78,7 @@ def plan(op: Op, ins: Types, outs: Types) -> Plan:
     outer = len(sizes) - 1
     varies = [frozenset(d - len(sizes) if d == outer else d for d in p) for p in patterns]
     full = tuple(i for i, x in enumerate(exprs) if x is not None and all(s.output != i for s in sums))
-    roots = [*(_there(exprs[i]) for i in full), *(_there(exprs[s.output]) for s in sums)]
+    roots = [*(_there(exprs[i]) for i in full), *(_summand(_there(exprs[s.output])) for s in sums)]
     roots, vectors = hoisted(roots, varies, len(ins), frozenset([-1])) if outer else (roots, [])
     operands = [Operand(t.dtype if t else "f32", *_pattern(v, outer)) for t, v in zip(ins, varies, strict=True)]
     operands += [Operand(x.dtype, (False,) * outer, True) for x in vectors]
@@ -101,6 +101,11 @@ def _lanes(roots: Sequence[Expr]) -> int:
     """Elements worked on at a time; bits do not depend on it."""
     wide = "+avx512f" in native.toolchain().features
     return 32 if wide and any(x.fn in _LONG and x.dtype == "f32" for x in nodes(roots)) else 16
+
+
+def _summand(x: Expr) -> Expr:
+    """What is added up: elements of 16 bits as float32."""
+    return cast(x, "f32") if x.dtype in HALVES else x
 
 
 def _there(x: Expr | None) -> Expr:
@@ -143,7 +148,9 @@ class LoopProvider:
 
     def accepts(self, op: Operator) -> bool:
         """Depends on the operator and its types only."""
-        return not native.unavailable() and loops(op)
+        if native.unavailable() or not loops(op):
+            return False
+        return native.converts_float16() or all(v.dtype != "f16" for v in (*op.reads(), *op.writes()))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Vectors of what depends on columns only, and the sums of chunks."""
@@ -166,7 +173,7 @@ class LoopProvider:
         calls.append(Call(native.compile_ir(_text(p.nest)), words, chunks * panels, parallel=large))
         for i, s in enumerate(p.sums):
             out = outs[s.output]
-            total = native.compile_ir(combine("f64" if out.dtype.itemsize == 8 else "f32"))
+            total = native.compile_ir(combine(dtype_name(out.dtype)))
             words = (partial[:, i], out, chunks, len(p.sums) * p.sizes[-1], s.factor)
             calls.append(Call(total, words, p.sizes[-1], parallel=partial.size >= 8 * _ALONE))
         return calls

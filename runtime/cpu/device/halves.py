@@ -1,0 +1,111 @@
+"""bfloat16 in numba's kernels: two bytes in an array, a float32 everywhere else.
+
+An element is widened when it is read and rounded, to the nearest and to even numbers between two, when it is written.
+So a kernel over an array `x` of bfloat16 computes in float32, also where it says `x.dtype.type`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from . import native
+
+
+@functools.cache
+def bfloat16() -> Any:
+    """numba's type, made known to its compiler."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.core.datamodel.models import PrimitiveModel
+    from numba.core.extending import register_model
+    from numba.core.imputils import lower_cast
+
+    class BFloat16(types.Type):
+        """The type of an element of an array."""
+
+        def __init__(self) -> None:
+            super().__init__(name="bfloat16")
+
+    class Half(ir.Type):
+        """LLVM's bfloat, which llvmlite lacks."""
+
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Half)
+
+        def __hash__(self) -> int:
+            return hash(Half)
+
+    word, wide, real = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+    def narrowed(builder: Any, value: Any) -> Any:
+        if native.converts_bfloat16():
+            return builder.bitcast(builder.fptrunc(value, Half()), word)
+        bits = builder.bitcast(value, wide)
+        odd = builder.and_(builder.lshr(bits, wide(16)), wide(1))
+        up = builder.add(bits, builder.add(odd, wide(0x7FFF)))
+        nan = builder.fcmp_unordered("uno", value, value)
+        up = builder.select(nan, builder.or_(bits, wide(0x400000)), up)
+        return builder.trunc(builder.lshr(up, wide(16)), word)
+
+    @register_model(BFloat16)
+    class Model(PrimitiveModel):
+        """A float in registers, 16 bits in memory."""
+
+        def __init__(self, dmm: Any, kind: Any) -> None:
+            super().__init__(dmm, kind, real)
+
+        def get_data_type(self) -> Any:
+            """That of memory."""
+            return word
+
+        def as_data(self, builder: Any, value: Any) -> Any:
+            """Rounded."""
+            return narrowed(builder, value)
+
+        def from_data(self, builder: Any, value: Any) -> Any:
+            """Widened."""
+            return builder.bitcast(builder.shl(builder.zext(value, wide), wide(16)), real)
+
+    made = BFloat16()
+
+    @lower_cast(types.float32, BFloat16)
+    def same(context: Any, builder: Any, before: Any, after: Any, value: Any) -> Any:
+        return value
+
+    @lower_cast(types.float64, BFloat16)
+    def shorter(context: Any, builder: Any, before: Any, after: Any, value: Any) -> Any:
+        return builder.fptrunc(value, real)
+
+    @lower_cast(types.Integer, BFloat16)
+    def of_integer(context: Any, builder: Any, before: Any, after: Any, value: Any) -> Any:
+        return builder.sitofp(value, real) if before.signed else builder.uitofp(value, real)
+
+    return made
+
+
+@contextlib.contextmanager
+def read_as_float32() -> Iterator[None]:
+    """While numba compiles: an element of bfloat16 is a float32 once it is read, and `x.dtype.type` is float32."""
+    from numba.core import types
+    from numba.core.typing import arraydecl
+
+    half, index, kind = bfloat16(), arraydecl.get_array_index_type, arraydecl.DTypeAttr.resolve_type
+
+    def indexed(array: Any, at: Any) -> Any:
+        found = index(array, at)
+        return found._replace(result=types.float32) if found is not None and found.result is half else found
+
+    def resolved(self: Any, dtype: Any) -> Any:
+        return types.NumberClass(types.float32) if dtype.dtype is half else kind(self, dtype)
+
+    arraydecl.get_array_index_type, arraydecl.DTypeAttr.resolve_type = indexed, resolved
+    try:
+        yield
+    finally:
+        arraydecl.get_array_index_type, arraydecl.DTypeAttr.resolve_type = index, kind

@@ -1,0 +1,1 @@
+"""oneDNN primitives of products: convolutions in all types, matrix products in bfloat16."""

@@ -1,0 +1,61 @@
+"""Convolutions by oneDNN: activations stay as they are, weights get what layout the library likes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ...shared.convolved import Convolved
+from ..device import dnnl
+from .plans import Maker, Plan, planned
+
+#: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
+_ARGUMENTS = {
+    "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
+    "input": {"x": dnnl.DIFF_SRC, "w": dnnl.WEIGHTS, "y": dnnl.DIFF_DST},
+    "weight": {"x": dnnl.SRC, "w": dnnl.DIFF_WEIGHTS, "y": dnnl.DIFF_DST},
+}
+
+
+def strides(shape: Sequence[int], *, last: bool) -> tuple[int, ...]:
+    """Of a dense [n, c, spatial...], in elements; `last`: the channels lie innermost."""
+    order = [0, *range(2, len(shape)), 1] if last else range(len(shape))
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= shape[axis]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(c: Convolved, dtype: str = "f32") -> Plan | str:
+    """The primitives of a product whose operands are all of one type, or why the library refuses it."""
+    return planned(lambda made: _add(made, c, dtype))
+
+
+def _add(made: Maker, c: Convolved, dtype: str) -> None:
+    """Weights packed, the convolution, weights unpacked or the bias added."""
+    lib, g = made.lib, c.geometry
+    shape = c.w if g.group == 1 else (g.group, g.mg, g.cg, *g.window.kernel)
+    x, y = (lib.layout(s, strides(s, last=c.last), dtype) for s in (c.x, c.y))
+    given, any_ = lib.layout(shape, strides(shape, last=False), dtype), lib.layout(shape, None, dtype)
+    bias = lib.layout(c.w[:1], (1,), dtype) if c.bias and c.kind == "output" else 0
+    window = (g.window.strides, g.window.dilations, g.window.begin, c.end)
+    main = lib.convolution(c.kind, (x, any_, y), bias, window)
+    which = _ARGUMENTS[c.kind]
+    wanted = lib.wanted(main, which["w"])
+    packed = "w" if lib.same(wanted, given) else "packed"
+    arguments = {which["x"]: (x, "x"), which["y"]: (y, "y"), which["w"]: (wanted, packed)}
+    if bias:
+        arguments[which["bias"]] = (bias, "bias")
+    if packed != "w":
+        made.buffers["packed"] = lib.nbytes(wanted)
+    if packed != "w" and c.kind != "weight":
+        made.add(lib.reorder(given, wanted), {dnnl.SRC: (given, "w"), dnnl.DST: (wanted, packed)})
+    made.add(main, arguments)
+    if packed != "w" and c.kind == "weight":
+        made.add(lib.reorder(wanted, given), {dnnl.SRC: (wanted, packed), dnnl.DST: (given, "w")})
+    if c.bias and c.kind == "input":
+        channels = (1, c.x[1], *(1 for _ in c.x[2:]))
+        one = lib.layout(channels, strides(channels, last=False), dtype)
+        made.add(lib.add(x, one, x), {dnnl.SRC: (x, "x"), dnnl.SRC1: (one, "bias"), dnnl.DST: (x, "x")})

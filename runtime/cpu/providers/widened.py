@@ -1,0 +1,110 @@
+"""Provider "widened": an operator on 16-bit floats runs another provider's float32 kernel between conversions.
+
+It takes what no kernel reads and writes in 16 bits itself: the operands are widened into the operator's workspace, the
+float32 kernel runs, and its results are rounded once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....errors import RecomputeError
+from ....language.element import HALVES, argument, cast
+from ....language.kernels import accepting, provider, register
+from ....language.types import TensorType, Value, dtype_name
+from ..device import native
+from ..device.native import Call
+from ..loops.kernel import Nest, Operand
+from .loops import row_call
+
+if TYPE_CHECKING:
+    from ....language.ir import Operator
+
+#: whose float32 kernels run, the most preferred first
+_KERNELS = ("onednn", "loops", "numba", "convolution", "blas")
+
+
+def wide(op: Operator) -> Operator | None:
+    """The operator on float32 in place of 16-bit floats; None where it has none, or would be another operator."""
+    values = [*op.reads(), *op.writes()]
+    if not any(v.dtype in HALVES for v in values) or op.op.updates or op.op.communicates or op.op.copies:
+        return None
+    inputs, outputs = ([v and _widened(v) for v in vs] for vs in (op.inputs, op.outputs))
+    try:
+        found = op.op.infer(*(v and v.type for v in inputs))
+    except RecomputeError:
+        return None
+    if any(v is not None and v.type != t for v, t in zip(outputs, found, strict=False)):
+        return None  # its element type is an attribute: a conversion, say
+    return type(op)(op.op, tuple(inputs), tuple(outputs), op.role)
+
+
+def _widened(v: Value) -> Value:
+    return Value(v.name, v.type.with_dtype("f32")) if v.dtype in HALVES else v
+
+
+def _converted(op: Operator) -> list[Value]:
+    """Operands that are converted, one place after the other."""
+    return [v for v in (*op.inputs, *op.outputs) if v is not None and v.dtype in HALVES]
+
+
+@functools.cache
+def _conversion(source: str, target: str) -> Nest:
+    return Nest(0, (Operand(source, (), True),), (cast(argument(0, source), target),))
+
+
+def _call(x: Any, y: Any) -> Call:
+    """y = x in another element type."""
+    nest = _conversion(dtype_name(x.dtype), dtype_name(y.dtype))
+    return row_call(nest, (x.size,), (x, y))
+
+
+class Widened:
+    """The provider; see the module's text."""
+
+    name = "widened"
+
+    def accepts(self, op: Operator) -> bool:
+        """Where a float32 kernel does, and the processor converts."""
+        if native.unavailable():
+            return False
+        if any(v.dtype == "f16" for v in _converted(op)) and not native.converts_float16():
+            return False
+        found = wide(op)
+        return found is not None and bool(accepting(_KERNELS, found))
+
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """The float32 operands, then the kernel's workspace."""
+        found = _wide(op)
+        return (*(v.type.with_dtype("f32") for v in _converted(op)), *_kernel(found).scratch(found))
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """Conversions, the kernel's calls, conversions."""
+        found, room = _wide(op), iter(scratch)
+        before, after, given = [], [], []
+        for arrays, values, reads in ((ins, op.inputs, True), (outs, op.outputs, False)):
+            taken = []
+            for a, v in zip(arrays, values, strict=False):
+                if v is None or v.dtype not in HALVES:
+                    taken.append(a)
+                    continue
+                taken.append(next(room))
+                (before if reads else after).append(_call(a, taken[-1]) if reads else _call(taken[-1], a))
+            given.append(taken)
+        return [*before, *_kernel(found).bind(found, *given, list(room)), *after]
+
+
+def _wide(op: Operator) -> Operator:
+    found = wide(op)
+    assert found is not None
+    return found
+
+
+def _kernel(op: Operator) -> Any:
+    return provider(accepting(_KERNELS, op))
+
+
+if not native.unavailable():
+    register(Widened())
