@@ -104,7 +104,7 @@ def test_samples_as_in_float32(kind: str) -> None:
             check(op, arrays, kind)
             seen.add(name)
     assert {"MatMul", "Softmax", "LayerNormalization", "NormGrad", "ChannelsLastBatchNormTrain", "ChannelsLastMaxPool",
-            "Relu", "Add", "Gelu", "Attention", "Transpose"} <= seen  # fmt: skip
+            "Relu", "Add", "Gelu", "TiledAttention", "Transpose"} <= seen  # fmt: skip
 
 
 @pytest.mark.parametrize("by_instruction", [True, False])

@@ -233,10 +233,7 @@ def test_shapes_share_code() -> None:
 
 
 def test_loops_that_a_device_made_are_left_to_their_numerics() -> None:
-    """Halves, and functions that have no vector code here."""
-    for op, x in (
-        (Loop(body="%1 = Sin(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float32)),
-        (Loop(body="%1 = Abs(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float16)),
-    ):
-        assert not PROVIDER.accepts(applied(op, x))
-        assert PROVIDER.accepts(applied(Loop(body=op.body.replace("Sin", "Tanh"), yields=(2,)), x.astype(np.float32)))
+    """Functions that have no vector code here."""
+    op, x = Loop(body="%1 = Sin(%0); %2 = Neg(%1)", yields=(2,)), np.ones((200, 100), np.float32)
+    assert not PROVIDER.accepts(applied(op, x))
+    assert PROVIDER.accepts(applied(Loop(body=op.body.replace("Sin", "Tanh"), yields=(2,)), x))

@@ -12,6 +12,7 @@ from kernel_cases import applied
 from recompute.errors import JobError
 from recompute.ops.convolution.conv import Conv
 from recompute.runtime.cpu.device import dnnl, native
+from recompute.runtime.cpu.primitives import convolutions
 from recompute.runtime.cpu.providers import onednn
 
 there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable() or "there")
@@ -33,7 +34,7 @@ def test_convolutions(name: str, kind: str, last: bool) -> None:
 @there
 def test_one_plan_serves_all_applications_of_a_type() -> None:
     op, arrays = in_form(*case("3x3", "output"))
-    a, b = (onednn.plan(onednn.convolved(applied(op, *arrays))) for _ in range(2))  # type: ignore[arg-type]
+    a, b = (convolutions.plan(onednn.convolved(applied(op, *arrays))) for _ in range(2))  # type: ignore[arg-type]
     assert a is b
 
 
@@ -61,12 +62,12 @@ def test_other_element_types_are_refused() -> None:
 @pytest.mark.parametrize("path", ["/nowhere/libdnnl.so.3", "libm.so.6", __file__])
 def test_a_library_that_does_not_load_is_refused_with_a_reason(path: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(dnnl, "_candidates", lambda: [path])
-    for cached in (dnnl.load, onednn.plan):
+    for cached in (dnnl.load, convolutions.plan):
         cached.cache_clear()
     try:
         op, arrays = in_form(*case("3x3", "output"))
         assert not PROVIDER.accepts(applied(op, *arrays))
         assert "oneDNN" in PROVIDER.reason()
     finally:
-        for cached in (dnnl.load, onednn.plan):
+        for cached in (dnnl.load, convolutions.plan):
             cached.cache_clear()
