@@ -72,6 +72,8 @@ class _Casting:
         self.sources: dict[str, Value] = {}
         #: values that have another type now than the program says
         self.changed: dict[str, Value] = {}
+        #: what moved parameters alone, by result: a parameter is cast first, as its cast is half as large
+        self.moves: dict[str, Operator] = {}
         self.constants = {c.value.name: c for c in block.constants}
         #: values that take the type of the activations that they are combined with: parameters, and constants that fit
         self.weak = {v.name for v in block.parameters} | {n for n, c in self.constants.items() if _fits(c, low)}
@@ -86,6 +88,8 @@ class _Casting:
         for op in self.block.operators:
             self.operator(op)
         read = {v.name for o in self.b.operators for v in o.reads()} | set(self.block.outputs)
+        unread = [o for n, o in reversed(self.moves.items()) if n not in read]
+        self.b.operators = [o for o in self.b.operators if not any(o is u for u in unread)]
         constants = [c for c in (*self.block.constants, *self.b.constants) if c.value.name in read]
         return self.block.with_operators(self.b.operators, constants=tuple(constants))
 
@@ -160,6 +164,8 @@ class _Casting:
                 self.weak.add(v.name)
         if op.op.moves_data and read and all(n in self.weak or n in self.constants for n in read):
             self.weak.add(v.name)
+            if len(read) == 1 and v.dtype == "f32" and read[0] not in self.constants:
+                self.moves[v.name] = self.b.operators[-1]
 
     def cast(self, v: Value, kind: str) -> Value:
         """The value in a type: itself, a constant, or a cast that all its readers share."""
@@ -172,9 +178,16 @@ class _Casting:
             return self.b.constant(self.constants[v.name].numpy(), kind)
         found = self.casts.get((v.name, kind))
         if found is None:
+            move, source = self.moves.get(v.name), None
+            if move is not None:
+                source = self.cast(next(move.reads()), kind)
             name = self.b.names.take(f"{v.name}.{kind}")
             found = self.casts[v.name, kind] = Value(name, v.type.with_dtype(kind))
-            self.b.operators.append(Operator(Cast(to=kind), (v,), (found,), self.b.role))
+            made = Operator(Cast(to=kind), (v,), (found,), self.b.role)
+            if move is not None:
+                inputs = tuple(source if x is not None else None for x in move.inputs)
+                made = dataclasses.replace(move, inputs=inputs, outputs=(found,), role=self.b.role)
+            self.b.operators.append(made)
         return found
 
 

@@ -72,17 +72,17 @@ def _turned(shape: tuple[int, ...], swap: int) -> tuple[tuple[int, ...], tuple[i
 @functools.lru_cache(maxsize=4096)
 def plan(p: Factors) -> Plan | str:
     """The primitive of a product, on operands "a", "b", "bias" and "y", or why the library refuses it."""
-    return planned(lambda made: _add(made, p))
+    return planned(lambda made: add(made, p))
 
 
-def _add(made: Maker, p: Factors) -> None:
-    """One primitive."""
+def add(made: Maker, p: Factors, names: Sequence[str] = ("a", "b", "y")) -> None:
+    """One primitive on operands of these names, and "bias"."""
     lib, (kind, result) = made.lib, p.kinds
     a, b = lib.layout(p.a, p.a_strides, kind), lib.layout(p.b, p.b_strides, kind)
     y = lib.layout(p.y, p.y_strides, result)
     one = (*(1 for _ in p.y[:-1]), p.y[-1])
     bias = lib.layout(one, _dense(one), kind) if p.bias else 0
-    arguments = {dnnl.SRC: (a, "a"), dnnl.WEIGHTS: (b, "b"), dnnl.DST: (y, "y")}
+    arguments = dict(zip((dnnl.SRC, dnnl.WEIGHTS, dnnl.DST), zip((a, b, y), names, strict=True), strict=True))
     if bias:
         arguments[dnnl.BIAS] = (bias, "bias")
     made.add(lib.product(a, b, bias, y, more=p.more), arguments)
