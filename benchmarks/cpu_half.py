@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 import sys
@@ -64,8 +65,6 @@ def workers(net: Network, spec: dict[str, Any], args: argparse.Namespace, python
 def _worker(
     python: str, script: str, spec: dict[str, Any], environment: dict[str, str], args: argparse.Namespace
 ) -> Worker:
-    import json
-
     threads = {f"{n}_NUM_THREADS": str(args.threads) for n in ("OMP", "MKL", "OPENBLAS", "NUMBA")}
     return Worker([python, str(FOLDER / script), json.dumps(spec)], {**threads, **environment}, args.limit)
 
@@ -111,8 +110,8 @@ def report(net: Network, rows: dict[str, Row], say: Output) -> bool:
             continue
         ms = [x * 1e3 for x in (row.median, min(row.seconds), max(row.seconds))]
         peak = f"{row.peak / MIB:.1f}" if row.peak else ""
-        say(row_text((name, *(f"{x:.1f}" for x in ms), f"{row.median / theirs:.3f}", f"{row.median / single:.3f}", peak),
-                     WIDTHS))  # fmt: skip
+        ratios = (f"{row.median / theirs:.3f}", f"{row.median / single:.3f}")
+        say(row_text((name, *(f"{x:.1f}" for x in ms), *ratios, peak), WIDTHS))
     losses = {n: r.facts["losses"][0] for n, r in rows.items() if r.facts.get("losses")}
     middle = statistics.median(losses.values())
     off = max(abs(x - middle) / abs(middle) for x in losses.values())
@@ -120,7 +119,8 @@ def report(net: Network, rows: dict[str, Row], say: Output) -> bool:
     ours, good = rows["ours bf16"].median, off <= AGREE
     for what, value, limit in (("autocast's best", ours / theirs, BEST), ("our float32", ours / single, FLOAT32)):
         good &= value <= limit
-        say(f"{net.name:<10} bf16 / {what:<18} {value:6.3f}  target {limit:5.3f}  {'hit' if value <= limit else 'MISS'}")
+        how = "hit" if value <= limit else "MISS"
+        say(f"{net.name:<10} bf16 / {what:<18} {value:6.3f}  target {limit:5.3f}  {how}")
     say("")
     return good
 
