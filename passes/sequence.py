@@ -33,6 +33,7 @@ from .lowering.choose_kernels import ChooseKernels
 from .lowering.fold_transposes import FoldTransposes
 from .lowering.fusion import Fusion
 from .lowering.layouts import turned, turned_operator
+from .lowering.scatter_gradients import ScatterGradients
 from .memory.liveness import Liveness
 from .memory.memory_plan import MemoryPlan
 from .offloading.offload import Offload, offloaded, without_copies
@@ -135,7 +136,8 @@ def lowering_passes(target: Target) -> list[Pass]:
     if not names:
         return _communication()
     fusion: list[Pass] = [OpenNorms(), Fusion(device=target.on_device)] if {"loops", "cuda"} & set(names) else []
-    return [*_communication(), FoldTransposes(), ChannelsLast(names), *fusion, ChooseKernels(names)]
+    gradients = [FoldTransposes(), ScatterGradients(names)]
+    return [*_communication(), *gradients, ChannelsLast(names), *fusion, ChooseKernels(names)]
 
 
 def _communication() -> list[Pass]:

@@ -75,8 +75,8 @@ def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert names == [
         "find-norms", "find-gates", "find-attention", "find-head", "autodiff", "recompute", "eager-updates", "unplan",
         "dead-code", "temporary-weights", "rebuild", "commit-updates", "regather", "buckets", "tree-sums",
-        "fold-transposes", "channels-last", "open-norms", "fusion", "choose-kernels", "in-best-order", "overlap",
-        "liveness", "memory-plan",
+        "fold-transposes", "scatter-gradients", "channels-last", "open-norms", "fusion", "choose-kernels",
+        "in-best-order", "overlap", "liveness", "memory-plan",
     ]  # fmt: skip
     assert main(["resnet50", "--print-passes", "--memory-budget", "60%", "--providers", "numpy", "--no-schedule"]) == 0
     out = capsys.readouterr().out

@@ -21,6 +21,7 @@ from recompute.passes import Precision, pipeline, run_passes
 from recompute.passes.attention.find_attention import FindAttention
 from recompute.passes.cleanup.for_test import ForTest
 from recompute.passes.loss.find_head import FindHead
+from recompute.passes.lowering.scatter_gradients import ScatterGradients
 from recompute.passes.patterns.find_gates import FindGates
 from recompute.passes.patterns.find_norms import FindNorms
 from recompute.passes.quantisation.quantize_aware import QuantizeAware
@@ -52,7 +53,7 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
     if any(isinstance(p, (ForTest, QuantizeAware)) for p in pipeline(line)):
         return  # computes something else: tests/training/test_modes.py, tests/passes/test_quantize_aware.py
     tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18, FindHead: 2.0**-18, Slice: 2.0**-20}
-    patterns = {FindNorms: 2.0**-18, FindGates: 2.0**-18, OpenBatchNorms: 2.0**-18}
+    patterns = {FindNorms: 2.0**-18, FindGates: 2.0**-18, OpenBatchNorms: 2.0**-18, ScatterGradients: 2.0**-20}
     compare_values(before, after, tolerance=max((tolerances | patterns).get(type(p), 0.0) for p in pipeline(line)))
 
 

@@ -12,10 +12,11 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 from ....errors import JobError
 from ....support.threads import cores, once, set_up_lock
 from ...shared import trouble
-from . import code_cache
+from . import code_cache, crew
 
 #: changes whenever object code made before must not be loaded any more
 _VERSION = "2"
@@ -36,13 +37,15 @@ class Call:
     """One call of a kernel: its address, operands, and how many pieces of work there are.
 
     Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
-    threads; otherwise one call does all of it, outside of any parallel region.
+    threads; otherwise one of them does all of it.  `own_threads`: the kernel brings threads of its own, and runs outside
+    of any parallel region.
     """
 
     address: int
     operands: tuple[Any, ...]
     work: int = 1
     parallel: bool = True
+    own_threads: bool = False
 
     def words(self, status: np.ndarray) -> np.ndarray:
         """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
@@ -75,15 +78,17 @@ class Table:
     def __init__(self, calls: Sequence[Call]) -> None:
         self.status = np.zeros(trouble.WORDS, np.int64)
         self._keep = [(c.operands, c.words(self.status)) for c in calls]
-        self._rows = np.array(
-            [
-                (c.address, words.ctypes.data, c.work, c.parallel and c.work > 1)
-                for c, (_, words) in zip(calls, self._keep, strict=True)
-            ],
-            np.int64,
-        ).reshape(len(calls), 4)
+        self._rows = np.zeros((len(calls), crew.WORDS), np.int64)
+        for row, c, (_, words) in zip(self._rows, calls, self._keep, strict=True):
+            row[:4] = c.address, words.ctypes.data, c.work, self._chunks(c)
+        for begin, end in _regions(calls):
+            self._rows[begin, 4:6] = end, any(row[3] > 1 for row in self._rows[begin:end])
         self._run = _driver()
         self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
+
+    def _chunks(self, c: Call) -> int:
+        """How many chunks its work is cut into."""
+        return min(c.work, threads() * crew.CHUNKS) if c.parallel and c.work > 1 else 1
 
     def run(self) -> int | None:
         """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
@@ -97,6 +102,14 @@ class Table:
         """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""
         if self.status[0]:
             raise JobError(trouble.explained(self.status.tolist()) + (f", in\n    {where}" if where else ""))
+
+
+def _regions(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
+    """Ranges of calls that one parallel region makes."""
+    for own, group in itertools.groupby(range(len(calls)), key=lambda i: calls[i].own_threads):
+        found = list(group)
+        if not own:
+            yield found[0], found[-1] + 1
 
 
 #: whether this process is a fork of another, whose OpenMP threads it does not have
@@ -315,115 +328,5 @@ def _driver() -> Any:
     """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
     gomp = _libgomp()
     if gomp is not None:
-        llvm = toolchain().llvm
-        for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
-            llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
-    ir = _DRIVER.replace("PARALLEL", "false" if gomp is None else "true")
-    ir = ir.replace("FLUSH", _FLUSH_X86 if platform.machine() in ("x86_64", "AMD64") else _FLUSH_NONE)
-    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(ir))
-
-
-_DRIVER = r"""
-%call = type { ptr, ptr, i64, i64 }
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-declare i32 @omp_get_thread_num()
-declare i32 @omp_get_num_threads()
-FLUSH
-
-; one thread's part of a call: there may be fewer threads than were asked for
-define internal void @part(ptr %call) {
-  %mode = call i32 @flush()
-  %t32 = call i32 @omp_get_thread_num()
-  %t = sext i32 %t32 to i64
-  %count32 = call i32 @omp_get_num_threads()
-  %count = sext i32 %count32 to i64
-  %work.at = getelementptr %call, ptr %call, i32 0, i32 2
-  %work = load i64, ptr %work.at
-  %begin.n = mul i64 %work, %t
-  %begin = sdiv i64 %begin.n, %count
-  %t1 = add i64 %t, 1
-  %end.n = mul i64 %work, %t1
-  %end = sdiv i64 %end.n, %count
-  %some = icmp slt i64 %begin, %end
-  br i1 %some, label %go, label %done
-go:
-  %function = load ptr, ptr %call
-  %args.at = getelementptr %call, ptr %call, i32 0, i32 1
-  %args = load ptr, ptr %args.at
-  call void %function(ptr %args, i64 %begin, i64 %end)
-  br label %done
-done:
-  call void @restore(i32 %mode)
-  ret void
-}
-
-define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
-entry:
-  %mode = call i32 @flush()
-  store volatile i64 0, ptr %status
-  %t32 = trunc i64 %threads to i32
-  %several = icmp sgt i64 %threads, 1
-  %threaded = and i1 %several, PARALLEL
-  br label %loop
-loop:
-  %i = phi i64 [0, %entry], [%i1, %next]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %step, label %end
-step:
-  %call = getelementptr %call, ptr %calls, i64 %i
-  %parallel.at = getelementptr %call, ptr %call, i32 0, i32 3
-  %parallel = load i64, ptr %parallel.at
-  %wanted = icmp ne i64 %parallel, 0
-  %split = and i1 %wanted, %threaded
-  br i1 %split, label %many, label %one
-many:
-  call void @GOMP_parallel(ptr @part, ptr %call, i32 %t32, i32 0)
-  br label %next
-one:
-  %function = load ptr, ptr %call
-  %args.at = getelementptr %call, ptr %call, i32 0, i32 1
-  %args = load ptr, ptr %args.at
-  %work.at = getelementptr %call, ptr %call, i32 0, i32 2
-  %work = load i64, ptr %work.at
-  call void %function(ptr %args, i64 0, i64 %work)
-  br label %next
-next:
-  %i1 = add i64 %i, 1
-  %failure = load volatile i64, ptr %status
-  %failed = icmp ne i64 %failure, 0
-  br i1 %failed, label %end, label %loop
-end:
-  %at = phi i64 [-1, %loop], [%i, %next]
-  call void @restore(i32 %mode)
-  ret i64 %at
-}
-"""
-
-# subnormal numbers cost up to a hundred times more than others and mean nothing in training: they count as zero
-_FLUSH_X86 = r"""
-declare void @llvm.x86.sse.stmxcsr(ptr)
-declare void @llvm.x86.sse.ldmxcsr(ptr)
-define internal i32 @flush() {
-  %at = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %at)
-  %old = load i32, ptr %at
-  %new = or i32 %old, 32832
-  store i32 %new, ptr %at
-  call void @llvm.x86.sse.ldmxcsr(ptr %at)
-  ret i32 %old
-}
-define internal void @restore(i32 %mode) {
-  %at = alloca i32
-  store i32 %mode, ptr %at
-  call void @llvm.x86.sse.ldmxcsr(ptr %at)
-  ret void
-}
-"""
-_FLUSH_NONE = r"""
-define internal i32 @flush() {
-  ret i32 0
-}
-define internal void @restore(i32 %mode) {
-  ret void
-}
-"""
+        toolchain().llvm.add_symbol("GOMP_parallel", ctypes.cast(gomp.GOMP_parallel, ctypes.c_void_p).value)
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(crew.driver(threads=gomp is not None)))

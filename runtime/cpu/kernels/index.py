@@ -11,7 +11,7 @@ from ..device import native
 from ..device.jit import inline, kernel, report
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, floats
-from .copy import WORDS, filling, words
+from .copy import WORDS, copying, filling, words
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -125,6 +125,26 @@ class GatherGradients(Family):
         outer, n, inner = _split(dx.shape, _axis(op))
         given = (indices, dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
         calls = [filling(dx, 0)]
+        return [*calls, gather_gradient.call(*given, work=outer * inner)] if dy.size else calls
+
+
+@family("AddRows")
+class RowsAdded(Family):
+    """(x, indices, dy) → x and the rows of dy."""
+
+    def accepts(self, op: Operator) -> bool:
+        """Floats, rows of some length."""
+        y: Any = op.outputs[0]
+        outer, _, inner = _split(y.shape, _axis(op))
+        return floats(op) and outer * inner >= 32
+
+    def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
+        """A copy, unless it is there, then every thread adds up its own columns."""
+        x, indices, dy, y = ins[0], ins[1].reshape(-1), ins[2], outs[0]
+        outer, n, inner = _split(y.shape, _axis(op))
+        there = x.ctypes.data == y.ctypes.data
+        calls = [] if there else [copying(words(x), words(y), ((y.size,), (1,), (1,), 0, 0))]
+        given = (indices, dy.reshape(outer, -1, inner), y.reshape(outer, n, inner), native.STATUS)
         return [*calls, gather_gradient.call(*given, work=outer * inner)] if dy.size else calls
 
 

@@ -53,7 +53,7 @@ class Plan:
             given = {which: (layout, arrays[name].ctypes.data) for which, (layout, name) in s.arguments}
             arguments = lib.arguments(given)
             words = (lib.execute, s.primitive, lib.stream, arguments.count, arguments, native.STATUS)
-            calls.append(Call(kernel, (*words, *(a for a in arrays.values() if a is not None)), parallel=False))
+            calls.append(Call(kernel, (*words, *(a for a in arrays.values() if a is not None)), own_threads=True))
         return calls
 
 

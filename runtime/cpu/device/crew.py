@@ -1,0 +1,223 @@
+"""The native function that walks a table of calls, with the threads of a step.
+
+Calls in a row that leave the threads to us are one parallel region.  Each call's work is cut into chunks that threads
+take as they come, and whoever finds none left goes on to the next call as soon as the last chunk is done: a thread
+that is not scheduled, because the machine has other work, costs at most the chunk that it has taken.  Which thread does
+what changes no bits (see runtime/shared/families.py).
+
+A call that brings threads of its own (oneDNN's primitives) runs between such regions.  A row of the table is eight
+words: function, operands, work, chunks, the end of the region that begins with it (0: the call brings threads of its
+own), whether that region has work for several threads, and two counters, of chunks that were taken and that are done.
+"""
+
+from __future__ import annotations
+
+import platform
+
+#: words of a row, and chunks that a call's work is cut into for each thread
+WORDS, CHUNKS = 8, 8
+
+_DRIVER = r"""
+%call = type { ptr, ptr, i64, i64, i64, i64, i64, i64 }
+%region = type { ptr, i64, i64, ptr, i64 }
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @usleep(i32)
+FLUSH
+
+; the calls of a region: every thread goes through all of them
+define internal void @crew(ptr %region) {
+entry:
+  %mode = call i32 @flush()
+  %calls = load ptr, ptr %region
+  %begin.at = getelementptr %region, ptr %region, i32 0, i32 1
+  %begin = load i64, ptr %begin.at
+  %end.at = getelementptr %region, ptr %region, i32 0, i32 2
+  %end = load i64, ptr %end.at
+  %status.at = getelementptr %region, ptr %region, i32 0, i32 3
+  %status = load ptr, ptr %status.at
+  %failed.at = getelementptr %region, ptr %region, i32 0, i32 4
+  br label %loop
+loop:
+  %i = phi i64 [%begin, %entry], [%i1, %next]
+  %more = icmp slt i64 %i, %end
+  br i1 %more, label %call, label %out
+call:
+  %row = getelementptr %call, ptr %calls, i64 %i
+  %function = load ptr, ptr %row
+  %args.at = getelementptr %call, ptr %row, i32 0, i32 1
+  %args = load ptr, ptr %args.at
+  %work.at = getelementptr %call, ptr %row, i32 0, i32 2
+  %work = load i64, ptr %work.at
+  %chunks.at = getelementptr %call, ptr %row, i32 0, i32 3
+  %chunks = load i64, ptr %chunks.at
+  %taken.at = getelementptr %call, ptr %row, i32 0, i32 6
+  %done.at = getelementptr %call, ptr %row, i32 0, i32 7
+  br label %take
+take:
+  %chunk = atomicrmw add ptr %taken.at, i64 1 acq_rel
+  %some = icmp slt i64 %chunk, %chunks
+  br i1 %some, label %go, label %wait
+go:
+  %first.n = mul i64 %work, %chunk
+  %first = sdiv i64 %first.n, %chunks
+  %chunk1 = add i64 %chunk, 1
+  %last.n = mul i64 %work, %chunk1
+  %last = sdiv i64 %last.n, %chunks
+  call void %function(ptr %args, i64 %first, i64 %last)
+  %failure = load volatile i64, ptr %status
+  %bad = icmp ne i64 %failure, 0
+  br i1 %bad, label %fail, label %count
+fail:
+  store atomic i64 %i, ptr %failed.at release, align 8
+  br label %count
+count:
+  %was = atomicrmw add ptr %done.at, i64 1 acq_rel
+  br label %take
+wait:
+  %turns = phi i64 [0, %take], [%turns1, %again]
+  %done = load atomic i64, ptr %done.at acquire, align 8
+  %ready = icmp sge i64 %done, %chunks
+  br i1 %ready, label %next, label %still
+still:
+  %turns1 = add i64 %turns, 1
+  %long = icmp sgt i64 %turns, SPINS
+  br i1 %long, label %sleep, label %spin
+sleep:
+  ; an idle processor takes over the thread that is waited for
+  %slept = call i32 @usleep(i32 20)
+  br label %again
+spin:
+  PAUSE
+  br label %again
+again:
+  br label %wait
+next:
+  %i1 = add i64 %i, 1
+  ; a thread that fails in a later call may be ahead: whoever stays makes the rest of that call
+  %failed = load atomic i64, ptr %failed.at acquire, align 8
+  %stop = icmp sge i64 %failed, 0
+  br i1 %stop, label %out, label %loop
+out:
+  call void @restore(i32 %mode)
+  ret void
+}
+
+define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
+entry:
+  %region = alloca %region
+  %mode = call i32 @flush()
+  store volatile i64 0, ptr %status
+  %t32 = trunc i64 %threads to i32
+  %several = icmp sgt i64 %threads, 1
+  %threaded = and i1 %several, PARALLEL
+  store ptr %calls, ptr %region
+  %begin.at = getelementptr %region, ptr %region, i32 0, i32 1
+  %end.at = getelementptr %region, ptr %region, i32 0, i32 2
+  %status.at = getelementptr %region, ptr %region, i32 0, i32 3
+  store ptr %status, ptr %status.at
+  %failed.at = getelementptr %region, ptr %region, i32 0, i32 4
+  store volatile i64 -1, ptr %failed.at
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %alone.done], [%end, %region.done]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %step, label %end.all
+step:
+  %row = getelementptr %call, ptr %calls, i64 %i
+  %end.of = getelementptr %call, ptr %row, i32 0, i32 4
+  %end = load i64, ptr %end.of
+  %own = icmp eq i64 %end, 0
+  br i1 %own, label %alone, label %prepare
+alone:
+  %function = load ptr, ptr %row
+  %args.at = getelementptr %call, ptr %row, i32 0, i32 1
+  %args = load ptr, ptr %args.at
+  %work.at = getelementptr %call, ptr %row, i32 0, i32 2
+  %work = load i64, ptr %work.at
+  call void %function(ptr %args, i64 0, i64 %work)
+  %i1 = add i64 %i, 1
+  %failure = load volatile i64, ptr %status
+  %bad = icmp ne i64 %failure, 0
+  br i1 %bad, label %alone.failed, label %alone.done
+alone.failed:
+  store volatile i64 %i, ptr %failed.at
+  br label %end.all
+alone.done:
+  br label %loop
+prepare:
+  %k = phi i64 [%i, %step], [%k1, %prepare]
+  %r = getelementptr %call, ptr %calls, i64 %k
+  %taken.at = getelementptr %call, ptr %r, i32 0, i32 6
+  store i64 0, ptr %taken.at
+  %done.at = getelementptr %call, ptr %r, i32 0, i32 7
+  store i64 0, ptr %done.at
+  %k1 = add i64 %k, 1
+  %unready = icmp slt i64 %k1, %end
+  br i1 %unready, label %prepare, label %go
+go:
+  store i64 %i, ptr %begin.at
+  store i64 %end, ptr %end.at
+  %wide.at = getelementptr %call, ptr %row, i32 0, i32 5
+  %wide = load i64, ptr %wide.at
+  %wanted = icmp ne i64 %wide, 0
+  %split = and i1 %wanted, %threaded
+  br i1 %split, label %many, label %one
+many:
+  call void @GOMP_parallel(ptr @crew, ptr %region, i32 %t32, i32 0)
+  br label %region.over
+one:
+  call void @crew(ptr %region)
+  br label %region.over
+region.over:
+  %stopped = load volatile i64, ptr %failed.at
+  %broken = icmp sge i64 %stopped, 0
+  br i1 %broken, label %end.all, label %region.done
+region.done:
+  br label %loop
+end.all:
+  %at = load volatile i64, ptr %failed.at
+  call void @restore(i32 %mode)
+  ret i64 %at
+}
+"""
+
+# subnormal numbers cost up to a hundred times more than others and mean nothing in training: they count as zero
+_FLUSH_X86 = r"""
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define internal i32 @flush() {
+  %at = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %at)
+  %old = load i32, ptr %at
+  %new = or i32 %old, 32832
+  store i32 %new, ptr %at
+  call void @llvm.x86.sse.ldmxcsr(ptr %at)
+  ret i32 %old
+}
+define internal void @restore(i32 %mode) {
+  %at = alloca i32
+  store i32 %mode, ptr %at
+  call void @llvm.x86.sse.ldmxcsr(ptr %at)
+  ret void
+}
+"""
+_FLUSH_NONE = r"""
+define internal i32 @flush() {
+  ret i32 0
+}
+define internal void @restore(i32 %mode) {
+  ret void
+}
+"""
+#: looks at a counter, of about 50 ns each on x86, before a waiting thread sleeps
+_SPINS = 1000
+
+
+def driver(*, threads: bool) -> str:
+    """LLVM IR of `i64 kernel(rows, count, threads, status)`: makes the calls of a table, in order; the number of the
+    call that failed, or -1.  `threads`: there is an OpenMP runtime."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    ir = _DRIVER.replace("PARALLEL", "true" if threads else "false").replace("SPINS", str(_SPINS))
+    ir = ir.replace("PAUSE", "call void @llvm.x86.sse2.pause()" if x86 else "fence syncscope(\"singlethread\") seq_cst")
+    return ir.replace("FLUSH", _FLUSH_X86 if x86 else _FLUSH_NONE)
