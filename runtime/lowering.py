@@ -43,6 +43,11 @@ def resolved(target: Target) -> Target:
     return replace(target, providers=wanted)
 
 
+def slow_precision(target: Target) -> str:
+    """Why a step in the target's precision will take longer than in float32, and by how much; "" where it will not."""
+    return "" if target.on_device else cpu.slow_precision(target.precision)
+
+
 def foreign(block: Block, target: Target) -> bool:
     """Whether a block was lowered for kernels of another target, or for other workspaces."""
     names = with_variants(target.kernels, block.products)

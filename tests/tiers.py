@@ -12,8 +12,9 @@ from recompute import models
 #: networks of the zoo that, narrowed, are a deeper or wider sister of one that is tested
 SISTERS = ("gpt3-22b", "gpt3-175b", "gpt3-530b", "gpt3-1t")
 SISTERS += ("llama-13b", "llama-70b", "llama3-8b", "llama3-70b", "llama-405b", "moe-8x7b")
+SISTERS += ("vit-small", "vit-base", "vit-large")
 #: networks that came after cases had their turns: they are added behind the others
-LATER = ("moe-tiny",)
+LATER = ("moe-tiny", "vit-tiny")
 
 
 def zoo() -> list[str]:

@@ -234,7 +234,10 @@ class _Job(ModelJob):
         """Prints the figures of the plain and the recomputed step side by side."""
         if self.args.quiet:
             return
-        for note in self.report.notes:
+        from ..runtime.lowering import slow_precision
+
+        slow = slow_precision(target_of(self.args)) if self.args.device is None else ""
+        for note in (*([slow] if slow else ()), *self.report.notes):
             cli_ending.tell(f"note: {note}")
         from ..support.tables import before_after
 

@@ -30,6 +30,26 @@ BITS_BY_THREADS = {
 }
 
 
+#: how long steps in 16 bits take of float32's where no kernel multiplies them (benchmarks/cpu_half.py --widened)
+WIDENED_TIME = "WIDENED"
+
+
+def slow_precision(precision: str | None) -> str:
+    """Why a step in a precision takes longer than in float32 here, and by how much; "" where it does not."""
+    from .device import native
+    from .primitives import plans
+
+    if precision == "fp16":
+        why = "no kernel of the processor multiplies float16"
+    elif precision == "bf16" and not native.converts_bfloat16():
+        why = "this processor has no instructions for bfloat16 (AVX512-BF16)"
+    elif precision == "bf16" and plans.unavailable():
+        why = f"products of bfloat16 need oneDNN: {plans.unavailable()}"
+    else:
+        return ""
+    return f"{why}: a step takes {WIDENED_TIME} as long as in float32, and less memory; see docs/precision.md"
+
+
 def register_all() -> None:
     """Registers the providers that can run here."""
     import_all(f"{__name__}.providers")

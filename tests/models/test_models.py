@@ -50,6 +50,10 @@ PUBLISHED = {
     "vgg19_bn": 143_678_248,
     "gpt2-small": 124_439_808,
     "roberta-base": 124_647_170,
+    "vit-tiny": 5_717_416,
+    "vit-small": 22_050_664,
+    "vit-base": 86_567_656,
+    "vit-large": 304_326_632,
     "gpt3-22b": 22_074_273_792,
     "gpt3-175b": 174_615_846_912,
     "gpt3-530b": 529_600_819_200,
@@ -88,6 +92,7 @@ SMALL = {
     "bert-tiny": {"seq": 16},
     "roberta-base": {"layers": 2, "hidden": 128, "heads": 2, "seq": 16, "vocab": 1000},
     "gpt2-tiny": {"seq": 16},
+    "vit-tiny": {"layers": 2, "image": 48, "classes": 10},
     "llama-tiny": {"seq": 16},
     "moe-tiny": {"seq": 16, "tokens": 8, "capacity": 5},
 }

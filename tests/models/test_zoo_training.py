@@ -43,6 +43,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "bert": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
     "roberta": {"layers": 2, "hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
     "gpt2": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "context": 16},
+    "vit": {"layers": 2, "hidden": 32, "heads": 2, "image": 32, "classes": 10},
     "llama": {"hidden": 32, "inner": 48, "heads": 4, "groups": 2, "seq": 12, "vocab": 50},
     "moe": {"hidden": 32, "inner": 16, "heads": 4, "groups": 2, "seq": 12, "vocab": 50, "tokens": 6, "capacity": 4},
     "lstm": {"seq": 6, "features": 8, "hidden": 12},

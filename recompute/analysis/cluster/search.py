@@ -41,7 +41,7 @@ from .plans import MeshPlans, Row, described
 from .pruning import rough_bytes, rough_seconds
 
 #: candidates that are compiled: at most, and at least before one that fits is taken for the best
-MOST, LEAST = 10, 3
+MOST, LEAST = 10, 4
 #: how much too large formulas may find what nevertheless fits: 13 % on LLaMA-3 405B
 MARGIN = 1.15
 #: candidates that are compiled in all their stages, at most: the first one, and what is faster than it turns out to be

@@ -219,5 +219,5 @@ def driver(*, threads: bool) -> str:
     call that failed, or -1.  `threads`: there is an OpenMP runtime."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     ir = _DRIVER.replace("PARALLEL", "true" if threads else "false").replace("SPINS", str(_SPINS))
-    ir = ir.replace("PAUSE", "call void @llvm.x86.sse2.pause()" if x86 else "fence syncscope(\"singlethread\") seq_cst")
+    ir = ir.replace("PAUSE", "call void @llvm.x86.sse2.pause()" if x86 else 'fence syncscope("singlethread") seq_cst')
     return ir.replace("FLUSH", _FLUSH_X86 if x86 else _FLUSH_NONE)

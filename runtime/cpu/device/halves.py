@@ -14,6 +14,33 @@ from typing import Any
 from . import native
 
 
+def _narrowed(builder: Any, value: Any) -> Any:
+    """The bits of a float, rounded to bfloat16."""
+    from llvmlite import ir
+
+    class Half(ir.Type):
+        """LLVM's bfloat, which llvmlite lacks."""
+
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return type(other).__name__ == "Half"
+
+        def __hash__(self) -> int:
+            return hash("Half")
+
+    word, wide = ir.IntType(16), ir.IntType(32)
+    if native.converts_bfloat16():
+        return builder.bitcast(builder.fptrunc(value, Half()), word)
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, wide(16)), wide(1))
+    up = builder.add(bits, builder.add(odd, wide(0x7FFF)))
+    nan = builder.fcmp_unordered("uno", value, value)
+    up = builder.select(nan, builder.or_(bits, wide(0x400000)), up)
+    return builder.trunc(builder.lshr(up, wide(16)), word)
+
+
 @functools.cache
 def bfloat16() -> Any:
     """numba's type, made known to its compiler."""
@@ -29,29 +56,7 @@ def bfloat16() -> Any:
         def __init__(self) -> None:
             super().__init__(name="bfloat16")
 
-    class Half(ir.Type):
-        """LLVM's bfloat, which llvmlite lacks."""
-
-        def _to_string(self) -> str:
-            return "bfloat"
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Half)
-
-        def __hash__(self) -> int:
-            return hash(Half)
-
-    word, wide, real = ir.IntType(16), ir.IntType(32), ir.FloatType()
-
-    def narrowed(builder: Any, value: Any) -> Any:
-        if native.converts_bfloat16():
-            return builder.bitcast(builder.fptrunc(value, Half()), word)
-        bits = builder.bitcast(value, wide)
-        odd = builder.and_(builder.lshr(bits, wide(16)), wide(1))
-        up = builder.add(bits, builder.add(odd, wide(0x7FFF)))
-        nan = builder.fcmp_unordered("uno", value, value)
-        up = builder.select(nan, builder.or_(bits, wide(0x400000)), up)
-        return builder.trunc(builder.lshr(up, wide(16)), word)
+    wide, real, word = ir.IntType(32), ir.FloatType(), ir.IntType(16)
 
     @register_model(BFloat16)
     class Model(PrimitiveModel):
@@ -66,7 +71,7 @@ def bfloat16() -> Any:
 
         def as_data(self, builder: Any, value: Any) -> Any:
             """Rounded."""
-            return narrowed(builder, value)
+            return _narrowed(builder, value)
 
         def from_data(self, builder: Any, value: Any) -> Any:
             """Widened."""

@@ -37,8 +37,8 @@ class Call:
     """One call of a kernel: its address, operands, and how many pieces of work there are.
 
     Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
-    threads; otherwise one of them does all of it.  `own_threads`: the kernel brings threads of its own, and runs outside
-    of any parallel region.
+    threads; otherwise one of them does all of it.  `own_threads`: the kernel brings threads of its own, and runs
+    outside of any parallel region.
     """
 
     address: int

@@ -11,8 +11,8 @@ from ..device import dnnl
 from . import products
 from .plans import Maker, Plan, planned
 
-#: channels on both sides from which on a convolution of single pixels in 16 bits is a product of matrices, and pixels of
-#: an image up to which it is
+#: channels on both sides from which on a convolution of single pixels in 16 bits is a product of matrices, and pixels
+#: of an image up to which it is
 _MANY = 128
 _FEW = {"output": 64, "input": 64, "weight": 256}
 #: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
