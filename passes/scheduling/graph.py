@@ -252,18 +252,21 @@ class _Buffers:
         return tuple(touched), self.places(op, fresh)
 
     def places(self, op: Operator, fresh: set[str]) -> tuple[tuple[int, ...], int]:
-        """Inputs' buffers of the same type whose place the result may take when they die, and the bytes saved."""
-        at = op.op.inplace_output
-        out = op.outputs[at] if op.op.inplace and at < len(op.outputs) else None
-        if out is None or out.name not in fresh:
-            return (), 0
-        size = self.size[self.of[out.name]]
+        """Inputs' buffers of the same type whose place a result may take when they die, and the bytes saved.
+
+        Of several results the largest that may take one: the memory plan may find places for more of them.
+        """
         used = [None if v is None else self.of.get(v.name) for v in op.inputs]
-        found = []
-        for k in op.op.inplace:
-            v, b = (op.inputs[k], used[k]) if k < len(op.inputs) else (None, None)
-            if v is None or b is None or v.type != out.type:
+        best: tuple[tuple[int, ...], int] = ((), 0)
+        for at, out in enumerate(op.outputs):
+            if out is None or out.name not in fresh:
                 continue
-            if self.size[b] == size and used.count(b) == 1:
-                found.append(b)
-        return tuple(found), size
+            size = self.size[self.of[out.name]]
+            found = []
+            for k in op.op.overwrites(at) if size > best[1] else ():
+                v, b = (op.inputs[k], used[k]) if k < len(op.inputs) else (None, None)
+                if v is not None and b is not None and v.type == out.type:
+                    found += [b] if self.size[b] == size and used.count(b) == 1 else []
+            if found:
+                best = tuple(found), size
+        return best

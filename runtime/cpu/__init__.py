@@ -17,16 +17,14 @@ from ...support.plug_ins import import_all
 #: providers, each in the file of its name; the most preferred first
 PREFERRED = ("onednn", "loops", "numba", "convolution", "blas", "widened")
 
-
+_PRODUCTS = ("MatMul", "Gemm", "LinearCrossEntropy", "LinearCrossEntropyGrad")
+_CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose")
 #: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
 BITS_BY_THREADS = {
-    "onednn": (
-        *("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose", "MatMul", "Gemm"),
-        *("LinearCrossEntropy", "LinearCrossEntropyGrad"),
-    ),
+    "onednn": (*_CONVOLUTIONS, *_PRODUCTS),
     "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad"),
     "blas": ("MatMul", "Gemm"),
-    "widened": ("MatMul", "Gemm", "LinearCrossEntropy", "LinearCrossEntropyGrad"),
+    "widened": (*_CONVOLUTIONS, *_PRODUCTS),
 }
 
 

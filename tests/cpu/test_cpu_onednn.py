@@ -12,7 +12,7 @@ from kernel_cases import applied
 from recompute.errors import JobError
 from recompute.ops.convolution.conv import Conv
 from recompute.runtime.cpu.device import dnnl, native
-from recompute.runtime.cpu.primitives import convolutions
+from recompute.runtime.cpu.primitives import convolutions, products
 from recompute.runtime.cpu.providers import onednn
 
 there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable() or "there")
@@ -62,12 +62,12 @@ def test_other_element_types_are_refused() -> None:
 @pytest.mark.parametrize("path", ["/nowhere/libdnnl.so.3", "libm.so.6", __file__])
 def test_a_library_that_does_not_load_is_refused_with_a_reason(path: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(dnnl, "_candidates", lambda: [path])
-    for cached in (dnnl.load, convolutions.plan):
+    for cached in (dnnl.load, convolutions.plan, products.plan):
         cached.cache_clear()
     try:
         op, arrays = in_form(*case("3x3", "output"))
         assert not PROVIDER.accepts(applied(op, *arrays))
         assert "oneDNN" in PROVIDER.reason()
     finally:
-        for cached in (dnnl.load, convolutions.plan):
+        for cached in (dnnl.load, convolutions.plan, products.plan):
             cached.cache_clear()

@@ -98,8 +98,9 @@ def bfloat16() -> Any:
 def read_as_float32() -> Iterator[None]:
     """While numba compiles: an element of bfloat16 is a float32 once it is read, and `x.dtype.type` is float32."""
     from numba.core import types
-    from numba.core.typing import arraydecl
+    from numba.core.typing import arraydecl as _declarations
 
+    arraydecl: Any = _declarations
     half, index, kind = bfloat16(), arraydecl.get_array_index_type, arraydecl.DTypeAttr.resolve_type
 
     def indexed(array: Any, at: Any) -> Any:

@@ -14,6 +14,7 @@ from ....errors import RecomputeError
 from ....language.element import HALVES, argument, cast
 from ....language.kernels import accepting, provider, register
 from ....language.types import TensorType, Value, dtype_name
+from ....ops.communication.tree_sum import TreeSum
 from ..device import native
 from ..device.native import Call
 from ..loops.kernel import Nest, Operand
@@ -31,9 +32,11 @@ def wide(op: Operator) -> Operator | None:
     values = [*op.reads(), *op.writes()]
     if not any(v.dtype in HALVES for v in values) or op.op.updates or op.op.communicates or op.op.copies:
         return None
-    inputs, outputs = ([v and _widened(v) for v in vs] for vs in (op.inputs, op.outputs))
+    if isinstance(op.op, TreeSum):
+        return None  # each of its sums is rounded
+    inputs, outputs = ([None if v is None else _widened(v) for v in vs] for vs in (op.inputs, op.outputs))
     try:
-        found = op.op.infer(*(v and v.type for v in inputs))
+        found = op.op.infer(*(None if v is None else v.type for v in inputs))
     except RecomputeError:
         return None
     if any(v is not None and v.type != t for v, t in zip(outputs, found, strict=False)):
@@ -83,7 +86,9 @@ class Widened:
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Conversions, the kernel's calls, conversions."""
         found, room = _wide(op), iter(scratch)
-        before, after, given = [], [], []
+        before: list[Call] = []
+        after: list[Call] = []
+        given = []
         for arrays, values, reads in ((ins, op.inputs, True), (outs, op.outputs, False)):
             taken = []
             for a, v in zip(arrays, values, strict=False):
