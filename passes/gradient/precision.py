@@ -13,7 +13,7 @@ import ml_dtypes
 from ...errors import TypeRuleError, UsageError, nearest
 from ...language.builder import Builder
 from ...language.ir import Block, Constant, Operator, Role, Value
-from ...ops.shape.reshape import Cast
+from ...ops.shape.reshape import Cast, Reshape, Transpose
 from ..base import Pass
 
 #: what the option is called → the low element type (None: types stay as they are)
@@ -72,8 +72,10 @@ class _Casting:
         self.sources: dict[str, Value] = {}
         #: values that have another type now than the program says
         self.changed: dict[str, Value] = {}
-        #: what moved parameters alone, by result: a parameter is cast first, as its cast is half as large
+        #: transposes and the like of parameters, by result: a parameter is cast first, as its cast is half as large
         self.moves: dict[str, Operator] = {}
+        changing = {op.inputs[k].name for op in block.operators for k in op.op.updates if _has(op, k)}  # type: ignore[union-attr]
+        self.fixed = {v.name for v in block.parameters if v.dtype == "f32"} - changing
         self.constants = {c.value.name: c for c in block.constants}
         #: values that take the type of the activations that they are combined with: parameters, and constants that fit
         self.weak = {v.name for v in block.parameters} | {n for n, c in self.constants.items() if _fits(c, low)}
@@ -88,8 +90,6 @@ class _Casting:
         for op in self.block.operators:
             self.operator(op)
         read = {v.name for o in self.b.operators for v in o.reads()} | set(self.block.outputs)
-        unread = [o for n, o in reversed(self.moves.items()) if n not in read]
-        self.b.operators = [o for o in self.b.operators if not any(o is u for u in unread)]
         constants = [c for c in (*self.block.constants, *self.b.constants) if c.value.name in read]
         return self.block.with_operators(self.b.operators, constants=tuple(constants))
 
@@ -164,7 +164,8 @@ class _Casting:
                 self.weak.add(v.name)
         if op.op.moves_data and read and all(n in self.weak or n in self.constants for n in read):
             self.weak.add(v.name)
-            if len(read) == 1 and v.dtype == "f32" and read[0] not in self.constants:
+            if isinstance(op.op, (Transpose, Reshape)) and op.inputs[0] is not None and op.inputs[0].name in self.fixed:
+                self.fixed.add(v.name)
                 self.moves[v.name] = self.b.operators[-1]
 
     def cast(self, v: Value, kind: str) -> Value:
@@ -185,10 +186,13 @@ class _Casting:
             found = self.casts[v.name, kind] = Value(name, v.type.with_dtype(kind))
             made = Operator(Cast(to=kind), (v,), (found,), self.b.role)
             if move is not None:
-                inputs = tuple(source if x is not None else None for x in move.inputs)
-                made = dataclasses.replace(move, inputs=inputs, outputs=(found,), role=self.b.role)
+                made = dataclasses.replace(move, inputs=(source,), outputs=(found,), role=self.b.role)
             self.b.operators.append(made)
         return found
+
+
+def _has(op: Operator, k: int) -> bool:
+    return k < len(op.inputs) and op.inputs[k] is not None
 
 
 def _fits(constant: Constant, low: str) -> bool:

@@ -83,7 +83,7 @@ class Table:
             row[:4] = c.address, words.ctypes.data, c.work, self._chunks(c)
         for begin, end in _regions(calls):
             self._rows[begin, 4:6] = end, any(row[3] > 1 for row in self._rows[begin:end])
-        self._run = _driver()
+        self._run, self._others = _driver(), any(c.own_threads for c in calls)
         self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
 
     def _chunks(self, c: Call) -> int:
@@ -92,11 +92,14 @@ class Table:
 
     def run(self) -> int | None:
         """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
-        if _forked:
-            failed = _worker().submit(self._run, *self._arguments).result()
-        else:
-            failed = self._run(*self._arguments)
+        failed = _worker().submit(self._made).result() if _forked else self._made()
         return None if failed < 0 else failed
+
+    def _made(self) -> int:
+        """All calls, in this thread: libraries with threads of their own have as many as when their code was made."""
+        if self._others:
+            announce_threads()
+        return self._run(*self._arguments)
 
     def check(self, where: str = "") -> None:
         """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""

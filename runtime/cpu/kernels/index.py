@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 
+#: columns of a piece of work of sums: each goes through all indices
+_COLUMNS = 32
+
+
 @inline
 def _place(index, size, status):
     """An index that counts from the end where it is negative; -1 for one out of range, which is reported."""
@@ -45,10 +49,11 @@ def gather(x, indices, y, status, begin, end):
 
 @kernel
 def gather_gradient(indices, dy, dx, status, begin, end):
-    """Adds the rows of dy [outer, k, inner] to those of dx [outer, n, inner]: columns [begin, end) of outer · inner."""
+    """Adds the rows of dy [outer, k, inner] to those of dx [outer, n, inner]: pieces of `_COLUMNS` of outer · inner."""
     inner = dx.shape[2]
-    for o in range(begin // inner, (end + inner - 1) // inner):
-        first, last = max(begin - o * inner, 0), min(end - o * inner, inner)
+    low, high = begin * _COLUMNS, min(end * _COLUMNS, dx.shape[0] * inner)
+    for o in range(low // inner, (high + inner - 1) // inner):
+        first, last = max(low - o * inner, 0), min(high - o * inner, inner)
         for i in range(indices.size):
             at = _place(indices[i], dx.shape[1], status)
             if at >= 0:
@@ -125,7 +130,7 @@ class GatherGradients(Family):
         outer, n, inner = _split(dx.shape, _axis(op))
         given = (indices, dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
         calls = [filling(dx, 0)]
-        return [*calls, gather_gradient.call(*given, work=outer * inner)] if dy.size else calls
+        return [*calls, gather_gradient.call(*given, work=-(-outer * inner // _COLUMNS))] if dy.size else calls
 
 
 @family("AddRows")
@@ -145,7 +150,7 @@ class RowsAdded(Family):
         there = x.ctypes.data == y.ctypes.data
         calls = [] if there else [copying(words(x), words(y), ((y.size,), (1,), (1,), 0, 0))]
         given = (indices, dy.reshape(outer, -1, inner), y.reshape(outer, n, inner), native.STATUS)
-        return [*calls, gather_gradient.call(*given, work=outer * inner)] if dy.size else calls
+        return [*calls, gather_gradient.call(*given, work=-(-outer * inner // _COLUMNS))] if dy.size else calls
 
 
 @family("GatherElements", "GatherElementsGrad")

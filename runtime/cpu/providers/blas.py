@@ -247,7 +247,8 @@ def calls(
     words += (float(alpha), float(beta), 0 if bias is None else bias, row, column, native.STATUS)
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
     several = p.parallel() and len(tiles) > 1 and native.threads() > 1
-    return _alone(by, Call(kernel, words, len(tiles), parallel=several))
+    own = by.threads is None and not several  # such a library has threads of its own outside of parallel regions
+    return _alone(by, Call(kernel, words, len(tiles), parallel=several, own_threads=own))
 
 
 #: how many threads the library had before a product
@@ -274,7 +275,8 @@ def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Routine | None = 
     words = (by.address, a, b, c, np.array(tiles, np.int64), k, leads[2], *leads[:2], *flags)
     words += (1.0, 1.0, c if more else 0, 0, 0, native.STATUS)
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
-    return _alone(by, Call(kernel, words, len(tiles), parallel=len(tiles) > 1))
+    several = len(tiles) > 1
+    return _alone(by, Call(kernel, words, len(tiles), parallel=several, own_threads=by.threads is None and not several))
 
 
 def _alone(by: Routine, call: Call) -> list[Call]:
