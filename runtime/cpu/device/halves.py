@@ -11,28 +11,12 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from . import native
-
 
 def _narrowed(builder: Any, value: Any) -> Any:
-    """The bits of a float, rounded to bfloat16."""
+    """The bits of a float, rounded to bfloat16: by integers, which LLVM vectorises better than the instruction for it."""
     from llvmlite import ir
 
-    class Half(ir.Type):
-        """LLVM's bfloat, which llvmlite lacks."""
-
-        def _to_string(self) -> str:
-            return "bfloat"
-
-        def __eq__(self, other: object) -> bool:
-            return type(other).__name__ == "Half"
-
-        def __hash__(self) -> int:
-            return hash("Half")
-
     word, wide = ir.IntType(16), ir.IntType(32)
-    if native.converts_bfloat16():
-        return builder.bitcast(builder.fptrunc(value, Half()), word)
     bits = builder.bitcast(value, wide)
     odd = builder.and_(builder.lshr(bits, wide(16)), wide(1))
     up = builder.add(bits, builder.add(odd, wide(0x7FFF)))

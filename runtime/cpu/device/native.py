@@ -29,7 +29,7 @@ from ...shared import trouble
 from . import code_cache, crew
 
 #: changes whenever object code made before must not be loaded any more
-_VERSION = "2"
+_VERSION = "3"
 
 
 @dataclass(frozen=True)
