@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _narrowed(builder: Any, value: Any) -> Any:
-    """The bits of a float, rounded to bfloat16: by integers, which LLVM vectorises better than the instruction for it."""
+    """The bits of a float, rounded to bfloat16: by integers, which LLVM vectorises better than its instruction."""
     from llvmlite import ir
 
     word, wide = ir.IntType(16), ir.IntType(32)
