@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import RecomputeError
 from ....language.element import HALVES, argument, cast
-from ....language.kernels import accepting, provider, register
+from ....language.kernels import PROVIDERS, accepting, provider, register
 from ....language.types import TensorType, Value, dtype_name
 from ....ops.communication.tree_sum import TreeSum
 from ..device import native
@@ -23,8 +23,12 @@ from .loops import row_call
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-#: whose float32 kernels run, the most preferred first
+#: whose float32 kernels run where they are there, the most preferred first
 _KERNELS = ("onednn", "loops", "numba", "convolution", "blas")
+
+
+def _there() -> tuple[str, ...]:
+    return tuple(n for n in _KERNELS if n in PROVIDERS)
 
 
 def wide(op: Operator) -> Operator | None:
@@ -76,7 +80,7 @@ class Widened:
         if any(v.dtype == "f16" for v in _converted(op)) and not native.converts_float16():
             return False
         found = wide(op)
-        return found is not None and bool(accepting(_KERNELS, found))
+        return found is not None and bool(accepting(_there(), found))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The float32 operands, then the kernel's workspace."""
@@ -108,7 +112,7 @@ def _wide(op: Operator) -> Operator:
 
 
 def _kernel(op: Operator) -> Any:
-    return provider(accepting(_KERNELS, op))
+    return provider(accepting(_there(), op))
 
 
 if not native.unavailable():
