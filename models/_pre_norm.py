@@ -7,7 +7,8 @@ from typing import ClassVar
 from .common import Init, Net
 from .registry import Family
 
-_STD = 0.02
+#: of the weights of all layers but those that add to the stream
+STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class PreNorm(Family):
     heads: int
     dropout: float
 
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
+
     def layer(self, net: Net, x: str, mask: str | None, block: str) -> str:
         """A layer whose values and parameters begin with `block`: its results are `<block>.attn.out`, `<block>.out`."""
         return self._feed_forward(net, self._attention(net, x, mask, block), block)
@@ -48,7 +53,7 @@ class PreNorm(Family):
         name, size = f"{block}.attn", self.hidden // self.heads
         y = self.norm(net, x, f"{block}.{self.parts.norm_1}")
         both = (self.hidden, 3 * self.hidden)
-        y = net.dense(y, f"{name}.{self.parts.query_key_value}", sizes=both, init=Init("normal", _STD))
+        y = net.dense(y, f"{name}.{self.parts.query_key_value}", sizes=both, init=Init("normal", STD))
         parts = [f"{name}.{kind}" for kind in ("query", "key", "value")]
         net.add_many("Split", [y], parts, name=f"{name}.split", axis=-1, num_outputs=3)
         parts = [self._split_heads(net, part) for part in parts]
@@ -65,14 +70,14 @@ class PreNorm(Family):
     def _feed_forward(self, net: Net, x: str, block: str) -> str:
         name, inner = f"{block}.mlp", 4 * self.hidden
         y = self.norm(net, x, f"{block}.{self.parts.norm_2}")
-        y = net.dense(y, f"{name}.{self.parts.up}", sizes=(self.hidden, inner), init=Init("normal", _STD))
+        y = net.dense(y, f"{name}.{self.parts.up}", sizes=(self.hidden, inner), init=Init("normal", STD))
         y = net.add("Gelu", [y], f"{name}.gelu", approximate=self.gelu)
         return self._project(net, y, x, (name, self.parts.down), size=inner, out=f"{block}.out")
 
     def _project(self, net: Net, y: str, x: str, name: tuple[str, str], *, size: int, out: str) -> str:
         """x + dropout(dense(y))."""
         # Each layer adds two of these to the stream; GPT-2 starts them smaller by the root of their number.
-        init = Init("normal", _STD / math.sqrt(2 * self.layers))
+        init = Init("normal", STD / math.sqrt(2 * self.layers))
         y = net.dense(y, ".".join(name), sizes=(size, self.hidden), init=init)
         y = net.dropout(y, f"{name[0]}.dropout", ratio=self.dropout)
         return net.add("Add", [y, x], out)

@@ -8,11 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ._pre_norm import Parts, PreNorm
+from ._pre_norm import STD, Parts, PreNorm
 from .common import BATCH, Init, InputSpec, Net, integers
 from .registry import Variant, register
 
-_STD = 0.02
 _MASKED = float(np.finfo(np.float32).min)
 
 
@@ -54,8 +53,7 @@ class Gpt2(PreNorm):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
+        super().__post_init__()
         if self.seq > self.context:
             raise ValueError(f"option 'seq' ({self.seq}) must not exceed 'context' ({self.context})")
 
@@ -79,7 +77,7 @@ class Gpt2(PreNorm):
         net.output("logits", (BATCH, self.seq, self.vocab))
 
     def _embeddings(self, net: Net) -> tuple[str, str]:
-        init = Init("normal", _STD)
+        init = Init("normal", STD)
         wte = net.parameter("wte.weight", (self.vocab, self.hidden), init)
         wpe = net.parameter("wpe.weight", (self.context, self.hidden), init)
         word = net.add("Gather", [wte, "input_ids"], "embeddings.word")

@@ -7,11 +7,9 @@ Parameters have the names of timm's port; a weight used by MatMul is stored [in,
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ._pre_norm import Parts, PreNorm
+from ._pre_norm import STD, Parts, PreNorm
 from .common import BATCH, ZEROS, Init, InputSpec, Net, integers
 from .registry import Variant, register
-
-_STD = 0.02
 
 
 def _variant(size: str, *, batches: tuple[int, int], **options: int) -> Variant:
@@ -43,8 +41,7 @@ class ViT(PreNorm):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise ValueError(f"option 'hidden' ({self.hidden}) must be a multiple of 'heads' ({self.heads})")
+        super().__post_init__()
         if self.image % self.patch:
             raise ValueError(f"option 'image' ({self.image}) must be a multiple of 'patch' ({self.patch})")
 
@@ -63,7 +60,7 @@ class ViT(PreNorm):
             x = self.layer(net, x, None, f"blocks.{index}")
         x = self.norm(net, x, "norm")
         x = net.add("Gather", [x, net.constant("first", 0)], "pooled", axis=1)
-        net.dense(x, "logits", sizes=(self.hidden, self.classes), init=Init("normal", _STD), params="head")
+        net.dense(x, "logits", sizes=(self.hidden, self.classes), init=Init("normal", STD), params="head")
         net.output("logits", (BATCH, self.classes))
 
     def _embeddings(self, net: Net) -> str:
@@ -80,7 +77,7 @@ class ViT(PreNorm):
         token = net.add("Expand", [token, shape], "tokens")
         x = net.add("Concat", [token, x], "positions", axis=1)
         count = 1 + (self.image // self.patch) ** 2
-        place = net.parameter("pos_embed", (1, count, self.hidden), Init("normal", _STD))
+        place = net.parameter("pos_embed", (1, count, self.hidden), Init("normal", STD))
         name = "embeddings.sum" if self.dropout else "embeddings.out"
         x = net.add("Add", [x, place], name)
         return net.dropout(x, "embeddings.out", ratio=self.dropout)

@@ -74,7 +74,7 @@ class _Casting:
         self.changed: dict[str, Value] = {}
         #: transposes and the like of parameters, by result: a parameter is cast first, as its cast is half as large
         self.moves: dict[str, Operator] = {}
-        changing = {op.inputs[k].name for op in block.operators for k in op.op.updates if _has(op, k)}  # type: ignore[union-attr]
+        changing = {v.name for o in block.operators if o.op.updates for v in o.writes()}
         self.fixed = {v.name for v in block.parameters if v.dtype == "f32"} - changing
         self.constants = {c.value.name: c for c in block.constants}
         #: values that take the type of the activations that they are combined with: parameters, and constants that fit
@@ -189,10 +189,6 @@ class _Casting:
                 made = dataclasses.replace(move, inputs=(source,), outputs=(found,), role=self.b.role)
             self.b.operators.append(made)
         return found
-
-
-def _has(op: Operator, k: int) -> bool:
-    return k < len(op.inputs) and op.inputs[k] is not None
 
 
 def _fits(constant: Constant, low: str) -> bool:

@@ -28,7 +28,7 @@ class ScatterGradients(Pass):
         """The block without these gradients."""
         reads = Counter(v.name for op in block.operators for v in op.reads())
         reads.update(block.outputs)
-        changing = {op.inputs[k].name for op in block.operators for k in op.op.updates if _has(op, k)}  # type: ignore[union-attr]
+        changing = {v.name for op in block.operators if op.op.updates for v in op.writes()}
         sparse = {
             op.outputs[0].name: op
             for op in block.operators
@@ -56,10 +56,6 @@ class ScatterGradients(Pass):
             if x.dtype in ("f32", "f64") and (not self.providers or accepting(self.providers, made)):
                 return made, taken
         return None
-
-
-def _has(op: Operator, k: int) -> bool:
-    return k < len(op.inputs) and op.inputs[k] is not None
 
 
 def _small(op: Operator) -> bool:

@@ -7,7 +7,6 @@ of version 3.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.metadata
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,20 +184,10 @@ class Library:
         function = f"dnnl_convolution_backward_{what}_primitive_desc_create"
         return self._made(function, engine, _DIRECT, *given, *shape, _p(forward), attributes)
 
-    def product(self, a: int, b: int, bias: int, out: int, *, more: bool = False) -> int:
-        """Descriptor of a matrix product out = a b + bias (0: no bias), of batches alike; `more`: out += a b."""
-        attributes = self._adding() if more else self.attributes
-        engine = _p(self.engine)
-        return self._made("dnnl_matmul_primitive_desc_create", engine, _p(a), _p(b), _p(bias), _p(out), _p(attributes))
-
-    @functools.cache  # noqa: B019 - there is one library
-    def _adding(self) -> int:
-        """The attributes of primitives that add to their result."""
-        attributes, steps = self._made("dnnl_primitive_attr_create"), self._made("dnnl_post_ops_create")
-        self._ok("dnnl_post_ops_append_sum", _p(steps), ctypes.c_float(1), 0, 0)
-        self._ok("dnnl_primitive_attr_set_post_ops", _p(attributes), _p(steps))
-        self._ok("dnnl_primitive_attr_set_scratchpad_mode", _p(attributes), _USER_SCRATCHPAD)
-        return attributes
+    def product(self, a: int, b: int, bias: int, out: int) -> int:
+        """Descriptor of a matrix product out = a b + bias (0: no bias), of batches alike."""
+        given = (_p(a), _p(b), _p(bias), _p(out), _p(self.attributes))
+        return self._made("dnnl_matmul_primitive_desc_create", _p(self.engine), *given)
 
     def arguments(self, given: Mapping[int, tuple[int, int]]) -> Arguments:
         """What a primitive runs on: argument → (layout, address)."""

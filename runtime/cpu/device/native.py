@@ -82,7 +82,7 @@ class Table:
         for row, c, (_, words) in zip(self._rows, calls, self._keep, strict=True):
             row[:4] = c.address, words.ctypes.data, c.work, self._chunks(c)
         for begin, end in _regions(calls):
-            self._rows[begin, 4:6] = end, any(row[3] > 1 for row in self._rows[begin:end])
+            self._rows[begin, 4:6] = end, (self._rows[begin:end, 3] > 1).any()
         self._run, self._others = _driver(), any(c.own_threads for c in calls)
         self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
 

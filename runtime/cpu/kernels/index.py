@@ -126,31 +126,25 @@ class GatherGradients(Family):
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Zeros, then every thread adds up its own columns."""
-        indices, dy, dx = ins[0].reshape(-1), ins[1], outs[0]
+        return [filling(outs[0], 0), *self.adding(op, ins[0], ins[1], outs[0])]
+
+    def adding(self, op: Operator, indices: Any, dy: Any, dx: Any) -> list[Call]:
+        """dx += the rows of dy."""
         outer, n, inner = _split(dx.shape, _axis(op))
-        given = (indices, dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
-        calls = [filling(dx, 0)]
-        return [*calls, gather_gradient.call(*given, work=-(-outer * inner // _COLUMNS))] if dy.size else calls
+        given = (indices.reshape(-1), dy.reshape(outer, -1, inner), dx.reshape(outer, n, inner), native.STATUS)
+        return [gather_gradient.call(*given, work=-(-outer * inner // _COLUMNS))] if dy.size else []
 
 
 @family("AddRows")
-class RowsAdded(Family):
+class RowsAdded(GatherGradients):
     """(x, indices, dy) → x and the rows of dy."""
-
-    def accepts(self, op: Operator) -> bool:
-        """Floats, rows of some length."""
-        y: Any = op.outputs[0]
-        outer, _, inner = _split(y.shape, _axis(op))
-        return floats(op) and outer * inner >= 32
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """A copy, unless it is there, then every thread adds up its own columns."""
-        x, indices, dy, y = ins[0], ins[1].reshape(-1), ins[2], outs[0]
-        outer, n, inner = _split(y.shape, _axis(op))
+        x, y = ins[0], outs[0]
         there = x.ctypes.data == y.ctypes.data
         calls = [] if there else [copying(words(x), words(y), ((y.size,), (1,), (1,), 0, 0))]
-        given = (indices, dy.reshape(outer, -1, inner), y.reshape(outer, n, inner), native.STATUS)
-        return [*calls, gather_gradient.call(*given, work=-(-outer * inner // _COLUMNS))] if dy.size else calls
+        return [*calls, *self.adding(op, ins[1], ins[2], y)]
 
 
 @family("GatherElements", "GatherElementsGrad")

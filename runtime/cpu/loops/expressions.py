@@ -20,7 +20,8 @@ from ..code import emit
 from ..code import mathematics as m
 from ..device import native
 
-_KINDS = {"bf16": "bfloat", "f16": "half", "f32": "float", "f64": "double", "bool": "i1"}
+#: bfloat16 is its bits: LLVM computes on its own type by library functions where the processor cannot
+_KINDS = {"bf16": "i16", "f16": "half", "f32": "float", "f64": "double", "bool": "i1"}
 FLOATS = ("f32", "f64")
 
 
@@ -44,8 +45,8 @@ def number(value: Any, dtype: str) -> str:
     if dtype == "bool":
         return "true" if value else "false"
     if dtype in HALVES:
-        bits = np.array(value).astype(DTYPES[dtype]).view(np.uint16)
-        return f"0x{'R' if dtype == 'bf16' else 'H'}{int(bits):04X}"
+        bits = int(np.array(value).astype(DTYPES[dtype]).view(np.uint16))
+        return str(bits) if dtype == "bf16" else f"0xH{bits:04X}"
     if dtype not in FLOATS:
         return str(int(value))
     rounded = float(np.float32(value)) if dtype == "f32" else float(value)
@@ -67,7 +68,7 @@ class Code(emit.Code):
 
     def suffix(self, element: str) -> str:
         """What an intrinsic's name ends with."""
-        short = {"bfloat": "bf16", "half": "f16", "float": "f32", "double": "f64"}.get(element, element)
+        short = {"half": "f16", "float": "f32", "double": "f64"}.get(element, element)
         return short if self.lanes == 1 else f"v{self.lanes}{short}"
 
     def literal(self, value: Any, dtype: str) -> str:
@@ -179,7 +180,7 @@ class Code(emit.Code):
         if source == target:
             return x
         if source in HALVES:
-            return self.cast(self.convert("fpext", x, kind(source), "float"), "f32", target)
+            return self.cast(self.widened(x, source), "f32", target)
         if target in HALVES:
             return self.narrowed(self.cast(x, source, "f32"), target)
         a, b = kind(source), kind(target)
@@ -202,17 +203,25 @@ class Code(emit.Code):
         name = "trunc" if width(target) < width(source) else "sext" if signed else "zext"
         return self.convert(name, x, a, b)
 
+    def widened(self, x: str, source: str) -> str:
+        """16 bits as a float32."""
+        if source == "f16":
+            return self.convert("fpext", x, "half", "float")
+        high = self.op("shl", "i32", self.convert("zext", x, "i16", "i32"), self.i32(16))
+        return self.convert("bitcast", high, "i32", "float")
+
     def narrowed(self, x: str, target: str) -> str:
         """A float32 rounded to 16 bits, to the nearest and to even numbers between two."""
-        if target == "f16" or native.converts_bfloat16():
-            return self.convert("fptrunc", x, "float", kind(target))
+        if target == "f16":
+            return self.convert("fptrunc", x, "float", "half")
+        if native.converts_bfloat16():
+            return self.convert("bitcast", self.convert("fptrunc", x, "float", "bfloat"), "bfloat", "i16")
         bits = self.convert("bitcast", x, "float", "i32")
         odd = self.op("and", "i32", self.op("lshr", "i32", bits, self.i32(16)), self.i32(1))
         up = self.op("add", "i32", bits, self.op("add", "i32", odd, self.i32(0x7FFF)))
         nan = self.op("or", "i32", bits, self.i32(0x400000))
         up = self.select(self.op("fcmp uno", "float", x, x), "i32", nan, up)
-        high = self.convert("trunc", self.op("lshr", "i32", up, self.i32(16)), "i32", "i16")
-        return self.convert("bitcast", high, "i16", "bfloat")
+        return self.convert("trunc", self.op("lshr", "i32", up, self.i32(16)), "i32", "i16")
 
     def integer_node(self, fn: str, dtype: str, args: Sequence[str]) -> str:
         """Arithmetic that wraps around."""

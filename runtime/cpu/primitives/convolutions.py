@@ -51,18 +51,17 @@ def _as_product(c: Convolved, dtype: str) -> tuple[products.Factors, tuple[str, 
     if math.prod(c.x[2:]) > _FEW[c.kind]:
         return None
     rows, inner, outer = c.x[0] * math.prod(c.x[2:]), g.cg, g.mg
-    kinds = (dtype, dtype)
     if c.kind == "output":  # x wᵀ
         found = products.Factors(
-            (rows, inner), (inner, 1), (inner, outer), (1, inner), (rows, outer), (outer, 1), kinds, c.bias
+            (rows, inner), (inner, 1), (inner, outer), (1, inner), (rows, outer), (outer, 1), dtype, c.bias
         )
         return found, ("x", "w", "y")
     if c.kind == "input":  # y w
         found = products.Factors(
-            (rows, outer), (outer, 1), (outer, inner), (inner, 1), (rows, inner), (inner, 1), kinds
+            (rows, outer), (outer, 1), (outer, inner), (inner, 1), (rows, inner), (inner, 1), dtype
         )
         return found, ("y", "w", "x")
-    found = products.Factors((outer, rows), (1, outer), (rows, inner), (inner, 1), (outer, inner), (inner, 1), kinds)
+    found = products.Factors((outer, rows), (1, outer), (rows, inner), (inner, 1), (outer, inner), (inner, 1), dtype)
     return found, ("y", "x", "w")
 
 

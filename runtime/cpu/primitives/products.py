@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ....ops.indexing.scatter import strides
 from ....ops.linear.products import Gemm, MatMul
 from ..device import dnnl
 from .plans import Maker, Plan, planned
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Factors:
     """y [batch..., m, n] = a [batch..., m, k] b [batch..., k, n] + bias [n]; batches have as many dimensions and are 1
-    where they broadcast.  Strides in elements; `kinds`: element types of a and b, and of y."""
+    where they broadcast.  Strides in elements; all operands have one element type."""
 
     a: tuple[int, ...]
     a_strides: tuple[int, ...]
@@ -27,9 +28,8 @@ class Factors:
     b_strides: tuple[int, ...]
     y: tuple[int, ...]
     y_strides: tuple[int, ...]
-    kinds: tuple[str, str]
+    dtype: str
     bias: bool = False
-    more: bool = False
 
 
 def factors(op: Operator) -> Factors | None:
@@ -52,18 +52,12 @@ def factors(op: Operator) -> Factors | None:
     rank = len(y)
     a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
     (a, a_strides), (b, b_strides) = _turned(a, rule.transA), _turned(b, rule.transB)
-    kind = kinds.pop()
-    return Factors(a, a_strides, b, b_strides, y, _dense(y), (kind, kind), bias)
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of an array whose elements lie together."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return Factors(a, a_strides, b, b_strides, y, tuple(strides(y)), kinds.pop(), bias)
 
 
 def _turned(shape: tuple[int, ...], swap: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides, of the transposed matrices where `swap`."""
-    found = _dense(shape)
+    found = tuple(strides(shape))
     if not swap:
         return shape, found
     return (*shape[:-2], shape[-1], shape[-2]), (*found[:-2], found[-1], found[-2])
@@ -77,12 +71,12 @@ def plan(p: Factors) -> Plan | str:
 
 def add(made: Maker, p: Factors, names: Sequence[str] = ("a", "b", "y")) -> None:
     """One primitive on operands of these names, and "bias"."""
-    lib, (kind, result) = made.lib, p.kinds
-    a, b = lib.layout(p.a, p.a_strides, kind), lib.layout(p.b, p.b_strides, kind)
-    y = lib.layout(p.y, p.y_strides, result)
+    lib = made.lib
+    a, b = lib.layout(p.a, p.a_strides, p.dtype), lib.layout(p.b, p.b_strides, p.dtype)
+    y = lib.layout(p.y, p.y_strides, p.dtype)
     one = (*(1 for _ in p.y[:-1]), p.y[-1])
-    bias = lib.layout(one, _dense(one), kind) if p.bias else 0
+    bias = lib.layout(one, strides(one), p.dtype) if p.bias else 0
     arguments = dict(zip((dnnl.SRC, dnnl.WEIGHTS, dnnl.DST), zip((a, b, y), names, strict=True), strict=True))
     if bias:
         arguments[dnnl.BIAS] = (bias, "bias")
-    made.add(lib.product(a, b, bias, y, more=p.more), arguments)
+    made.add(lib.product(a, b, bias, y), arguments)

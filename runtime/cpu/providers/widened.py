@@ -15,6 +15,7 @@ from ....language.element import HALVES, argument, cast
 from ....language.kernels import PROVIDERS, accepting, provider, register
 from ....language.types import TensorType, Value, dtype_name
 from ....ops.communication.tree_sum import TreeSum
+from .. import PREFERRED
 from ..device import native
 from ..device.native import Call
 from ..loops.kernel import Nest, Operand
@@ -23,12 +24,10 @@ from .loops import row_call
 if TYPE_CHECKING:
     from ....language.ir import Operator
 
-#: whose float32 kernels run where they are there, the most preferred first
-_KERNELS = ("onednn", "loops", "numba", "convolution", "blas")
 
-
-def _there() -> tuple[str, ...]:
-    return tuple(n for n in _KERNELS if n in PROVIDERS)
+def _others() -> tuple[str, ...]:
+    """Whose float32 kernels may run, the most preferred first."""
+    return tuple(n for n in PREFERRED if n in PROVIDERS and n != Widened.name)
 
 
 def wide(op: Operator) -> Operator | None:
@@ -80,7 +79,7 @@ class Widened:
         if any(v.dtype == "f16" for v in _converted(op)) and not native.converts_float16():
             return False
         found = wide(op)
-        return found is not None and bool(accepting(_there(), found))
+        return found is not None and bool(accepting(_others(), found))
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """The float32 operands, then the kernel's workspace."""
@@ -112,7 +111,7 @@ def _wide(op: Operator) -> Operator:
 
 
 def _kernel(op: Operator) -> Any:
-    return provider(accepting(_there(), op))
+    return provider(accepting(_others(), op))
 
 
 if not native.unavailable():
