@@ -45,7 +45,7 @@ def test_a_failing_primitive_is_a_job_error() -> None:
     out = np.empty(bound.outputs[0].shape, np.float32)  # type: ignore[union-attr]
     spare = [np.empty(t.shape, t.numpy) for t in PROVIDER.scratch(bound)]
     call = PROVIDER.bind(bound, arrays, [out], spare)[-1]
-    broken = native.Call(call.address, (*call.operands[:3], 0, 0, *call.operands[5:]), parallel=False)
+    broken = native.Call(call.address, (*call.operands[:3], 0, *call.operands[4:]), parallel=False)
     table = native.Table([broken])
     table.run()
     with pytest.raises(JobError, match="function failed with status 2"):

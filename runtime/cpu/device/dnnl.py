@@ -23,6 +23,7 @@ _USER_SCRATCHPAD, _DIRECT, _FORWARD, _ADD = 1, 1, 64, 0x1FFF0
 SRC, SRC1, DST, WEIGHTS, BIAS, SCRATCHPAD, DIFF_SRC, DIFF_DST, DIFF_WEIGHTS = 1, 2, 17, 33, 41, 80, 129, 145, 161
 #: queries for the layouts that a primitive wants
 _QUERY = {SRC: 129, DIFF_SRC: 130, WEIGHTS: 131, DIFF_WEIGHTS: 132, DST: 133, DIFF_DST: 134, SCRATCHPAD: 136}
+_SUBMEMORY_OFFSET = 259
 _DISTRIBUTION = "onednn-cpu-gomp"
 
 
@@ -127,6 +128,16 @@ class Library:
             return self._made("dnnl_memory_desc_create_with_tag", len(shape), _dims(shape), kind, _ANY)
         return self._made("dnnl_memory_desc_create_with_strides", len(shape), _dims(shape), kind, _dims(strides))
 
+    def part(self, layout: int, shape: Sequence[int], first: Sequence[int]) -> tuple[int, int]:
+        """The layout of a part of a memory, and its offset in elements: `shape` elements from the `first` on.
+
+        DnnlError where the layout's blocks do not end there.
+        """
+        made = self._made("dnnl_memory_desc_create_submemory", _p(layout), _dims(shape), _dims(first))
+        offset = ctypes.c_int64()
+        self._ok("dnnl_memory_desc_query", _p(made), _SUBMEMORY_OFFSET, ctypes.byref(offset))
+        return made, offset.value
+
     def nbytes(self, layout: int) -> int:
         """Bytes that a buffer of this layout takes."""
         return int(self._lib.dnnl_memory_desc_get_size(_p(layout)))
@@ -189,30 +200,45 @@ class Library:
         given = (_p(a), _p(b), _p(bias), _p(out), _p(self.attributes))
         return self._made("dnnl_matmul_primitive_desc_create", _p(self.engine), *given)
 
+    def memory(self, layout: int, address: int) -> Memory:
+        """Memory of a layout at an address."""
+        return Memory(self._lib, self._made("dnnl_memory_create", _p(layout), _p(self.engine), _p(address)))
+
     def arguments(self, given: Mapping[int, tuple[int, int]]) -> Arguments:
         """What a primitive runs on: argument → (layout, address)."""
-        memories = [
-            self._made("dnnl_memory_create", _p(layout), _p(self.engine), _p(address))
-            for layout, address in given.values()
-        ]
-        return Arguments(self._lib, list(given), memories)
+        return Arguments({which: self.memory(*place) for which, place in given.items()})
+
+
+class Memory:
+    """A memory object of the library; as an integer, its handle, which goes with the object."""
+
+    def __init__(self, lib: Any, handle: int) -> None:
+        self._handle = handle
+        weakref.finalize(self, _destroy, lib, handle).atexit = False
+
+    def __int__(self) -> int:
+        return self._handle
 
 
 class Arguments:
-    """Execution arguments in the library's form; as an integer, their address.  Handles go with the object."""
+    """Execution arguments in the library's form; as an integer, their address."""
 
-    def __init__(self, lib: Any, which: Sequence[int], memories: Sequence[int]) -> None:
-        self._array = (_Argument * len(which))(*(_Argument(w, m) for w, m in zip(which, memories, strict=True)))
-        self.count = len(which)
-        weakref.finalize(self, _destroy, lib, list(memories)).atexit = False
+    def __init__(self, given: Mapping[int, Memory]) -> None:
+        self._array = (_Argument * len(given))(*(_Argument(which, int(m)) for which, m in given.items()))
+        self._memories = tuple(given.values())
+        self._which = list(given)
+        self.count = len(given)
+
+    def place(self, which: int) -> int:
+        """The position of an argument among them; 0 where it is not there."""
+        return self._which.index(which) if which in self._which else 0
 
     def __int__(self) -> int:
         return ctypes.addressof(self._array)
 
 
-def _destroy(lib: Any, memories: Iterable[int]) -> None:
-    for m in memories:
-        lib.dnnl_memory_destroy(_p(m))
+def _destroy(lib: Any, memory: int) -> None:
+    lib.dnnl_memory_destroy(_p(memory))
 
 
 def _p(handle: int) -> Any:

@@ -218,10 +218,10 @@ def threads() -> int:
     return min(most, max(1, gomp.omp_get_thread_limit()))
 
 
-def announce_threads() -> None:
-    """Tells libraries that use OpenMP, in this thread, how many threads a step has."""
+def announce_threads(count: int | None = None) -> None:
+    """Tells libraries that use OpenMP, in this thread, how many threads they have (None: those of a step)."""
     if (gomp := _libgomp()) is not None:
-        gomp.omp_set_num_threads(threads())
+        gomp.omp_set_num_threads(threads() if count is None else count)
 
 
 @once
@@ -246,6 +246,9 @@ class _Toolchain:
         import llvmlite.binding as llvm
 
         self.llvm = llvm
+        if (gomp := _libgomp()) is not None:
+            for name in ("GOMP_parallel", "omp_get_thread_num"):
+                llvm.add_symbol(name, ctypes.cast(getattr(gomp, name), ctypes.c_void_p).value)
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.cpu = llvm.get_host_cpu_name()
@@ -329,7 +332,5 @@ def compile_ir(ir: str) -> int:
 @once
 def _driver() -> Any:
     """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
-    gomp = _libgomp()
-    if gomp is not None:
-        toolchain().llvm.add_symbol("GOMP_parallel", ctypes.cast(gomp.GOMP_parallel, ctypes.c_void_p).value)
-    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(crew.driver(threads=gomp is not None)))
+    there = _libgomp() is not None
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(crew.driver(threads=there)))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ....language.types import DTYPES
 from ...shared.convolved import Convolved
 from ..device import dnnl
 from . import products
-from .plans import Maker, Plan, planned
+from .plans import Given, Maker, Plan, alone, parts, planned
 
 #: channels on both sides from which on a convolution of single pixels in 16 bits is a product of matrices, and pixels
 #: of an image up to which it is
 _MANY = 128
 _FEW = {"output": 64, "input": 64, "weight": 256}
+#: of a weight's first axis, of which parts are copied: the library's blocks have no more
+_ROWS = 16
 #: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
 _ARGUMENTS = {
     "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
@@ -66,28 +71,98 @@ def _as_product(c: Convolved, dtype: str) -> tuple[products.Factors, tuple[str, 
 
 
 def _add(made: Maker, c: Convolved, dtype: str) -> None:
-    """Weights packed, the convolution, weights unpacked or the bias added."""
-    lib, g = made.lib, c.geometry
-    shape = c.w if g.group == 1 else (g.group, g.mg, g.cg, *g.window.kernel)
-    x, y = (lib.layout(s, strides(s, last=c.last), dtype) for s in (c.x, c.y))
-    given, any_ = lib.layout(shape, strides(shape, last=False), dtype), lib.layout(shape, None, dtype)
-    bias = lib.layout(c.w[:1], (1,), dtype) if c.bias and c.kind == "output" else 0
-    window = (g.window.strides, g.window.dilations, g.window.begin, c.end)
-    main = lib.convolution(c.kind, (x, any_, y), bias, window)
-    which = _ARGUMENTS[c.kind]
-    wanted = lib.wanted(main, which["w"])
-    packed = "w" if lib.same(wanted, given) else "packed"
-    arguments = {which["x"]: (x, "x"), which["y"]: (y, "y"), which["w"]: (wanted, packed)}
-    if bias:
-        arguments[which["bias"]] = (bias, "bias")
-    if packed != "w":
-        made.buffers["packed"] = lib.nbytes(wanted)
-    if packed != "w" and c.kind != "weight":
-        made.add(lib.reorder(given, wanted), {dnnl.SRC: (given, "w"), dnnl.DST: (wanted, packed)})
-    made.add(main, arguments)
-    if packed != "w" and c.kind == "weight":
-        made.add(lib.reorder(wanted, given), {dnnl.SRC: (wanted, packed), dnnl.DST: (given, "w")})
+    """Weights packed, the convolution image by image, weights unpacked or the bias added."""
+    if c.kind == "weight":
+        _add_weight(made, c, dtype)
+        return
+    count = parts(c.geometry.batch)
+    with alone() if count > 1 else contextlib.nullcontext():
+        one = dataclasses.replace(c, geometry=dataclasses.replace(c.geometry, batch=c.geometry.batch // count))
+        p = _Primitive(made, one, dtype)
+    sizes = {"x": math.prod(one.x) * p.width, "y": math.prod(one.y) * p.width}
+
+    def each(given: Mapping[int, tuple[int, str]]) -> list[Given]:
+        return [
+            {k: (layout, name, i * sizes.get(name, 0)) for k, (layout, name) in given.items()} for i in range(count)
+        ]
+
+    p.pack()
+    arguments = {p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y"), p.which["w"]: (p.wanted, p.packed)}
+    if p.bias:
+        arguments[p.which["bias"]] = (p.bias, "bias")
+    _add_all(made, p.main, each(arguments))
     if c.bias and c.kind == "input":
+        lib = made.lib
         channels = (1, c.x[1], *(1 for _ in c.x[2:]))
-        one = lib.layout(channels, strides(channels, last=False), dtype)
-        made.add(lib.add(x, one, x), {dnnl.SRC: (x, "x"), dnnl.SRC1: (one, "bias"), dnnl.DST: (x, "x")})
+        row = lib.layout(channels, strides(channels, last=False), dtype)
+        with alone() if count > 1 else contextlib.nullcontext():
+            added = lib.add(p.x, row, p.x)
+        _add_all(made, added, each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
+
+
+def _add_weight(made: Maker, c: Convolved, dtype: str) -> None:
+    """The gradient of a weight, in the library's threads, and its copy to the layout that it is wanted in."""
+    p = _Primitive(made, c, dtype)
+    made.add(p.main, {p.which["x"]: (p.x, "x", 0), p.which["y"]: (p.y, "y", 0), p.which["w"]: (p.wanted, p.packed, 0)})
+    p.pack()
+
+
+def _add_all(made: Maker, descriptor: int, given: Sequence[Given]) -> None:
+    if len(given) > 1:
+        made.add_parts(descriptor, given)
+    else:
+        made.add(descriptor, given[0])
+
+
+class _Primitive:
+    """A convolution's primitive, and the layouts of its operands.
+
+    `packed`: the operand or buffer that holds the weights, or their gradient, as the library likes them.
+    """
+
+    def __init__(self, made: Maker, c: Convolved, dtype: str) -> None:
+        self.made, self.c = made, c
+        lib, g = made.lib, c.geometry
+        self.shape = c.w if g.group == 1 else (g.group, g.mg, g.cg, *g.window.kernel)
+        self.x, self.y = (lib.layout(s, strides(s, last=c.last), dtype) for s in (c.x, c.y))
+        self.given, liked = (
+            lib.layout(self.shape, strides(self.shape, last=False), dtype),
+            lib.layout(self.shape, None, dtype),
+        )
+        self.bias = lib.layout(c.w[:1], (1,), dtype) if c.bias and c.kind == "output" else 0
+        window = (g.window.strides, g.window.dilations, g.window.begin, c.end)
+        self.main = lib.convolution(c.kind, (self.x, liked, self.y), self.bias, window)
+        self.which = _ARGUMENTS[c.kind]
+        self.wanted = lib.wanted(self.main, self.which["w"])
+        self.packed = "w" if lib.same(self.wanted, self.given) else "packed"
+        self.width = DTYPES[dtype].itemsize
+        if self.packed != "w":
+            made.buffers["packed"] = lib.nbytes(self.wanted)
+
+    def pack(self) -> None:
+        """Copies the weights to the layout that the primitive likes, or a gradient from it, by ranges of their first
+        axis in parts where the library's blocks end there."""
+        if self.packed == "w":
+            return
+        lib, count = self.made.lib, parts(self.shape[0] // _ROWS) if self.shape[0] % _ROWS == 0 else 1
+        source, target = (self.given, "w"), (self.wanted, self.packed)
+        if self.c.kind == "weight":
+            source, target = target, source
+        if count == 1:
+            reorder = lib.reorder(source[0], target[0])
+            self.made.add(reorder, {dnnl.SRC: (*source, 0), dnnl.DST: (*target, 0)})
+            return
+        one, rest = (self.shape[0] // count, *self.shape[1:]), (0,) * (len(self.shape) - 1)
+        cut = [[lib.part(layout, one, (i * one[0], *rest)) for i in range(count)] for layout, _ in (source, target)]
+        with alone():
+            reorder = lib.reorder(cut[0][0][0], cut[1][0][0])
+        self.made.add_parts(
+            reorder,
+            [
+                {
+                    dnnl.SRC: (cut[0][0][0], source[1], cut[0][i][1] * self.width),
+                    dnnl.DST: (cut[1][0][0], target[1], cut[1][i][1] * self.width),
+                }
+                for i in range(count)
+            ],
+        )

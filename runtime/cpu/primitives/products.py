@@ -76,7 +76,8 @@ def add(made: Maker, p: Factors, names: Sequence[str] = ("a", "b", "y")) -> None
     y = lib.layout(p.y, p.y_strides, p.dtype)
     one = (*(1 for _ in p.y[:-1]), p.y[-1])
     bias = lib.layout(one, strides(one), p.dtype) if p.bias else 0
-    arguments = dict(zip((dnnl.SRC, dnnl.WEIGHTS, dnnl.DST), zip((a, b, y), names, strict=True), strict=True))
+    places = zip((dnnl.SRC, dnnl.WEIGHTS, dnnl.DST), (a, b, y), names, strict=True)
+    arguments = {which: (layout, name, 0) for which, layout, name in places}
     if bias:
-        arguments[dnnl.BIAS] = (bias, "bias")
+        arguments[dnnl.BIAS] = (bias, "bias", 0)
     made.add(lib.product(a, b, bias, y), arguments)
