@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import UsageError, nearest
 from .contexts import AppliedOperator
@@ -31,6 +31,14 @@ class Provider(Protocol):
         """Native calls over these buffers (None: an absent operand), or functions without arguments, in order."""
 
 
+@runtime_checkable
+class Yielding(Protocol):
+    """A provider that knows of others' faster kernels."""
+
+    def yields_to(self, op: Any) -> str:
+        """The provider whose kernel is faster here for an operator that this one accepts; "": none is."""
+
+
 #: name → provider
 PROVIDERS: dict[str, Provider] = {}
 #: what registers providers, in the order in which they are asked for a name that is not there; the package root says so
@@ -42,7 +50,7 @@ _answers: dict[Any, str] = {}
 
 
 def accepting(names: tuple[str, ...], op: AppliedOperator) -> str:
-    """The first of these providers that accepts an operator; "" where none does.
+    """The first of these providers that accepts an operator, or the one that it yields to; "" where none does.
 
     A provider's answer depends on the operator and its types, so that it is asked once for all that are alike.
     """
@@ -51,8 +59,15 @@ def accepting(names: tuple[str, ...], op: AppliedOperator) -> str:
     if found is None:
         if len(_answers) >= _ANSWERS:
             _answers.clear()
-        found = _answers[key] = next((n for n in names if provider(n).accepts(op)), "")
+        found = _answers[key] = _chosen(names, op)
     return found
+
+
+def _chosen(names: tuple[str, ...], op: AppliedOperator) -> str:
+    first = next((n for n in names if provider(n).accepts(op)), "")
+    found = provider(first) if first else None
+    other = found.yields_to(op) if isinstance(found, Yielding) else ""
+    return other if other in names and provider(other).accepts(op) else first
 
 
 def with_variants(names: tuple[str, ...], products: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from ....language.types import TensorType
 from ....ops.linear.products import Gemm, MatMul
 from ....ops.loss.linear_cross_entropy import LinearLoss
 from ...shared.convolved import convolved, operands
+from .. import processors
 from ..device import jit, native
 from ..device.native import Call
 from ..families import FAMILIES
@@ -40,6 +41,11 @@ class OneDnnProvider:
         if isinstance(op.op, LinearLoss):
             return op.inputs[0] is not None and op.inputs[0].dtype == "f32" and _family(op) is not None
         return _plan(op) is not None
+
+    def yields_to(self, op: Operator) -> str:
+        """Our own convolutions, where they are faster on processors like this one."""
+        c = convolved(op)
+        return "convolution" if c is not None and processors.ours_are_faster(c) else ""
 
     def reason(self) -> str:
         """Why it accepts nothing; "" where it does."""

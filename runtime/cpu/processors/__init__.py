@@ -1,0 +1,101 @@
+"""What was measured on processors, by family: which kernels are the faster ones for which operators.
+
+A family is a vendor and its widest vectors (`amd-avx2`).  Its file here, `FAMILY.json`, is written by
+`benchmarks/processor_table.py --write` and kept in the repository: so the kernels of a step, its bits and its peak
+follow from the program and the family, never from the moment.  A family without a file takes the nearest one's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...shared.convolved import Convolved
+from ..device import native
+
+#: channels on both sides from which on a convolution is wide
+WIDE = 128
+#: channels below which an operand is an image, not activations
+IMAGE = 16
+#: our kernels are taken where they need less than this share of oneDNN's time: so much is noise
+FASTER = 0.92
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A family's measurements.
+
+    `about`: the processor, the day and the versions.  `convolutions`: class (see `class_of`) → time of our kernels as a
+    share of oneDNN's; a class that is not there was not measured, and oneDNN's are taken.
+    """
+
+    family: str
+    about: str
+    convolutions: Mapping[str, float]
+
+
+def folder() -> Path:
+    """Where the files are."""
+    return Path(__file__).parent
+
+
+def families() -> list[str]:
+    """All that have a file."""
+    return sorted(p.stem for p in folder().glob("*.json"))
+
+
+def family() -> str:
+    """This processor's: a vendor and its widest vectors."""
+    if platform.machine() not in ("x86_64", "AMD64") or native.unavailable():
+        return platform.machine() or "unknown"
+    tools = native.toolchain()
+    features = tools.features.split(",")
+    vendor = "amd" if tools.cpu.startswith(("znver", "bdver", "btver")) else "intel"
+    vectors = "avx512" if "+avx512f" in features else "avx2" if "+avx2" in features else "sse"
+    return f"{vendor}-{vectors}"
+
+
+def nearest(wanted: str, known: list[str]) -> str:
+    """The family whose measurements another takes: with the same vectors, else of the same vendor, else any; "" where
+    none is known."""
+    vendor, _, vectors = wanted.partition("-")
+
+    def distance(name: str) -> tuple[bool, bool, str]:
+        their_vendor, _, their_vectors = name.partition("-")
+        return vectors != their_vectors, vendor != their_vendor, name
+
+    return min(known, key=distance, default="")
+
+
+def read(name: str) -> Processor:
+    """A family's file."""
+    found = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+    return Processor(name, found["about"], found["convolutions"])
+
+
+@functools.cache
+def processor() -> Processor:
+    """The measurements that count here."""
+    name = nearest(family(), families())
+    return read(name) if name else Processor("", "", {})
+
+
+def class_of(c: Convolved) -> str:
+    """The class of a convolution's product: its kind, its form and how many channels it has."""
+    g, w = c.geometry, c.geometry.window
+    strided = " strided" if set(w.strides) != {1} else ""
+    if g.group > 1:
+        return f"{c.kind} {'depthwise' if g.cg == g.mg == 1 else 'grouped'}{strided}"
+    if g.cg < IMAGE:
+        return f"{c.kind} of an image"
+    form = "pointwise" if w.taps == 1 else "spatial"
+    return f"{c.kind} {form}{strided} {'wide' if min(g.cg, g.mg) >= WIDE else 'narrow'}"
+
+
+def ours_are_faster(c: Convolved) -> bool:
+    """Whether our own kernels need less time for a convolution than oneDNN's, on processors like this one."""
+    return c.last and processor().convolutions.get(class_of(c), 1.0) < FASTER
