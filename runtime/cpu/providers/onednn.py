@@ -43,9 +43,8 @@ class OneDnnProvider:
         return _plan(op) is not None
 
     def yields_to(self, op: Operator) -> str:
-        """Our own convolutions, where they are faster on processors like this one."""
-        c = convolved(op)
-        return "convolution" if c is not None and processors.ours_are_faster(c) else ""
+        """Our own kernels, or OpenBLAS, where they are faster on processors like this one."""
+        return processors.faster(op)
 
     def reason(self) -> str:
         """Why it accepts nothing; "" where it does."""
