@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from convolution_cases import CASES, KINDS, case, check, in_form
+from convolution_cases import CASES, KINDS, case, check, in_form, reference, run
 from kernel_cases import applied
 
 from recompute.errors import JobError
-from recompute.ops.convolution.conv import Conv
+from recompute.ops.convolution.conv import Conv, ConvGradInput, ConvGradWeight
 from recompute.runtime.cpu.device import dnnl, native
-from recompute.runtime.cpu.primitives import convolutions, products
+from recompute.runtime.cpu.primitives import convolutions, plans, products
 from recompute.runtime.cpu.providers import onednn
 
 there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable() or "there")
@@ -71,3 +72,66 @@ def test_a_library_that_does_not_load_is_refused_with_a_reason(path: str, monkey
     finally:
         for cached in (dnnl.load, convolutions.plan, products.plan):
             cached.cache_clear()
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A step has so many; plans are made again."""
+    monkeypatch.setattr(native, "threads", lambda: request.param)
+    convolutions.plan.cache_clear()
+    yield request.param
+    convolutions.plan.cache_clear()
+
+
+#: batch, channels in and out, image, kernel, stride, group
+PARTS = [
+    (8, 128, 128, 9, 3, 1, 1),  # the library's layout of these weights has more rows than the weights
+    (6, 64, 96, 8, 3, 2, 1),
+    (4, 48, 64, 7, 1, 1, 1),
+    (16, 32, 32, 8, 3, 1, 32),
+    (7, 16, 32, 8, 3, 1, 1),
+]
+
+
+@there
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
+@pytest.mark.parametrize("sizes", PARTS)
+@pytest.mark.parametrize("kind", ["output", "input", "weight"])
+def test_parts_of_the_batch(kind: str, sizes: tuple[int, ...], threads: int) -> None:
+    """Parts of one thread each, and their sums: as NumPy's within the rounding, between guards, in garbage."""
+    n, c, m, size, kernel, stride, group = sizes
+    draw = np.random.default_rng(0)
+    given = {"strides": (stride,) * 2, "pads": (kernel // 2,) * 4, "group": group}
+    conv = Conv(**given)
+    shapes = (n, c, size, size), (m, c // group, kernel, kernel)
+    x, w = (draw.standard_normal(s, np.float32) for s in shapes)
+    y = applied(conv, x, w).outputs[0]
+    assert y is not None
+    dy = draw.standard_normal(y.shape, np.float32)
+    op, arrays = {
+        "output": (conv, [x, w]),
+        "input": (ConvGradInput(**given, shape=(size, size)), [w, dy]),
+        "weight": (ConvGradWeight(**given, kernel=(kernel, kernel)), [x, dy]),
+    }[kind]
+    exact, absolute = reference(op, arrays), reference(op, [abs(a) for a in arrays])
+    form, turned = in_form(op, arrays)
+    bound = applied(form, *turned)
+    if not PROVIDER.accepts(bound):
+        pytest.skip("the library has its reference implementation only")
+    calls = PROVIDER.bind(bound, turned, [np.empty(bound.outputs[0].shape, np.float32)],  # type: ignore[union-attr]
+                          [np.empty(t.shape, t.numpy) for t in PROVIDER.scratch(bound)])  # fmt: skip
+    whole = threads == 1 or kind == "weight" or plans.parts(n) == 1
+    assert max(call.work for call in calls if call.own_threads == whole) == (1 if whole else plans.parts(n))
+    found = run(PROVIDER, bound, turned)
+    found = found if kind == "weight" else np.moveaxis(found, -1, 1)
+    assert np.all(abs(found - exact) <= (n * size * size + 9 * c) * np.finfo(np.float32).eps * absolute)
+
+
+@pytest.mark.parametrize(("threads", "wanted"), [
+    (1, {8: 1}),
+    (2, {1: 1, 2: 2, 3: 1, 4: 4, 6: 6, 7: 1, 8: 8, 12: 12, 16: 8, 17: 17, 24: 8, 32: 8, 64: 8}),
+    (16, {8: 1, 16: 16, 32: 32, 64: 64, 128: 64}),
+], indirect=["threads"])  # fmt: skip
+def test_into_how_many_parts(threads: int, wanted: dict[int, int]) -> None:
+    """As many for each thread, four where there are as many images; one more does not matter among eight."""
+    assert {n: plans.parts(n) for n in wanted} == wanted

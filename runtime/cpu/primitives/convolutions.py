@@ -18,8 +18,10 @@ from .plans import Given, Maker, Plan, alone, parts, planned
 #: of an image up to which it is
 _MANY = 128
 _FEW = {"output": 64, "input": 64, "weight": 256}
-#: of a weight's first axis, of which parts are copied: the library's blocks have no more
+#: of an axis of a weight, parts of which are copied, a multiple of this: most of the library's blocks end there
 _ROWS = 16
+#: arguments of a copy, and how the library's slow code for it is called
+_COPIED, _SLOW = (dnnl.SRC, dnnl.DST), ("ref", "simple")
 #: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
 _ARGUMENTS = {
     "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
@@ -140,29 +142,33 @@ class _Primitive:
             made.buffers["packed"] = lib.nbytes(self.wanted)
 
     def pack(self) -> None:
-        """Copies the weights to the layout that the primitive likes, or a gradient from it, by ranges of their first
-        axis in parts where the library's blocks end there."""
+        """Copies the weights to the layout that the primitive likes, or a gradient from it: in parts of one thread each
+        where the library's blocks end there."""
         if self.packed == "w":
             return
-        lib, count = self.made.lib, parts(self.shape[0] // _ROWS) if self.shape[0] % _ROWS == 0 else 1
-        source, target = (self.given, "w"), (self.wanted, self.packed)
-        if self.c.kind == "weight":
-            source, target = target, source
+        names = ("w", self.packed) if self.c.kind != "weight" else (self.packed, "w")
+        layouts = [self.given if n == "w" else self.wanted for n in names]
+        for axis in range(2):
+            with contextlib.suppress(dnnl.DnnlError):
+                if self._pack_parts(axis, names, layouts):
+                    return
+        places = [(layout, name, 0) for layout, name in zip(layouts, names, strict=True)]
+        self.made.add(self.made.lib.reorder(*layouts), dict(zip(_COPIED, places, strict=True)))
+
+    def _pack_parts(self, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
+        """The same in ranges of an axis; whether there is fast code for it."""
+        lib, size = self.made.lib, self.shape[axis]
+        count = parts(size // _ROWS) if size % _ROWS == 0 else 1
         if count == 1:
-            reorder = lib.reorder(source[0], target[0])
-            self.made.add(reorder, {dnnl.SRC: (*source, 0), dnnl.DST: (*target, 0)})
-            return
-        one, rest = (self.shape[0] // count, *self.shape[1:]), (0,) * (len(self.shape) - 1)
-        cut = [[lib.part(layout, one, (i * one[0], *rest)) for i in range(count)] for layout, _ in (source, target)]
+            return False
+        one = [size // count if i == axis else n for i, n in enumerate(self.shape)]
+        firsts = [[k * one[axis] if i == axis else 0 for i in range(len(one))] for k in range(count)]
+        cut = [[lib.part(layout, one, first) for first in firsts] for layout in layouts]
         with alone():
-            reorder = lib.reorder(cut[0][0][0], cut[1][0][0])
-        self.made.add_parts(
-            reorder,
-            [
-                {
-                    dnnl.SRC: (cut[0][0][0], source[1], cut[0][i][1] * self.width),
-                    dnnl.DST: (cut[1][0][0], target[1], cut[1][i][1] * self.width),
-                }
-                for i in range(count)
-            ],
-        )
+            reorder = lib.reorder(*(side[0][0] for side in cut))
+            if lib.implementation(reorder).startswith(_SLOW):
+                return False
+        sides = list(zip(_COPIED, cut, names, strict=True))
+        given = [{which: (c[0][0], name, c[k][1] * self.width) for which, c, name in sides} for k in range(count)]
+        self.made.add_parts(reorder, given)
+        return True
