@@ -24,6 +24,7 @@ def test_convolutions(name: str, kind: str) -> None:
 def test_blocks_of_a_few_rows(name: str, kind: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(convolution, "_BLOCK", 4096)
     monkeypatch.setattr(convolution, "_SPAN", 4096)
+    monkeypatch.setattr(convolution, "_SUMMED_BLOCK", 4096)
     convolution._plan.cache_clear()
     try:
         check(PROVIDER, name, kind)

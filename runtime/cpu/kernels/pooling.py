@@ -128,13 +128,16 @@ def max_values(x, y, taps, begin, end):
 
 
 @kernel
-def max_numbers(x, y, number, taps, begin, end):
-    """The largest of each window, and the number of its first place there; rows of y."""
+def max_numbers(x, y, number, numbers, taps, begin, end):
+    """The largest of each window, and the number of its first place there; rows of y.
+
+    `numbers`: as wide as float32, a row for each of y's: only then LLVM compares and chooses in vectors.
+    """
     for row in range(begin, end):
         n, od, oh = _place(row, y)
+        which = numbers[row]
         for ow in range(y.shape[3]):
-            to = y[n, od, oh, ow]
-            which = number[n, od, oh, ow]
+            to, found = y[n, od, oh, ow], number[n, od, oh, ow]
             for c in range(x.shape[4]):
                 to[c] = -np.inf
             for c in range(x.shape[4]):
@@ -145,12 +148,14 @@ def max_numbers(x, y, number, taps, begin, end):
                 if not inside:
                     continue
                 at = x[n, d, h, w]
-                k = number.dtype.type(tap - 1)
+                k = np.int32(tap - 1)
                 for c in range(x.shape[4]):
                     v = at[c]
                     most = to[c]
                     which[c] = k if v > most else which[c]
                     to[c] = most if most >= v or most != most else v
+            for c in range(x.shape[4]):
+                found[c] = which[c]
 
 
 @kernel
@@ -245,12 +250,18 @@ class MaxPool(Family):
         """Floats, without indices."""
         return _fits(op) and not (len(op.outputs) > 1 and op.outputs[1] is not None)
 
+    def scratch(self, op: Operator) -> tuple[TensorType, ...]:
+        """Numbers of a row's windows, where they are wanted."""
+        if len(op.outputs) < 3 or op.outputs[2] is None:
+            return ()
+        return (TensorType("i32", (math.prod(op.outputs[2].shape[:-2]), op.outputs[2].shape[-1])),)
+
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call."""
         x, y, taps = _five(ins[0]), _five(outs[0]), _taps(op, outs[0], ins[0])
-        if outs[2] is None:
+        if not scratch:
             return [max_values.call(x, y, taps, work=_rows(y))]
-        return [max_numbers.call(x, y, _five(outs[2]), taps, work=_rows(y))]
+        return [max_numbers.call(x, y, _five(outs[2]), scratch[0], taps, work=_rows(y))]
 
 
 @family("ChannelsLastMaxPoolGrad")

@@ -72,8 +72,8 @@ class Plan:
                  for given in s.parts]  # fmt: skip
         table = np.array([int(p) for p in parts], np.int64)
         kernel = native.compile_ir(_execute(threads=bool(pad) and s.alone))
-        words = (lib.execute, s.primitive, lib.stream, parts[0].count, table, parts[0].place(SCRATCHPAD_NUMBER))
-        words += (np.array([int(p) for p in pads] or [0], np.int64), native.STATUS)
+        place, pad_table = parts[0].place(SCRATCHPAD_NUMBER), np.array([int(p) for p in pads] or [0], np.int64)
+        words = (lib.execute, s.primitive, lib.stream, parts[0].count, table, place, pad_table, native.STATUS)
         return Call(kernel, (*words, *parts, *pads, *held), len(parts), s.alone, own_threads=not s.alone)
 
 

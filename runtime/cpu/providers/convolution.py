@@ -354,6 +354,43 @@ class _Weight(_Common):
         return self.turned(w, sums, transposed.chunks(1, size, 0), self._at(k, tap), size, unpack=True)
 
 
+class _Gathered:
+    """The gradient of a strided 1x1 convolution's weight: the pixels that it reads are copied behind each other, some
+    images at a time, and multiplied as matrices."""
+
+    def __init__(self, c: Convolved) -> None:
+        self.g = c.geometry
+        self.images = max(1, min(self.g.batch, _SUMMED_BLOCK // (4 * self.g.window.positions * self.g.cg)))
+
+    @staticmethod
+    def suits(c: Convolved) -> bool:
+        """Whether it is one, without padding."""
+        g, w = c.geometry, c.geometry.window
+        one = c.kind == "weight" and w.taps == 1 and g.group == 1 and set(w.strides) != {1}
+        return one and not any(w.begin) and max(c.end) <= 0
+
+    def scratch(self) -> list[int]:
+        """Elements of the copy."""
+        return [self.images * self.g.window.positions * self.g.cg]
+
+    def calls(self, x: Any, y: Any, w: Any, block: Any) -> list[Call]:
+        """A copy and a product for each part of the batch."""
+        g, window = self.g, self.g.window
+        places = np.arange(math.prod(window.inp), dtype=np.int64).reshape(window.inp)
+        seen = places[tuple(slice(None, n * s, s) for n, s in zip(window.out, window.strides, strict=True))].reshape(-1)
+        first = np.arange(g.batch, dtype=np.int64)[:, None] * places.size
+        offsets = ((first + seen) * g.cg).reshape(g.batch, -1)
+        found: list[Call] = []
+        for i in range(0, g.batch, self.images):
+            here = np.ascontiguousarray(offsets[i : i + self.images]).reshape(-1)
+            copied = block[: here.size * g.cg].reshape(here.size, g.cg)
+            words = (x, copied, here, 1, g.cg, g.cg, 0, 0)
+            dy = y.reshape(-1, g.mg)[i * seen.size :][: here.size]
+            found.append(Call(native.compile_ir(transposed.copy_rows()), words, here.size))
+            found += blas.strided(dy.T, copied, w.reshape(g.mg, g.cg), more=i > 0)
+        return found
+
+
 def _matrices(c: Convolved, x: Any, w: Any, y: Any) -> list[Call]:
     """The weight's gradient of a 1x1 convolution, as a product of matrices."""
     g = c.geometry
@@ -361,10 +398,12 @@ def _matrices(c: Convolved, x: Any, w: Any, y: Any) -> list[Call]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(c: Convolved) -> _Sums | _Weight | DepthSums | DepthWeight | None:
+def _plan(c: Convolved) -> _Sums | _Weight | _Gathered | DepthSums | DepthWeight | None:
     """The kernels of a product; None: a matrix product."""
     if suits(c):
         return DepthWeight(c) if c.kind == "weight" else DepthSums(c)
+    if _Gathered.suits(c) and not blas.unavailable():
+        return _Gathered(c)
     g = c.geometry
     aliased = any(n % 128 == 0 for n in (g.cg, g.mg))  # pixels in the same sets of the cache: BLAS packs them
     if c.kind == "weight" and g.pointwise and g.group == 1 and aliased and not blas.unavailable():
@@ -402,13 +441,13 @@ class ConvolutionProvider:
             return _matrices(c, x, w, y)
         given = iter(scratch)
         buffers = [next(given) if n else None for n in found.scratch()]
-        if isinstance(found, (_Weight, DepthWeight)):
+        if isinstance(found, (_Weight, _Gathered, DepthWeight)):
             return found.calls(x, y, w, *buffers)
         source, result = (y, x) if c.kind == "input" else (x, y)
         return found.calls(source, w, result, bias, *buffers)
 
 
-def _planned(op: Operator) -> tuple[Convolved, _Sums | _Weight | DepthSums | DepthWeight | None]:
+def _planned(op: Operator) -> tuple[Convolved, _Sums | _Weight | _Gathered | DepthSums | DepthWeight | None]:
     """What an operator that the provider accepts computes, and its kernels."""
     c = convolved(op)
     assert c is not None
