@@ -177,8 +177,8 @@ class LinearLosses(Family):
         """Products by BLAS."""
         return self.calls(op, ins, outs, scratch)
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Routine | None = None) -> list[Call]:
-        """Tile by tile; products by another routine than BLAS's where one is given."""
+    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Choice | None = None) -> list[Call]:
+        """Tile by tile; `by` chooses what multiplies (None: BLAS)."""
         raise NotImplementedError
 
     def sizes(self, op: Operator, *, held: bool) -> Sizes:
@@ -238,7 +238,7 @@ class LinearCrossEntropies(LinearLosses):
             TensorType(x.dtype, (sizes.height * (sizes.words if held else sizes.step),)),
         )
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Routine | None = None) -> list[Call]:
+    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Choice | None = None) -> list[Call]:
         """Tile by tile of rows."""
         rule: Any = op.op
         held = self.held(op)
@@ -301,7 +301,7 @@ class LinearCrossEntropyGradients(LinearLosses):
         assert x is not None
         return TensorType("f64", (sizes.rows,)), TensorType(x.dtype, (sizes.height * sizes.step,))
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Routine | None = None) -> list[Call]:
+    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Choice | None = None) -> list[Call]:
         """Slice by slice of the words."""
         rule: Any = op.op
         sizes = self.sizes(op, held=False)

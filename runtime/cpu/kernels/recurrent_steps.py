@@ -11,9 +11,9 @@ from ..providers import blas
 
 
 class Products:
-    """A list of calls in which BLAS's own threads are switched off once.  `by`: another routine for `strided`."""
+    """A list of calls in which BLAS's own threads are switched off once.  `by`: chooses routines for `strided`."""
 
-    def __init__(self, by: blas.Routine | None = None) -> None:
+    def __init__(self, by: blas.Choice | None = None) -> None:
         self.by = by
         self.calls: list[Call] = []
         self.switch: list[Call] = []

@@ -13,32 +13,28 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ....ops.linear.products import Gemm, MatMul
-from ....ops.loss.linear_cross_entropy import LinearLoss
-from ...shared.convolved import Convolved, convolved
+from ...shared.convolved import Convolved
 from ..device import native
-
-if TYPE_CHECKING:
-    from ....language.ir import Operator
 
 #: channels on both sides from which on a convolution is wide
 WIDE = 128
 #: channels below which an operand is an image, not activations
 IMAGE = 16
-#: rows or columns of a factor below which a product is thin
+#: rows, columns or terms below which a product is thin
 THIN = 16
+#: times as many rows or columns as terms from which on a product is long; as many terms, and it is deep
+LONG = 8
 #: our kernels are taken where they need less than this share of oneDNN's time: the rest is noise
-FASTER = 0.97
+FASTER = 0.93
 
 
 @dataclass(frozen=True)
 class Processor:
     """A family's measurements.
 
-    `about`: the processor, the day and the versions.  `ratios`: class of operators (see `class_of`) → time of our
-    kernels as a share of oneDNN's; a class that is not there was not measured, and oneDNN's are taken.
+    `about`: the processor, the day and the versions.  `ratios`: class (see `convolution_class`, `product_class`) → time
+    of our kernels as a share of oneDNN's; a class that is not there was not measured, and oneDNN's are taken.
     """
 
     family: str
@@ -92,22 +88,8 @@ def processor() -> Processor:
     return read(name) if name else Processor("", "", {})
 
 
-def class_of(op: Operator) -> tuple[str, str]:
-    """The class of a convolution, a product or a head's loss, and the provider of our kernels for it; "" for others."""
-    if isinstance(op.op, LinearLoss):
-        return "loss of a head", "numba"
-    if isinstance(op.op, (MatMul, Gemm)):
-        a, b = op.inputs[:2]
-        assert a is not None and b is not None
-        flags = "".join("t" if turned else "n" for turned in (op.op.transA, op.op.transB))
-        thin = min(len(a.shape), len(b.shape)) < 2 or min(*a.shape[-2:], *b.shape[-2:]) < THIN
-        return f"{'thin ' if thin else ''}product {flags}", "blas"
-    c = convolved(op)
-    return ("", "") if c is None or not c.last else (_class_of(c), "convolution")
-
-
-def _class_of(c: Convolved) -> str:
-    """A convolution's kind, form and how many channels it has."""
+def convolution_class(c: Convolved) -> str:
+    """A channels-last convolution's kind, form and how many channels it has."""
     g, w = c.geometry, c.geometry.window
     strided = " strided" if set(w.strides) != {1} else ""
     if g.group > 1:
@@ -118,7 +100,13 @@ def _class_of(c: Convolved) -> str:
     return f"{c.kind} {form}{strided} {'wide' if min(g.cg, g.mg) >= WIDE else 'narrow'}"
 
 
-def faster(op: Operator) -> str:
-    """The provider of our kernels where they need less time than oneDNN's on processors like this one, else ""."""
-    name, ours = class_of(op)
-    return ours if processor().ratios.get(name, 1.0) < FASTER else ""
+def product_class(m: int, n: int, k: int, ta: bool, tb: bool) -> str:
+    """Which factors of [m, k] times [k, n] lie transposed in memory, and its form: thin, long or of many terms."""
+    times = max(m, n) / k
+    form = "thin " if min(m, n, k) < THIN else "long " if times >= LONG else "deep " if times <= 1 / LONG else ""
+    return f"{form}product {'t' if ta else 'n'}{'t' if tb else 'n'}"
+
+
+def ours_are_faster(name: str) -> bool:
+    """Whether our kernels need less time than oneDNN's for a class, on processors like this one."""
+    return processor().ratios.get(name, 1.0) < FASTER

@@ -10,7 +10,7 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: floating-point operations below which a product is not worth waking a second thread
 _ALONE = 1 << 20
+#: tiles for each thread at most, and rows or columns that each of several has at least
+_TILES, _LONG = 4, 1024
 #: rows or columns that a tile has at least, and is a multiple of where there are as many
 _STEP = 16
 
@@ -119,7 +121,7 @@ class Product:
         count = len(self.a)
         parts = 1
         if 2 * count * self.m * self.n * self.k >= _ALONE and count < 4 * threads:
-            parts = threads // math.gcd(count, threads)
+            parts = threads // math.gcd(count, threads) * (_more(self.m, self.n, threads) if count == 1 else 1)
         rows, columns = grid(self.m, self.n, parts)
         found = [
             (
@@ -140,6 +142,11 @@ class Product:
     def parallel(self) -> bool:
         """Whether more than one thread is worth it."""
         return 2 * len(self.a) * self.m * self.n * self.k >= _ALONE
+
+
+def _more(m: int, n: int, threads: int) -> int:
+    """Tiles for each thread: a long matrix has several, so that one that is late is waited for less."""
+    return max(1, min(_TILES, max(m, n) // (threads * _LONG)))
 
 
 def grid(m: int, n: int, parts: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -255,28 +262,36 @@ def calls(
 _THREADS = np.zeros(1, np.int64)
 
 
-def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Routine | None = None, parts: int = 0) -> list[Call]:
+#: (m, n, k, whether the factors lie transposed) → what multiplies them; None: the library
+Choice = Callable[[int, int, int, bool, bool], "Routine | None"]
+
+
+def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Choice | None = None, parts: int = 0) -> list[Call]:
     """c = a b, or c += a b, for matrices of which one side lies together: parts of others, or transposed.
 
     `parts`: into how many tiles c is cut, for bits that no number of threads changes (0: as many as there are threads).
     """
-    by, (m, n), k = by or routine(c.dtype), c.shape, a.shape[1]
+    (m, n), k = c.shape, a.shape[1]
     steps = [[s // x.itemsize for s in x.strides] for x in (a, b, c)]
     turned = [across == 1 != along for across, along in steps[:2]]
+    chosen = (by and by(m, n, k, turned[0], turned[1])) or routine(c.dtype)
     leads = [max(s[t], x.shape[1 - t]) for x, s, t in zip((a, b, c), steps, (*turned, False), strict=True)]
-    parts = (parts or native.threads()) if 2 * m * n * k >= _ALONE else 1
+    threads = native.threads()
+    parts = (parts or threads * _more(m, n, threads)) if 2 * m * n * k >= _ALONE else 1
     rows, columns = grid(m, n, parts)
     tiles = [
         (r0 * steps[0][0], c0 * steps[1][1], r0 * steps[2][0] + c0, r1 - r0, c1 - c0, r0, c0)
         for r0, r1 in rows
         for c0, c1 in columns
     ]
-    flags = [(ord("T") if t else ord("N")) if by.status else (112 if t else 111) for t in turned]
-    words = (by.address, a, b, c, np.array(tiles, np.int64), k, leads[2], *leads[:2], *flags)
+    flags = [(ord("T") if t else ord("N")) if chosen.status else (112 if t else 111) for t in turned]
+    words = (chosen.address, a, b, c, np.array(tiles, np.int64), k, leads[2], *leads[:2], *flags)
     words += (1.0, 1.0, c if more else 0, 0, 0, native.STATUS)
-    kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
+    kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, chosen.bits, chosen.status))
     several = len(tiles) > 1
-    return _alone(by, Call(kernel, words, len(tiles), parallel=several, own_threads=by.threads is None and not several))
+    return _alone(
+        chosen, Call(kernel, words, len(tiles), parallel=several, own_threads=chosen.threads is None and not several)
+    )
 
 
 def _alone(by: Routine, call: Call) -> list[Call]:

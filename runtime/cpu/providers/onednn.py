@@ -44,7 +44,8 @@ class OneDnnProvider:
 
     def yields_to(self, op: Operator) -> str:
         """Our own kernels, or OpenBLAS, where they are faster on processors like this one."""
-        return processors.faster(op)
+        name, ours = class_of(op)
+        return ours if processors.ours_are_faster(name) else ""
 
     def reason(self) -> str:
         """Why it accepts nothing; "" where it does."""
@@ -61,7 +62,7 @@ class OneDnnProvider:
         """One call for each primitive; the library's threads are those of the step."""
         if isinstance(op.op, LinearLoss):
             padded = (*ins, None, None), (*outs, *[None] * 4)
-            return _family(op).calls(op, *padded, scratch, blas.Routine(library().sgemm, status=True))
+            return _family(op).calls(op, *padded, scratch, _routine)
         found = _plan(op)
         if found is None:
             return product_calls(op, ins, outs, blas.Routine(library().sgemm, status=True))
@@ -70,6 +71,23 @@ class OneDnnProvider:
         else:
             arrays = dict(zip(("x", "w", "y", "bias"), operands(op, ins, outs), strict=True))
         return found.calls(arrays, scratch)
+
+
+def class_of(op: Operator) -> tuple[str, str]:
+    """The class of a convolution or product in the table of processors, and the provider of our kernels for it."""
+    if isinstance(op.op, LinearLoss):
+        return "", ""  # product by product
+    if isinstance(op.op, (MatMul, Gemm)):
+        p = product(op)
+        return ("", "") if p is None else (processors.product_class(p.m, p.n, p.k, p.ta, p.tb), "blas")
+    c = convolved(op)
+    return ("", "") if c is None or not c.last else (processors.convolution_class(c), "convolution")
+
+
+def _routine(m: int, n: int, k: int, ta: bool, tb: bool) -> blas.Routine | None:
+    """What multiplies matrices in float32: oneDNN, or None for BLAS where that is the faster one."""
+    faster = not blas.unavailable() and processors.ours_are_faster(processors.product_class(m, n, k, ta, tb))
+    return None if faster else blas.Routine(library().sgemm, status=True)
 
 
 def _family(op: Operator) -> Any:
