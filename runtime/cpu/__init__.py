@@ -2,7 +2,7 @@
 
 | provider | runs | needs |
 |---|---|---|
-| `onednn` | convolutions, matrix products | the extra `onednn` |
+| `onednn` | convolutions, matrix products, where ours are slower (`processors/`) | the extra `onednn` |
 | `loops` | element-wise chains with sums over rows, generated | llvmlite (extra `cpu`) |
 | `numba` | softmax, attention, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
 | `convolution` | convolutions without oneDNN | llvmlite |
@@ -24,6 +24,7 @@ BITS_BY_THREADS = {
     "onednn": (*_CONVOLUTIONS, *_PRODUCTS),
     "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad"),
     "blas": ("MatMul", "Gemm"),
+    "convolution": ("ConvGradWeight",),
     "widened": (*_CONVOLUTIONS, *_PRODUCTS),
 }
 

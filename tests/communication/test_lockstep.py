@@ -95,11 +95,11 @@ def regression(ranks: int, micro: int) -> rc.Block:
 
 
 def test_any_number_of_ranks_gives_the_same_bits() -> None:
-    """Eight micro-batches on 1, 2, 4 and 8 ranks, three steps; and left to right, which differs, so that the sums are
+    """Eight micro-batches on 1, 2, 4 and 8 ranks, six steps; and left to right, which differs, so that the sums are
     worth comparing."""
     generator = np.random.default_rng(5)
-    xs = generator.normal(size=(3, 8, 2, 3)).astype(np.float32)
-    ys = generator.normal(size=(3, 8, 2, 1)).astype(np.float32)
+    xs = generator.normal(size=(6, 8, 2, 3)).astype(np.float32)
+    ys = generator.normal(size=(6, 8, 2, 1)).astype(np.float32)
     start = {"w": generator.normal(size=(3, 1)).astype(np.float32)}
     found = set()
     for ranks in (1, 2, 4, 8):

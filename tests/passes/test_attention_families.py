@@ -129,4 +129,4 @@ def test_families(name: str, how: str) -> None:
     padded = name != "deberta_v2"  # where it is padded, it hides everything, and the loss would have to leave it out
     for got, want in zip(gradients(after, p, padded), gradients(p.block, p, padded), strict=True):
         scale = float(np.abs(want).max())
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 * max(scale, 0.05))
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 * max(scale, 0.1))

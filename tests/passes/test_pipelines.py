@@ -123,7 +123,7 @@ def test_running_sums_do_not_depend_on_stages(name: str) -> None:
     """One total of each gradient in place of a tree of sums, in the order of the micro-batches."""
     losses, state = trained(name, Mesh.of(dp=1), accumulate="running")
     own, found = trained(name, Mesh.of(pp=2), accumulate="running")
-    np.testing.assert_allclose(losses, trained(name, Mesh.of(dp=1))[0], rtol=1e-6)
+    np.testing.assert_allclose(losses, trained(name, Mesh.of(dp=1))[0], rtol=1e-5)
     if name == "resnet18":
         assert own == losses
         assert all(np.array_equal(found[n], state[n]) for n in state)
