@@ -90,6 +90,8 @@ PARTS = [
     (4, 48, 64, 7, 1, 1, 1),
     (16, 32, 32, 8, 3, 1, 32),
     (7, 16, 32, 8, 3, 1, 1),
+    (8, 16, 64, 14, 1, 1, 2),  # parts of these weights along their second axis were packed wrongly
+    (4, 24, 192, 7, 1, 1, 3),
 ]
 
 

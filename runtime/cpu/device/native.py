@@ -207,13 +207,14 @@ def converts_float16() -> bool:
 def threads() -> int:
     """Threads of a step: the processors this process may use, or OMP_NUM_THREADS if that is less.
 
-    OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC).
+    OpenMP's other settings count: no more than OMP_THREAD_LIMIT, and one where teams may have any size (OMP_DYNAMIC) or
+    have one thread (OMP_MAX_ACTIVE_LEVELS=0).
     """
     most = cores()
     with contextlib.suppress(ValueError):
         most = min(most, max(1, int(os.environ.get("OMP_NUM_THREADS", most))))
     gomp = _libgomp()
-    if gomp is None or gomp.omp_get_dynamic():
+    if gomp is None or gomp.omp_get_dynamic() or gomp.omp_get_max_active_levels() < 1:
         return 1
     return min(most, max(1, gomp.omp_get_thread_limit()))
 

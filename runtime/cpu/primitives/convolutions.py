@@ -20,8 +20,9 @@ _MANY = 128
 _FEW = {"output": 64, "input": 64, "weight": 256}
 #: of an axis of a weight, parts of which are copied, a multiple of this: most of the library's blocks end there
 _ROWS = 16
-#: arguments of a copy, and how the library's slow code for it is called
-_COPIED, _SLOW = (dnnl.SRC, dnnl.DST), ("ref", "simple")
+#: arguments of a copy, and how the library's slow code for it is called, and the code that leaves blocks out where
+#: groups do not lie behind each other (version 3.2)
+_COPIED, _SLOW, _WHOLE_ROWS = (dnnl.SRC, dnnl.DST), ("ref", "simple"), ("jit:blk",)
 #: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
 _ARGUMENTS = {
     "output": {"x": dnnl.SRC, "w": dnnl.WEIGHTS, "y": dnnl.DST, "bias": dnnl.BIAS},
@@ -166,7 +167,7 @@ class _Primitive:
         cut = [[lib.part(layout, one, first) for first in firsts] for layout in layouts]
         with alone():
             reorder = lib.reorder(*(side[0][0] for side in cut))
-            if lib.implementation(reorder).startswith(_SLOW):
+            if lib.implementation(reorder).startswith(_SLOW if axis == 0 else _SLOW + _WHOLE_ROWS):
                 return False
         sides = list(zip(_COPIED, cut, names, strict=True))
         given = [{which: (c[0][0], name, c[k][1] * self.width) for which, c, name in sides} for k in range(count)]
