@@ -102,7 +102,9 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize("setting", ["OMP_THREAD_LIMIT=1", "OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_NUM_THREADS=2"])
+@pytest.mark.parametrize(
+    "setting", ["OMP_THREAD_LIMIT=1", "OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_NUM_THREADS=2"]
+)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 def test_teams_of_any_size_do_all_of_the_work_and_so_do_forks(setting: str) -> None:
     code = f"""if 1:
