@@ -111,10 +111,21 @@ def test_the_librarys_own_threads_come_back() -> None:
     assert isinstance(lib, blas.Library)
     if lib.threads is None:
         pytest.skip("the library has no threads of its own")
-    get = ctypes.CFUNCTYPE(ctypes.c_int)(lib.threads[0])
+    get, set_ = ctypes.CFUNCTYPE(ctypes.c_int)(lib.threads[0]), ctypes.CFUNCTYPE(None, ctypes.c_int)(lib.threads[1])
     before = get()
-    run(MatMul(), np.ones((200, 200), np.float32), np.ones((200, 200), np.float32))
-    assert get() == before
+    try:
+        set_(2)
+        x = np.ones((200, 200), np.float32)
+        run(MatMul(), x, x)
+        assert get() == 2
+        one, other = (native.Table(PROVIDER.bind(applied(MatMul(), x, x), [x, x], [x.copy()], [])) for _ in range(2))
+        (shared,) = {*one._quiet, *other._quiet}
+        with shared:  # as while another thread's step runs
+            one.run()
+            assert get() == 1
+        assert get() == 2
+    finally:
+        set_(before)
 
 
 def test_what_is_left_to_numpy() -> None:

@@ -16,6 +16,7 @@ import itertools
 import os
 import platform
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class Call:
 
     Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
     threads; otherwise one of them does all of it.  `own_threads`: the kernel brings threads of its own, and runs
-    outside of any parallel region.
+    outside of any parallel region.  `quiet`: functions that tell and set the number of a library's threads, which has
+    one meanwhile.
     """
 
     address: int
@@ -46,6 +48,7 @@ class Call:
     work: int = 1
     parallel: bool = True
     own_threads: bool = False
+    quiet: tuple[int, int] | None = None
 
     def words(self, status: np.ndarray) -> np.ndarray:
         """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
@@ -84,6 +87,7 @@ class Table:
         for begin, end in _regions(calls):
             self._rows[begin, 4:6] = end, (self._rows[begin:end, 3] > 1).any()
         self._run, self._others = _driver(), any(c.own_threads for c in calls)
+        self._quiet = [_quieted(functions) for functions in sorted({c.quiet for c in calls if c.quiet is not None})]
         self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
 
     def _chunks(self, c: Call) -> int:
@@ -99,12 +103,49 @@ class Table:
         """All calls, in this thread: libraries with threads of their own have as many as when their code was made."""
         if self._others:
             announce_threads()
-        return self._run(*self._arguments)
+        with contextlib.ExitStack() as stack:
+            for library in self._quiet:
+                stack.enter_context(library)
+            return self._run(*self._arguments)
 
     def check(self, where: str = "") -> None:
         """JobError where a kernel failed in the last run.  `where`: the operator that it ran."""
         if self.status[0]:
             raise JobError(trouble.explained(self.status.tolist()) + (f", in\n    {where}" if where else ""))
+
+
+class _Quieted:
+    """A library with one thread while any table runs that asks for it."""
+
+    def __init__(self, get: int, set_: int) -> None:
+        self._get, self._set = ctypes.CFUNCTYPE(ctypes.c_int)(get), ctypes.CFUNCTYPE(None, ctypes.c_int)(set_)
+        self.forget()
+
+    def forget(self) -> None:
+        """Nobody uses it: so it is in a fork, whose other threads are gone."""
+        self._lock, self._users, self._before = threading.Lock(), 0, 1
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = self._get()
+                self._set(1)
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._set(self._before)
+
+
+#: by their functions
+_libraries: dict[tuple[int, int], _Quieted] = {}
+
+
+def _quieted(functions: tuple[int, int]) -> _Quieted:
+    with set_up_lock():
+        return _libraries.setdefault(functions, _Quieted(*functions))
 
 
 def _regions(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
@@ -123,6 +164,8 @@ def _after_fork() -> None:
     global _forked
     _forked = True
     _worker.cache_clear()
+    for library in _libraries.values():
+        library.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -150,7 +193,8 @@ def together(calls: Sequence[Call]) -> Call:
     words = [c.words(np.empty(0, np.int64)) for c in calls]
     rows = np.array([(c.address, w.ctypes.data) for c, w in zip(calls, words, strict=True)], np.int64)
     kept = {id(x): x for c in calls for x in c.operands if isinstance(x, np.ndarray)}
-    return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop())
+    quiet = next((c.quiet for c in calls if c.quiet is not None), None)
+    return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop(), quiet=quiet)
 
 
 _TOGETHER = r"""

@@ -263,7 +263,7 @@ class LinearCrossEntropies(LinearLosses):
                 self._seen(todo, op, sizes, (x, w, bias), here, rows, scratch[1:])
         reduction = REDUCTIONS[rule.reduction]
         todo.add(reduced.call(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False))
-        return todo.all()
+        return todo.calls
 
     def _held(self, todo: Products, op: Any, matrices: Any, here: Any, rows: slice, made: Any, room: Any) -> None:
         """All logits of some rows, and what their gradients add."""
@@ -324,4 +324,4 @@ class LinearCrossEntropyGradients(LinearLosses):
                 given = (block, part, labels[rows], shares[rows], lse[rows], *numbers)
                 todo.add(_tile_gradient.call(*given, work=block.shape[0]))
                 _gradients(todo, block, rows, words, x, w, made, rule)
-        return todo.all()
+        return todo.calls

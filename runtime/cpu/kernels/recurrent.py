@@ -191,7 +191,7 @@ class Sequences(Family):
         todo = Products()
         for d in range(ins[1].shape[0]):
             self.direction(todo, op, d, ins, outs, scratch)
-        return todo.all()
+        return todo.calls
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """The calls of direction number `d`."""

@@ -11,12 +11,11 @@ from ..providers import blas
 
 
 class Products:
-    """A list of calls in which BLAS's own threads are switched off once.  `by`: chooses routines for `strided`."""
+    """A list of calls, products by BLAS among them.  `by`: chooses routines for `strided`."""
 
     def __init__(self, by: blas.Choice | None = None) -> None:
         self.by = by
         self.calls: list[Call] = []
-        self.switch: list[Call] = []
 
     def add(self, *calls: Call) -> None:
         """More calls."""
@@ -25,21 +24,11 @@ class Products:
     def product(self, a: Any, b: Any, c: Any, *, ta: bool = False, tb: bool = False, bias: Any = None) -> None:
         """c = A' B' (+ bias) for matrices."""
         k, m = a.shape if ta else a.shape[::-1]
-        self._switched(blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias))
+        self.calls += blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias)
 
     def strided(self, a: Any, b: Any, c: Any, *, more: bool = False, parts: int = 0) -> None:
         """c = a b (+ c) for matrices of which one side lies together; `parts`: see `blas.strided`."""
-        self._switched(blas.strided(a, b, c, more=more, by=self.by, parts=parts))
-
-    def _switched(self, found: list[Call]) -> None:
-        if len(found) == 3:
-            self.switch = [found[0], found[2]]
-            found = found[1:2]
-        self.calls += found
-
-    def all(self) -> list[Call]:
-        """The calls, between those that switch."""
-        return [*self.switch[:1], *self.calls, *self.switch[1:]]
+        self.calls += blas.strided(a, b, c, more=more, by=self.by, parts=parts)
 
 
 def times(todo: Products, a: Any, b: Any, c: Any, panels: Any, *, turned: bool = False, more: Any = None) -> None:

@@ -304,4 +304,4 @@ def _products(rule: Any, x: Any, step: Any, y: Any, room: Any) -> list[Call]:
             todo.add(draw.call(step, s, signed(rule.seed), column // width, row, len(x), work=len(part)))
             todo.strided(s.T, part, target, more=row > 0, parts=_PARTS)
     todo.add(_scaled.call(y, 1 / math.sqrt(rule.rows), work=rule.rows))
-    return todo.all()
+    return todo.calls

@@ -255,11 +255,7 @@ def calls(
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, by.bits, by.status))
     several = p.parallel() and len(tiles) > 1 and native.threads() > 1
     own = by.threads is None and not several  # such a library has threads of its own outside of parallel regions
-    return _alone(by, Call(kernel, words, len(tiles), parallel=several, own_threads=own))
-
-
-#: how many threads the library had before a product
-_THREADS = np.zeros(1, np.int64)
+    return [Call(kernel, words, len(tiles), parallel=several, own_threads=own, quiet=by.threads)]
 
 
 #: (m, n, k, whether the factors lie transposed) → what multiplies them; None: the library
@@ -289,35 +285,8 @@ def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Choice | None = N
     words += (1.0, 1.0, c if more else 0, 0, 0, native.STATUS)
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, chosen.bits, chosen.status))
     several = len(tiles) > 1
-    return _alone(
-        chosen, Call(kernel, words, len(tiles), parallel=several, own_threads=chosen.threads is None and not several)
-    )
-
-
-def _alone(by: Routine, call: Call) -> list[Call]:
-    """The call while the library has one thread."""
-    if by.threads is None:
-        return [call]
-    get, set_ = by.threads
-    switch = native.compile_ir(_switch())
-    return [Call(switch, (get, set_, _THREADS, 1), parallel=False), call,
-            Call(switch, (get, set_, _THREADS, 0), parallel=False)]  # fmt: skip
-
-
-@functools.cache
-def _switch() -> str:
-    """IR: (get, set, kept, enter): enter: keeps the number of threads and sets one; otherwise sets what was kept."""
-    f = Code()
-    get, set_, kept = (f.word("%args", i, "ptr") for i in range(3))
-    enter = f.let(f"icmp ne i64 {f.word('%args', 3)}, 0")
-    with f.when(enter):
-        now = f.let(f"call i32 {get}()")
-        f.set(kept, "i64", f.let(f"sext i32 {now} to i64"))
-        f.line(f"call void {set_}(i32 1)")
-    with f.unless(enter):
-        before = f.let(f"trunc i64 {f.get(kept)} to i32")
-        f.line(f"call void {set_}(i32 {before})")
-    return module(f)
+    own = chosen.threads is None and not several
+    return [Call(kernel, words, len(tiles), parallel=several, own_threads=own, quiet=chosen.threads)]
 
 
 @functools.cache
