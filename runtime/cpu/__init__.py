@@ -22,7 +22,7 @@ _CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose")
 #: kernels → operators whose last bits may depend on the number of threads, in both layouts (docs/threads.md)
 BITS_BY_THREADS = {
     "onednn": (*_CONVOLUTIONS, *_PRODUCTS),
-    "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad"),
+    "numba": ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LSTMGrad", "GRUGrad"),
     "blas": ("MatMul", "Gemm"),
     "convolution": ("ConvGradWeight",),
     "widened": (*_CONVOLUTIONS, *_PRODUCTS),

@@ -74,7 +74,6 @@ NETWORKS = [
 def test_our_own_kernels_give_the_same_bits_with_any_number_of_threads(name: str, options: dict) -> None:
     found = changed(name, options, ["numba", "loops", "convolution", "blas"])
     assert not {(kernel, op) for kernel, op in found if not declared(kernel, op)}
-    assert all(kernel in ("blas", "convolution") for kernel, _ in found)
 
 
 @pytest.mark.skipif(isinstance(dnnl.load(), str), reason="oneDNN is not installed (extra 'onednn')")

@@ -99,7 +99,7 @@ def _plan(op: Operator) -> Plan | None:
     """The primitives of a convolution, or of a product in 16 bits; None where there are none, or no good ones."""
     if unavailable():
         return None
-    dtype = next(op.writes()).dtype
+    dtype = next((v.dtype for v in op.writes()), "")
     if dtype not in ("f32", "bf16", "f16") or (dtype == "bf16" and not native.converts_bfloat16()):
         return None
     if dtype != "f32" and (found := products.factors(op)) is not None:
