@@ -99,7 +99,7 @@ class Case:
                 found[name] = np.inf
                 continue
             got, _ = drawn.fingerprint(name, before[own], program.data[own])
-            if not abs(got - product) <= limit * norm + 10 * determined + 1e-9:
+            if not abs(got - product) <= limit * norm + 10 * determined + 3e-9:
                 found[name] = abs(got - product) / norm
         return found
 
