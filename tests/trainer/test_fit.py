@@ -197,6 +197,7 @@ def test_predictions_are_fitted_as_the_data_of_fit() -> None:
     t.fit(samples, epochs=1)
     wide = {"label": samples["label"], "x": samples["x"].astype(np.float64)}
     found = t.predict(wide, ["logits"], batch=8)["logits"]
+    np.testing.assert_array_equal(found, t.predict({"x": samples["x"]}, ["logits"], batch=8)["logits"])
     np.testing.assert_allclose(found, t.predict({"x": samples["x"]}, ["logits"])["logits"], rtol=1e-5, atol=1e-6)
     assert t.metrics[0].name == "accuracy"
 

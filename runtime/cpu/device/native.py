@@ -145,7 +145,9 @@ _libraries: dict[tuple[int, int], _Quieted] = {}
 
 def _quieted(functions: tuple[int, int]) -> _Quieted:
     with set_up_lock():
-        return _libraries.setdefault(functions, _Quieted(*functions))
+        if functions not in _libraries:
+            _libraries[functions] = _Quieted(*functions)
+        return _libraries[functions]
 
 
 def _regions(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:

@@ -79,7 +79,7 @@ def _add(made: Maker, c: Convolved, dtype: str) -> None:
         _add_weight(made, c, dtype)
         return
     count = parts(c.geometry.batch)
-    with alone() if count > 1 else contextlib.nullcontext():
+    with alone(count > 1):
         one = dataclasses.replace(c, geometry=dataclasses.replace(c.geometry, batch=c.geometry.batch // count))
         p = _Primitive(made, one, dtype)
     sizes = {"x": math.prod(one.x) * p.width, "y": math.prod(one.y) * p.width}
@@ -93,14 +93,14 @@ def _add(made: Maker, c: Convolved, dtype: str) -> None:
     arguments = {p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y"), p.which["w"]: (p.wanted, p.packed)}
     if p.bias:
         arguments[p.which["bias"]] = (p.bias, "bias")
-    _add_all(made, p.main, each(arguments))
+    made.add(p.main, *each(arguments))
     if c.bias and c.kind == "input":
         lib = made.lib
         channels = (1, c.x[1], *(1 for _ in c.x[2:]))
         row = lib.layout(channels, strides(channels, last=False), dtype)
-        with alone() if count > 1 else contextlib.nullcontext():
+        with alone(count > 1):
             added = lib.add(p.x, row, p.x)
-        _add_all(made, added, each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
+        made.add(added, *each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
 
 
 def _add_weight(made: Maker, c: Convolved, dtype: str) -> None:
@@ -108,13 +108,6 @@ def _add_weight(made: Maker, c: Convolved, dtype: str) -> None:
     p = _Primitive(made, c, dtype)
     made.add(p.main, {p.which["x"]: (p.x, "x", 0), p.which["y"]: (p.y, "y", 0), p.which["w"]: (p.wanted, p.packed, 0)})
     p.pack()
-
-
-def _add_all(made: Maker, descriptor: int, given: Sequence[Given]) -> None:
-    if len(given) > 1:
-        made.add_parts(descriptor, given)
-    else:
-        made.add(descriptor, given[0])
 
 
 class _Primitive:
@@ -128,10 +121,8 @@ class _Primitive:
         lib, g = made.lib, c.geometry
         self.shape = c.w if g.group == 1 else (g.group, g.mg, g.cg, *g.window.kernel)
         self.x, self.y = (lib.layout(s, strides(s, last=c.last), dtype) for s in (c.x, c.y))
-        self.given, liked = (
-            lib.layout(self.shape, strides(self.shape, last=False), dtype),
-            lib.layout(self.shape, None, dtype),
-        )
+        self.given = lib.layout(self.shape, strides(self.shape, last=False), dtype)
+        liked = lib.layout(self.shape, None, dtype)
         self.bias = lib.layout(c.w[:1], (1,), dtype) if c.bias and c.kind == "output" else 0
         window = (g.window.strides, g.window.dilations, g.window.begin, c.end)
         self.main = lib.convolution(c.kind, (self.x, liked, self.y), self.bias, window)
@@ -171,5 +162,5 @@ class _Primitive:
                 return False
         sides = list(zip(_COPIED, cut, names, strict=True))
         given = [{which: (c[0][0], name, c[k][1] * self.width) for which, c, name in sides} for k in range(count)]
-        self.made.add_parts(reorder, given)
+        self.made.add(reorder, *given)
         return True

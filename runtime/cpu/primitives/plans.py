@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ....language.types import TensorType
+from ....passes.memory.memory_plan import aligned
 from ...shared.trouble import LIBRARY
 from ..code.emit import Code, module
 from ..device import dnnl, native
@@ -58,27 +59,22 @@ class Plan:
 
     def calls(self, operands: Mapping[str, Any], scratch: Sequence[Any]) -> list[Call]:
         """One call for each stage."""
-        arrays = dict(operands) | {name: a for (name, _), a in zip(self.buffers, scratch, strict=True)}
-        held = tuple(a for a in arrays.values() if a is not None)
-        return [
-            self._call(s, {n: a.ctypes.data for n, a in arrays.items() if a is not None}, held) for s in self.stages
-        ]
+        given = dict(operands) | {name: a for (name, _), a in zip(self.buffers, scratch, strict=True)}
+        arrays = {name: a for name, a in given.items() if a is not None}
+        at = {name: a.ctypes.data for name, a in arrays.items()}
+        return [self._call(s, at, tuple(arrays.values())) for s in self.stages]
 
     def _call(self, s: Stage, at: Mapping[str, int], held: tuple[Any, ...]) -> Call:
         lib = library()
-        pad = next((layout for layout, name, _ in s.parts[0].values() if name == SCRATCHPAD), 0)
-        pads = [lib.memory(pad, at[SCRATCHPAD] + i * self.apart) for i in range(native.threads())] if pad else []
+        pad, name, _ = s.parts[0].get(dnnl.SCRATCHPAD, (0, "", 0))
+        pads = [lib.memory(pad, at[name] + i * self.apart) for i in range(native.threads())] if pad else []
         parts = [lib.arguments({k: (layout, at[name] + offset) for k, (layout, name, offset) in given.items()})
                  for given in s.parts]  # fmt: skip
         table = np.array([int(p) for p in parts], np.int64)
         kernel = native.compile_ir(_execute(threads=bool(pad) and s.alone))
-        place, pad_table = parts[0].place(SCRATCHPAD_NUMBER), np.array([int(p) for p in pads] or [0], np.int64)
+        place, pad_table = parts[0].place(dnnl.SCRATCHPAD), np.array([int(p) for p in pads] or [0], np.int64)
         words = (lib.execute, s.primitive, lib.stream, parts[0].count, table, place, pad_table, native.STATUS)
         return Call(kernel, (*words, *parts, *pads, *held), len(parts), s.alone, own_threads=not s.alone)
-
-
-#: the buffer that primitives compute in, and its number among their arguments
-SCRATCHPAD, SCRATCHPAD_NUMBER = "scratchpad", dnnl.SCRATCHPAD
 
 
 @dataclass
@@ -90,41 +86,32 @@ class Maker:
     buffers: dict[str, int] = field(default_factory=dict)
     apart: int = 0
 
-    def add(self, descriptor: int, arguments: Given) -> None:
-        """One more primitive, in the library's threads."""
-        self._add(descriptor, [arguments], alone=False)
-
-    def add_parts(self, descriptor: int, parts: Sequence[Given]) -> None:
-        """A primitive on two or more parts, each in one of the step's threads.  Make the descriptor in `alone()`."""
-        with alone():
-            self._add(descriptor, parts, alone=True)
-
-    def _add(self, descriptor: int, parts: Sequence[Given], *, alone: bool) -> None:
-        lib = self.lib
+    def add(self, descriptor: int, *parts: Given) -> None:
+        """One more primitive, in the library's threads; on several parts, each in one of the step's threads: then make
+        the descriptor in `alone()`."""
+        lib, several = self.lib, len(parts) > 1
         layout = lib.wanted(descriptor, dnnl.SCRATCHPAD)
         needed = lib.nbytes(layout) if layout else 0
         if needed:
-            parts = [{**p, SCRATCHPAD_NUMBER: (layout, SCRATCHPAD, 0)} for p in parts]
-            needed = -(-needed // _LINE) * _LINE if alone else needed
-            self.apart = max(self.apart, needed) if alone else self.apart
-            self.buffers[SCRATCHPAD] = max(self.buffers.get(SCRATCHPAD, 0), needed)
-        self.stages.append(Stage(lib.primitive(descriptor), tuple(parts), lib.implementation(descriptor), alone))
+            parts = tuple({**p, dnnl.SCRATCHPAD: (layout, "scratchpad", 0)} for p in parts)
+            if several:
+                self.apart = max(self.apart, aligned(needed))
+            self.buffers["scratchpad"] = max(self.buffers.get("scratchpad", 0), needed)
+        with alone(several):
+            primitive = lib.primitive(descriptor)
+        self.stages.append(Stage(primitive, parts, lib.implementation(descriptor), several))
 
     def plan(self) -> Plan:
         """What was added."""
         if self.apart:
-            self.buffers[SCRATCHPAD] = max(self.buffers[SCRATCHPAD], self.apart * native.threads())
+            self.buffers["scratchpad"] = max(self.buffers["scratchpad"], self.apart * native.threads())
         return Plan(tuple(self.stages), tuple(self.buffers.items()), self.apart)
 
 
-#: bytes of a cache line, of which threads share none
-_LINE = 64
-
-
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Inside, primitives are made for one thread."""
-    native.announce_threads(1)
+def alone(one: bool = True) -> Iterator[None]:
+    """Inside, primitives are made for one thread; where it is not so, for those of a step."""
+    native.announce_threads(1 if one else None)
     try:
         yield
     finally:
