@@ -32,16 +32,13 @@ import cpu_ours
 from cpu_networks import BEST, NETWORKS, QUICK, RECOMPUTED, WITHOUT_ONEDNN, Network
 from cpu_pool import Failed, Pool, Worker, available_memory
 from memory_pytorch import torch_environment
-from zoo_steps import MIB, headline, machine, row_text, write_data
+from zoo_steps import MIB, headline, machine, row_text
 
 FOLDER = Path(__file__).resolve().parent
 #: relative difference of the losses of step 1 that different orders of summation may make
 AGREE = 1e-4
-SEED = 0
 #: of the peak of the step by the operators' own numerics: kernels may take scratch, half a percent is none
 MEMORY = 1.005
-#: small, as the batch is always the same: a loss that reaches zero would make numbers that no training has
-RATE = 1e-5
 #: freed memory stays with the process, and no block is mapped by itself
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 #: variants that take one turn: no target is about their time
@@ -103,7 +100,7 @@ class Session:
 
     def __init__(self, net: Network, args: argparse.Namespace, folder: Path, python: str) -> None:
         self.net, self.args, self.folder, self.python = net, args, folder, python
-        _, self.feed = write_data(net.zoo, net.batch, SEED, folder, with_model=args.ort is not None, **net.options)
+        self.job = net.job(folder, with_model=args.ort is not None, threads=args.threads)
         self.rows: dict[str, Row] = {}
 
     def workers(self) -> dict[str, Worker]:
@@ -112,7 +109,7 @@ class Session:
         seen: dict[tuple[str, ...], str] = {}
         for variant in self.args.ours:
             providers = cpu_ours.select(variant)
-            if variant != "recompute" and seen.setdefault(providers, variant) != variant:
+            if variant not in cpu_ours.RECOMPUTING and seen.setdefault(providers, variant) != variant:
                 self.rows[variant] = Row(self.net.name, variant, error=f"the same as '{seen[providers]}' here")
                 continue
             found[variant] = self._worker(sys.executable, "cpu_ours.py", {"variant": variant}, {})
@@ -132,16 +129,7 @@ class Session:
         threads = str(self.args.threads)
         names = ("OMP", "MKL", "OPENBLAS", "NUMBA")
         environment = {**{f"{n}_NUM_THREADS": threads for n in names}, **environment}
-        return Worker([python, str(FOLDER / script), json.dumps(self.spec() | more)], environment, self.args.limit)
-
-    def spec(self) -> dict[str, Any]:
-        """What every process is told."""
-        net = self.net
-        return {
-            "network": net.zoo, "batch": net.batch, "options": net.options, "seed": SEED,
-            "optimizer": net.optimizer, "learning_rate": RATE, "kept": net.kept, "feed": self.feed,
-            "data": str(self.folder / "data.npz"), "threads": self.args.threads,
-        }  # fmt: skip
+        return Worker([python, str(FOLDER / script), json.dumps(self.job | more)], environment, self.args.limit)
 
     def measure(self) -> None:
         """Turns of all variants, round by round; who fails leaves."""
@@ -224,12 +212,12 @@ def table(net: Network, rows: dict[str, Row]) -> list[str]:
             found.append(f"{name:<{WIDTHS[0]}}  {row.error}")
             continue
         ms = [x * 1e3 for x in (row.median, min(row.seconds), max(row.seconds))]
-        partner = rows.get("checkpoint" if name == "recompute" else "pytorch", base)
+        partner = rows.get("checkpoint" if name in cpu_ours.RECOMPUTING else "pytorch", base)
         memory = ("", "") if row.peak is None else (f"{row.peak / MIB:.1f}", f"{ratio(row.peak, partner.peak):.3f}")
         cells = (name, *(f"{x:.1f}" for x in ms), f"{ratio(row.median, base.median):.3f}",
                  f"{ratio(row.median, best):.3f}", *memory)  # fmt: skip
         note = f"  {row.error}" if row.error else ""
-        if name == "recompute":
+        if name in cpu_ours.RECOMPUTING:
             note += f"  {row.facts['kept_share']:.0%} kept, {ratio(row.median, plain.median):.3f} of ours"
         if name == "checkpoint":
             note += f"  {ratio(row.median, base.median):.3f} of pytorch"
@@ -263,6 +251,12 @@ def verdicts(net: Network, rows: dict[str, Row]) -> list[Verdict]:
         (("ours", "pytorch"), "ours / PyTorch's best", ratio(ours, best_of(rows)), BEST),
         (("no-onednn", "pytorch"), "without oneDNN / PyTorch as installed", ratio(bare, base), WITHOUT_ONEDNN),
         (("recompute", "ours"), "recomputed / ours plain", ratio(seconds.get("recompute"), ours), RECOMPUTED),
+        (
+            ("planned", "ours"),
+            "planned for the same peak / ours plain",
+            ratio(seconds.get("planned"), ours),
+            RECOMPUTED,
+        ),
     )
     found = [Verdict(net.name, *words) for needed, *words in asked if all(n in rows for n in needed)]
     if all(n in rows and rows[n].peak for n in ("ours", "numpy")):

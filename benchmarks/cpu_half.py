@@ -21,11 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cpu import MALLOC, RATE, SEED, Output, Row
+from cpu import MALLOC, Output, Row
 from cpu_networks import Network
 from cpu_pool import Failed, Pool, Worker, available_memory
 from memory_pytorch import torch_environment
-from zoo_steps import MIB, headline, machine, row_text, write_data
+from zoo_steps import MIB, headline, machine, row_text
 
 from recompute.runtime.cpu.device import native
 
@@ -73,13 +73,7 @@ def measured(net: Network, args: argparse.Namespace, python: str) -> dict[str, R
     """Rows of a network."""
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as folder:
-        _, feed = write_data(net.zoo, net.batch, SEED, Path(folder), with_model=False, **net.options)
-        spec = {
-            "network": net.zoo, "batch": net.batch, "options": net.options, "seed": SEED, "optimizer": net.optimizer,
-            "learning_rate": RATE, "kept": net.kept, "feed": feed, "data": f"{folder}/data.npz",
-            "threads": args.threads,
-        }  # fmt: skip
-        found = workers(net, spec, args, python)
+        found = workers(net, net.job(folder, threads=args.threads), args, python)
         pool, left = Pool(found, int(args.memory * available_memory())), list(found)
         try:
             for turn in range(args.rounds):

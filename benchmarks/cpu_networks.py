@@ -1,9 +1,16 @@
-"""The networks of cpu.py: what both sides train, and what issue 6 asks of the step time."""
+"""The networks of cpu.py: what both sides train, what processes are told of it, and what is asked of the step time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from zoo_steps import write_data
+
+SEED = 0
+#: small, as the batch is always the same: a loss that reaches zero would make numbers that no training has
+RATE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,15 @@ class Network:
     optimizer: str = "momentum"
     options: dict[str, Any] = field(default_factory=dict)
     images: bool = True
+
+    def job(self, folder: str | Path, *, with_model: bool = False, **more: Any) -> dict[str, Any]:
+        """What a process that trains it is told (see cpu_worker.py), and `more`; data and weights are written into the
+        folder, the ONNX file too `with_model`."""
+        _, feed = write_data(self.zoo, self.batch, SEED, Path(folder), with_model=with_model, **self.options)
+        return {
+            "network": self.zoo, "batch": self.batch, "options": self.options, "seed": SEED, "kept": self.kept,
+            "optimizer": self.optimizer, "learning_rate": RATE, "feed": feed, "data": f"{folder}/data.npz", **more,
+        }  # fmt: skip
 
 
 #: dropout is off on both sides: only then can the losses be compared

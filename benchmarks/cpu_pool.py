@@ -128,6 +128,14 @@ class Pool:
             worker.end()
 
 
+def processor_seconds(pid: int) -> float:
+    """Time that processors have worked for a process and its threads; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def available_memory() -> int:
     """Bytes that new processes may take; a guess where the system does not say."""
     with contextlib.suppress(OSError):

@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpu import RATE, SEED, Output
+from cpu import Output
 from cpu_networks import NETWORKS
 from cpu_pool import Worker
-from zoo_steps import headline, machine, write_data
+from zoo_steps import headline, machine
 
 FOLDER = Path(__file__).resolve().parent
 FASTER, SHARE = 1.85, 0.02
@@ -42,7 +43,7 @@ def shares(spec: dict[str, Any]) -> dict[str, Any]:
     from recompute.runtime.cpu.device.native import Table
     from recompute.training import losses
 
-    program = rc.load(models.build(spec["network"], batch=spec["batch"], seed=SEED, **spec["options"]))
+    program = rc.load(models.build(spec["network"], batch=spec["batch"], seed=spec["seed"], **spec["options"]))
     kind, _ = losses.natural_loss(program)
     loss = getattr(losses, kind)(program).name
     step = compile_step(program, loss, cpu_ours.optimizer_of(spec))
@@ -66,6 +67,23 @@ def shares(spec: dict[str, Any]) -> dict[str, Any]:
     return {**total, "calls": len(best)}
 
 
+def measured(job: str, counts: Sequence[int], rounds: int, seconds: float) -> dict[int, float]:
+    """Median seconds of a step by threads; they take turns."""
+    command = [sys.executable, str(FOLDER / "cpu_ours.py"), job]
+    workers = {n: Worker(command, {"OMP_NUM_THREADS": str(n)}, 600) for n in counts}
+    found: dict[int, list[float]] = {n: [] for n in counts}
+    try:
+        for worker in workers.values():
+            worker.start()
+        for _ in range(rounds):
+            for n, worker in workers.items():
+                found[n] += worker.times(seconds, 3)
+    finally:
+        for worker in workers.values():
+            worker.end()
+    return {n: statistics.median(times) for n, times in found.items()}
+
+
 def main() -> int:
     """Measures and reports."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,32 +103,13 @@ def main() -> int:
         if net.name not in args.networks.split(","):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            _, feed = write_data(net.zoo, net.batch, SEED, Path(folder), with_model=False, **net.options)
-            spec = {
-                "network": net.zoo, "batch": net.batch, "options": net.options, "seed": SEED, "kept": net.kept,
-                "optimizer": net.optimizer, "learning_rate": RATE, "feed": feed, "data": f"{folder}/data.npz",
-                "variant": "ours",
-            }  # fmt: skip
-            counts = [int(n) for n in args.threads.split(",")]
-            command = [sys.executable, str(FOLDER / "cpu_ours.py"), json.dumps(spec)]
-            processors = str(os.cpu_count() or 1)
-            workers = {n: Worker(command, {"OMP_NUM_THREADS": str(n)}, 600) for n in counts}
-            seconds: dict[int, list[float]] = {n: [] for n in counts}
-            try:
-                for worker in workers.values():
-                    worker.start()
-                for _ in range(args.rounds):
-                    for n, worker in workers.items():
-                        seconds[n] += worker.times(args.seconds, 3)
-            finally:
-                for worker in workers.values():
-                    worker.end()
+            job = json.dumps(net.job(folder, variant="ours"))
+            median = measured(job, [int(n) for n in args.threads.split(",")], args.rounds, args.seconds)
             done = subprocess.run(
-                [sys.executable, __file__, "--shares", json.dumps(spec)], capture_output=True, text=True, check=True,
-                env={**os.environ, "OMP_NUM_THREADS": processors},
+                [sys.executable, __file__, "--shares", job], capture_output=True, text=True, check=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1)},
             )  # fmt: skip
-        median = {n: statistics.median(seconds[n]) for n in counts}
-        one = median[min(counts)]
+        one = median[min(median)]
         cells = [f"{n} threads {1e3 * t:.1f} ms" + (f" ({one / t:.2f} x)" if n > 1 else "") for n, t in median.items()]
         found = json.loads(done.stdout.splitlines()[-1])
         calls = found.pop("calls")

@@ -20,7 +20,7 @@ import recompute as rc
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 #: network → options of the small one, options of the full one, batch of the full one
 NETWORKS = {
-    "resnet18": ({"width": 8, "blocks": (1, 1, 1, 1), "image": 32, "classes": 10}, {"image": 32, "classes": 10}, 128),
+    "resnet18": ({"width": 16, "blocks": (1, 1, 1, 1), "image": 32, "classes": 10}, {"image": 32, "classes": 10}, 128),
     "darts": ({"cells": 3, "width": 8}, {}, 96),
 }
 

@@ -122,12 +122,21 @@ def case_block(case: Case) -> tuple[Block, dict[str, np.ndarray]]:
     return block.with_operators([op], outputs=tuple(v.name for v in outs if v is not None)), feed
 
 
-def evaluate(block: Block, feed: dict[str, np.ndarray], fetch: Sequence[str] | None = None) -> list[np.ndarray]:
-    """Runs a block once; `feed` also gives its parameters and state, whose arrays are not changed."""
+def evaluate(
+    block: Block,
+    feed: dict[str, np.ndarray],
+    fetch: Sequence[str] | None = None,
+    *,
+    providers: Sequence[str] | None = None,
+) -> list[np.ndarray]:
+    """Runs a block once; `feed` also gives its parameters and state, whose arrays are not changed.
+
+    `providers`: those of its kernels (None: all that are here; a program with addresses has the kernels that it names).
+    """
     data = {v.name: feed[v.name].copy() for v in (*block.parameters, *block.buffers, *block.state)}
     inputs = {v.name: feed[v.name] for v in block.inputs}
     names = list(block.outputs if fetch is None else fetch)
-    return Executor(schedule=False, rebuild=False).run(Program(block, data), inputs, names)
+    return Executor(schedule=False, rebuild=False, providers=providers).run(Program(block, data), inputs, names)
 
 
 def check_case(case: Case) -> None:

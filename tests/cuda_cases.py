@@ -110,6 +110,7 @@ class Bound:
             if p is not None and a is not None:
                 self._in(raw, p)[...] = a
         before = raw.copy()
+        self.device.compile(self.kernels)
         self.device.upload(self.whole, raw)
         for c in self.calls:
             self.device.prepare(c)()
@@ -164,6 +165,8 @@ def check(case: Case, runs: Sequence[Bound], *, units: float | None = None) -> N
     """
     wanted = reference(case)
     first = None
+    for b in runs[:1]:
+        b.device.compile([k for other in runs for k in other.kernels])
     for b in runs:
         results = []
         for poison, backwards in ((0xFF, False), (0x55, True)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,20 @@ from torch_networks import network
 from torch_weights import load_zoo
 
 WARM, SECONDS, LEAST = 3, 1.5, 5
+
+
+def seconds_of(step: Callable[[], object]) -> float:
+    """Of a step on the device, which is warm; the peak of its memory begins anew."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    begin, steps = time.perf_counter(), 0
+    while steps < LEAST or time.perf_counter() - begin < SECONDS:
+        step()
+        steps += 1
+        if steps % LEAST == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / steps
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
@@ -65,16 +80,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     last = float(last)
     if on == "cpu":
         return {"loss": first, "last_loss": last}
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    begin, steps = time.perf_counter(), 0
-    while steps < LEAST or time.perf_counter() - begin < SECONDS:
-        step()
-        steps += 1
-        if steps % LEAST == 0:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - begin) / steps
+    seconds = seconds_of(step)
     return {"ms": seconds * 1e3, "loss": first, "last_loss": last, "peak": torch.cuda.max_memory_allocated(),
             "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
 

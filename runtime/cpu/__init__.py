@@ -7,6 +7,7 @@
 | `numba` | softmax, attention, norms, losses, pooling, gathers, transposes | numba (extra `cpu`) |
 | `convolution` | convolutions without oneDNN | llvmlite |
 | `blas` | matrix products, by NumPy's own OpenBLAS | llvmlite |
+| `products` | matrix products, by kernels of ours, where they are faster (`processors/`) | llvmlite |
 | `widened` | what only has float32 kernels, on 16-bit floats between conversions | llvmlite |
 
 Without any of them everything runs on NumPy.
@@ -15,7 +16,7 @@ Without any of them everything runs on NumPy.
 from ...support.plug_ins import import_all
 
 #: providers, each in the file of its name; the most preferred first
-PREFERRED = ("onednn", "loops", "numba", "convolution", "blas", "widened")
+PREFERRED = ("onednn", "loops", "numba", "convolution", "blas", "products", "widened")
 
 _PRODUCTS = ("MatMul", "Gemm", "LinearCrossEntropy", "LinearCrossEntropyGrad")
 _CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight", "ConvTranspose")

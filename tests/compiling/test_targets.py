@@ -111,7 +111,9 @@ def measured(program: rc.Program, loss: str, place: Any, **options: Any) -> int:
     return rc.Executor(place, **options).session(program, [loss]).measured_peak_bytes
 
 
-@pytest.mark.parametrize("options", but_slow(OTHERS, lambda o: "schedule" in o or "rebuild" in o), ids=str)
+@pytest.mark.parametrize(
+    "options", but_slow(OTHERS, lambda o: "schedule" in o or "rebuild" in o or "providers" in o), ids=str
+)
 @pytest.mark.parametrize("place", [None, EMULATED], ids=["cpu", "emulated"])
 def test_a_budget_holds_where_the_step_runs(place: Any, options: dict[str, Any]) -> None:
     """It was planned for this machine's processor with all kernels: another executor plans again, within the same."""

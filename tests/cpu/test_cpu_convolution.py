@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from convolution_cases import CASES, KINDS, check
 
+from recompute.runtime.cpu.convolution import weight
 from recompute.runtime.cpu.providers import convolution
 
 pytestmark = pytest.mark.skipif(bool(convolution.unavailable()), reason=convolution.unavailable() or "there")
@@ -25,8 +26,23 @@ def test_blocks_of_a_few_rows(name: str, kind: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(convolution, "_BLOCK", 4096)
     monkeypatch.setattr(convolution, "_SPAN", 4096)
     monkeypatch.setattr(convolution, "_SUMMED_BLOCK", 4096)
+    monkeypatch.setattr(weight, "_BLOCK", 4096)
     convolution._plan.cache_clear()
     try:
         check(PROVIDER, name, kind)
     finally:
         convolution._plan.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["3x3", "3x3 stride", "7x7 image", "uneven", "three axes"])
+def test_panels_of_several_blocks_of_terms(name: str, monkeypatch: Any) -> None:
+    """A gradient's panels hold more pixels than a sum has terms, and blocks end in the middle of them."""
+    monkeypatch.setattr(weight, "TERMS", 5)
+    monkeypatch.setattr(weight, "_PANELS", 1 << 12)
+    convolution._plan.cache_clear()
+    weight._program.cache_clear()
+    try:
+        check(PROVIDER, name, "weight")
+    finally:
+        convolution._plan.cache_clear()
+        weight._program.cache_clear()

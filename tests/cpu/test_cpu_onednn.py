@@ -75,24 +75,32 @@ def test_a_library_that_does_not_load_is_refused_with_a_reason(path: str, monkey
 
 
 @pytest.fixture
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A step has so many; plans are made again."""
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small work is cut, too; plans are made again, here and afterwards."""
+    monkeypatch.setattr(convolutions, "_WORTH", 1)
+    convolutions.plan.cache_clear()
+    yield
+    convolutions.plan.cache_clear()
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, small_parts: None) -> int:
+    """A step has so many."""
     monkeypatch.setattr(native, "threads", lambda: request.param)
-    convolutions.plan.cache_clear()
-    yield request.param
-    convolutions.plan.cache_clear()
+    return int(request.param)
 
 
-#: batch, channels in and out, image, kernel, stride, group
-PARTS = [
-    (8, 128, 128, 9, 3, 1, 1),  # the library's layout of these weights has more rows than the weights
-    (6, 64, 96, 8, 3, 2, 1),
-    (4, 48, 64, 7, 1, 1, 1),
-    (16, 32, 32, 8, 3, 1, 32),
-    (7, 16, 32, 8, 3, 1, 1),
-    (8, 16, 64, 14, 1, 1, 2),  # parts of these weights along their second axis were packed wrongly
-    (4, 24, 192, 7, 1, 1, 3),
-]
+#: batch, channels in and out, image, kernel, stride, group → parts that a weight's gradient is summed of
+PARTS = {
+    (8, 128, 128, 9, 3, 1, 1): 1,  # the library's layout of these weights has more rows than the weights
+    (6, 64, 96, 8, 3, 2, 1): 1,
+    (4, 48, 64, 7, 1, 1, 1): 2,
+    (16, 32, 32, 8, 3, 1, 32): 16,
+    (7, 16, 32, 8, 3, 1, 1): 1,
+    (7, 16, 32, 24, 3, 1, 1): 7,
+    (8, 16, 64, 14, 1, 1, 2): 8,  # parts of these weights along their second axis were packed wrongly
+    (4, 24, 192, 7, 1, 1, 3): 4,
+}
 
 
 @there
@@ -122,11 +130,42 @@ def test_parts_of_the_batch(kind: str, sizes: tuple[int, ...], threads: int) -> 
         pytest.skip("the library has its reference implementation only")
     calls = PROVIDER.bind(bound, turned, [np.empty(bound.outputs[0].shape, np.float32)],  # type: ignore[union-attr]
                           [np.empty(t.shape, t.numpy) for t in PROVIDER.scratch(bound)])  # fmt: skip
-    whole = threads == 1 or kind == "weight" or plans.parts(n) == 1
-    assert max(call.work for call in calls if call.own_threads == whole) == (1 if whole else plans.parts(n))
+    if kind == "weight":  # whatever the threads, if each has a part; no more bytes in parts than half of the operands'
+        cut = PARTS[sizes] if PARTS[sizes] >= threads else 1
+        assert calls[0].work == cut and calls[0].own_threads == (cut == 1)
+        plan = convolutions.plan(onednn.convolved(bound))  # type: ignore[arg-type]
+        assert isinstance(plan, plans.Plan)
+        parts = dict(plan.buffers).get("parts", 0)
+        assert (cut > 1) == (parts > 0) and cut * parts <= (cut - 1) * (x.nbytes + dy.nbytes) // 2
+        assert len([call for call in calls[1:] if not call.own_threads]) >= cut - 1
+    else:
+        whole = threads == 1 or plans.parts(n) == 1
+        assert max(call.work for call in calls if call.own_threads == whole) == (1 if whole else plans.parts(n))
     found = run(PROVIDER, bound, turned)
     found = found if kind == "weight" else np.moveaxis(found, -1, 1)
     assert np.all(abs(found - exact) <= (n * size * size + 9 * c) * np.finfo(np.float32).eps * absolute)
+
+
+@there
+@pytest.mark.parametrize("sizes", [(8, 32, 64, 18, 3, 1, 1), (12, 3, 16, 16, 7, 2, 1), (8, 16, 64, 14, 1, 1, 2)])
+def test_summed_weights_are_the_same_bits(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    """The gradients of parts of the batch are summed in one order, with however many threads."""
+    n, c, m, size, kernel, stride, group = sizes
+    draw = np.random.default_rng(1)
+    given = {"strides": (stride,) * 2, "pads": (kernel // 2,) * 4, "group": group, "kernel": (kernel, kernel)}
+    pixels = -(-size // stride)
+    arrays = [draw.standard_normal(s, np.float32) for s in ((n, c, size, size), (n, m, pixels, pixels))]
+    form, turned = in_form(ConvGradWeight(**given), arrays)
+    bound, found = applied(form, *turned), []
+    for count in (1, 2, 3):
+        monkeypatch.setattr(native, "threads", lambda count=count: count)
+        convolutions.plan.cache_clear()
+        found.append(run(PROVIDER, bound, turned).tobytes())
+        plan = convolutions.plan(onednn.convolved(bound))  # type: ignore[arg-type]
+        assert isinstance(plan, plans.Plan) and not plan.waits
+    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize(("threads", "wanted"), [

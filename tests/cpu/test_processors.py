@@ -11,10 +11,12 @@ from kernel_cases import applied
 
 from recompute.language import kernels
 from recompute.language.kernels import PROVIDERS, accepting
+from recompute.ops.convolution.conv import ConvGradWeight
 from recompute.ops.linear.products import MatMul
 from recompute.runtime.cpu import PREFERRED, processors, register_all
+from recompute.runtime.cpu.primitives import convolutions
 from recompute.runtime.cpu.processors import Processor, convolution_class, nearest, product_class
-from recompute.runtime.cpu.providers import onednn
+from recompute.runtime.cpu.providers import onednn, products
 from recompute.runtime.shared.convolved import convolved
 
 register_all()
@@ -24,11 +26,13 @@ there = pytest.mark.skipif(bool(onednn.unavailable()), reason=onednn.unavailable
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
-    """Ratios of this processor, none at first; what was chosen before is forgotten."""
+    """Ratios of this processor, none at first; what was chosen before is forgotten, and plans that a test makes."""
     ratios: dict[str, float] = {}
-    monkeypatch.setattr(processors, "processor", lambda: Processor("here", "", ratios))
+    here = Processor("here", "", ratios, {"product tn": 0.9, "product nt": 0.5})
+    monkeypatch.setattr(processors, "processor", lambda: here)
     monkeypatch.setattr(kernels, "_answers", {})
     yield ratios
+    convolutions.plan.cache_clear()
 
 
 def test_the_nearest_family() -> None:
@@ -42,12 +46,15 @@ def test_the_nearest_family() -> None:
 
 def test_files() -> None:
     """Every family's file says where it was measured, and holds shares of classes."""
-    assert {"amd-avx2", "intel-avx512"} <= set(processors.families())
-    kinds = ("output ", "input ", "weight ", "product", "thin product", "long product", "deep product")
+    assert {"amd-avx2", "amd-avx512", "intel-avx512"} <= set(processors.families())
+    forms = ("thin ", "small ", "long ", "deep ", "")
+    kinds = ("output ", "input ", "weight ", *(f"{form}product" for form in forms))
     for name in processors.families():
         found = processors.read(name)
         assert found.about
         assert all(c.startswith(kinds) and 0 < ratio < 100 for c, ratio in found.ratios.items())
+        assert {c for c in found.ratios if "product" in c} == set(found.blas)
+        assert all(0 < ratio < 100 for ratio in found.blas.values())
     assert processors.processor().family in processors.families()
 
 
@@ -64,6 +71,9 @@ def test_classes() -> None:
         assert c is not None
         assert convolution_class(c) == text
     assert product_class(512, 512, 512, ta=False, tb=True) == "product nt"
+    assert product_class(512, 512, 511, ta=False, tb=True) == "small product nt"
+    assert product_class(512, 512, 511, ta=False, tb=True, small=False) == "product nt"
+    assert product_class(64, 1024, 64, ta=True, tb=False, small=False) == "long product tn"
     assert product_class(512, 512, 4, ta=True, tb=False) == "thin product tn"
     assert product_class(256, 30000, 256, ta=False, tb=True) == "long product nt"
     assert product_class(256, 256, 30000, ta=False, tb=False) == "deep product nn"
@@ -90,15 +100,58 @@ def test_convolutions_go_where_they_are_faster(kind: str, table: dict[str, float
 
 
 @there
+def test_gradients_of_weights_in_our_threads(table: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken where they are a little slower, too, if oneDNN's threads would wait for each other: where parts
+    of the batch have no room.  What was not measured is oneDNN's."""
+    images = np.ones((4, 32, 24, 24), np.float32)
+    form, turned = in_form(ConvGradWeight(pads=(1, 1, 1, 1), kernel=(3, 3)), [images, images])
+    bound = applied(form, *turned)
+    table["weight spatial narrow"] = 1.05
+    monkeypatch.setattr(convolutions, "_WORTH", 1)
+    convolutions.plan.cache_clear()
+    assert accepting(NAMES, bound) == "onednn"
+    monkeypatch.setattr(convolutions, "_SUMMED", 0)
+    convolutions.plan.cache_clear()
+    kernels._answers.clear()
+    assert accepting(NAMES, bound) == "convolution"
+    del table["weight spatial narrow"]
+    kernels._answers.clear()
+    assert accepting(NAMES, bound) == "onednn"
+
+
+@there
 @pytest.mark.skipif("blas" not in PROVIDERS, reason="NumPy's BLAS cannot be called")
 def test_products_go_where_they_are_faster(table: dict[str, float]) -> None:
-    x = np.ones((64, 64), np.float32)
-    bound = applied(MatMul(transA=1), x, x)
-    assert accepting(NAMES, bound) == "onednn"
-    table["product tn"] = 0.5
+    """To oneDNN, to BLAS where it is clearly faster, to our kernels where they were measured and are about as fast."""
+    x = np.ones((128, 128), np.float32)
+    tn, nt, nn = (applied(MatMul(transA=a, transB=b), x, x) for a, b in ((1, 0), (0, 1), (0, 0)))
+    assert [accepting(NAMES, op) for op in (tn, nt, nn)] == ["blas", "blas", "onednn"]
+    table |= {"product tn": 0.95, "product nt": 0.6, "product nn": 1.15}
     kernels._answers.clear()
-    assert accepting(NAMES, bound) == "blas"
-    other = applied(MatMul(), x, x)
-    assert accepting(NAMES, other) == "onednn"
-    assert onednn._routine(64, 64, 64, True, False) is None
-    assert onednn._routine(64, 64, 64, False, False) is not None
+    assert [accepting(NAMES, op) for op in (tn, nt, nn)] == ["products", "blas", "onednn"]
+    table["product nn"] = 1.01
+    kernels._answers.clear()
+    assert accepting(NAMES, nn) == "products"
+    assert accepting(("onednn",), nn) == "onednn"
+    assert products.fastest((128, 128, 128, False, False), onednn=True) == "products"
+    table["small product nn"] = 1.15  # a small one's own figure comes first
+    assert products.fastest((128, 128, 128, False, False), onednn=True) == "onednn"
+    assert products.fastest((512, 512, 512, False, False), onednn=True) == "products"
+
+
+@pytest.mark.skipif("blas" not in PROVIDERS, reason="NumPy's BLAS cannot be called")
+def test_products_without_onednn(table: dict[str, float]) -> None:
+    """BLAS where nothing was measured, or where it is faster; batches and other types are BLAS's."""
+    names = ("blas", "products")
+    x = np.ones((128, 128), np.float32)
+    op = applied(MatMul(transA=1), x, x)
+    assert accepting(names, op) == "blas"
+    assert accepting(("products",), op) == "products"
+    table["product tn"] = 0.9
+    kernels._answers.clear()
+    assert accepting(names, op) == "products"
+    small = np.ones((64, 64), np.float32)
+    assert accepting(names, applied(MatMul(transA=1), small, small)) == "blas"
+    wide, batch = x.astype(np.float64), np.ones((2, 128, 128), np.float32)
+    assert accepting(names, applied(MatMul(transA=1), wide, wide)) == "blas"
+    assert accepting(names, applied(MatMul(), batch, batch)) == "blas"

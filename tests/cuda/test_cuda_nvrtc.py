@@ -27,13 +27,13 @@ from recompute.testing import all_ops, cases
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the extra 'dev', on Linux")
 
-#: machine code is asked for
-TARGETS = ("sm_90", "sm_80")
+#: machine code is asked for; the second is a sweep by hand
+TARGETS = ("sm_90", pytest.param("sm_80", marks=pytest.mark.hours))
 #: texts of one program
 TOGETHER = 32
-#: networks with most kinds of kernels; the others are slow tests
-FEW = ("mlp", "lenet", "lstm", "resnet18", "mobilenet_v2", "bert-tiny", "gpt2-tiny", "llama-tiny")
-NETWORKS = but_slow(zoo(), lambda name: name not in FEW)
+#: networks with most kinds of kernels: in every run, and in slow ones; the others by hand
+FEW, MORE = ("mlp", "lstm", "bert-tiny"), ("lenet", "resnet18", "mobilenet_v2", "unet", "gpt2-tiny", "llama-tiny")
+NETWORKS = but_slow(zoo(), lambda name: name in MORE, lambda name: name not in (*FEW, *MORE))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_cuda_index import floats
 from test_cuda_moves import launched, run
+from tiers import but_slow
 
 from recompute.language.layouts import to_last
 from recompute.language.types import TensorType
@@ -32,6 +33,8 @@ WINDOWS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "volume": ({"kernel_shape": (2, 3, 2), "strides": (1, 2, 2), "pads": (1, 0, 0, 0, 1, 1)}, (1, 8, 5, 8, 7)),
     "large": ({"kernel_shape": (17, 17)}, (1, 2, 20, 18)),
 }
+#: each with few and with many planes
+TURNS = [(name, planes) for planes in (1, 4) for name in WINDOWS]
 
 
 def both(op: Any, *inputs: np.ndarray, units: float, want: int | None = None) -> None:
@@ -50,8 +53,7 @@ def window_numbers(op: MaxPool, x: np.ndarray) -> np.ndarray:
     return outs[2]
 
 
-@pytest.mark.parametrize("planes", [1, 4])
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(("name", "planes"), but_slow(TURNS, lambda t: TURNS.index(t) % 3 > 0))
 def test_largest(name: str, planes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_pooling, "_MUCH", 1 if planes > 1 else 1 << 30)
     fields, shape = WINDOWS[name]
@@ -70,7 +72,7 @@ def test_largest(name: str, planes: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("include", [0, 1])
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", but_slow(WINDOWS, lambda name: list(WINDOWS).index(name) % 3 > 0))
 def test_means(name: str, include: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_pooling, "_MUCH", 1 if include else 1 << 30)
     fields, shape = WINDOWS[name]

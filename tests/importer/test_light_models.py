@@ -37,7 +37,9 @@ def test_there_are_nine() -> None:
     assert len(NAMES) == 9
 
 
-@pytest.mark.parametrize("name", but_slow(NAMES, lambda n: n in ("light_vgg19", "light_densenet121")))
+@pytest.mark.parametrize(
+    "name", but_slow(NAMES, lambda n: n in ("light_vgg19", "light_densenet121", "light_shufflenet"))
+)
 def test_one_sgd_step(name: str) -> None:
     program, loss, feed = load(name)
     assert sum(v.value.size for v in program.parameters) > 1_000_000

@@ -465,7 +465,7 @@ def test_pictures_show_the_device() -> None:
 
 def test_optimizer_with_a_budget() -> None:
     """What the planner says is what the executor allocates, on the device and beside it."""
-    program, loss, _ = network("mlp4", batch=512)
+    program, loss, _ = network("mlp4", batch=1024)
     optimizer = rc.RecomputeOptimizer(rc.SGD()).set_budget("85%").set_strategy("cut-sweep").set_offload()
     optimizer.minimize(program[loss])
     session = rc.Executor().session(program, [loss])

@@ -52,9 +52,9 @@ def batch(n: int = 6) -> dict[str, np.ndarray]:
     return {"x": RNG.standard_normal((n, 2, 8, 8)).astype("f4"), "label": RNG.integers(0, 3, n)}
 
 
-def prepared(*layers: str, **options: Any) -> rc.Program:
+def prepared(*layers: str, n: int = 6, **options: Any) -> rc.Program:
     """The network, prepared."""
-    return rc.prepare_qat(rc.load(network(), batch=6), *([list(layers)] if layers else []), **options)
+    return rc.prepare_qat(rc.load(network(), batch=n), *([list(layers)] if layers else []), **options)
 
 
 def trained(program: rc.Program, steps: int = 3, optimizer: Any = None) -> rc.Program:
@@ -63,8 +63,9 @@ def trained(program: rc.Program, steps: int = 3, optimizer: Any = None) -> rc.Pr
     (optimizer or rc.Momentum(0.02)).minimize(loss)
     draws = np.random.default_rng(3)
     executor = rc.Executor()
+    n = program["x"].shape[0]
     for _ in range(steps):
-        feed = {"x": draws.standard_normal((6, 2, 8, 8)).astype("f4"), "label": draws.integers(0, 3, 6)}
+        feed = {"x": draws.standard_normal((n, 2, 8, 8)).astype("f4"), "label": draws.integers(0, 3, n)}
         executor.run(program, feed, [loss])
     return program
 
@@ -187,8 +188,8 @@ def test_recomputed_and_plain_are_the_same_bits_and_peaks_are_as_predicted() -> 
 @pytest.mark.slow
 def test_planned_within_a_budget_are_the_same_bits() -> None:
     budget = rc.RecomputeOptimizer(rc.Momentum(0.02)).set_budget("95%")
-    again = trained(prepared(), 2, budget)
-    plain = trained(prepared(), 2)
+    again = trained(prepared(n=256), 2, budget)  # of a small batch, kernels' workspace is the peak
+    plain = trained(prepared(n=256), 2)
     assert all(plain.data[k].tobytes() == again.data[k].tobytes() for k in plain.data)
 
 

@@ -16,15 +16,23 @@ from recompute.analysis.strategies import lowest_plan
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import Steps, attach_loss
 from recompute.errors import UsageError
+from recompute.language.kernels import PROVIDERS
 from recompute.passes import memory_report
 from recompute.passes.planners.core.simulate import simulate
 from recompute.passes.planners.core.watch import Watch
 from recompute.passes.slicing.regions import found_regions
 from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, parse_slicing
 from recompute.planning.saved import load_plan
+from recompute.runtime.cpu import register_all
+from recompute.runtime.cpu.device import native
+
+register_all()
 
 #: a hidden layer of a gpt2-tiny, and attention's scores
 HIDDEN, SCORES = "h.0.mlp.c_fc.matmul..h.0.mlp.c_proj.matmul:1:4", "h.0.attn.product..h.0.attn.context:0:2"
+
+#: kernels whose workspace does not depend on the family of the processor
+TARGET = rc.Target(providers=tuple(n for n in ("loops", "numba", "blas", "convolution") if n in PROVIDERS))
 
 
 @functools.cache
@@ -114,14 +122,14 @@ def test_peaks_are_predicted_and_recomputation_keeps_the_bits() -> None:
 
 def test_a_budget_is_met_by_slices_of_the_batch_and_the_plan_is_saved(tmp_path: Any) -> None:
     program, loss = forward("gpt2-tiny", 8, seq=64, layers=1)
-    step = compile_step(program, loss, rc.SGD(0.1), budget="60%")
+    step = compile_step(program, loss, rc.SGD(0.1), budget="60%", target=TARGET)
     assert step.planned.slices == ("all:0:4",) and step.planned.fits and step.planned.overhead < 0.05
-    without = compile_step(program, loss, rc.SGD(0.1), budget="90%", slicing=False)
+    without = compile_step(program, loss, rc.SGD(0.1), budget="90%", slicing=False, target=TARGET)
     assert not without.planned.slices
     step.saved.save(tmp_path / "plan.json")
     saved = load_plan(tmp_path / "plan.json")
     assert saved.slices == step.planned.slices
-    other = compile_step(program, loss, rc.SGD(0.1), plan=tmp_path / "plan.json")
+    other = compile_step(program, loss, rc.SGD(0.1), plan=tmp_path / "plan.json", target=TARGET)
     assert other.figures.peak_bytes == step.figures.peak_bytes
 
 
@@ -174,9 +182,10 @@ def test_slicing_reads_what_it_writes() -> None:
         assert parse_slicing(str(s)) == s
 
 
-def test_plans_are_those_of_one_slice_and_lower_the_peak() -> None:
+def test_plans_are_those_of_one_slice_and_lower_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "threads", lambda: 1)  # each thread has workspace of its own
     options = {"layers": 1, "seq": 32, "hidden": 32, "vocab": 64, "context": 32}
-    steps = Steps("gpt2-tiny", optimizer=rc.SGD(0.1), options=options)
+    steps = Steps("gpt2-tiny", optimizer=rc.SGD(0.1), options=options, target=TARGET)
     fitting = steps.fitting(16).of(("all:0:4",))
     problem = fitting.derived.problem
     assert simulate(problem, range(len(problem))).peak == pytest.approx(fitting.unrepeated.peak, rel=0.05)

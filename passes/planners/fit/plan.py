@@ -167,7 +167,7 @@ def _unsliced(
         return best_with_host
     best = fitting.best_of(found, budget)
     if budget is not None and best.peak > budget:
-        raise BudgetError(_misses(fitting, budget, strategy, best.peak))
+        raise BudgetError(_misses(fitting, budget, strategy, min(best.peak, fitting.plain.peak)))
     verify(best.compiled)
     return best
 

@@ -143,7 +143,7 @@ class Convolution(Op, abstract=True):
     def cost(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> Cost:
         """A multiplication and an addition for each tap, channel pair and position."""
         geo = self.shapes(ins, outs)
-        flops = 2 * geo.batch * geo.group * geo.mg * geo.rows * geo.window.positions
+        flops = 2 * geo.multiplications
         return Cost(flops, super().cost(ins, outs).bytes)
 
 

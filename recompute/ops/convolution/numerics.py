@@ -43,6 +43,11 @@ class Geometry:
         return self.cg * self.window.taps
 
     @functools.cached_property
+    def multiplications(self) -> int:
+        """Products of two numbers in the convolution, or in one of its gradients, padding included."""
+        return self.batch * self.group * self.mg * self.rows * self.window.positions
+
+    @functools.cached_property
     def rest(self) -> int:
         """Output positions of one index along the first spatial axis."""
         return self.window.positions // max(self.window.out[0], 1)

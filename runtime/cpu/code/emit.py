@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from ..device import native
+
 #: the arguments of every kernel (see native.py)
 _ARGUMENTS = "ptr %args, i64 %begin, i64 %end"
 
@@ -170,6 +172,14 @@ class Code:
         """Only where an i1 is false."""
         with self.when(self.let(f"xor i1 {condition}, true")):
             yield
+
+
+def thread(f: Code) -> str:
+    """The number of the thread that runs the code."""
+    if not native.openmp():
+        return "0"
+    f.declared["@omp_get_thread_num"] = "declare i32 @omp_get_thread_num()"
+    return f.let(f"sext i32 {f.let('call i32 @omp_get_thread_num()')} to i64")
 
 
 def module(*functions: Code) -> str:

@@ -24,6 +24,8 @@ from .tiles import TERMS, Tile, finish, machine, multiply, new_sums, sizes
 
 #: bytes of the rows that stay in a thread's cache while one panel after the other is multiplied with them
 _BLOCK = 1 << 19
+#: rows at least that a thread takes at a time, two tiles: the panels are read once for all of them
+_LEAST = 8
 
 
 @kernel
@@ -67,7 +69,7 @@ class Packed:
     def product(self, a: Any, packed: Any, c: Any, more: Any = None) -> Call:
         """c = a B' (+ `more`: a row for all, or as many rows, `c` perhaps).  The rows are the work."""
         given = (0, 0) if more is None else (more, self.n if more.ndim > 1 else 0)
-        return Call(_program(self.k, self.n, self.high, self.width), (c, a, packed, *given), a.shape[0])
+        return Call(_program(self.k, self.n, self.high, self.width), (c, a, packed, *given), a.shape[0], least=_LEAST)
 
 
 def room(like: TensorType, *products: tuple[int, int, int]) -> TensorType:

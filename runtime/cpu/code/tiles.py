@@ -114,6 +114,13 @@ def multiply(f: Code, t: Tile, sums: list[list[str]], a: str, b: str, u: int) ->
 
 def finish(f: Code, t: Tile, sums: list[list[str]], more: Callable[[int, int], str]) -> None:
     """Adds what is at `more(row, vector)` where the function's argument `%more` says so, and writes C."""
+    store_tile(f, t, sums, more, lambda m, j: f.at("%c", m * t.c + j * machine().width))
+
+
+def store_tile(
+    f: Code, t: Tile, sums: list[list[str]], more: Callable[[int, int], str], to: Callable[[int, int], str]
+) -> None:
+    """Adds what is at `more(row, vector)` where the function's argument `%more` says so, and writes to `to`."""
     v = machine().vector
     with f.when("%more"):
         for m, row in enumerate(sums):
@@ -121,7 +128,7 @@ def finish(f: Code, t: Tile, sums: list[list[str]], more: Callable[[int, int], s
                 f.set(s, v, f.let(f"fadd {v} {_load(f, more(m, j), t, j)}, {f.get(s, v)}"))
     for m, row in enumerate(sums):
         for j, s in enumerate(row):
-            _write(f, t, m, j, f.get(s, v))
+            _write(f, t, j, f.get(s, v), to(m, j))
 
 
 def _lanes(t: Tile, j: int) -> str:
@@ -138,9 +145,9 @@ def _load(f: Code, at: str, t: Tile, j: int) -> str:
     return load_lanes(f, at, lanes) if lanes else f.let(f"load {machine().vector}, ptr {at}, align 4")
 
 
-def _write(f: Code, t: Tile, m: int, j: int, value: str) -> None:
-    """Stores vector j of row m of C."""
-    at, lanes = f.at("%c", m * t.c + j * machine().width), _lanes(t, j)
+def _write(f: Code, t: Tile, j: int, value: str, at: str) -> None:
+    """Stores vector j of a row of C."""
+    lanes = _lanes(t, j)
     if lanes:
         store_lanes(f, value, at, lanes)
     else:
@@ -154,6 +161,11 @@ def fma(f: Code, a: str, b: str, c: str) -> str:
     """a · b + c, rounded once."""
     v = machine().vector
     return f.intrinsic(f"fma.v{machine().width}f32", v, (v, a), (v, b), (v, c))
+
+
+def prefetched(f: Code, at: str, *, write: bool = False) -> None:
+    """Asks for a line of the cache that will be read, or written; any address may be asked for."""
+    f.intrinsic("prefetch.p0", "void", ("ptr", at), ("i32", int(write)), ("i32", 3), ("i32", 1))
 
 
 def load_lanes(f: Code, at: str, lanes: str) -> str:

@@ -114,6 +114,13 @@ class Sweep:
         marks = [whole * i // pieces for i in range(pieces + 1)]
         return [(n, n + 1, a, b) for n in range(self.batch) for a, b in itertools.pairwise(marks)]
 
+    @functools.cached_property
+    def largest_block(self) -> int:
+        """Elements of the largest padded block; 0: the source is read as it is."""
+        if not self.padded:
+            return 0
+        return max(len(self.block(cut).copies) for cut in self.cuts()) * self.sizes[-1] * self.pitch
+
     def block(self, cut: tuple[int, int, int, int]) -> Block:
         """The tables of one block."""
         n0, n1, q0, q1 = cut

@@ -3,7 +3,9 @@
 Calls in a row that leave the threads to us are one parallel region.  Each call's work is cut into chunks that threads
 take as they come, and whoever finds none left goes on to the next call as soon as the last chunk is done: a thread
 that is not scheduled, because the machine has other work, costs at most the chunk that it has taken.  Which thread does
-what changes no bits (see runtime/shared/families.py).
+what changes no bits (see runtime/shared/families.py).  A thread that waits for another sleeps after a moment, so that
+an idle processor can take over the other one; if that was its own processor, it goes to another when it wakes up:
+Linux would leave both there for long, beside a processor that a neighbour has for itself.
 
 A call that brings threads of its own (oneDNN's primitives) runs between such regions.  A row of the table is eight
 words: function, operands, work, chunks, the end of the region that begins with it (0: the call brings threads of its
@@ -13,16 +15,21 @@ own), whether that region has work for several threads, and two counters, of chu
 from __future__ import annotations
 
 import platform
+import sys
 
 #: words of a row, and chunks that a call's work is cut into for each thread
-WORDS, CHUNKS = 8, 8
+WORDS, CHUNKS = 8, 16
 
 _DRIVER = r"""
 %call = type { ptr, ptr, i64, i64, i64, i64, i64, i64 }
-%region = type { ptr, i64, i64, ptr, i64 }
+; calls, begin, end, status, the call that failed; for each thread, the processor that it works on, or -1; threads
+%region = type { ptr, i64, i64, ptr, i64, ptr, i64 }
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
 declare i32 @usleep(i32)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 FLUSH
+SPREAD
 
 ; the calls of a region: every thread goes through all of them
 define internal void @crew(ptr %region) {
@@ -36,6 +43,12 @@ entry:
   %status.at = getelementptr %region, ptr %region, i32 0, i32 3
   %status = load ptr, ptr %status.at
   %failed.at = getelementptr %region, ptr %region, i32 0, i32 4
+  %places.at = getelementptr %region, ptr %region, i32 0, i32 5
+  %places = load ptr, ptr %places.at
+  %threads.at = getelementptr %region, ptr %region, i32 0, i32 6
+  %threads = load i64, ptr %threads.at
+  %me = THREAD
+  %place = getelementptr %line, ptr %places, i32 %me
   br label %loop
 loop:
   %i = phi i64 [%begin, %entry], [%i1, %next]
@@ -58,6 +71,8 @@ take:
   %some = icmp slt i64 %chunk, %chunks
   br i1 %some, label %go, label %wait
 go:
+  %here = call i32 @here()
+  store atomic i32 %here, ptr %place monotonic, align 4
   %first.n = mul i64 %work, %chunk
   %first = sdiv i64 %first.n, %chunks
   %chunk1 = add i64 %chunk, 1
@@ -74,7 +89,10 @@ count:
   %was = atomicrmw add ptr %done.at, i64 1 acq_rel
   br label %take
 wait:
-  %turns = phi i64 [0, %take], [%turns1, %again]
+  store atomic i32 -1, ptr %place monotonic, align 4
+  br label %look
+look:
+  %turns = phi i64 [0, %wait], [%turns1, %again]
   %done = load atomic i64, ptr %done.at acquire, align 8
   %ready = icmp sge i64 %done, %chunks
   br i1 %ready, label %next, label %still
@@ -85,12 +103,13 @@ still:
 sleep:
   ; an idle processor takes over the thread that is waited for
   %slept = call i32 @usleep(i32 20)
+  call void @spread(ptr %places, i64 %threads)
   br label %again
 spin:
   PAUSE
   br label %again
 again:
-  br label %wait
+  br label %look
 next:
   %i1 = add i64 %i, 1
   ; a thread that fails in a later call may be ahead: whoever stays makes the rest of that call
@@ -117,6 +136,13 @@ entry:
   store ptr %status, ptr %status.at
   %failed.at = getelementptr %region, ptr %region, i32 0, i32 4
   store volatile i64 -1, ptr %failed.at
+  %places = alloca %line, i64 %threads, align 64
+  %places.at = getelementptr %region, ptr %region, i32 0, i32 5
+  store ptr %places, ptr %places.at
+  %places.bytes = mul i64 %threads, 64
+  call void @llvm.memset.p0.i64(ptr %places, i8 -1, i64 %places.bytes, i1 false)
+  %threads.at = getelementptr %region, ptr %region, i32 0, i32 6
+  store i64 %threads, ptr %threads.at
   br label %loop
 loop:
   %i = phi i64 [0, %entry], [%i1, %alone.done], [%end, %region.done]
@@ -210,8 +236,72 @@ define internal void @restore(i32 %mode) {
   ret void
 }
 """
+# a thread's own choice of processors stays as it is, a processor of its own (OMP_PROC_BIND) included
+_SPREAD_LINUX = r"""
+%line = type [16 x i32]
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+define internal i32 @here() {
+  %cpu = call i32 @sched_getcpu()
+  ret i32 %cpu
+}
+
+; leaves the processor that another thread of these works on
+define internal void @spread(ptr %places, i64 %threads) {
+entry:
+  %mask = alloca [MASK x i8], align 8
+  %here = call i32 @here()
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %next]
+  %more = icmp slt i64 %i, %threads
+  br i1 %more, label %look, label %out
+look:
+  %place = getelementptr %line, ptr %places, i64 %i
+  %there = load atomic i32, ptr %place monotonic, align 4
+  %same = icmp eq i32 %there, %here
+  br i1 %same, label %move, label %next
+next:
+  %i1 = add i64 %i, 1
+  br label %loop
+move:
+  %got = call i32 @sched_getaffinity(i32 0, i64 MASK, ptr %mask)
+  %read = icmp eq i32 %got, 0
+  %small = icmp ult i32 %here, BITS
+  %known = and i1 %read, %small
+  br i1 %known, label %leave, label %out
+leave:
+  %index = lshr i32 %here, 3
+  %byte = getelementptr i8, ptr %mask, i32 %index
+  %old = load i8, ptr %byte
+  %in.byte = and i32 %here, 7
+  %shift = trunc i32 %in.byte to i8
+  %bit = shl i8 1, %shift
+  %rest = xor i8 %bit, -1
+  %new = and i8 %old, %rest
+  store i8 %new, ptr %byte
+  %left = call i32 @sched_setaffinity(i32 0, i64 MASK, ptr %mask)
+  store i8 %old, ptr %byte
+  %back = call i32 @sched_setaffinity(i32 0, i64 MASK, ptr %mask)
+  br label %out
+out:
+  ret void
+}
+"""
+_SPREAD_NONE = r"""
+%line = type [16 x i32]
+define internal i32 @here() {
+  ret i32 -1
+}
+define internal void @spread(ptr %places, i64 %threads) {
+  ret void
+}
+"""
 #: looks at a counter, of about 50 ns each on x86, before a waiting thread sleeps
 _SPINS = 1000
+#: bytes of a set of processors: 8,192 of them
+_MASK = 1024
 
 
 def driver(*, threads: bool) -> str:
@@ -220,4 +310,13 @@ def driver(*, threads: bool) -> str:
     x86 = platform.machine() in ("x86_64", "AMD64")
     ir = _DRIVER.replace("PARALLEL", "true" if threads else "false").replace("SPINS", str(_SPINS))
     ir = ir.replace("PAUSE", "call void @llvm.x86.sse2.pause()" if x86 else 'fence syncscope("singlethread") seq_cst')
-    return ir.replace("FLUSH", _FLUSH_X86 if x86 else _FLUSH_NONE)
+    ir = ir.replace("THREAD", "call i32 @omp_get_thread_num()" if threads else "add i32 0, 0")
+    return ir.replace("SPREAD", spread()).replace("FLUSH", _FLUSH_X86 if x86 else _FLUSH_NONE)
+
+
+def spread() -> str:
+    """LLVM IR of `i32 @here()`, the processor that a thread is on, and of `@spread(places, threads)`: a thread leaves
+    the processor that another one works on, if it may use others."""
+    if sys.platform != "linux":
+        return _SPREAD_NONE
+    return _SPREAD_LINUX.replace("MASK", str(_MASK)).replace("BITS", str(8 * _MASK))

@@ -40,7 +40,7 @@ class Call:
     Operands: arrays (their address), integers, floats (as doubles), STATUS.  `parallel`: the work is split over the
     threads; otherwise one of them does all of it.  `own_threads`: the kernel brings threads of its own, and runs
     outside of any parallel region.  `quiet`: functions that tell and set the number of a library's threads, which has
-    one meanwhile.
+    one meanwhile.  `least`: pieces of work that a chunk has, where there are enough for all threads.
     """
 
     address: int
@@ -49,6 +49,7 @@ class Call:
     parallel: bool = True
     own_threads: bool = False
     quiet: tuple[int, int] | None = None
+    least: int = 1
 
     def words(self, status: np.ndarray) -> np.ndarray:
         """The operands as the kernel reads them.  `status`: the array that takes the place of STATUS."""
@@ -92,7 +93,9 @@ class Table:
 
     def _chunks(self, c: Call) -> int:
         """How many chunks its work is cut into."""
-        return min(c.work, threads() * crew.CHUNKS) if c.parallel and c.work > 1 else 1
+        if not c.parallel:
+            return 1
+        return max(1, min(c.work, threads() * crew.CHUNKS, max(threads(), c.work // c.least)))
 
     def run(self) -> int | None:
         """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
@@ -196,7 +199,9 @@ def together(calls: Sequence[Call]) -> Call:
     rows = np.array([(c.address, w.ctypes.data) for c, w in zip(calls, words, strict=True)], np.int64)
     kept = {id(x): x for c in calls for x in c.operands if isinstance(x, np.ndarray)}
     quiet = next((c.quiet for c in calls if c.quiet is not None), None)
-    return Call(compile_ir(_TOGETHER), (rows, len(calls), *words, *kept.values()), work.pop(), quiet=quiet)
+    operands = (rows, len(calls), *words, *kept.values())
+    least = max(c.least for c in calls)
+    return Call(compile_ir(_TOGETHER), operands, work.pop(), quiet=quiet, least=least)
 
 
 _TOGETHER = r"""
@@ -269,6 +274,11 @@ def announce_threads(count: int | None = None) -> None:
     """Tells libraries that use OpenMP, in this thread, how many threads they have (None: those of a step)."""
     if (gomp := _libgomp()) is not None:
         gomp.omp_set_num_threads(threads() if count is None else count)
+
+
+def openmp() -> bool:
+    """Whether there is an OpenMP runtime; without one a step is one thread, and none of its functions can be called."""
+    return _libgomp() is not None
 
 
 @once
@@ -379,5 +389,4 @@ def compile_ir(ir: str) -> int:
 @once
 def _driver() -> Any:
     """`run(rows, count, threads, status)`: makes the calls of a table; the number of one that failed, or -1."""
-    there = _libgomp() is not None
-    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(crew.driver(threads=there)))
+    return ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(compile_ir(crew.driver(threads=openmp())))

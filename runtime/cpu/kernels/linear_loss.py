@@ -1,4 +1,4 @@
-"""The head's loss and its gradients: products by BLAS, and between them kernels over the rows of a tile of logits.
+"""The head's loss and its gradients: products of matrices, and between them kernels over rows of a tile of logits.
 
 Losses and their weights are kept in float64, one a label.  See recompute/ops/loss/linear_cross_entropy.py for what is
 made in which order.
@@ -19,7 +19,7 @@ from ..code.row_sums import exponentials, largest, total
 from ..device.jit import inline, kernel
 from ..device.native import Call
 from ..families import Family, family
-from ..providers import blas
+from ..providers import blas, products
 from .loss import REDUCTIONS, reduced, shares
 from .recurrent_steps import Products
 
@@ -174,12 +174,20 @@ class LinearLosses(Family):
         return x.dtype in ("f32", "f64") and labels.size > 0 and x.shape[-1] > 0 and not blas.unavailable()
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
-        """Products by BLAS."""
+        """Products without oneDNN."""
         return self.calls(op, ins, outs, scratch)
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Choice | None = None) -> list[Call]:
-        """Tile by tile; `by` chooses what multiplies (None: BLAS)."""
+    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
+        """Tile by tile; `onednn`: it multiplies where it is the fastest."""
         raise NotImplementedError
+
+    def multiplied(self, op: Operator, height: int, words: int) -> TensorType:
+        """The workspace of the products of a tile."""
+        x = op.inputs[0]
+        assert x is not None
+        width = x.shape[-1]
+        sizes = (height, words, width), (height, width, words), (words, width, height)
+        return products.room(x.dtype, *sizes)
 
     def sizes(self, op: Operator, *, held: bool) -> Sizes:
         """Rows, words and tiles."""
@@ -199,7 +207,7 @@ class LinearLosses(Family):
 
     def logits(self, todo: Products, x: Any, w: Any, block: Any) -> None:
         """block = x wᵀ."""
-        todo.strided(x, w.T, block)
+        todo.product(x, w.T, block)
 
 
 def _tile(room: Any, rows: slice, width: int) -> Any:
@@ -211,10 +219,10 @@ def _gradients(todo: Products, g: Any, rows: slice, words: slice, x: Any, w: Any
     """A tile's gradient of logits into those of x, w and bias; `outs` are those of all rows, and of the slice."""
     dx, dw, db = outs
     if dx is not None:
-        todo.strided(g, w[words], dx[rows], more=words.start > 0)
+        todo.product(g, w[words], dx[rows], dx[rows] if words.start else None)
     if dw is not None:
         a, b = (g.T, x[rows]) if op.transB else (x[rows].T, g)
-        todo.strided(a, b, dw, more=rows.start > 0)
+        todo.product(a, b, dw, dw if rows.start else None)
     if db is not None:
         todo.add(_column_sums.call(g, db, int(rows.start > 0), work=-(-db.size // _COLUMNS)))
 
@@ -230,15 +238,17 @@ class LinearCrossEntropies(LinearLosses):
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Losses, weights and shares; what was seen of a tile's rows; a tile."""
         sizes, held = self.sizes(op, held=self.held(op)), self.held(op)
+        words = sizes.words if held else sizes.step
         x = op.inputs[0]
         assert x is not None
         return (
             TensorType("f64", (3, sizes.rows)),
             TensorType("f64", (0 if held else sizes.height, 4)),
-            TensorType(x.dtype, (sizes.height * (sizes.words if held else sizes.step),)),
+            TensorType(x.dtype, (sizes.height * words,)),
+            self.multiplied(op, sizes.height, words),
         )
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Choice | None = None) -> list[Call]:
+    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
         """Tile by tile of rows."""
         rule: Any = op.op
         held = self.held(op)
@@ -251,7 +261,7 @@ class LinearCrossEntropies(LinearLosses):
         lse = np.empty(0, x.dtype) if lse is None else lse.reshape(-1)
         losses, weights, shares = scratch[0]
         one = np.ones(1 if rule.reduction != "none" else sizes.rows)
-        todo = Products(by)
+        todo = Products(scratch[-1], onednn=onednn)
         todo.add(self.scaled(op, labels, np.ones(1), weights, sizes.words, "sum"))
         todo.add(self.scaled(op, labels, one, shares, sizes.words, rule.reduction))
         per_row = (labels, weights, shares, losses, lse)
@@ -260,7 +270,7 @@ class LinearCrossEntropies(LinearLosses):
             if held:
                 self._held(todo, op, (x, w, bias), here, rows, made, scratch[2])
             else:
-                self._seen(todo, op, sizes, (x, w, bias), here, rows, scratch[1:])
+                self._seen(todo, op, sizes, (x, w, bias), here, rows, scratch[1:3])
         reduction = REDUCTIONS[rule.reduction]
         todo.add(reduced.call(losses, weights, loss.reshape(-1), reduction, work=1, parallel=False))
         return todo.calls
@@ -299,9 +309,10 @@ class LinearCrossEntropyGradients(LinearLosses):
         sizes = self.sizes(op, held=False)
         x = op.inputs[0]
         assert x is not None
-        return TensorType("f64", (sizes.rows,)), TensorType(x.dtype, (sizes.height * sizes.step,))
+        tile = TensorType(x.dtype, (sizes.height * sizes.step,))
+        return TensorType("f64", (sizes.rows,)), tile, self.multiplied(op, sizes.height, sizes.step)
 
-    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, by: blas.Choice | None = None) -> list[Call]:
+    def calls(self, op: Operator, ins: Any, outs: Any, scratch: Any, *, onednn: bool = False) -> list[Call]:
         """Slice by slice of the words."""
         rule: Any = op.op
         sizes = self.sizes(op, held=False)
@@ -310,9 +321,9 @@ class LinearCrossEntropyGradients(LinearLosses):
         w = w if rule.transB else w.T
         dx, dw, db = outs[:3]
         dx = None if dx is None else dx.reshape(x.shape)
-        shares, room = scratch
+        shares, room = scratch[:2]
         cap, scale, smoothing, z = self.numbers(op)
-        todo = Products(by)
+        todo = Products(scratch[-1], onednn=onednn)
         todo.add(self.scaled(op, labels, dloss.reshape(-1), shares, sizes.words, rule.reduction))
         for words in slices(sizes.words, sizes.step):
             part = np.empty(0, x.dtype) if bias is None else bias[words]

@@ -18,7 +18,7 @@ from ..code.row_products import room
 from ..device.jit import kernel
 from ..device.native import Call
 from ..families import ENOUGH, Family, family, parts
-from ..providers import blas
+from ..providers import blas, products
 from .copy import copying, filling, words
 from .recurrent_steps import Products, Steps, times
 from .reduce import add_column_parts, column_parts, pieces
@@ -188,10 +188,14 @@ class Sequences(Family):
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One direction after the other."""
-        todo = Products()
+        todo = Products(self.room(scratch))
         for d in range(ins[1].shape[0]):
             self.direction(todo, op, d, ins, outs, scratch)
         return todo.calls
+
+    def room(self, scratch: Sequence[Any]) -> Any:
+        """The part of the workspace that is for products of matrices; None where there is none."""
+        return None
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """The calls of direction number `d`."""
@@ -296,13 +300,18 @@ class SequenceGradients(Sequences):
         sums = (parts(steps * batch), wide)
         own = self.own((steps, batch, wide), (batch, n))
         packed = room(x, (wide, n, batch), (wide, features, steps * batch))
-        return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed)
+        multiplied = products.room(x.dtype, (wide, max(features, n), steps * batch))
+        return (*map(x.with_shape, (*own, before, sums)), TensorType("f64", sums), packed, multiplied)
+
+    def room(self, scratch: Sequence[Any]) -> Any:
+        """The last."""
+        return scratch[-1]
 
     def direction(self, todo: Products, op: Operator, d: int, ins: Any, outs: Any, scratch: Any) -> None:
         """dx, dw, dr and the biases' gradients, and those of the initial states."""
         rule: Any = op.op
         given = rule.parts(ins[: len(op.inputs)])
-        previous, block, sums, packed = scratch[3:]
+        previous, block, sums, packed = scratch[3:7]
         gates = self.steps(todo, rule, d, given, outs, scratch)
         (x, w, _, _, _, h0, *_), (y, *_), _ = given
         dx, dw, dr, db = outs[:4]
@@ -313,7 +322,7 @@ class SequenceGradients(Sequences):
             target = dx.reshape(flat.shape)
             times(todo, by_x, w[d], target, packed, more=target if d else None)
         if dw is not None:
-            todo.product(by_x, flat, dw[d], ta=True)
+            todo.product(by_x.T, flat, dw[d])
         if dr is not None:
             self._recurrent(todo, d, (by_h, y, h0, rule.forward().backwards(d)), previous, dr[d])
         if db is not None:
@@ -336,7 +345,7 @@ class SequenceGradients(Sequences):
         others = by_h[:-batch] if backwards else by_h[batch:]
         rest = y[1:] if backwards else y[:-1]
         if h0 is not None:
-            todo.product(first, h0[d], dr, ta=True)
+            todo.product(first.T, h0[d], dr)
         elif steps == 1:
             todo.add(filling(dr, 0))
         if steps > 1:
@@ -345,7 +354,7 @@ class SequenceGradients(Sequences):
                 grid = ((steps - 1, each), (y[0].size, 1), (each, 1), d * each, 0)
                 todo.add(copying(words(rest), words(previous), grid))
                 rest = previous[: steps - 1]
-            todo.product(others, rest.reshape(-1, n), dr, ta=True, bias=None if h0 is None else dr)
+            todo.product(others.T, rest.reshape(-1, n), dr, None if h0 is None else dr)
 
     def _column_sums(self, todo: Products, x: Any, y: Any, sums: Any, block: Any) -> None:
         """Sums over the rows of x [rows, width]."""

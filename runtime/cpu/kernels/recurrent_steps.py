@@ -7,28 +7,27 @@ from typing import Any
 from ..code.row_products import Packed
 from ..device import native
 from ..device.native import Call
-from ..providers import blas
+from ..providers import products
 
 
 class Products:
-    """A list of calls, products by BLAS among them.  `by`: chooses routines for `strided`."""
+    """A list of calls, products of matrices among them.
 
-    def __init__(self, by: blas.Choice | None = None) -> None:
-        self.by = by
+    `room`: their workspace (see `products.room`); `onednn`: whether oneDNN multiplies where it is the fastest.
+    """
+
+    def __init__(self, room: Any = None, *, onednn: bool = False) -> None:
+        self.room, self.onednn = room, onednn
         self.calls: list[Call] = []
 
     def add(self, *calls: Call) -> None:
         """More calls."""
         self.calls += calls
 
-    def product(self, a: Any, b: Any, c: Any, *, ta: bool = False, tb: bool = False, bias: Any = None) -> None:
-        """c = A' B' (+ bias) for matrices."""
-        k, m = a.shape if ta else a.shape[::-1]
-        self.calls += blas.calls(blas.Product(m, c.shape[1], k, ta, tb, (0,), (0,)), a, b, c, bias=bias)
-
-    def strided(self, a: Any, b: Any, c: Any, *, more: bool = False, parts: int = 0) -> None:
-        """c = a b (+ c) for matrices of which one side lies together; `parts`: see `blas.strided`."""
-        self.calls += blas.strided(a, b, c, more=more, by=self.by, parts=parts)
+    def product(self, a: Any, b: Any, c: Any, more: Any = None) -> None:
+        """c = a b (+ `more`: a row for all rows, or as many as c has; c itself, say), for matrices of which one side
+        lies together."""
+        self.calls += products.calls(a, b, c, self.room, more, onednn=self.onednn)
 
 
 def times(todo: Products, a: Any, b: Any, c: Any, panels: Any, *, turned: bool = False, more: Any = None) -> None:
@@ -38,7 +37,7 @@ def times(todo: Products, a: Any, b: Any, c: Any, panels: Any, *, turned: bool =
         packed = Packed(k, n, a.shape[0], turned=turned)
         todo.add(packed.pack(b, panels), packed.product(a, panels, c, more))
     else:
-        todo.product(a, b, c, tb=turned, bias=more)
+        todo.product(a, b.T if turned else b, c, more)
 
 
 class Steps:
@@ -64,7 +63,7 @@ class Steps:
     def product(self, a: Any, c: Any, *, more: bool = False) -> None:
         """c = a B', or c += a B' where there is `more`."""
         if self.packed is None:
-            self.todo.product(a, self.b, c, tb=self.turned, bias=c if more else None)
+            self.todo.product(a, self.b.T if self.turned else self.b, c, c if more else None)
         else:
             self.calls.append(self.packed.product(a, self.panels, c, c if more else None))
 

@@ -302,6 +302,6 @@ def _products(rule: Any, x: Any, step: Any, y: Any, room: Any) -> list[Call]:
             part = x[row : row + _ROWS]
             s = room[: len(part) * len(target)].reshape(len(part), len(target))
             todo.add(draw.call(step, s, signed(rule.seed), column // width, row, len(x), work=len(part)))
-            todo.strided(s.T, part, target, more=row > 0, parts=_PARTS)
+            todo.add(*blas.strided(s.T, part, target, more=target if row else None, parts=_PARTS))
     todo.add(_scaled.call(y, 1 / math.sqrt(rule.rows), work=rule.rows))
     return todo.calls

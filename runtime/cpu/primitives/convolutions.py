@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ....language.types import DTYPES
 from ...shared.convolved import Convolved
-from ..device import dnnl
+from ..device import dnnl, native
 from . import products
 from .plans import Given, Maker, Plan, alone, parts, planned
 
@@ -20,6 +20,9 @@ _MANY = 128
 _FEW = {"output": 64, "input": 64, "weight": 256}
 #: of an axis of a weight, parts of which are copied, a multiple of this: most of the library's blocks end there
 _ROWS = 16
+#: parts of the images, at most, whose gradients of a weight are summed, bytes of them, and floating-point operations
+#: that each has at least: they are about 50 us
+_PARTS, _SUMMED, _WORTH = 32, 1 << 21, 1 << 24
 #: arguments of a copy, and how the library's slow code for it is called, and the code that leaves blocks out where
 #: groups do not lie behind each other (version 3.2)
 _COPIED, _SLOW, _WHOLE_ROWS = (dnnl.SRC, dnnl.DST), ("ref", "simple"), ("jit:blk",)
@@ -79,61 +82,107 @@ def _add(made: Maker, c: Convolved, dtype: str) -> None:
         _add_weight(made, c, dtype)
         return
     count = parts(c.geometry.batch)
-    with alone(count > 1):
-        one = dataclasses.replace(c, geometry=dataclasses.replace(c.geometry, batch=c.geometry.batch // count))
-        p = _Primitive(made, one, dtype)
-    sizes = {"x": math.prod(one.x) * p.width, "y": math.prod(one.y) * p.width}
-
-    def each(given: Mapping[int, tuple[int, str]]) -> list[Given]:
-        return [
-            {k: (layout, name, i * sizes.get(name, 0)) for k, (layout, name) in given.items()} for i in range(count)
-        ]
-
-    p.pack()
+    p = _Primitive(made.lib, c, dtype, count)
+    made.buffers |= p.buffers
+    p.pack(made)
     arguments = {p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y"), p.which["w"]: (p.wanted, p.packed)}
     if p.bias:
         arguments[p.which["bias"]] = (p.bias, "bias")
-    made.add(p.main, *each(arguments))
+    made.add(p.main, *p.each(arguments))
     if c.bias and c.kind == "input":
         lib = made.lib
         channels = (1, c.x[1], *(1 for _ in c.x[2:]))
         row = lib.layout(channels, strides(channels, last=False), dtype)
         with alone(count > 1):
             added = lib.add(p.x, row, p.x)
-        made.add(added, *each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
+        made.add(added, *p.each({dnnl.SRC: (p.x, "x"), dnnl.SRC1: (row, "bias"), dnnl.DST: (p.x, "x")}))
 
 
 def _add_weight(made: Maker, c: Convolved, dtype: str) -> None:
-    """The gradient of a weight, in the library's threads, and its copy to the layout that it is wanted in."""
-    p = _Primitive(made, c, dtype)
-    made.add(p.main, {p.which["x"]: (p.x, "x", 0), p.which["y"]: (p.y, "y", 0), p.which["w"]: (p.wanted, p.packed, 0)})
-    p.pack()
+    """The gradient of a weight: some images each in one thread each, and their sum in the images' order, or all of them
+    in the library's threads; then its copy to the layout that it is wanted in."""
+    p = (_summed(made.lib, c) if dtype == "f32" else None) or _Primitive(made.lib, c, dtype)
+    nbytes = made.lib.nbytes(p.wanted)
+    made.buffers |= p.buffers
+    if p.count > 1:
+        made.buffers["parts"] = (p.count - 1) * nbytes
+    given = p.each({p.which["x"]: (p.x, "x"), p.which["y"]: (p.y, "y")})
+    places = [(p.packed, 0), *(("parts", k * nbytes) for k in range(p.count - 1))]
+    made.add(p.main, *({**g, p.which["w"]: (p.wanted, *place)} for g, place in zip(given, places, strict=True)))
+    if p.count > 1:
+        _add_sums(made, p.packed, nbytes, p.count - 1)
+    p.pack(made)
+
+
+def _summed(lib: dnnl.Library, c: Convolved) -> _Primitive | None:
+    """The gradient of a weight in as many parts for any number of threads; None where there is no room for them, or not
+    one for each thread."""
+    g, width = c.geometry, DTYPES["f32"].itemsize
+    room = min(_SUMMED, width * (math.prod(c.x) + math.prod(c.y)) // 2)
+    most = min(_PARTS, room // (width * math.prod(c.w)), 2 * g.multiplications // _WORTH)
+    least = max(2, native.threads())  # with fewer, threads would have nothing to do
+    for count in range(most, least - 1, -1):
+        if g.batch % count == 0:
+            p = _Primitive(lib, c, "f32", count)
+            nbytes = lib.nbytes(p.wanted)  # the library pads weights of few channels
+            if count * nbytes <= room and _pieces(nbytes) > 1:
+                return p
+    return None
+
+
+def _pieces(nbytes: int) -> int:
+    """Into how many equal pieces so many bytes of float32 are cut."""
+    return max(d for d in range(1, _PARTS + 1) if nbytes // DTYPES["f32"].itemsize % d == 0)
+
+
+def _add_sums(made: Maker, sums: str, nbytes: int, count: int) -> None:
+    """Adds so many parts to the sums, one after the other, in pieces of one thread each."""
+    width = DTYPES["f32"].itemsize
+    pieces = _pieces(nbytes)
+    piece = nbytes // pieces
+    with alone():
+        flat = made.lib.layout((1, piece // width), (piece // width, 1), "f32")
+        added = made.lib.add(flat, flat, flat)
+    for k in range(count):
+        made.add(added, *(
+            {dnnl.SRC: (flat, sums, i * piece), dnnl.SRC1: (flat, "parts", k * nbytes + i * piece),
+             dnnl.DST: (flat, sums, i * piece)} for i in range(pieces)
+        ))  # fmt: skip
 
 
 class _Primitive:
-    """A convolution's primitive, and the layouts of its operands.
+    """The primitive of a convolution of one of `count` equal parts of the images, and the layouts of its operands.
 
-    `packed`: the operand or buffer that holds the weights, or their gradient, as the library likes them.
+    `packed`: the operand or buffer that holds the weights, or their gradient, as the library likes them; `buffers`: the
+    bytes of that buffer, where there is one.
     """
 
-    def __init__(self, made: Maker, c: Convolved, dtype: str) -> None:
-        self.made, self.c = made, c
-        lib, g = made.lib, c.geometry
+    def __init__(self, lib: dnnl.Library, c: Convolved, dtype: str, count: int = 1) -> None:
+        self.count, self.width = count, DTYPES[dtype].itemsize
+        self.c = c = dataclasses.replace(c, geometry=dataclasses.replace(c.geometry, batch=c.geometry.batch // count))
+        g = c.geometry
         self.shape = c.w if g.group == 1 else (g.group, g.mg, g.cg, *g.window.kernel)
         self.x, self.y = (lib.layout(s, strides(s, last=c.last), dtype) for s in (c.x, c.y))
         self.given = lib.layout(self.shape, strides(self.shape, last=False), dtype)
         liked = lib.layout(self.shape, None, dtype)
         self.bias = lib.layout(c.w[:1], (1,), dtype) if c.bias and c.kind == "output" else 0
         window = (g.window.strides, g.window.dilations, g.window.begin, c.end)
-        self.main = lib.convolution(c.kind, (self.x, liked, self.y), self.bias, window)
+        with alone(count > 1):
+            self.main = lib.convolution(c.kind, (self.x, liked, self.y), self.bias, window)
         self.which = _ARGUMENTS[c.kind]
         self.wanted = lib.wanted(self.main, self.which["w"])
         self.packed = "w" if lib.same(self.wanted, self.given) else "packed"
-        self.width = DTYPES[dtype].itemsize
-        if self.packed != "w":
-            made.buffers["packed"] = lib.nbytes(self.wanted)
+        self.buffers = {} if self.packed == "w" else {"packed": lib.nbytes(self.wanted)}
 
-    def pack(self) -> None:
+    def each(self, given: Mapping[int, tuple[int, str]]) -> list[Given]:
+        """Arguments (layout, name) of every part: its images of x and y, and all of the others."""
+        sizes = {"x": math.prod(self.c.x) * self.width, "y": math.prod(self.c.y) * self.width}
+        return [
+            {k: (layout, name, i * sizes.get(name, 0)) for k, (layout, name) in given.items()}
+            for i in range(self.count)
+        ]
+
+    def pack(self, made: Maker) -> None:
         """Copies the weights to the layout that the primitive likes, or a gradient from it: in parts of one thread each
         where the library's blocks end there."""
         if self.packed == "w":
@@ -142,14 +191,14 @@ class _Primitive:
         layouts = [self.given if n == "w" else self.wanted for n in names]
         for axis in range(2):
             with contextlib.suppress(dnnl.DnnlError):
-                if self._pack_parts(axis, names, layouts):
+                if self._pack_parts(made, axis, names, layouts):
                     return
         places = [(layout, name, 0) for layout, name in zip(layouts, names, strict=True)]
-        self.made.add(self.made.lib.reorder(*layouts), dict(zip(_COPIED, places, strict=True)))
+        made.add(made.lib.reorder(*layouts), dict(zip(_COPIED, places, strict=True)))
 
-    def _pack_parts(self, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
+    def _pack_parts(self, made: Maker, axis: int, names: Sequence[str], layouts: Sequence[int]) -> bool:
         """The same in ranges of an axis; whether there is fast code for it."""
-        lib, size = self.made.lib, self.shape[axis]
+        lib, size = made.lib, self.shape[axis]
         count = parts(size // _ROWS) if size % _ROWS == 0 else 1
         if count == 1:
             return False
@@ -162,5 +211,5 @@ class _Primitive:
                 return False
         sides = list(zip(_COPIED, cut, names, strict=True))
         given = [{which: (c[0][0], name, c[k][1] * self.width) for which, c, name in sides} for k in range(count)]
-        self.made.add(reorder, *given)
+        made.add(reorder, *given)
         return True

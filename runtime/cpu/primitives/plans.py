@@ -19,7 +19,7 @@ import numpy as np
 from ....language.types import TensorType
 from ....passes.memory.memory_plan import aligned
 from ...shared.trouble import LIBRARY
-from ..code.emit import Code, module
+from ..code.emit import Code, module, thread
 from ..device import dnnl, native
 from ..device.native import Call
 
@@ -39,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages in order, and the bytes of the buffers "packed" and "scratchpad" where they are needed.
+    """Stages in order, and the bytes of the buffers "packed", "parts" and "scratchpad" where they are needed.
 
     Every thread has a part of the scratchpad, `apart` bytes from the next one's.
     """
@@ -52,6 +52,11 @@ class Plan:
     def good(self) -> bool:
         """Whether the library has more than its reference code, which is slower than ours."""
         return not any(s.implementation.startswith("ref") for s in self.stages)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the first primitive runs in the library's threads, which wait for each other."""
+        return not self.stages[0].alone
 
     def scratch(self) -> tuple[TensorType, ...]:
         """Types of the buffers."""
@@ -177,9 +182,7 @@ def _execute(*, threads: bool) -> str:
         arguments = f.word(table, part, "ptr")
         if threads:
             f.copy(room, arguments, f.mul(count, 16))
-            f.declared["@omp_get_thread_num"] = "declare i32 @omp_get_thread_num()"
-            thread = f.let(f"sext i32 {f.let('call i32 @omp_get_thread_num()')} to i64")
-            f.set(f.at(room, f.add(f.mul(place, 2), 1), "i64"), "i64", f.word(pads, thread))
+            f.set(f.at(room, f.add(f.mul(place, 2), 1), "i64"), "i64", f.word(pads, thread(f)))
             arguments = room
         status = f.let(f"call i32 {execute}(ptr {primitive}, ptr {stream}, i32 {short}, ptr {arguments})")
         with f.when(f.let(f"icmp ne i32 {status}, 0")):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...shared.convolved import Convolved
+from ..code import matrix_products
 from ..device import native
 
 #: channels on both sides from which on a convolution is wide
@@ -25,8 +27,15 @@ IMAGE = 16
 THIN = 16
 #: times as many rows or columns as terms from which on a product is long; as many terms, and it is deep
 LONG = 8
+#: floating-point operations below which a product is small: threads that meet, and packing, count
+SMALL = 1 << 28
 #: our kernels are taken where they need less than this share of oneDNN's time: the rest is noise
 FASTER = 0.93
+#: the same for products: oneDNN's bits depend on the number of threads, ours do not
+ALIKE = 1.02
+#: the same for what oneDNN does in threads of its own, one part each: on a machine that has other work, all of them
+#: wait for the one that is late
+WAITING = 1.1
 
 
 @dataclass(frozen=True)
@@ -34,12 +43,14 @@ class Processor:
     """A family's measurements.
 
     `about`: the processor, the day and the versions.  `ratios`: class (see `convolution_class`, `product_class`) → time
-    of our kernels as a share of oneDNN's; a class that is not there was not measured, and oneDNN's are taken.
+    of our kernels as a share of oneDNN's; a class that is not there was not measured, and oneDNN's are taken.  `blas`:
+    the same of OpenBLAS, for products.
     """
 
     family: str
     about: str
     ratios: Mapping[str, float]
+    blas: Mapping[str, float]
 
 
 def folder() -> Path:
@@ -78,14 +89,14 @@ def nearest(wanted: str, known: list[str]) -> str:
 def read(name: str) -> Processor:
     """A family's file."""
     found = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
-    return Processor(name, found["about"], found["ratios"])
+    return Processor(name, found["about"], found["ratios"], found.get("blas", {}))
 
 
 @functools.cache
 def processor() -> Processor:
     """The measurements that count here."""
     name = nearest(family(), families())
-    return read(name) if name else Processor("", "", {})
+    return read(name) if name else Processor("", "", {}, {})
 
 
 def convolution_class(c: Convolved) -> str:
@@ -100,13 +111,51 @@ def convolution_class(c: Convolved) -> str:
     return f"{c.kind} {form}{strided} {'wide' if min(g.cg, g.mg) >= WIDE else 'narrow'}"
 
 
-def product_class(m: int, n: int, k: int, ta: bool, tb: bool) -> str:
-    """Which factors of [m, k] times [k, n] lie transposed in memory, and its form: thin, long or of many terms."""
-    times = max(m, n) / k
-    form = "thin " if min(m, n, k) < THIN else "long " if times >= LONG else "deep " if times <= 1 / LONG else ""
+def deep(m: int, n: int, k: int) -> bool:
+    """Whether a product has many terms for its rows and columns."""
+    return max(m, n) / k <= 1 / LONG
+
+
+def product_class(m: int, n: int, k: int, ta: bool, tb: bool, *, small: bool = True) -> str:
+    """Which factors of [m, k] times [k, n] lie transposed in memory, and its form: thin, small, long or of many terms.
+
+    `small`: False for its form whatever its size.
+    """
+    if min(m, n, k) < THIN:
+        form = "thin "
+    elif small and 2 * m * n * k < SMALL:
+        form = "small "
+    else:
+        form = "long " if max(m, n) / k >= LONG else "deep " if deep(m, n, k) else ""
     return f"{form}product {'t' if ta else 'n'}{'t' if tb else 'n'}"
 
 
-def ours_are_faster(name: str) -> bool:
-    """Whether our kernels need less time than oneDNN's for a class, on processors like this one."""
-    return processor().ratios.get(name, 1.0) < FASTER
+def ours_are_faster(name: str, *, waiting: bool = False) -> bool:
+    """Whether our kernels for a class of convolutions are the better ones on processors like this one.
+
+    `waiting`: oneDNN's would run in threads of its own.
+    """
+    ratio = processor().ratios.get(name)
+    return ratio is not None and ratio < (WAITING if waiting else FASTER)
+
+
+def multiplier(shape: tuple[int, int, int, bool, bool], among: Collection[str]) -> str:
+    """Which of "onednn", "products" (our kernels) and "blas" multiplies matrices, of those that are there.
+
+    `shape`: rows, columns, terms, and whether the factors lie transposed (see `product_class`).
+
+    BLAS has to be clearly faster than oneDNN.  Ours need not be: their bits do not depend on the threads.  But they are
+    not taken where nothing was measured, or for small products, unless nothing else is there.
+    """
+    here, name = processor(), product_class(*shape)
+    if name not in here.ratios and name not in here.blas:
+        name = product_class(*shape, small=False)
+    ours = here.ratios.get(name, math.inf) if matrix_products.worth_packing(*shape[:3]) else math.inf
+    blas = here.blas.get(name, 1.0)
+    share = {"onednn": 1.0, "products": ours / ALIKE, "blas": blas / FASTER}
+    return min(among, key=lambda n: share[n], default="")
+
+
+def multiplies() -> bool:
+    """Whether our products of matrices were measured on processors like this one."""
+    return any("product" in name for name in processor().ratios)

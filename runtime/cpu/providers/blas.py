@@ -10,7 +10,7 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ....language.kernels import register
 from ....language.types import TensorType
 from ....ops.linear.products import Gemm, MatMul
 from ...shared.trouble import LIBRARY
+from .. import processors
 from ..code.emit import Code, module
 from ..device import native
 from ..device.native import Call
@@ -205,6 +206,13 @@ class BlasProvider:
         """None: the library packs into memory of its own."""
         return ()
 
+    def yields_to(self, op: Operator) -> str:
+        """Our own kernels, where they were measured and are faster."""
+        p = product(op)
+        if p is None or len(p.a) > 1 or op.outputs[0] is None or op.outputs[0].dtype != "f32":
+            return ""
+        return processors.multiplier((p.m, p.n, p.k, p.ta, p.tb), (self.name, "products"))
+
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """One call over all tiles; the library's own threads are off meanwhile."""
         return product_calls(op, ins, outs)
@@ -258,20 +266,25 @@ def calls(
     return [Call(kernel, words, len(tiles), parallel=several, own_threads=own, quiet=by.threads)]
 
 
-#: (m, n, k, whether the factors lie transposed) → what multiplies them; None: the library
-Choice = Callable[[int, int, int, bool, bool], "Routine | None"]
+def turned(matrix: Any) -> bool:
+    """Whether a matrix lies transposed: its columns lie together."""
+    across, along = (s // matrix.itemsize for s in matrix.strides)
+    return across == 1 != along
 
 
-def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Choice | None = None, parts: int = 0) -> list[Call]:
-    """c = a b, or c += a b, for matrices of which one side lies together: parts of others, or transposed.
+def strided(a: Any, b: Any, c: Any, *, more: Any = None, by: Routine | None = None, parts: int = 0) -> list[Call]:
+    """c = a b (+ `more`: a row for all rows, or as many as c has; c itself, say), for matrices of which one side lies
+    together: parts of others, or transposed.
 
-    `parts`: into how many tiles c is cut, for bits that no number of threads changes (0: as many as there are threads).
+    `by`: another Routine than the library's.  `parts`: into how many tiles c is cut, for bits that no number of threads
+    changes (0: as many as there are threads).
     """
     (m, n), k = c.shape, a.shape[1]
     steps = [[s // x.itemsize for s in x.strides] for x in (a, b, c)]
-    turned = [across == 1 != along for across, along in steps[:2]]
-    chosen = (by and by(m, n, k, turned[0], turned[1])) or routine(c.dtype)
-    leads = [max(s[t], x.shape[1 - t]) for x, s, t in zip((a, b, c), steps, (*turned, False), strict=True)]
+    lies = turned(a), turned(b)
+    chosen = by or routine(c.dtype)
+    leads = [max(s[t], x.shape[1 - t]) for x, s, t in zip((a, b, c), steps, (*lies, False), strict=True)]
+    row = more.strides[0] // more.itemsize if more is not None and more.ndim > 1 else 0
     threads = native.threads()
     parts = (parts or threads * _more(m, n, threads)) if 2 * m * n * k >= _ALONE else 1
     rows, columns = grid(m, n, parts)
@@ -280,9 +293,9 @@ def strided(a: Any, b: Any, c: Any, *, more: bool = False, by: Choice | None = N
         for r0, r1 in rows
         for c0, c1 in columns
     ]
-    flags = [(ord("T") if t else ord("N")) if chosen.status else (112 if t else 111) for t in turned]
+    flags = [(ord("T") if t else ord("N")) if chosen.status else (112 if t else 111) for t in lies]
     words = (chosen.address, a, b, c, np.array(tiles, np.int64), k, leads[2], *leads[:2], *flags)
-    words += (1.0, 1.0, c if more else 0, 0, 0, native.STATUS)
+    words += (1.0, 1.0, 0 if more is None else more, row, 1, native.STATUS)
     kernel = native.compile_ir(_tiles_ir(c.dtype == np.float32, chosen.bits, chosen.status))
     several = len(tiles) > 1
     own = chosen.threads is None and not several

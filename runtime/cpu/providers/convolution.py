@@ -18,15 +18,16 @@ import numpy as np
 from ....language.kernels import register
 from ....language.types import TensorType
 from ...shared.convolved import Convolved, convolved, operands
+from .. import processors
 from ..code import packing as transposed
 from ..code.tiles import TERMS, Tile, machine, sizes
 from ..convolution.depthwise import DepthSums, DepthWeight, suits
 from ..convolution.program import program
 from ..convolution.sweep import Block, Phase, Sweep, spread
+from ..convolution.weight import PackedWeight
 from ..device import native
 from ..device.native import Call
-from . import blas
-from .blas import Product
+from . import products
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -87,8 +88,7 @@ class _Common:
     @functools.cached_property
     def parallel(self) -> bool:
         """Whether several threads are worth it."""
-        g = self.g
-        return 2 * g.batch * g.group * g.mg * g.rows * g.window.positions >= _ALONE
+        return 2 * self.g.multiplications >= _ALONE
 
     def tap_offsets(self, phase: Sequence[Phase]) -> list[tuple[int, int]]:
         """(number, offset in the block) of the taps that start a run."""
@@ -117,14 +117,6 @@ class _Common:
         ]
         return transposed.turned(w, packed, panels, table, offsets, apart, unpack=unpack, parallel=self.parallel)
 
-    @functools.cached_property
-    def block_elements(self) -> int:
-        """Of the largest padded block; 0: the source is read as it is."""
-        s = self.sweep
-        if not s.padded:
-            return 0
-        return max(len(s.block(cut).copies) for cut in s.cuts()) * s.sizes[-1] * s.pitch
-
 
 class _Sums(_Common):
     """The convolution's output, or the gradient of its input: pixels of a row times packed weights."""
@@ -140,7 +132,7 @@ class _Sums(_Common):
     def scratch(self) -> list[int]:
         """Elements of the buffers: packed weights, padded block."""
         packed = self.g.group * self.panels * self.taps * self.depth * self.panel if self.packed else 0
-        return [packed, self.block_elements]
+        return [packed, self.sweep.largest_block]
 
     def calls(self, source: Any, w: Any, result: Any, bias: Any, packed: Any, block: Any) -> list[Call]:
         """All of them, in order."""
@@ -222,7 +214,7 @@ class _Sums(_Common):
 
 
 class _Weight(_Common):
-    """The gradient of the weight: input channels times output channels, summed over pixels."""
+    """The gradient of the weight where there are groups: input channels times output channels, summed over pixels."""
 
     def __init__(self, c: Convolved) -> None:
         super().__init__(c)
@@ -237,7 +229,7 @@ class _Weight(_Common):
         copied = 0
         if self.pitch != s.result_channels:
             copied = max(len(s.block(cut).rows[0]) for cut in s.cuts()) * s.result[-1] * self.pitch
-        return [self.g.group * self.panels * self.taps * self.g.cg * self.panel, self.block_elements, copied]
+        return [self.g.group * self.panels * self.taps * self.g.cg * self.panel, self.sweep.largest_block, copied]
 
     def _at(self, channel: int | np.ndarray, tap: int | np.ndarray) -> Any:
         """Where a panel keeps a channel's sums for a tap: as the weight does, unless a run of taps is one tile."""
@@ -304,61 +296,60 @@ class _Weight(_Common):
         return self.turned(w, sums, transposed.chunks(1, size, 0), self._at(k, tap), size, unpack=True)
 
 
-class _Gathered:
-    """The gradient of a strided 1x1 convolution's weight: the pixels that it reads are copied behind each other, some
-    images at a time, and multiplied as matrices."""
+class PixelProducts:
+    """A 1x1 convolution without strides and groups: a product of matrices, pixels by channels."""
 
     def __init__(self, c: Convolved) -> None:
-        self.g = c.geometry
-        self.images = max(1, min(self.g.batch, _SUMMED_BLOCK // (4 * self.g.window.positions * self.g.cg)))
+        self.kind, self.g = c.kind, c.geometry
+        self.pixels = self.g.batch * self.g.window.positions
 
     @staticmethod
     def suits(c: Convolved) -> bool:
-        """Whether it is one, without padding."""
-        g, w = c.geometry, c.geometry.window
-        one = c.kind == "weight" and w.taps == 1 and g.group == 1 and set(w.strides) != {1}
-        return one and not any(w.begin) and max(c.end) <= 0
+        """Whether it is one that others do not multiply faster."""
+        g = c.geometry
+        if not g.pointwise or g.group > 1:
+            return False
+        shape = PixelProducts(c).shape()
+        by = products.fastest(shape)
+        if c.kind == "weight":
+            # pixels in the same sets of the cache: BLAS packs them
+            aliased = any(n % 128 == 0 for n in (g.cg, g.mg))
+            return aliased if by == "blas" else not processors.deep(*shape[:3])
+        return by == "products"
+
+    def shape(self) -> products.Shape:
+        """Of the product."""
+        g, n = self.g, self.pixels
+        if self.kind == "weight":
+            return g.mg, g.cg, n, True, False
+        return (n, g.mg, g.cg, False, True) if self.kind == "output" else (n, g.cg, g.mg, False, False)
 
     def scratch(self) -> list[int]:
-        """Elements of the copy."""
-        return [self.images * self.g.window.positions * self.g.cg]
+        """Elements of the product's workspace."""
+        return [products.room("f32", self.shape()[:3]).size]
 
-    def calls(self, x: Any, y: Any, w: Any, block: Any) -> list[Call]:
-        """A copy and a product for each part of the batch."""
-        g, window = self.g, self.g.window
-        places = np.arange(math.prod(window.inp), dtype=np.int64).reshape(window.inp)
-        seen = places[tuple(slice(None, n * s, s) for n, s in zip(window.out, window.strides, strict=True))].reshape(-1)
-        first = np.arange(g.batch, dtype=np.int64)[:, None] * places.size
-        offsets = ((first + seen) * g.cg).reshape(g.batch, -1)
-        found: list[Call] = []
-        for i in range(0, g.batch, self.images):
-            here = np.ascontiguousarray(offsets[i : i + self.images]).reshape(-1)
-            copied = block[: here.size * g.cg].reshape(here.size, g.cg)
-            words = (x, copied, here, 1, g.cg, g.cg, 0, 0)
-            dy = y.reshape(-1, g.mg)[i * seen.size :][: here.size]
-            found.append(Call(native.compile_ir(transposed.copy_rows()), words, here.size))
-            found += blas.strided(dy.T, copied, w.reshape(g.mg, g.cg), more=i > 0)
-        return found
+    def calls(self, x: Any, w: Any, y: Any, bias: Any, room: Any) -> list[Call]:
+        """The product."""
+        g = self.g
+        x, y, w = x.reshape(self.pixels, g.cg), y.reshape(self.pixels, g.mg), w.reshape(g.mg, g.cg)
+        if self.kind == "weight":
+            return products.calls(y.T, x, w, room)
+        return products.calls(x, w.T, y, room, bias) if self.kind == "output" else products.calls(y, w, x, room, bias)
 
 
-def _matrices(c: Convolved, x: Any, w: Any, y: Any) -> list[Call]:
-    """The weight's gradient of a 1x1 convolution, as a product of matrices."""
-    g = c.geometry
-    return blas.calls(Product(g.mg, g.cg, g.batch * g.window.positions, True, False, (0,), (0,)), y, x, w)
+_Plan = _Sums | _Weight | PackedWeight | PixelProducts | DepthSums | DepthWeight
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(c: Convolved) -> _Sums | _Weight | _Gathered | DepthSums | DepthWeight | None:
-    """The kernels of a product; None: a matrix product."""
+def _plan(c: Convolved) -> _Plan:
+    """The kernels of a product."""
     if suits(c):
         return DepthWeight(c) if c.kind == "weight" else DepthSums(c)
-    if _Gathered.suits(c) and not blas.unavailable():
-        return _Gathered(c)
-    g = c.geometry
-    aliased = any(n % 128 == 0 for n in (g.cg, g.mg))  # pixels in the same sets of the cache: BLAS packs them
-    if c.kind == "weight" and g.pointwise and g.group == 1 and aliased and not blas.unavailable():
-        return None
-    return _Weight(c) if c.kind == "weight" else _Sums(c)
+    if PixelProducts.suits(c):
+        return PixelProducts(c)
+    if c.kind != "weight":
+        return _Sums(c)
+    return _Weight(c) if c.geometry.group > 1 else PackedWeight(c)
 
 
 def unavailable() -> str:
@@ -380,24 +371,23 @@ class ConvolutionProvider:
 
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Packed weights and a padded block, where they are needed."""
-        found = _planned(op)[1]
-        return tuple(TensorType("f32", (n,)) for n in found.scratch() if n) if found else ()
+        return tuple(TensorType("f32", (n,)) for n in _planned(op)[1].scratch() if n)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """The calls of a product."""
         c, found = _planned(op)
         x, w, y, bias = operands(op, ins, outs)
-        if found is None:
-            return _matrices(c, x, w, y)
         given = iter(scratch)
         buffers = [next(given) if n else None for n in found.scratch()]
-        if isinstance(found, (_Weight, _Gathered, DepthWeight)):
+        if isinstance(found, PixelProducts):
+            return found.calls(x, w, y, bias, *buffers)
+        if isinstance(found, (_Weight, PackedWeight, DepthWeight)):
             return found.calls(x, y, w, *buffers)
         source, result = (y, x) if c.kind == "input" else (x, y)
         return found.calls(source, w, result, bias, *buffers)
 
 
-def _planned(op: Operator) -> tuple[Convolved, _Sums | _Weight | _Gathered | DepthSums | DepthWeight | None]:
+def _planned(op: Operator) -> tuple[Convolved, _Plan]:
     """What an operator that the provider accepts computes, and its kernels."""
     c = convolved(op)
     assert c is not None

@@ -21,9 +21,9 @@ from ..device import jit, native
 from ..device.native import Call
 from ..families import FAMILIES
 from ..primitives import convolutions, products
-from ..primitives.plans import Plan, library, unavailable
-from . import blas
-from .blas import product, product_calls
+from ..primitives.plans import Plan, unavailable
+from .blas import Product, product, product_calls
+from .products import fastest, sgemm
 
 if TYPE_CHECKING:
     from ....language.ir import Operator
@@ -36,16 +36,21 @@ class OneDnnProvider:
 
     def accepts(self, op: Operator) -> bool:
         """What the library has good code for: its reference implementations are slower than ours."""
-        if isinstance(op.op, (MatMul, Gemm)) and op.outputs[0] is not None and op.outputs[0].dtype == "f32":
-            return not unavailable() and product(op) is not None
+        if multiplied(op) is not None:
+            return not unavailable()
         if isinstance(op.op, LinearLoss):
             return op.inputs[0] is not None and op.inputs[0].dtype == "f32" and _family(op) is not None
         return _plan(op) is not None
 
     def yields_to(self, op: Operator) -> str:
         """Our own kernels, or OpenBLAS, where they are faster on processors like this one."""
-        name, ours = class_of(op)
-        return ours if processors.ours_are_faster(name) else ""
+        if (p := multiplied(op)) is not None:
+            return fastest((p.m, p.n, p.k, p.ta, p.tb), onednn=True) if len(p.a) == 1 else ""
+        c = convolved(op)
+        if c is None or not c.last:
+            return ""
+        waiting = c.kind == "weight" and (found := _plan(op)) is not None and found.waits
+        return "convolution" if processors.ours_are_faster(processors.convolution_class(c), waiting=waiting) else ""
 
     def reason(self) -> str:
         """Why it accepts nothing; "" where it does."""
@@ -62,10 +67,10 @@ class OneDnnProvider:
         """One call for each primitive; the library's threads are those of the step."""
         if isinstance(op.op, LinearLoss):
             padded = (*ins, None, None), (*outs, *[None] * 4)
-            return _family(op).calls(op, *padded, scratch, _routine)
+            return _family(op).calls(op, *padded, scratch, onednn=True)
         found = _plan(op)
         if found is None:
-            return product_calls(op, ins, outs, blas.Routine(library().sgemm, status=True))
+            return product_calls(op, ins, outs, sgemm())
         if isinstance(op.op, (MatMul, Gemm)):
             arrays = {"a": ins[0], "b": ins[1], "bias": ins[2] if len(ins) > 2 else None, "y": outs[0]}
         else:
@@ -73,21 +78,10 @@ class OneDnnProvider:
         return found.calls(arrays, scratch)
 
 
-def class_of(op: Operator) -> tuple[str, str]:
-    """The class of a convolution or product in the table of processors, and the provider of our kernels for it."""
-    if isinstance(op.op, LinearLoss):
-        return "", ""  # product by product
-    if isinstance(op.op, (MatMul, Gemm)):
-        p = product(op)
-        return ("", "") if p is None else (processors.product_class(p.m, p.n, p.k, p.ta, p.tb), "blas")
-    c = convolved(op)
-    return ("", "") if c is None or not c.last else (processors.convolution_class(c), "convolution")
-
-
-def _routine(m: int, n: int, k: int, ta: bool, tb: bool) -> blas.Routine | None:
-    """What multiplies matrices in float32: oneDNN, or None for BLAS where that is the faster one."""
-    faster = not blas.unavailable() and processors.ours_are_faster(processors.product_class(m, n, k, ta, tb))
-    return None if faster else blas.Routine(library().sgemm, status=True)
+def multiplied(op: Operator) -> Product | None:
+    """What a MatMul or Gemm in float32 multiplies; None for others."""
+    dtype = op.outputs[0].dtype if op.outputs and op.outputs[0] is not None else ""
+    return product(op) if isinstance(op.op, (MatMul, Gemm)) and dtype == "f32" else None
 
 
 def _family(op: Operator) -> Any:

@@ -65,7 +65,7 @@ def pair(batch: int) -> tuple[np.ndarray, np.ndarray]:
         ("rademacher", 6, 4),
         ("rows", 6, 4),
         ("dct", 3, 2),
-        ("dft", 4, 2),
+        pytest.param("dft", 4, 2, marks=pytest.mark.slow),
         *(pytest.param(k, b, r, marks=pytest.mark.slow) for k in KINDS for b, r in ((11, 4), (16, 15), (33, 9))),
     ],
 )
