@@ -36,7 +36,7 @@ def matrix(rows: int, columns: int, *, turned: bool, seed: int) -> np.ndarray:
 def multiplied(a: Any, b: Any, c: Any, more: Any = None) -> np.ndarray:
     """c, after the calls."""
     (m, n), k = c.shape, a.shape[1]
-    room = np.full(matrix_products.room(m, n, k), np.nan, np.float32)
+    room = np.full(matrix_products.needed(m, n, k), np.nan, np.float32)
     Table(matrix_products.calls(a, b, c, room, more)).run()
     return c
 
@@ -91,9 +91,10 @@ def test_bits_depend_on_the_terms_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workspace_grows_with_the_product() -> None:
-    """What suits the largest suits the others."""
+    """What suits the largest suits the others, and a product alone needs no more."""
     sizes = sorted({(m, n, k) for m in (1, 50, 700, 3000) for n in (1, 60, 5000) for k in (1, 256, 999)})
     for m, n, k in sizes:
+        assert matrix_products.needed(m, n, k) <= matrix_products.room(m, n, k)
         for other in sizes:
             if all(x <= y for x, y in zip((m, n, k), other, strict=True)):
                 assert matrix_products.room(m, n, k) <= matrix_products.room(*other)
@@ -105,7 +106,7 @@ def test_guarded(at_end: bool) -> None:
     slots = [Slot() for _ in range(4)]
     for m, n, k in SIZES:
         for ta, tb in ((0, 0), (1, 0), (0, 1), (1, 1)):
-            shapes = (k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n), (matrix_products.room(m, n, k),)
+            shapes = (k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n), (matrix_products.needed(m, n, k),)
             a, b, c, room = (
                 array_at(slot.place(4 * math.prod(shape), at_end), TensorType("f32", shape))
                 for slot, shape in zip(slots, shapes, strict=True)

@@ -62,6 +62,15 @@ def room(m: int, n: int, k: int) -> int:
     return (min(k, TERMS) + 1) * (shared + own)
 
 
+def needed(m: int, n: int, k: int) -> int:
+    """Elements of workspace for one product; smaller ones, whose panels may be wider, can need more (see `room`)."""
+    shape = shape_of(m, n)
+    own, shared = (shape.rows, shape.columns) if m >= n else (shape.columns, shape.rows)
+    most = _SHARED // shared * shared
+    panels = -(-min(m, n, most) // shared)
+    return (min(k, TERMS) + 1) * (native.threads() * _group(max(m, n), own) * own + panels * shared)
+
+
 def _group(size: int, width: int) -> int:
     """How many panels of a side a thread takes at a time."""
     return max(1, min(_GROUP, -(-size // width) // (_PARTS * native.threads())))
@@ -70,7 +79,7 @@ def _group(size: int, width: int) -> int:
 def calls(a: Any, b: Any, c: Any, workspace: Any, more: Any = None) -> list[Call]:
     """c = a b (+ `more`: a row for all rows, or as many rows as c has; c itself, say).
 
-    `workspace`: as many elements as `room` says.
+    `workspace`: as many elements as `needed` says, or more.
     """
     (m, n), k = c.shape, a.shape[1]
     shape = shape_of(m, n)

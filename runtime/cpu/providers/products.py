@@ -74,7 +74,7 @@ class ProductsProvider:
     def scratch(self, op: Operator) -> tuple[TensorType, ...]:
         """Panels."""
         p = _product(op)
-        return (TensorType("f32", (matrix_products.room(p.m, p.n, p.k),)),)
+        return (TensorType("f32", (matrix_products.needed(p.m, p.n, p.k),)),)
 
     def bind(self, op: Operator, ins: Sequence[Any], outs: Sequence[Any], scratch: Sequence[Any]) -> list[Call]:
         """Two calls for each block of terms."""
