@@ -3,6 +3,9 @@
 Gradients are sent as soon as they are there, while the backward pass goes on; the sum, the update and what else follows
 come some communications later, so that few of them are in flight at a time.  Values that computation waits for, such
 as gathered parameters, are requested some communications ahead of their first use.
+
+Communications of one channel keep the order that they have before operators are moved: it is the same on all ranks,
+while the order of computation need not be (a part of a value may be a view on one rank, and a copy on another).
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ class _Placing:
         self.messages = _messages(block)
         self.late = self._late()
         self.early = self._early()
+        self._keep_channels_in_order()
         self.done = [False] * len(self.operators)
         self.missing = [len(found) for found in self.before]
         #: late operators whose inputs are there
@@ -110,6 +114,18 @@ class _Placing:
             if feeds and i not in found and i not in self.late and i not in self.messages and _light(o):
                 found.add(i)
         return found
+
+    def _keep_channels_in_order(self) -> None:
+        """A collective comes after the one before it on its channel, whatever waits for it."""
+        latest: dict[str, int] = {}
+        for i, o in enumerate(self.operators):
+            if not isinstance(o.op, Communication) or i in self.messages:
+                continue
+            before = latest.get(o.op.queue)
+            if before is not None and before not in self.before[i]:
+                self.before[i] = sorted((*self.before[i], before))
+                self.after[before].append(i)
+            latest[o.op.queue] = i
 
     def _begins(self, i: int) -> bool:
         return isinstance(self.operators[i].op, Communication)

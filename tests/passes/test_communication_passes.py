@@ -23,6 +23,7 @@ from recompute.passes.communication.buckets import Buckets
 from recompute.passes.communication.overlap import Overlap
 from recompute.passes.communication.regather import Regather
 from recompute.passes.communication.tree_sums import TreeSums
+from recompute.passes.scheduling.graph import Graph, Walk, graph_of
 from recompute.training.parallel import DataParallel
 
 RANKS, BATCH = 4, 8
@@ -118,6 +119,38 @@ def test_computation_goes_on_while_ranks_communicate() -> None:
         elif not o.op.moves_data:
             computed += 1
     assert sum(waits) > 0.6 * len(waits)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_channels_keep_their_order_whatever_order_computation_has(zero: int) -> None:
+    """Ranks may order operators in different ways, each for its memory; what they send has to have one order."""
+    block = run_passes(programs(zero, True)[0].block, [TreeSums()])
+    graph = graph_of(block)
+    latest = [len(graph) - 1 - i for i in reversed(in_order(graph.reversed()))]
+    assert latest != list(range(len(graph)))
+    wanted = sent(block)
+    for order in (range(len(graph)), in_order(graph), latest):
+        other = block.with_operators([block.operators[i] for i in order])
+        assert sent(run_passes(other, [Overlap()])) == wanted
+
+
+def in_order(graph: Graph) -> list[int]:
+    """An order of operators in which each runs as early as its inputs allow, the last ones of the given order first."""
+    walk, found = Walk(graph), []
+    while len(found) < len(graph):
+        i = max(i for i in range(len(graph)) if walk.ready(i))
+        walk.step(i)
+        found.append(i)
+    return found
+
+
+def sent(block: Block) -> dict[str, list[tuple[str, int]]]:
+    """What is begun on each channel, in order."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for o in block.operators:
+        if isinstance(o.op, Communication):
+            found.setdefault(o.op.queue, []).append((o.op.name, o.op.number))
+    return found
 
 
 def test_each_stage_takes_less() -> None:
