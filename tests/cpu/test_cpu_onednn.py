@@ -90,16 +90,19 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, sma
     return int(request.param)
 
 
-#: batch, channels in and out, image, kernel, stride, group → parts that a weight's gradient is summed of
+#: batch, channels in and out, pixels along each axis, kernel, stride, group, axes → parts that a weight's gradient is
+#: summed of
 PARTS = {
-    (8, 128, 128, 9, 3, 1, 1): 1,  # the library's layout of these weights has more rows than the weights
-    (6, 64, 96, 8, 3, 2, 1): 1,
-    (4, 48, 64, 7, 1, 1, 1): 2,
-    (16, 32, 32, 8, 3, 1, 32): 16,
-    (7, 16, 32, 8, 3, 1, 1): 1,
-    (7, 16, 32, 24, 3, 1, 1): 7,
-    (8, 16, 64, 14, 1, 1, 2): 8,  # parts of these weights along their second axis were packed wrongly
-    (4, 24, 192, 7, 1, 1, 3): 4,
+    (8, 128, 128, 9, 3, 1, 1, 2): 1,  # the library's layout of these weights has more rows than the weights
+    (6, 64, 96, 8, 3, 2, 1, 2): 1,
+    (4, 48, 64, 7, 1, 1, 1, 2): 2,
+    (16, 32, 32, 8, 3, 1, 32, 2): 16,
+    (7, 16, 32, 8, 3, 1, 1, 2): 1,
+    (7, 16, 32, 24, 3, 1, 1, 2): 7,
+    (8, 16, 64, 14, 1, 1, 2, 2): 8,  # parts of these weights along their second axis were packed wrongly
+    (4, 24, 192, 7, 1, 1, 3, 2): 4,
+    (12, 32, 64, 60, 3, 1, 1, 1): 4,
+    (6, 32, 32, 9, 3, 1, 1, 3): 3,
 }
 
 
@@ -109,19 +112,19 @@ PARTS = {
 @pytest.mark.parametrize("kind", ["output", "input", "weight"])
 def test_parts_of_the_batch(kind: str, sizes: tuple[int, ...], threads: int) -> None:
     """Parts of one thread each, and their sums: as NumPy's within the rounding, between guards, in garbage."""
-    n, c, m, size, kernel, stride, group = sizes
+    n, c, m, size, kernel, stride, group, axes = sizes
     draw = np.random.default_rng(0)
-    given = {"strides": (stride,) * 2, "pads": (kernel // 2,) * 4, "group": group}
+    given = {"strides": (stride,) * axes, "pads": (kernel // 2,) * 2 * axes, "group": group}
     conv = Conv(**given)
-    shapes = (n, c, size, size), (m, c // group, kernel, kernel)
+    shapes = (n, c, *(size,) * axes), (m, c // group, *(kernel,) * axes)
     x, w = (draw.standard_normal(s, np.float32) for s in shapes)
     y = applied(conv, x, w).outputs[0]
     assert y is not None
     dy = draw.standard_normal(y.shape, np.float32)
     op, arrays = {
         "output": (conv, [x, w]),
-        "input": (ConvGradInput(**given, shape=(size, size)), [w, dy]),
-        "weight": (ConvGradWeight(**given, kernel=(kernel, kernel)), [x, dy]),
+        "input": (ConvGradInput(**given, shape=(size,) * axes), [w, dy]),
+        "weight": (ConvGradWeight(**given, kernel=(kernel,) * axes), [x, dy]),
     }[kind]
     exact, absolute = reference(op, arrays), reference(op, [abs(a) for a in arrays])
     form, turned = in_form(op, arrays)
@@ -143,7 +146,37 @@ def test_parts_of_the_batch(kind: str, sizes: tuple[int, ...], threads: int) -> 
         assert max(call.work for call in calls if call.own_threads == whole) == (1 if whole else plans.parts(n))
     found = run(PROVIDER, bound, turned)
     found = found if kind == "weight" else np.moveaxis(found, -1, 1)
-    assert np.all(abs(found - exact) <= (n * size * size + 9 * c) * np.finfo(np.float32).eps * absolute)
+    assert np.all(abs(found - exact) <= (n * size**axes + kernel**axes * c) * np.finfo(np.float32).eps * absolute)
+
+
+@there
+def test_weights_stay_whole_without_a_fast_addition(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    """They are not refused because of the sums, which they do not need."""
+    slow: set[int] = set()
+    add, implementation = dnnl.Library.add, dnnl.Library.implementation
+
+    def slow_add(library: Any, *layouts: int) -> int:
+        made = add(library, *layouts)
+        slow.add(made)
+        return made
+
+    def named(library: Any, descriptor: int) -> str:
+        return "ref:any" if descriptor in slow else implementation(library, descriptor)
+
+    arrays = [np.ones(s, np.float32) for s in ((8, 32, 18, 18), (8, 64, 18, 18))]
+    form, turned = in_form(ConvGradWeight(strides=(1, 1), pads=(1,) * 4, group=1, kernel=(3, 3)), arrays)
+    c = onednn.convolved(applied(form, *turned))
+    assert c is not None
+    found = []
+    for there in (True, False):
+        convolutions.plan.cache_clear()
+        if not there:
+            monkeypatch.setattr(dnnl.Library, "add", slow_add)
+            monkeypatch.setattr(dnnl.Library, "implementation", named)
+        plan = convolutions.plan(c)
+        assert isinstance(plan, plans.Plan) and plan.good
+        found.append("parts" in dict(plan.buffers))
+    assert found == [True, False] and slow
 
 
 @there

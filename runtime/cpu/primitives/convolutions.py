@@ -23,7 +23,7 @@ _ROWS = 16
 #: parts of the images, at most, whose gradients of a weight are summed, bytes of them, and floating-point operations
 #: that each has at least: they are about 50 us
 _PARTS, _SUMMED, _WORTH = 32, 1 << 21, 1 << 24
-#: arguments of a copy, and how the library's slow code for it is called, and the code that leaves blocks out where
+#: arguments of a copy, and how the library's slow code is called, and the code that leaves blocks out where
 #: groups do not lie behind each other (version 3.2)
 _COPIED, _SLOW, _WHOLE_ROWS = (dnnl.SRC, dnnl.DST), ("ref", "simple"), ("jit:blk",)
 #: what a primitive's argument is: the operator's x, w, y, bias, or one of the plan's buffers
@@ -116,7 +116,7 @@ def _add_weight(made: Maker, c: Convolved, dtype: str) -> None:
 
 def _summed(lib: dnnl.Library, c: Convolved) -> _Primitive | None:
     """The gradient of a weight in as many parts for any number of threads; None where there is no room for them, or not
-    one for each thread."""
+    one for each thread, or where the library has no fast addition."""
     g, width = c.geometry, DTYPES["f32"].itemsize
     room = min(_SUMMED, width * (math.prod(c.x) + math.prod(c.y)) // 2)
     most = min(_PARTS, room // (width * math.prod(c.w)), 2 * g.multiplications // _WORTH)
@@ -126,7 +126,7 @@ def _summed(lib: dnnl.Library, c: Convolved) -> _Primitive | None:
             p = _Primitive(lib, c, "f32", count)
             nbytes = lib.nbytes(p.wanted)  # the library pads weights of few channels
             if count * nbytes <= room and _pieces(nbytes) > 1:
-                return p
+                return None if lib.implementation(_addition(lib, nbytes)[1]).startswith(_SLOW) else p
     return None
 
 
@@ -137,17 +137,22 @@ def _pieces(nbytes: int) -> int:
 
 def _add_sums(made: Maker, sums: str, nbytes: int, count: int) -> None:
     """Adds so many parts to the sums, one after the other, in pieces of one thread each."""
-    width = DTYPES["f32"].itemsize
     pieces = _pieces(nbytes)
     piece = nbytes // pieces
-    with alone():
-        flat = made.lib.layout((1, piece // width), (piece // width, 1), "f32")
-        added = made.lib.add(flat, flat, flat)
+    flat, added = _addition(made.lib, nbytes)
     for k in range(count):
         made.add(added, *(
             {dnnl.SRC: (flat, sums, i * piece), dnnl.SRC1: (flat, "parts", k * nbytes + i * piece),
              dnnl.DST: (flat, sums, i * piece)} for i in range(pieces)
         ))  # fmt: skip
+
+
+def _addition(lib: dnnl.Library, nbytes: int) -> tuple[int, int]:
+    """The layout of one piece, and the primitive that adds one to another in one thread."""
+    piece = nbytes // _pieces(nbytes) // DTYPES["f32"].itemsize
+    with alone():
+        flat = lib.layout((1, piece), (piece, 1), "f32")
+        return flat, lib.add(flat, flat, flat)
 
 
 class _Primitive:
