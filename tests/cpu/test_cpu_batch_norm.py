@@ -18,7 +18,7 @@ PROVIDER = Numba()
 SHAPES = [(5, 33, 7, 24), (3, 500, 130), (2, 3, 3, 2000), (70, 3, 1, 1, 90)]
 
 
-def run(name: str, *arrays: np.ndarray, threads: int | None = None, inplace: bool = False) -> list[np.ndarray]:
+def run(name: str, *arrays: np.ndarray, threads: int = 0, inplace: bool = False) -> list[np.ndarray]:
     """The kernel's outputs; `inplace`: the first one in place of the first input."""
     o = applied(op_class(name)(), *arrays)
     assert PROVIDER.accepts(o)
@@ -28,10 +28,7 @@ def run(name: str, *arrays: np.ndarray, threads: int | None = None, inplace: boo
         ins[0] = outs[0]
         outs[0][...] = arrays[0]
     scratch = [np.full(t.shape, 77, t.numpy) for t in PROVIDER.scratch(o)]
-    table = native.Table(PROVIDER.bind(o, ins, outs, scratch))
-    if threads is not None:
-        table._arguments = (*table._arguments[:2], threads, *table._arguments[3:])
-    table.run()
+    native.Table(PROVIDER.bind(o, ins, outs, scratch), threads).run()
     return outs
 
 

@@ -55,6 +55,46 @@ define void @kernel(ptr %args, i64 %begin, i64 %end) {
   ret void
 }
 """
+#: writes which thread does a piece of work; each takes 20 ms, the first one 300 ms
+WHOSE = """
+declare i32 @usleep(i32)
+declare i32 @omp_get_thread_num()
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+entry:
+  %to = load ptr, ptr %args
+  %me = call i32 @omp_get_thread_num()
+  %me64 = zext i32 %me to i64
+  br label %loop
+loop:
+  %i = phi i64 [%begin, %entry], [%i1, %loop]
+  %at = getelementptr i64, ptr %to, i64 %i
+  store i64 %me64, ptr %at
+  %first = icmp eq i64 %i, 0
+  %time = select i1 %first, i32 300000, i32 20000
+  %slept = call i32 @usleep(i32 %time)
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+COUNTED = """
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+entry:
+  %to = load ptr, ptr %args
+  br label %loop
+loop:
+  %i = phi i64 [%begin, %entry], [%i1, %loop]
+  %at = getelementptr i64, ptr %to, i64 %i
+  %was = atomicrmw add ptr %at, i64 1 monotonic
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
 PROBE = """
 define i64 @kernel(ptr %places, i64 %threads) {
   call void @spread(ptr %places, i64 %threads)
@@ -109,6 +149,7 @@ def test_a_thread_that_is_bound_stays() -> None:
 @pytest.mark.skipif(not native.openmp(), reason="several threads need an OpenMP runtime")
 def test_who_waits_looks_where_the_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver says where a thread works, and no longer where it waits, and a thread that waits long looks there."""
+    native._driver()  # this process's own, made before anything is replaced
     seen = np.zeros(3, np.int64)
     monkeypatch.setattr(crew, "spread", lambda: SEEN.replace("SEEN", str(seen.ctypes.data)))
     monkeypatch.setattr(code_cache, "keep", lambda *code: None)  # it has an address of this process
@@ -119,6 +160,34 @@ def test_who_waits_looks_where_the_others_work(monkeypatch: pytest.MonkeyPatch) 
     assert table.run() is None
     calls, some, everyone = seen.tolist()
     assert calls > 10 and some >= calls - 1 and everyone == 0
+
+
+@pytest.mark.skipif(not native.openmp(), reason="several threads need an OpenMP runtime")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_take_shares_of_their_own(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """The first piece of a share is its owner's; whoever is late does not get the rest of its share."""
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    whose = np.full(2 * threads, -1, np.int64)
+    table = Table([Call(native.compile_ir(WHOSE), (whose,), whose.size)])
+    for _ in range(2):
+        assert table.run() is None
+        assert whose[::2].tolist() == list(range(threads))
+        assert threads == 1 or whose[1] != 0
+        whose.fill(-1)
+
+
+@pytest.mark.skipif(not native.openmp(), reason="several threads need an OpenMP runtime")
+@pytest.mark.parametrize("work", [1, 2, 3, 5, 63, 64, 65, 1000])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_every_piece_of_work_is_done_once(monkeypatch: pytest.MonkeyPatch, threads: int, work: int) -> None:
+    """In calls behind each other, whatever does not divide."""
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    counts = np.zeros((20, work), np.int64)
+    kernel = native.compile_ir(COUNTED)
+    table = Table([Call(kernel, (c,), work if i % 3 else 1) for i, c in enumerate(counts)])
+    for _ in range(50):
+        assert table.run() is None
+    assert (counts[[i for i in range(20) if i % 3]] == 50).all() and (counts[::3, 0] == 50).all()
 
 
 @linux

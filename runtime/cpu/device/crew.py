@@ -1,15 +1,17 @@
 """The native function that walks a table of calls, with the threads of a step.
 
-Calls in a row that leave the threads to us are one parallel region.  Each call's work is cut into chunks that threads
-take as they come, and whoever finds none left goes on to the next call as soon as the last chunk is done: a thread
+Calls in a row that leave the threads to us are one parallel region.  Each call's work is cut into chunks.  A thread
+takes those of a share of its own, the same in every call, so that it finds in its cache what it has written; then what
+is left of the others' shares.  Whoever finds none goes on to the next call as soon as the last chunk is done: a thread
 that is not scheduled, because the machine has other work, costs at most the chunk that it has taken.  Which thread does
 what changes no bits (see runtime/shared/families.py).  A thread that waits for another sleeps after a moment, so that
 an idle processor can take over the other one; if that was its own processor, it goes to another when it wakes up:
 Linux would leave both there for long, beside a processor that a neighbour has for itself.
 
-A call that brings threads of its own (oneDNN's primitives) runs between such regions.  A row of the table is eight
+A call that brings threads of its own (oneDNN's primitives) runs between such regions.  A row of the table is seven
 words: function, operands, work, chunks, the end of the region that begins with it (0: the call brings threads of its
-own), whether that region has work for several threads, and two counters, of chunks that were taken and that are done.
+own), whether that region has work for several threads, and the address of its counters: the chunks of each thread's
+share that were taken, and all that are done.  The counters of calls that follow each other do so, too.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ import platform
 import sys
 
 #: words of a row, and chunks that a call's work is cut into for each thread
-WORDS, CHUNKS = 8, 16
+WORDS, CHUNKS = 7, 16
 
 _DRIVER = r"""
-%call = type { ptr, ptr, i64, i64, i64, i64, i64, i64 }
+%call = type { ptr, ptr, i64, i64, i64, i64, ptr }
 ; calls, begin, end, status, the call that failed; for each thread, the processor that it works on, or -1; threads
 %region = type { ptr, i64, i64, ptr, i64, ptr, i64 }
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -48,6 +50,7 @@ entry:
   %threads.at = getelementptr %region, ptr %region, i32 0, i32 6
   %threads = load i64, ptr %threads.at
   %me = THREAD
+  %me64 = zext i32 %me to i64
   %place = getelementptr %line, ptr %places, i32 %me
   br label %loop
 loop:
@@ -63,13 +66,39 @@ call:
   %work = load i64, ptr %work.at
   %chunks.at = getelementptr %call, ptr %row, i32 0, i32 3
   %chunks = load i64, ptr %chunks.at
-  %taken.at = getelementptr %call, ptr %row, i32 0, i32 6
-  %done.at = getelementptr %call, ptr %row, i32 0, i32 7
+  %counters.at = getelementptr %call, ptr %row, i32 0, i32 6
+  %counters = load ptr, ptr %counters.at
+  %done.at = getelementptr i64, ptr %counters, i64 %threads
+  %few = icmp slt i64 %chunks, %threads
+  %shares = select i1 %few, i64 %chunks, i64 %threads
+  br label %share
+share:
+  %k = phi i64 [0, %call], [%k1, %empty]
+  %shares.left = icmp slt i64 %k, %shares
+  br i1 %shares.left, label %enter, label %wait
+enter:
+  %turned = add i64 %me64, %k
+  %share.of = srem i64 %turned, %shares
+  %low.n = mul i64 %chunks, %share.of
+  %low = sdiv i64 %low.n, %shares
+  %high.n = add i64 %low.n, %chunks
+  %high = sdiv i64 %high.n, %shares
+  %taken.at = getelementptr i64, ptr %counters, i64 %share.of
   br label %take
 take:
-  %chunk = atomicrmw add ptr %taken.at, i64 1 acq_rel
-  %some = icmp slt i64 %chunk, %chunks
-  br i1 %some, label %go, label %wait
+  ; a look first: what is written makes the others' copies of it void
+  %seen = load atomic i64, ptr %taken.at monotonic, align 8
+  %next.chunk = add i64 %low, %seen
+  %left = icmp slt i64 %next.chunk, %high
+  br i1 %left, label %try, label %empty
+try:
+  %n = atomicrmw add ptr %taken.at, i64 1 acq_rel
+  %chunk = add i64 %low, %n
+  %some = icmp slt i64 %chunk, %high
+  br i1 %some, label %go, label %empty
+empty:
+  %k1 = add i64 %k, 1
+  br label %share
 go:
   %here = call i32 @here()
   store atomic i32 %here, ptr %place monotonic, align 4
@@ -171,16 +200,13 @@ alone.failed:
 alone.done:
   br label %loop
 prepare:
-  %k = phi i64 [%i, %step], [%k1, %prepare]
-  %r = getelementptr %call, ptr %calls, i64 %k
-  %taken.at = getelementptr %call, ptr %r, i32 0, i32 6
-  store i64 0, ptr %taken.at
-  %done.at = getelementptr %call, ptr %r, i32 0, i32 7
-  store i64 0, ptr %done.at
-  %k1 = add i64 %k, 1
-  %unready = icmp slt i64 %k1, %end
-  br i1 %unready, label %prepare, label %go
-go:
+  %counters.at = getelementptr %call, ptr %row, i32 0, i32 6
+  %counters = load ptr, ptr %counters.at
+  %length = sub i64 %end, %i
+  %each = add i64 %threads, 1
+  %words = mul i64 %length, %each
+  %bytes = mul i64 %words, 8
+  call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %bytes, i1 false)
   store i64 %i, ptr %begin.at
   store i64 %end, ptr %end.at
   %wide.at = getelementptr %call, ptr %row, i32 0, i32 5

@@ -79,23 +79,27 @@ class Table:
     A table has a status of its own, so that two of them, run in two threads, tell their own errors only.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], team: int = 0) -> None:
+        """`team`: how many threads; 0: those of a step."""
+        self._threads = team or threads()
         self.status = np.zeros(trouble.WORDS, np.int64)
         self._keep = [(c.operands, c.words(self.status)) for c in calls]
         self._rows = np.zeros((len(calls), crew.WORDS), np.int64)
-        for row, c, (_, words) in zip(self._rows, calls, self._keep, strict=True):
+        self._counters = np.zeros((len(calls), self._threads + 1), np.int64)
+        for i, (row, c, (_, words)) in enumerate(zip(self._rows, calls, self._keep, strict=True)):
             row[:4] = c.address, words.ctypes.data, c.work, self._chunks(c)
+            row[6] = self._counters.ctypes.data + i * self._counters.strides[0]
         for begin, end in _regions(calls):
             self._rows[begin, 4:6] = end, (self._rows[begin:end, 3] > 1).any()
         self._run, self._others = _driver(), any(c.own_threads for c in calls)
         self._quiet = [_quieted(functions) for functions in sorted({c.quiet for c in calls if c.quiet is not None})]
-        self._arguments = (self._rows.ctypes.data, len(calls), threads(), self.status.ctypes.data)
+        self._arguments = (self._rows.ctypes.data, len(calls), self._threads, self.status.ctypes.data)
 
     def _chunks(self, c: Call) -> int:
         """How many chunks its work is cut into."""
         if not c.parallel:
             return 1
-        return max(1, min(c.work, threads() * crew.CHUNKS, max(threads(), c.work // c.least)))
+        return max(1, min(c.work, self._threads * crew.CHUNKS, max(self._threads, c.work // c.least)))
 
     def run(self) -> int | None:
         """All calls, in order.  Where one of them fails, its number, and those behind it are not made."""
