@@ -26,9 +26,7 @@ entry:
 loop:
   %i = phi i64 [%begin, %entry], [%i1, %loop]
   %at = getelementptr i64, ptr %counts, i64 %i
-  %old = load i64, ptr %at
-  %new = add i64 %old, 1
-  store i64 %new, ptr %at
+  %old = atomicrmw add ptr %at, i64 1 monotonic
   %i1 = add i64 %i, 1
   %more = icmp slt i64 %i1, %end
   br i1 %more, label %loop, label %done

@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+from test_cpu_native import COUNT
 
 from recompute.runtime.cpu.code import matrix_products
 from recompute.runtime.cpu.device import code_cache, crew, native
@@ -72,22 +73,6 @@ loop:
   %first = icmp eq i64 %i, 0
   %time = select i1 %first, i32 600000, i32 100000
   %slept = call i32 @usleep(i32 %time)
-  %i1 = add i64 %i, 1
-  %more = icmp slt i64 %i1, %end
-  br i1 %more, label %loop, label %done
-done:
-  ret void
-}
-"""
-COUNTED = """
-define void @kernel(ptr %args, i64 %begin, i64 %end) {
-entry:
-  %to = load ptr, ptr %args
-  br label %loop
-loop:
-  %i = phi i64 [%begin, %entry], [%i1, %loop]
-  %at = getelementptr i64, ptr %to, i64 %i
-  %was = atomicrmw add ptr %at, i64 1 monotonic
   %i1 = add i64 %i, 1
   %more = icmp slt i64 %i1, %end
   br i1 %more, label %loop, label %done
@@ -164,11 +149,10 @@ def test_who_waits_looks_where_the_others_work(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(not native.openmp(), reason="several threads need an OpenMP runtime")
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_take_shares_of_their_own(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_threads_take_shares_of_their_own(threads: int) -> None:
     """The first piece of a share is its owner's; whoever is late does not get the rest of its share."""
-    monkeypatch.setattr(native, "threads", lambda: threads)
     whose = np.full(2 * threads, -1, np.int64)
-    table = Table([Call(native.compile_ir(WHOSE), (whose,), whose.size)])
+    table = Table([Call(native.compile_ir(WHOSE), (whose,), whose.size)], threads)
     assert table.run() is None
     assert whose[::2].tolist() == list(range(threads))
     assert threads == 1 or whose[1] != 0
@@ -177,12 +161,11 @@ def test_threads_take_shares_of_their_own(monkeypatch: pytest.MonkeyPatch, threa
 @pytest.mark.skipif(not native.openmp(), reason="several threads need an OpenMP runtime")
 @pytest.mark.parametrize("work", [1, 2, 3, 5, 63, 64, 65, 1000])
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
-def test_every_piece_of_work_is_done_once(monkeypatch: pytest.MonkeyPatch, threads: int, work: int) -> None:
+def test_every_piece_of_work_is_done_once(threads: int, work: int) -> None:
     """In calls behind each other, whatever does not divide."""
-    monkeypatch.setattr(native, "threads", lambda: threads)
     counts = np.zeros((20, work), np.int64)
-    kernel = native.compile_ir(COUNTED)
-    table = Table([Call(kernel, (c,), work if i % 3 else 1) for i, c in enumerate(counts)])
+    kernel = native.compile_ir(COUNT)
+    table = Table([Call(kernel, (c,), work if i % 3 else 1) for i, c in enumerate(counts)], threads)
     for _ in range(50):
         assert table.run() is None
     assert (counts[[i for i in range(20) if i % 3]] == 50).all() and (counts[::3, 0] == 50).all()

@@ -11,7 +11,7 @@ Linux would leave both there for long, beside a processor that a neighbour has f
 A call that brings threads of its own (oneDNN's primitives) runs between such regions.  A row of the table is seven
 words: function, operands, work, chunks, the end of the region that begins with it (0: the call brings threads of its
 own), whether that region has work for several threads, and the address of its counters: the chunks of each thread's
-share that were taken, and all that are done.  The counters of calls that follow each other do so, too.
+share that were taken, and all that are done.  Counters of consecutive calls lie together, to be cleared at once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ enter:
   %taken.at = getelementptr i64, ptr %counters, i64 %share.of
   br label %take
 take:
-  ; a look first: what is written makes the others' copies of it void
+  ; a plain read first: a write takes the counter out of the other threads' caches
   %seen = load atomic i64, ptr %taken.at monotonic, align 8
   %next.chunk = add i64 %low, %seen
   %left = icmp slt i64 %next.chunk, %high
