@@ -104,10 +104,14 @@ def in_form(op: Any, arrays: list[np.ndarray]) -> tuple[Any, list[np.ndarray]]:
     return form, turned
 
 
-def check(provider: Any, name: str, kind: str, *, last: bool = True, ulps: float = 1.0) -> None:
-    """Against float64: n products in any order err by at most (n + 3) ε times the sum of their absolute values."""
+def check(provider: Any, name: str, kind: str, *, last: bool = True, ulps: float = 1.0, mixed: bool = False) -> None:
+    """Against float64: n products in any order err by at most (n + 3) ε times the sum of their absolute values.
+
+    `mixed`: of the largest of these sums, where elements are added to others before they are multiplied.
+    """
     op, arrays = case(name, kind)
     exact, size = reference(op, arrays), reference(op, [abs(a) for a in arrays])
+    size = size.max() if mixed else size
     attributes, _, ws = CASES[name]
     terms = int(np.prod(ws[1:])) if "output" in kind else int(np.prod(ws)) // attributes.get("group", 1) // ws[1]
     if kind == "weight":

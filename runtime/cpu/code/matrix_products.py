@@ -257,7 +257,7 @@ class _Multiplying:
         self.group, self.ahead = (f.word("%args", i) for i in range(14, 16))
         more = f.let(f"icmp ne ptr {self.added}, null")
         self.panels = f.at(own, f.mul(thread(f), self.own_apart, self.group))
-        self.meeting = Meeting(f, shape, narrow, terms, more, self.step, self.added_step)
+        self.meeting = Meeting(f, shape, (1, shape.rows), narrow, terms, more, self.step, self.added_step)
 
     def text(self) -> str:
         """IR of the kernel and of what it calls."""
@@ -303,12 +303,14 @@ class _Multiplying:
 class Meeting:
     """Code that multiplies a panel of A with one of B.
 
-    `narrow`: columns of B's last panel, where it has fewer, or 0; `terms`; `more`: whether something is added (i1);
-    `step`: elements from row to row of C; `added_step`: of what is added.
+    `steps`: elements from a panel's row, and from its term, to the next, in A; `narrow`: columns of B's last panel,
+    where it has fewer, or 0; `terms`; `more`: whether something is added (i1); `step`: elements from row to row of C;
+    `added_step`: of what is added.
     """
 
     f: Code
     shape: Shape
+    steps: tuple[int, int]
     narrow: int
     terms: str
     more: str
@@ -339,14 +341,15 @@ class Meeting:
             stop = f.add(start, f.mul(f.div(f.sub(rows, start), h), h))
             with f.loop(start, stop, h) as t:
                 c, added = f.at(to, f.mul(t, self.step)), f.at(given, f.mul(t, self.added_step))
-                operands = f"ptr {c}, ptr {f.at(a, t)}, ptr {b}, i64 {self.terms}, i1 {self.more}, ptr {added}"
+                row = f.at(a, f.mul(t, self.steps[0]))
+                operands = f"ptr {c}, ptr {row}, ptr {b}, i64 {self.terms}, i1 {self.more}, ptr {added}"
                 f.line(f"call void @tile_{h}_{wide}({operands}, i64 {self.added_step}, i64 {self.step})")
             start = stop
 
     def tiles(self) -> list[Code]:
         """The functions that `meet` calls."""
         s, widths = self.shape, sorted({self.shape.columns, self.narrow} - {0})
-        found = (Tile(h, c, 1, s.rows, s.columns, 0, 1) for h in self._heights() for c in widths)
+        found = (Tile(h, c, *self.steps, s.columns, 0, 1) for h in self._heights() for c in widths)
         return [_tile(f"tile_{t.rows}_{t.columns}", t) for t in found]
 
 

@@ -132,26 +132,18 @@ def store_tile(
 
 
 def _lanes(t: Tile, j: int) -> str:
-    """A constant that is true in those lanes of vector j that are columns; "" where all are."""
-    width = machine().width
-    count = min(width, t.columns - j * width)
-    lanes = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width))
-    return "" if count == width else f"<{lanes}>"
+    """Those lanes of vector j that are columns: see `first_lanes`."""
+    return first_lanes(t.columns - j * machine().width)
 
 
 def _load(f: Code, at: str, t: Tile, j: int) -> str:
     """Vector j of a row of B or C, zeros behind its last column."""
-    lanes = _lanes(t, j)
-    return load_lanes(f, at, lanes) if lanes else f.let(f"load {machine().vector}, ptr {at}, align 4")
+    return load(f, at, _lanes(t, j))
 
 
 def _write(f: Code, t: Tile, j: int, value: str, at: str) -> None:
     """Stores vector j of a row of C."""
-    lanes = _lanes(t, j)
-    if lanes:
-        store_lanes(f, value, at, lanes)
-    else:
-        f.line(f"store {machine().vector} {value}, ptr {at}, align 4")
+    store(f, value, at, _lanes(t, j))
 
 
 # -- vectors of float32 -----------------------------------------------------------------------------------------------
@@ -166,6 +158,26 @@ def fma(f: Code, a: str, b: str, c: str) -> str:
 def prefetched(f: Code, at: str, *, write: bool = False) -> None:
     """Asks for a line of the cache that will be read, or written; any address may be asked for."""
     f.intrinsic("prefetch.p0", "void", ("ptr", at), ("i32", int(write)), ("i32", 3), ("i32", 1))
+
+
+def load(f: Code, at: str, lanes: str = "") -> str:
+    """The vector at an address; `lanes`: see `load_lanes`."""
+    return load_lanes(f, at, lanes) if lanes else f.let(f"load {machine().vector}, ptr {at}, align 4")
+
+
+def store(f: Code, value: str, at: str, lanes: str = "") -> None:
+    """Writes a vector to an address; `lanes`: see `store_lanes`."""
+    if lanes:
+        store_lanes(f, value, at, lanes)
+    else:
+        f.line(f"store {machine().vector} {value}, ptr {at}, align 4")
+
+
+def first_lanes(count: int) -> str:
+    """A constant that is true in so many lanes of a vector, from the first on; "" where that is all of them."""
+    width = machine().width
+    lanes = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width))
+    return "" if count >= width else f"<{lanes}>"
 
 
 def load_lanes(f: Code, at: str, lanes: str) -> str:

@@ -136,7 +136,7 @@ def _program(shape: Shape, narrow: int) -> int:
             some = f.at(places, k, "i64")
             f.line(f"call void @gather(ptr {own}, ptr {source}, ptr {some}, i64 {there}, i64 {terms})")
             again = f.let(f"or i1 {more}, {f.let(f'icmp sgt i64 {k}, 0')}")
-            meeting = Meeting(f, shape, narrow, terms, again, n, n)
+            meeting = Meeting(f, shape, (1, shape.rows), narrow, terms, again, n, n)
             given = f.at(shared, f.mul(k, shape.columns))
             with f.loop(0, count) as j:
                 at = f.at(to, f.mul(j, shape.columns))

@@ -21,10 +21,13 @@ from ...shared.convolved import Convolved, convolved, operands
 from .. import processors
 from ..code import packing as transposed
 from ..code.tiles import TERMS, Tile, machine, sizes
+from ..convolution import winograd
 from ..convolution.depthwise import DepthSums, DepthWeight, suits
 from ..convolution.program import program
 from ..convolution.sweep import Block, Phase, Sweep, spread
 from ..convolution.weight import PackedWeight
+from ..convolution.winograd import Winograd
+from ..convolution.winograd_weight import WinogradWeight
 from ..device import native
 from ..device.native import Call
 from . import products
@@ -337,7 +340,7 @@ class PixelProducts:
         return products.calls(x, w.T, y, room, bias) if self.kind == "output" else products.calls(y, w, x, room, bias)
 
 
-_Plan = _Sums | _Weight | PackedWeight | PixelProducts | DepthSums | DepthWeight
+_Plan = _Sums | _Weight | PackedWeight | PixelProducts | DepthSums | DepthWeight | Winograd | WinogradWeight
 
 
 @functools.lru_cache(maxsize=1024)
@@ -347,6 +350,8 @@ def _plan(c: Convolved) -> _Plan:
         return DepthWeight(c) if c.kind == "weight" else DepthSums(c)
     if PixelProducts.suits(c):
         return PixelProducts(c)
+    if winograd.suits(c):
+        return WinogradWeight(c) if c.kind == "weight" else Winograd(c)
     if c.kind != "weight":
         return _Sums(c)
     return _Weight(c) if c.geometry.group > 1 else PackedWeight(c)
@@ -381,7 +386,7 @@ class ConvolutionProvider:
         buffers = [next(given) if n else None for n in found.scratch()]
         if isinstance(found, PixelProducts):
             return found.calls(x, w, y, bias, *buffers)
-        if isinstance(found, (_Weight, PackedWeight, DepthWeight)):
+        if isinstance(found, (_Weight, PackedWeight, DepthWeight, WinogradWeight)):
             return found.calls(x, y, w, *buffers)
         source, result = (y, x) if c.kind == "input" else (x, y)
         return found.calls(source, w, result, bias, *buffers)
