@@ -45,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "one axis": ({"pads": (2, 1), "dilations": (2,)}, (2, 16, 20), (24, 16, 3)),
     "three axes": ({"pads": (1, 0, 1, 1, 0, 1), "strides": (1, 2, 1)}, (2, 8, 4, 6, 5), (16, 8, 3, 2, 3)),
     "many": ({"pads": (1, 1, 1, 1)}, (2, 256, 7, 7), (256, 256, 3, 3)),
+    "3x3 many pixels": ({"pads": (1, 1, 1, 1)}, (2, 128, 16, 16), (128, 128, 3, 3)),
     "wide": ({"pads": (1, 1, 1, 1)}, (1, 160, 7, 7), (96, 160, 3, 3)),
 }
 KINDS = ("output", "output bias", "input", "weight", "transpose bias")

@@ -15,7 +15,7 @@ from recompute.ops.convolution.conv import ConvGradWeight
 from recompute.ops.linear.products import MatMul
 from recompute.runtime.cpu import PREFERRED, processors, register_all
 from recompute.runtime.cpu.primitives import convolutions
-from recompute.runtime.cpu.processors import Processor, convolution_class, nearest, product_class
+from recompute.runtime.cpu.processors import Processor, convolution_class, nearest_first, product_class
 from recompute.runtime.cpu.providers import onednn, products
 from recompute.runtime.shared.convolved import convolved
 
@@ -38,10 +38,32 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
 def test_the_nearest_family() -> None:
     """Itself, then the same vectors, then the same vendor."""
     known = ["amd-avx2", "intel-avx512"]
-    found = {n: nearest(n, known) for n in ("amd-avx2", "intel-avx2", "amd-avx512", "intel-sse", "aarch64")}
+    found = {n: nearest_first(n, known)[0] for n in ("amd-avx2", "intel-avx2", "amd-avx512", "intel-sse", "aarch64")}
     assert found == {"amd-avx2": "amd-avx2", "intel-avx2": "amd-avx2", "amd-avx512": "intel-avx512",
                      "intel-sse": "intel-avx512", "aarch64": "amd-avx2"}  # fmt: skip
-    assert nearest("amd-avx2", []) == ""
+    assert nearest_first("amd-avx512", [*known, "amd-avx512"]) == ["amd-avx512", "intel-avx512", "amd-avx2"]
+    assert nearest_first("amd-avx2", []) == []
+
+
+def test_convolutions_measured_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that a family's file lacks has the nearest other's share; products have their own family's only."""
+    files = {
+        "amd-avx2": {"input winograd wide": 0.5, "weight winograd wide": 0.4, "product nn": 0.5},
+        "amd-avx512": {"input winograd wide": 0.6, "input spatial wide": 1.5},
+        "intel-avx512": {"input spatial wide": 1.1, "product nt": 0.9},
+    }
+    monkeypatch.setattr(processors, "families", lambda: list(files))
+    monkeypatch.setattr(processors, "family", lambda: "intel-avx512")
+    monkeypatch.setattr(processors, "read", lambda name: Processor(name, "", files[name], {}))
+    processors.processor.cache_clear()
+    try:
+        here = processors.processor()
+    finally:
+        processors.processor.cache_clear()
+    assert here.family == "intel-avx512"
+    assert here.ratios == {
+        "input spatial wide": 1.1, "product nt": 0.9, "input winograd wide": 0.6, "weight winograd wide": 0.4,
+    }  # fmt: skip
 
 
 def test_files() -> None:
@@ -65,6 +87,8 @@ def test_classes() -> None:
         ("1x1", "input"): "input pointwise narrow",
         ("1x1 stride", "weight"): "weight pointwise strided narrow",
         ("depthwise", "weight"): "weight depthwise",
+        ("3x3 many pixels", "input"): "input winograd wide",
+        ("3x3 many pixels", "weight"): "weight winograd wide",
     }
     for (name, kind), text in wanted.items():
         c = convolved(applied(*_form(name, kind)))
@@ -106,7 +130,7 @@ def test_gradients_of_weights_in_our_threads(table: dict[str, float], monkeypatc
     images = np.ones((4, 32, 24, 24), np.float32)
     form, turned = in_form(ConvGradWeight(pads=(1, 1, 1, 1), kernel=(3, 3)), [images, images])
     bound = applied(form, *turned)
-    table["weight spatial narrow"] = 1.05
+    table["weight winograd narrow"] = 1.05
     monkeypatch.setattr(convolutions, "_WORTH", 1)
     convolutions.plan.cache_clear()
     assert accepting(NAMES, bound) == "onednn"
@@ -114,7 +138,7 @@ def test_gradients_of_weights_in_our_threads(table: dict[str, float], monkeypatc
     convolutions.plan.cache_clear()
     kernels._answers.clear()
     assert accepting(NAMES, bound) == "convolution"
-    del table["weight spatial narrow"]
+    del table["weight winograd narrow"]
     kernels._answers.clear()
     assert accepting(NAMES, bound) == "onednn"
 

@@ -35,7 +35,7 @@ from ..device.native import Call
 #: bytes of windows' factors that are made at a time
 _FACTORS = 1 << 23
 #: tiles that a thread takes at a time, at most; bytes of their patches' factors
-_GROUP, _PATCHES = 64, 1 << 20
+_GROUP, _PATCHES = 64, 1 << 21
 #: elements between what would otherwise lie in the same sets of a cache
 _APART = 16
 #: tiles, and channels of either side, below which transformations cost more than they save

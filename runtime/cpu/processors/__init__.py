@@ -7,6 +7,7 @@ follow from the program and the family, never from the moment.  A family without
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ...shared.convolved import Convolved
 from ..code import matrix_products
+from ..convolution import winograd
 from ..device import native
 
 #: channels on both sides from which on a convolution is wide
@@ -74,16 +76,15 @@ def family() -> str:
     return f"{vendor}-{vectors}"
 
 
-def nearest(wanted: str, known: list[str]) -> str:
-    """The family whose measurements another takes: with the same vectors, else of the same vendor, else any; "" where
-    none is known."""
+def nearest_first(wanted: str, known: list[str]) -> list[str]:
+    """Families whose measurements another takes: with the same vectors first, then of the same vendor, then others."""
     vendor, _, vectors = wanted.partition("-")
 
     def distance(name: str) -> tuple[bool, bool, str]:
         their_vendor, _, their_vectors = name.partition("-")
         return vectors != their_vectors, vendor != their_vendor, name
 
-    return min(known, key=distance, default="")
+    return sorted(known, key=distance)
 
 
 def read(name: str) -> Processor:
@@ -94,9 +95,14 @@ def read(name: str) -> Processor:
 
 @functools.cache
 def processor() -> Processor:
-    """The measurements that count here."""
-    name = nearest(family(), families())
-    return read(name) if name else Processor("", "", {}, {})
+    """The measurements that count here: the nearest family's, and what was measured of convolutions only on others."""
+    found = [read(name) for name in nearest_first(family(), families())]
+    if not found:
+        return Processor("", "", {}, {})
+    ratios = dict(found[0].ratios)
+    for other in found[1:]:
+        ratios = {c: share for c, share in other.ratios.items() if "product" not in c} | ratios
+    return dataclasses.replace(found[0], ratios=ratios)
 
 
 def convolution_class(c: Convolved) -> str:
@@ -107,7 +113,7 @@ def convolution_class(c: Convolved) -> str:
         return f"{c.kind} {'depthwise' if g.cg == g.mg == 1 else 'grouped'}{strided}"
     if g.cg < IMAGE:
         return f"{c.kind} of an image"
-    form = "pointwise" if w.taps == 1 else "spatial"
+    form = "pointwise" if w.taps == 1 else "winograd" if winograd.suits(c) else "spatial"
     return f"{c.kind} {form}{strided} {'wide' if min(g.cg, g.mg) >= WIDE else 'narrow'}"
 
 
