@@ -129,9 +129,9 @@ class Tiling:
     columns of zeros the first patch has before the source."""
 
     images: int
-    source: tuple[int, int]
-    results: tuple[int, int]
-    before: tuple[int, int]
+    source: tuple[int, ...]
+    results: tuple[int, ...]
+    before: tuple[int, ...]
 
     @property
     def grid(self) -> tuple[int, int]:

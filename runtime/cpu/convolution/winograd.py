@@ -52,10 +52,9 @@ def suits(c: Convolved) -> bool:
 def tiling(c: Convolved) -> Tiling:
     """Of the output, or of the input where its gradient is computed."""
     g, w = c.geometry, c.geometry.window
-    before, inp, out = (tuple(x) for x in (w.begin, w.inp, w.out))
     if c.kind == "input":
-        return Tiling(g.batch, out, inp, tuple(WINDOW - 1 - b for b in before))
-    return Tiling(g.batch, inp, out, before)
+        return Tiling(g.batch, w.out, w.inp, tuple(WINDOW - 1 - b for b in w.begin))
+    return Tiling(g.batch, w.inp, w.out, w.begin)
 
 
 def whole(count: int) -> int:
@@ -112,11 +111,10 @@ class Winograd:
         for first in range(0, self.width, self.block):
             count = min(self.block, self.width - first)
             panels = -(-count // self.shape.columns)
-            words = (windows[first * column :], factors, count, self.depth, column, term)
             make = native.compile_ir(_windows(self.shape.columns, self.kind == "input"))
+            words: tuple[Any, ...] = (windows[first * column :], factors, count, self.depth, column, term)
             found.append(Call(make, words, panels * self.depth, self.parallel))
-            narrow = count % self.shape.columns
-            kernel = _program(self.shape, narrow, self.depth, self.pitch, bias is not None)
+            kernel = _program(self.shape, count % self.shape.columns, self.depth, self.pitch, bias is not None)
             given = 0 if bias is None else bias[first:]
             words = (source, factors, flat[first:], given, own, *self.tiling.words, self.tiling.count, self.group)
             words += (*self._steps, self._own(), self.width, panels)
