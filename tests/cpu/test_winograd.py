@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """All shapes are computed by the algorithm, however small; the cases of `SHAPES` are there."""
-    monkeypatch.setattr(winograd, "_TILES", 1)
+    monkeypatch.setattr(winograd, "ENOUGH", 1)
     for name, (pads, x, w) in SHAPES.items():
         monkeypatch.setitem(CASES, name, ({"pads": pads}, x, w))
     convolution._plan.cache_clear()

@@ -24,8 +24,8 @@ from .sweep import Sweep
 
 #: bytes of a padded block: the same for any number of threads, so that the bits are
 _BLOCK = 1 << 21
-#: bytes of y's panels in one go: of few channels, several blocks of TERMS
-_PANELS = 1 << 17
+#: bytes of y's panels in one go: several blocks of TERMS, since all threads meet after each
+_PANELS = 1 << 20
 
 
 class PackedWeight:

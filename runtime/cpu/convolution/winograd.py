@@ -38,15 +38,15 @@ _FACTORS = 1 << 23
 _GROUP, _PATCHES = 64, 1 << 21
 #: elements between what would otherwise lie in the same sets of a cache
 _APART = 16
-#: tiles, and channels of either side, below which transformations cost more than they save
-_TILES, _CHANNELS = 128, 16
+#: tiles, and channels of either side, from which on transformations cost less than they save
+ENOUGH, SMALLEST = 128, 16
 
 
 def suits(c: Convolved) -> bool:
     """Whether the algorithm computes it, and faster than as many multiplications as the definition has."""
     g, w = c.geometry, c.geometry.window
     plain = w.kernel == (WINDOW, WINDOW) and {*w.strides, *w.dilations} == {1} and g.group == 1
-    return plain and min(g.cg, g.mg) >= _CHANNELS and tiling(c).count >= _TILES
+    return plain and min(g.cg, g.mg) >= SMALLEST and tiling(c).count >= ENOUGH
 
 
 def tiling(c: Convolved) -> Tiling:
