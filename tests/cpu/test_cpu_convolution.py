@@ -38,7 +38,7 @@ def test_blocks_of_a_few_rows(name: str, kind: str, monkeypatch: Any) -> None:
 def test_panels_of_several_blocks_of_terms(name: str, monkeypatch: Any) -> None:
     """A gradient's panels hold more pixels than a sum has terms, and blocks end in the middle of them."""
     monkeypatch.setattr(weight, "TERMS", 5)
-    monkeypatch.setattr(weight, "_PANELS", 1 << 12)
+    monkeypatch.setattr(weight, "_PANELS", (1 << 12, 1 << 12))
     convolution._plan.cache_clear()
     weight._program.cache_clear()
     try:

@@ -24,8 +24,9 @@ from .sweep import Sweep
 
 #: bytes of a padded block: the same for any number of threads, so that the bits are
 _BLOCK = 1 << 21
-#: bytes of y's panels in one go: several blocks of TERMS, since all threads meet after each
-_PANELS = 1 << 20
+#: bytes of y's panels in one go, at least and at most: several blocks of TERMS, since all threads meet after each; from
+#: the least on no more than y itself has, so that a small network's scratch is not most of its memory
+_PANELS = 1 << 17, 1 << 20
 
 
 class PackedWeight:
@@ -44,8 +45,11 @@ class PackedWeight:
     @functools.cached_property
     def terms(self) -> int:
         """Pixels of y's panels, at most: one block, or several of TERMS."""
-        blocks = max(1, _PANELS // (4 * TERMS * self.panels * self.shape.columns))
-        return min(blocks * TERMS, self.g.batch * self.g.window.positions)
+        least, most = _PANELS
+        pixels = self.g.batch * self.g.window.positions
+        size = min(max(least, 4 * pixels * self.g.mg), most)
+        blocks = max(1, size // (4 * TERMS * self.panels * self.shape.columns))
+        return min(blocks * TERMS, pixels)
 
     @functools.cached_property
     def _taps(self) -> np.ndarray:
