@@ -24,8 +24,8 @@ from .sweep import Sweep
 
 #: bytes of a padded block: the same for any number of threads, so that the bits are
 _BLOCK = 1 << 21
-#: bytes of y's panels in one go, at least and at most: several blocks of TERMS, since all threads meet after each; from
-#: the least on no more than y itself has, so that a small network's scratch is not most of its memory
+#: bytes of y's panels in one go, at least and at most: several blocks of TERMS, since all threads meet after each;
+#: between them no more than y itself has, so that a small network's scratch is not most of its memory
 _PANELS = 1 << 17, 1 << 20
 
 
@@ -42,14 +42,24 @@ class PackedWeight:
         self.panels = -(-g.mg // self.shape.columns)
         self.parallel = matrix_products.worth_packing(g.mg, g.rows, g.batch * w.positions)
 
+    @property
+    def _row(self) -> int:
+        """Bytes of a pixel in y's panels."""
+        return 4 * self.panels * self.shape.columns
+
     @functools.cached_property
-    def terms(self) -> int:
-        """Pixels of y's panels, at most: one block, or several of TERMS."""
+    def _held(self) -> int:
+        """Bytes of y's panels: those of all pixels, or else as y itself, so that memory by batch is straight lines."""
         least, most = _PANELS
         pixels = self.g.batch * self.g.window.positions
-        size = min(max(least, 4 * pixels * self.g.mg), most)
-        blocks = max(1, size // (4 * TERMS * self.panels * self.shape.columns))
-        return min(blocks * TERMS, pixels)
+        own = min(max(least, 4 * pixels * self.g.mg), most)
+        return min(pixels * self._row, max(TERMS * self._row, own))
+
+    @functools.cached_property
+    def terms(self) -> int:
+        """Pixels of y's panels, at most: all, or some blocks of TERMS."""
+        held = self._held // self._row
+        return held if held == self.g.batch * self.g.window.positions else held // TERMS * TERMS
 
     @functools.cached_property
     def _taps(self) -> np.ndarray:
@@ -60,8 +70,8 @@ class PackedWeight:
     def scratch(self) -> list[int]:
         """Elements of the buffers: the gradient as [taps, channels of x, of y], padded block, panels of y's gradient,
         and of x for each thread."""
-        y, x = self._panel_sizes()
-        return [self.taps * self.g.cg * self.g.mg, self.sweep.largest_block, self.panels * y, native.threads() * x]
+        given, (_, own) = self._held // 4 + self.panels * self.shape.columns, self._panel_sizes()
+        return [self.taps * self.g.cg * self.g.mg, self.sweep.largest_block, given, native.threads() * own]
 
     def _panel_sizes(self) -> tuple[int, int]:
         """Elements of a panel of y's gradient, and of x."""
