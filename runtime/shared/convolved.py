@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,11 @@ class Convolved:
         """The output's shape, channels second."""
         g = self.geometry
         return (g.batch, g.group * g.mg, *g.window.out)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of x, w and y in float32."""
+        return 4 * sum(math.prod(shape) for shape in (self.x, self.w, self.y))
 
     @property
     def end(self) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def test_blocks_of_channels_do_not_change_the_bits(name: str, kind: str, taken: 
 
 @pytest.mark.parametrize("name", ["even", "odd", "sums of several blocks"])
 def test_a_gradient_of_several_chunks_of_tiles(name: str, taken: Any) -> None:
-    taken.setattr(winograd_weight, "_FACTORS", 1 << 15)
+    taken.setattr(winograd_weight, "_FACTORS", (1 << 15, 1 << 15))
     taken.setattr(winograd_weight, "TERMS", 3)
     winograd_weight._program.cache_clear()
     try:

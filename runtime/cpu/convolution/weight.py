@@ -25,7 +25,7 @@ from .sweep import Sweep
 #: bytes of a padded block: the same for any number of threads, so that the bits are
 _BLOCK = 1 << 21
 #: bytes of y's panels in one go, at least and at most: several blocks of TERMS, since all threads meet after each;
-#: between them no more than y itself has, so that a small network's scratch is not most of its memory
+#: between them no more than a quarter of the operands', so that a small network's scratch is not most of its memory
 _PANELS = 1 << 17, 1 << 20
 
 
@@ -34,7 +34,7 @@ class PackedWeight:
 
     def __init__(self, c: Convolved) -> None:
         g, w = c.geometry, c.geometry.window
-        self.g, self.sweep, self.taps = g, Sweep(c, _BLOCK), w.taps
+        self.g, self.sweep, self.taps, self.operands = g, Sweep(c, _BLOCK), w.taps, c.bytes
         #: taps that are one run in memory: a window's row of few channels
         self.run = w.kernel[-1] if g.cg < 16 and w.dilations[-1] == 1 else 1
         self.cells = g.cg * self.run
@@ -49,11 +49,11 @@ class PackedWeight:
 
     @functools.cached_property
     def _held(self) -> int:
-        """Bytes of y's panels: those of all pixels, or else as y itself, so that memory by batch is straight lines."""
-        least, most = _PANELS
+        """Bytes of y's panels: not in steps of blocks, so that memory by batch is straight lines."""
+        (least, most), block = _PANELS, TERMS * self._row
+        blocks = max(1, least // block)
         pixels = self.g.batch * self.g.window.positions
-        own = min(max(least, 4 * pixels * self.g.mg), most)
-        return min(pixels * self._row, max(TERMS * self._row, own))
+        return min(pixels * self._row, max(blocks * block, min(self.operands // 4, most)))
 
     @functools.cached_property
     def terms(self) -> int:

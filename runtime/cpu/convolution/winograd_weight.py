@@ -31,8 +31,11 @@ from ..device import native
 from ..device.native import Call
 from .winograd import tiling, whole
 
-#: bytes of the sums, and of the factors of the tiles that are taken at a time
-_SUMS, _FACTORS = 1 << 22, 1 << 22
+#: bytes of the sums, at most
+_SUMS = 1 << 22
+#: bytes of the factors of the tiles that are taken at a time, at least and at most; between them no more than the
+#: operands have, so that a small network's workspace is not most of its memory
+_FACTORS = 1 << 18, 1 << 22
 #: channels of the source whose sums become windows in one piece of work
 _PIECE = 16
 
@@ -44,6 +47,7 @@ class WinogradWeight:
         g = c.geometry
         self.tiling, self.channels, self.width = tiling(c), g.cg, g.mg
         self.pitch = whole(self.width)
+        self.operands = c.bytes
         self.block = self._block()
         columns = matrix_products.shape_of(self.block, self.width)
         #: lower panels: the bits do not depend on how many channels are in one
@@ -65,7 +69,9 @@ class WinogradWeight:
     @functools.cached_property
     def _most(self) -> int:
         """Tiles that workspace holds.  A chunk may have fewer, but memory by batch is to be straight lines."""
-        return min(self.tiling.count, max(1, _FACTORS // (4 * PRODUCTS * (self.block + self.pitch))))
+        least, most = _FACTORS
+        size = min(max(least, self.operands), most)
+        return min(self.tiling.count, max(1, size // (4 * PRODUCTS * (self.block + self.pitch))))
 
     @functools.cached_property
     def chunk(self) -> int:
