@@ -83,25 +83,21 @@ class Winograd:
         return -(-panels // blocks) * columns
 
     @functools.cached_property
-    def _most(self) -> int:
-        """Tiles that a thread's workspace holds.  It may take fewer, but memory by batch is to be straight lines."""
-        most = min(_GROUP, max(self.shape.high, _PATCHES // (4 * PRODUCTS * self.pitch)))
-        return min(most, -(-self.tiling.count // native.threads()))
-
-    @functools.cached_property
     def group(self) -> int:
         """Tiles that a thread takes at a time: as many for all, where they are few."""
         count, threads = self.tiling.count, native.threads()
-        groups = -(-count // self._most)
+        most = min(_GROUP, max(self.shape.high, _PATCHES // (4 * PRODUCTS * self.pitch)))
+        groups = -(-count // most)
         return -(-count // (-(-groups // threads) * threads))
 
-    def _steps(self, tiles: int) -> tuple[int, int]:
+    @property
+    def _steps(self) -> tuple[int, int]:
         """Elements from a tile's factor, and from its product, to the next one."""
-        return tiles * self.pitch + _APART, tiles * self.shape.columns + _APART
+        return self.group * self.pitch + _APART, self.group * self.shape.columns + _APART
 
     def _own(self) -> int:
         """Elements of a thread's workspace: zeros, patches' factors, products."""
-        return self.pitch + PRODUCTS * sum(self._steps(self._most))
+        return self.pitch + PRODUCTS * sum(self._steps)
 
     def scratch(self) -> list[int]:
         """Elements of the buffers: windows' factors, and the threads' own."""
@@ -121,7 +117,7 @@ class Winograd:
             kernel = _program(self.shape, count % self.shape.columns, self.depth, self.pitch, bias is not None)
             given = 0 if bias is None else bias[first:]
             words = (source, factors, flat[first:], given, own, *self.tiling.words, self.tiling.count, self.group)
-            words += (*self._steps(self.group), self._own(), self.width, panels)
+            words += (*self._steps, self._own(), self.width, panels)
             found.append(Call(kernel, words, -(-self.tiling.count // self.group), self.parallel))
         return found
 

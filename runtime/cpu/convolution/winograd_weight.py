@@ -67,21 +67,18 @@ class WinogradWeight:
         return -(-self.block // self.shape.rows), -(-self.width // self.shape.columns)
 
     @functools.cached_property
-    def _most(self) -> int:
-        """Tiles that workspace holds.  A chunk may have fewer, but memory by batch is to be straight lines."""
-        least, most = _FACTORS
-        size = min(max(least, self.operands), most)
-        return min(self.tiling.count, max(1, size // (4 * PRODUCTS * (self.block + self.pitch))))
-
-    @functools.cached_property
     def chunk(self) -> int:
         """Tiles at a time: as many for all."""
-        return -(-self.tiling.count // -(-self.tiling.count // self._most))
+        least, most = _FACTORS
+        size = min(max(least, self.operands), most)
+        tiles = max(1, size // (4 * PRODUCTS * (self.block + self.pitch)))
+        return -(-self.tiling.count // -(-self.tiling.count // tiles))
 
-    def _apart(self, tiles: int) -> tuple[int, int]:
+    @property
+    def _apart(self) -> tuple[int, int]:
         """Elements from the factors of a product to those of the next, of the source and of the gradient."""
         (a, b), s = self._panels, self.shape
-        return tiles * a * s.rows + s.rows, tiles * b * s.columns + s.rows
+        return self.chunk * a * s.rows + s.rows, self.chunk * b * s.columns + s.rows
 
     @property
     def _zeros(self) -> int:
@@ -92,7 +89,7 @@ class WinogradWeight:
         """Elements of the buffers: sums, factors of the source and of the gradient, zeros for each thread."""
         return [
             PRODUCTS * self.block * self.pitch,
-            *(PRODUCTS * n for n in self._apart(self._most)),
+            *(PRODUCTS * n for n in self._apart),
             native.threads() * self._zeros,
         ]
 
@@ -106,10 +103,10 @@ class WinogradWeight:
             factors = _factors(s, count, self.width)
             for begin in range(0, t.count, self.chunk):
                 tiles = min(self.chunk, t.count - begin)
-                words = (source[first:], y, seen, given, zeros, *t.words, begin, self.chunk, *self._apart(self.chunk))
+                words = (source[first:], y, seen, given, zeros, *t.words, begin, self.chunk, *self._apart)
                 words += (self.channels, self._zeros)
                 found.append(Call(factors, words, tiles, self.parallel))
-                words = (seen, given, sums, tiles, self.chunk, *self._apart(self.chunk), self.pitch, count, panels)
+                words = (seen, given, sums, tiles, self.chunk, *self._apart, self.pitch, count, panels)
                 words += (self._panels[1], self.block, int(begin > 0))
                 multiply = _program(s, self.width % s.columns)
                 found.append(Call(multiply, words, PRODUCTS * panels, self.parallel))
