@@ -186,6 +186,14 @@ def test_recomputed_and_plain_are_the_same_bits_and_peaks_are_as_predicted() -> 
 
 
 @pytest.mark.slow
+def test_planned_within_a_budget_are_the_same_bits() -> None:
+    budget = rc.RecomputeOptimizer(rc.Momentum(0.02)).set_budget("95%")
+    again = trained(prepared(n=256), 2, budget)  # of a small batch, kernels' workspace is the peak
+    plain = trained(prepared(n=256), 2)
+    assert all(plain.data[k].tobytes() == again.data[k].tobytes() for k in plain.data)
+
+
+@pytest.mark.slow
 def test_planned_are_the_same_bits() -> None:
     """By a strategy that needs no budget: how low a budget may be depends on the processor's kernels."""
     again = trained(prepared(n=64), 2, rc.RecomputeOptimizer(rc.Momentum(0.02)).set_strategy("chen"))

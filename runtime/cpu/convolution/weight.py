@@ -40,7 +40,8 @@ class PackedWeight:
         self.cells = g.cg * self.run
         self.shape = matrix_products.shape_of(self.cells * self.taps // self.run, g.mg)
         self.panels = -(-g.mg // self.shape.columns)
-        self.parallel = matrix_products.worth_packing(g.mg, g.rows, g.batch * w.positions)
+        self.pixels = g.batch * w.positions
+        self.parallel = matrix_products.worth_packing(g.mg, g.rows, self.pixels)
 
     @property
     def _row(self) -> int:
@@ -52,14 +53,13 @@ class PackedWeight:
         """Bytes of y's panels: not in steps of blocks, so that memory by batch is straight lines."""
         (least, most), block = _PANELS, TERMS * self._row
         blocks = max(1, least // block)
-        pixels = self.g.batch * self.g.window.positions
-        return min(pixels * self._row, max(blocks * block, min(self.operands // 4, most)))
+        return min(self.pixels * self._row, max(blocks * block, min(self.operands // 4, most)))
 
     @functools.cached_property
     def terms(self) -> int:
         """Pixels of y's panels, at most: all, or some blocks of TERMS."""
         held = self._held // self._row
-        return held if held == self.g.batch * self.g.window.positions else held // TERMS * TERMS
+        return held if held == self.pixels else held // TERMS * TERMS
 
     @functools.cached_property
     def _taps(self) -> np.ndarray:
@@ -70,7 +70,8 @@ class PackedWeight:
     def scratch(self) -> list[int]:
         """Elements of the buffers: the gradient as [taps, channels of x, of y], padded block, panels of y's gradient,
         and of x for each thread."""
-        given, (_, own) = self._held // 4 + self.panels * self.shape.columns, self._panel_sizes()
+        given = self._held // 4 + self.panels * self.shape.columns
+        _, own = self._panel_sizes()
         return [self.taps * self.g.cg * self.g.mg, self.sweep.largest_block, given, native.threads() * own]
 
     def _panel_sizes(self) -> tuple[int, int]:
