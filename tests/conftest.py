@@ -58,6 +58,13 @@ def before_fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     world.leave()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("RECOMPUTE_TEST_PLACE") == "fake":  # see cuda_cases.py
+        import cuda_fake
+
+        cuda_fake.install()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text in tests/golden")
 
@@ -74,12 +81,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             slow.discard(item.nodeid)
     if slow and config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.keyword:
         raise pytest.UsageError(f"{SLOW.name} names tests that do not exist: {', '.join(sorted(slow))}")
-    reason = _why_no_gpu()
-    if reason is None:
-        return
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        for item in items:
+            if "alone" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="nothing else may use the device beside it: run it without -n"))
+    if any("gpu" in item.keywords for item in items) and (reason := _why_no_gpu()) is not None:
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _why_no_gpu() -> str | None:

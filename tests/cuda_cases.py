@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute.language.ir import Operator, Value
+from recompute.language.ir import Block, Operator, Value
 from recompute.language.kernels import accepting, provider
 from recompute.language.types import FLOATS, TensorType
 from recompute.runtime import EmulatedCUDAPlace
 from recompute.runtime.cuda.device import emulator
 from recompute.runtime.cuda.device.device import open_device
-from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch
+from recompute.runtime.cuda.device.kernel import STATUS, Buffer, Kernel, Launch
+from recompute.runtime.cuda.loops.many import together
+from recompute.runtime.cuda.session import CudaSession
 from recompute.runtime.lowering import providers
 from recompute.testing import Case, case_block
 
@@ -29,11 +31,13 @@ _COARSE = {"RandomNormal": "f32", "RandomUniform": "f32"}
 _GUARD, _GUARDED = 64, 0xA5
 
 
-#: where kernels run in tests: "cuda" for the device (see test_gpu.py), else on the processor
+#: where kernels run in tests: on the processor, on the device ("cuda", with -m gpu), or as on the device but on the
+#: fake of cuda_fake.py ("fake", with -m gpu)
 PLACE = os.environ.get("RECOMPUTE_TEST_PLACE", "emulated")
-needs_device = pytest.mark.skipif(
-    PLACE == "emulated" and not emulator.compiler(), reason="the emulated device needs a C++ compiler (or $CXX)"
+needs_compiler = pytest.mark.skipif(
+    not emulator.compiler(), reason="the emulated device needs a C++ compiler (or $CXX)"
 )
+needs_device = needs_compiler if PLACE == "emulated" else pytest.mark.gpu
 
 
 def device() -> Any:
@@ -201,16 +205,47 @@ def compare(got: np.ndarray, want: np.ndarray, units: float, where: str, coarse:
     np.testing.assert_allclose(g, w, rtol=units * eps, atol=units * eps * min(scale, 1e300), err_msg=where)
 
 
-def texts(ops: Iterable[Operator], family: Any = None) -> list[Kernel]:
-    """The kernels that operators launch, bound to memory that is not there.  `family`: who runs them."""
-    found: dict[str, Kernel] = {}
+class Nowhere:
+    """A device that is not there: it gives addresses, notes which kernels it is to compile, and runs nothing."""
+
+    graphs, status = True, STATUS
+
+    def __init__(self) -> None:
+        self.end, self.kernels = 1 << 34, dict[str, Kernel]()
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        self.end += -(-nbytes // 256) * 256
+        return self.end - -(-nbytes // 256) * 256, None
+
+    allocate_host = allocate
+
+    def upload(self, target: Buffer, array: np.ndarray, *, staged: bool = False) -> None: ...
+
+    def compile(self, kernels: Iterable[Kernel], progress: Any = None) -> None:
+        self.kernels.update({k.digest: k for k in kernels})
+
+    def prepare(self, call: Any) -> Any:
+        return lambda: None
+
+
+def launches(ops: Iterable[Operator], family: Any = None) -> list[Launch]:
+    """A launch of each kernel of some operators, alone and together with its like.  `family`: who runs them."""
+    found: dict[str, Launch] = {}
     for op in ops:
         runs = family or (provider(op.kernel) if op.kernel else None)
         if runs is None or not runs.accepts(op):
             continue
         parts = [None if v is None else v.type for v in op.inputs], [None if v is None else v.type for v in op.outputs]
         handed = [[t and Buffer(1 << 20, t) for t in part] for part in (*parts, runs.scratch(op))]
-        launches = [c for c in runs.bind(op, *handed) if isinstance(c, Launch)]
-        kernels = [k for c in launches for k in (c.kernel, *([c.part.kernel] if c.part else []))]
-        found.update({k.digest: k for k in kernels})
+        for call in runs.bind(op, *handed):
+            if isinstance(call, Launch):
+                for one in (call, *([together([call.part])] if call.part else [])):
+                    found.setdefault(one.kernel.digest, one)
     return list(found.values())
+
+
+def step_launches(block: Block, data: Any) -> list[Launch]:
+    """A launch of each kernel of a planned block, as a session makes them."""
+    session = CudaSession(block, data, Nowhere())
+    calls = (c for s in session.steps for c in s.calls if isinstance(c, Launch))
+    return list({c.kernel.digest: c for c in calls}.values())

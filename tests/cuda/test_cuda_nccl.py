@@ -22,7 +22,7 @@ from recompute.runtime.cuda.traced.family import TRACED
 from recompute.testing import Case
 from recompute.training.parallel import DataParallel
 
-pytestmark = cuda_cases.needs_device
+pytestmark = cuda_cases.needs_compiler
 PLACE = rc.EmulatedCUDAPlace()
 Arrays = dict[str, np.ndarray]
 

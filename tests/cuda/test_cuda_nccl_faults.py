@@ -38,7 +38,7 @@ from recompute.runtime.cuda.local_device import Seen, check_apart, device_of
 from recompute.runtime.cuda.nccl import links_of, load_nccl
 from recompute.runtime.cuda.nccl_calls import BYTES, SUM, TYPES
 
-pytestmark = cuda_cases.needs_device
+pytestmark = cuda_cases.needs_compiler
 PLACE = rc.EmulatedCUDAPlace()
 
 ALL_GATHER = rc.parse(COLLECTIVE.format(n=2, name="AllGather", kind="f32", out="f32[4,3]", more=""))

@@ -1,31 +1,36 @@
-"""NVIDIA's compiler takes every kernel's text, without a device: those of all samples, and of some training steps.
+"""NVIDIA's compiler takes every kernel's text, without a device, and the machine code is as it is launched: kernels of
+all samples, and of some training steps.
 
 Many texts are one program, each in a namespace of its own.  What has passed is noted in the user's cache folder.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import cuda_cases
+import machine_code
 import pytest
 from test_zoo_training import network
 from tiers import but_slow, zoo
 
 import recompute as rc
 from recompute.compiling.compiler import compile_step
-from recompute.runtime import EmulatedCUDAPlace
+from recompute.runtime import CUDAPlace
 from recompute.runtime.cuda.code.attention import Tiles, kernel
-from recompute.runtime.cuda.device.kernel import Kernel, prelude
-from recompute.runtime.cuda.device.nvrtc import OPTIONS
+from recompute.runtime.cuda.device import nvrtc
+from recompute.runtime.cuda.device.kernel import STATUS, Kernel, Launch, prelude
 from recompute.runtime.cuda.traced.family import TRACED
 from recompute.support.files import cache_folder
 from recompute.testing import all_ops, cases
-
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the extra 'dev', on Linux")
 
 #: machine code is asked for; the second is a sweep by hand
 TARGETS = ("sm_90", pytest.param("sm_80", marks=pytest.mark.hours))
@@ -36,62 +41,72 @@ FEW, MORE = ("mlp", "lstm", "bert-tiny"), ("lenet", "resnet18", "mobilenet_v2", 
 NETWORKS = but_slow(zoo(), lambda name: name in MORE, lambda name: name not in (*FEW, *MORE))
 
 
+#: bytes of stack that a thread may have, of shared memory that a block may (more has to be asked for at a launch)
+STACK, SHARED = 64, 48 << 10
+
+
 @functools.cache
 def version() -> str:
     """NVRTC's.  The test is skipped where the library is missing."""
     try:
-        failed, *numbers = nvrtc.nvrtcVersion()
-    except Exception as e:
-        pytest.skip(f"NVRTC cannot be loaded (pip install nvidia-cuda-nvrtc): {type(e).__name__}")
-    assert not int(failed)
-    return ".".join(map(str, numbers))
-
-
-def build(source: str, target: str) -> str:
-    """What the compiler complains of; "" where it takes the text."""
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, None, None)
-    options = [o.encode() for o in (*OPTIONS, "--disable-warnings", f"--gpu-architecture={target}")]
-    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    size = nvrtc.nvrtcGetProgramLogSize(program)[1]
-    log = b""
-    if int(failed) and size > 1:  # it writes into these bytes, and Python shares those of length 1
-        log = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    return (log.decode(errors="replace") or "failed") if int(failed) else ""
+        return ".".join(map(str, nvrtc.library().getVersion()))
+    except rc.RecomputeError as e:
+        pytest.skip(f"CuPy and NVRTC come with the extra 'dev', on Linux: {e}")
 
 
 @functools.cache
 def record(target: str) -> Path | None:
     """Where the digests are that have passed."""
     folder = cache_folder()
-    key = hashlib.sha256("|".join((prelude(), version(), target, *OPTIONS)).encode()).hexdigest()[:12]
+    words = (prelude(), version(), target, *nvrtc.OPTIONS, str(STACK), str(SHARED))
+    key = hashlib.sha256("|".join(words).encode()).hexdigest()[:12]
     return None if folder is None else folder / f"nvrtc-{key}.txt"
 
 
-def check(kernels: Iterable[Kernel], target: str) -> None:
-    """AssertionError with what NVRTC says."""
+def check(wanted: Iterable[Kernel | Launch], target: str) -> None:
+    """AssertionError with what NVRTC says, what machine code needs and may not, or takes and is not given."""
     version()
     path = record(target)
     passed = set(path.read_text().split()) if path is not None and path.exists() else set()
-    missing = sorted({k.digest: k for k in kernels if k.digest not in passed}.values(), key=lambda k: k.name)
+    launches = {c.kernel.digest: c for c in wanted if isinstance(c, Launch)}
+    kernels = {k.digest: k for k in (c.kernel if isinstance(c, Launch) else c for c in wanted)}
+    missing = sorted((k for k in kernels.values() if k.digest not in passed), key=lambda k: k.name)
     for i in range(0, len(missing), TOGETHER):
         part = missing[i : i + TOGETHER]
-        found = build(prelude() + "".join(f"\nnamespace k_{k.digest} {{\n{k.text}}}\n" for k in part), target)
-        wrong = [k for k in part if build(k.source, target)] if found else []
-        assert not found, f"NVRTC does not take {', '.join(k.name for k in wrong)}:\n{found[:3000]}"
+        text = prelude() + "".join(f"\nnamespace k_{k.digest} {{\n{k.text}}}\n" for k in part)
+        try:
+            code = nvrtc.build(text, "kernels", target)
+        except rc.RecomputeError as e:
+            wrong = [k.name for k in part if not taken(k, target)]
+            raise AssertionError(f"{', '.join(wrong)}: {e}") from None
+        found = machine_code.entries(code)
+        for k in part:
+            (entry,) = (e for name, e in found.items() if k.digest in name)
+            assert entry.stack <= STACK and entry.shared <= SHARED, f"{k.name}: {entry}"
+            if k.digest in launches:
+                held = [ctypes.sizeof(h) for h in launches[k.digest].parameters(STATUS)[1]]
+                assert held == entry.sizes, f"{k.name} is launched with parameters of {held} bytes, not {entry.sizes}"
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as f:
                 f.write("".join(f"{k.digest}\n" for k in part))
 
 
+def taken(k: Kernel, target: str) -> bool:
+    """Whether NVRTC takes a text."""
+    try:
+        nvrtc.build(k.source, k.name, target)
+    except rc.RecomputeError:
+        return False
+    return True
+
+
 @functools.cache
-def of_samples() -> tuple[Kernel, ...]:
+def of_samples() -> tuple[Launch, ...]:
     """Those of every operator's samples, by whom the lowering chooses and by what is there for all."""
 
     ops = [cuda_cases.operator(c) for cls in all_ops() if cls.__name__ != "Free" for c in cases(cls)]
-    return (*cuda_cases.texts(ops), *cuda_cases.texts(ops, TRACED))
+    return (*cuda_cases.launches(ops), *cuda_cases.launches(ops, TRACED))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -100,10 +115,10 @@ def test_samples(target: str) -> None:
 
 
 @functools.cache
-def of_network(name: str) -> tuple[Kernel, ...]:
+def of_network(name: str) -> tuple[Launch, ...]:
     program, loss, _ = network(name)
-    step = compile_step(program, loss, rc.Adam(learning_rate=0.01), place=EmulatedCUDAPlace())
-    return tuple(cuda_cases.texts(step.program.block.operators))
+    step = compile_step(program, loss, rc.Adam(learning_rate=0.01), place=CUDAPlace())
+    return tuple(cuda_cases.step_launches(step.program.block, step.program.data))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -134,26 +149,62 @@ def test_a_wrong_text_is_found() -> None:
         check([wrong], "sm_90")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("    __shared__ float all[12289];\n    all[n] = 1;\n    __syncthreads();\n    x[0] = all[n + 1];", "shared"),
+     ("    float own[200];\n    for (int i = 0; i < 200; i++) own[i] = x[i];\n    x[0] = own[n];", "stack"),
+     ("    x[n] = 1;", "parameters of")],
+    ids=["shared", "stack", "parameters"],
+)  # fmt: skip
+def test_what_machine_code_may_not_need_is_found(body: str, said: str) -> None:
+    version()
+    k = Kernel("greedy", "float* x, Number n", body, before="typedef int Number;")
+    n = ctypes.c_longlong(1) if said == "parameters of" else ctypes.c_int(1)
+    with pytest.raises(AssertionError, match=said):
+        check([Launch(k, (1, 1, 1), (1, 1, 1), (None, n))], "sm_90")
+
+
+def wheels() -> list[str]:
+    """Where the tools of NVIDIA's wheels are."""
+    found = importlib.util.find_spec("nvidia")
+    return [
+        str(p / "bin") for at in (found.submodule_search_locations or () if found else ()) for p in Path(at).iterdir()
+    ]
+
+
+def test_machine_code_is_read_as_nvidias_tool_does(tmp_path: Path) -> None:
+    version()
+    tool = shutil.which("cuobjdump", path=os.pathsep.join([os.environ["PATH"], *wheels()]))
+    if tool is None:
+        pytest.skip("cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)")
+    body = "    __shared__ float all[9];\n    float own[200];\n    for (int i = 0; i < 200; i++) own[i] = x[i];\n"
+    k = Kernel("read", "float* x, int n", body + "    all[n] = own[n];\n    __syncthreads();\n    x[0] = all[n + 1];")
+    (tmp_path / "read.cubin").write_bytes(nvrtc.build(k.source, k.name, "sm_90"))
+    said = subprocess.run(
+        [tool, "--dump-resource-usage", "read.cubin"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    e = machine_code.entries((tmp_path / "read.cubin").read_bytes())["read"]
+    assert f"REG:{e.registers} STACK:{e.stack} SHARED:{e.shared} " in said.stdout
+    assert e.sizes == [8, 4] and e.stack == 800
+
+
 def test_a_module_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a device is given it; nothing but our own options."""
-    pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
-    from recompute.runtime.cuda.device import nvrtc as ours
-
     version()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ours._kept.cache_clear()
+    nvrtc._kept.cache_clear()
     kernel = Kernel("twice", "float* x", "    x[threadIdx.x] *= 2;")
-    assert (ours.target(90), ours.target(80)) == ("sm_90", "sm_80")
-    assert ours.target(10_000).startswith("compute_")
-    made = ours.compiled(kernel, "sm_90")
+    assert (nvrtc.target(90), nvrtc.target(80)) == ("sm_90", "sm_80")
+    assert nvrtc.target(10_000).startswith("compute_")
+    made = nvrtc.compiled(kernel, "sm_90")
     assert made.startswith(b"\x7fELF")
     (path,) = tmp_path.rglob("*.bin")
     path.write_bytes(b"planted")
-    assert ours.compiled(kernel, "sm_90") == made
-    kept = ours._kept("sm_90")
+    assert nvrtc.compiled(kernel, "sm_90") == made
+    kept = nvrtc._kept("sm_90")
     assert kept is not None and kept.read(path.name) == made
     kept.write(path.name, b"kept")
-    assert ours.compiled(kernel, "sm_90") == b"kept"
+    assert nvrtc.compiled(kernel, "sm_90") == b"kept"
     with pytest.raises(rc.RecomputeError, match=r'"y" is undefined'):
-        ours.compiled(Kernel("wrong", "float* x", "    x[0] = y;"), "sm_90")
-    ours._kept.cache_clear()
+        nvrtc.compiled(Kernel("wrong", "float* x", "    x[0] = y;"), "sm_90")
+    nvrtc._kept.cache_clear()

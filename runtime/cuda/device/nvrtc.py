@@ -48,7 +48,7 @@ def target(capability: int) -> str:
 def _kept(for_: str) -> KeptFiles | None:
     """Where kernels for a target are kept."""
     folder = cache_folder()
-    key = hashlib.sha256(repr((library().getVersion(), OPTIONS, for_)).encode()).hexdigest()[:12]
+    key = hashlib.sha256(repr((library().getVersion(), OPTIONS, for_, "whole")).encode()).hexdigest()[:12]
     return None if folder is None else KeptFiles(folder / f"nvrtc-{key}")
 
 
@@ -57,21 +57,30 @@ def compiled(k: Kernel, for_: str) -> bytes:
     files, name = _kept(for_), f"{k.digest}.bin"
     if files is not None and (known := files.read(name)) is not None:
         return known
-    made = _compile(k, for_)
+    made = build(k.source, k.name, for_)
     if files is not None:
         files.write(name, made)
     return made
 
 
-def _compile(k: Kernel, for_: str) -> bytes:
+def build(text: str, name: str, for_: str) -> bytes:
+    """A module of CUDA C, whose kernels may be many.  JobError where NVRTC does not take the text."""
     nvrtc = library()
-    program = nvrtc.createProgram(k.source, f"{k.name}.cu", (), ())
+    program = nvrtc.createProgram(text, f"{name}.cu", (), ())
     try:
         nvrtc.compileProgram(program, (*OPTIONS, "--disable-warnings", f"--gpu-architecture={for_}"))
         found: bytes = (nvrtc.getCUBIN if for_.startswith("sm_") else nvrtc.getPTX)(program)
     except nvrtc.NVRTCError as e:
         said = nvrtc.getProgramLog(program)
-        raise JobError(f"NVRTC does not take the kernel {k.name} for {for_}: {e}\n{said[:3000]}") from None
+        raise JobError(f"NVRTC does not take the kernel {name} for {for_}: {e}\n{said[:3000]}") from None
     finally:
         nvrtc.destroyProgram(program)
-    return found
+    return _whole(found)
+
+
+def _whole(module: bytes) -> bytes:
+    """With the last byte, which CuPy takes off as if it ended a text: tools that read the file miss it."""
+    if module[:4] != b"\x7fELF":
+        return module
+    end = int.from_bytes(module[32:40], "little") + 56 * int.from_bytes(module[56:58], "little")
+    return module + bytes(max(end - len(module), 0))

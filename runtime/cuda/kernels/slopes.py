@@ -44,7 +44,7 @@ def scaled(dtype: str, table: tuple[float, ...], bits: int) -> Kernel:
     c, a = C_TYPES[dtype], COMPUTE[dtype]
     body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const {a} table[{len(table)}] = {{{_numbers(table, dtype)}}};
+    static const {a} table[{len(table)}] = {{{_numbers(table, dtype)}}};
     const long long at = i * {bits} >> 3;
     const int shift = (int)(i * {bits} & 7);
     unsigned word = codes[at];

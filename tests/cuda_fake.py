@@ -1,0 +1,514 @@
+"""A strict CUDA below CuPy's own modules, so that `CUDAPlace(0)` runs without a GPU; the emulator runs the kernels.
+
+Work of a stream runs when somebody waits for it, as late as CUDA may; with `early`, streams beside the step's run as
+soon as what they wait for is done.  Parameters of a launch are read at the call, with the sizes that NVRTC's machine
+code declares; a pinned source is read when its copy runs.  What CUDA forbids is an AssertionError: memory beyond an
+allocation, an allocation, a wait or a copy of pageable memory while a stream is captured, a stream that is not joined
+when the capture ends, a block larger than the kernel's bounds, arguments that cuBLAS refuses.
+
+Not in it: races between threads of a block, TF32's rounding, time, cuDNN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import machine_code
+import numpy as np
+
+from recompute.language.types import TensorType
+from recompute.runtime.cuda import nccl
+from recompute.runtime.cuda.device import cublas, device, emulator, kernel, nvrtc
+from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch, Product
+from recompute.runtime.cuda.providers import cudnn
+
+NAME, MEMORY, CAPABILITY = "NVIDIA H100 80GB HBM3 (fake)", 85_520_809_984, 90
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
+#: bytes before and behind an allocation that nobody may write, and what is in them; what is in fresh memory
+_GUARD, _GUARDED, _FRESH = 256, 0xA5, 0xCD
+#: threads of a block, and blocks, along x, y and z
+_THREADS, _BLOCKS = (1024, 1024, 64), ((1 << 31) - 1, 65535, 65535)
+
+Task = Callable[[], None]
+
+
+class Cuda:
+    """What the device has done and holds.  `counts`: kernels, products, copies by kind, fills; graphs launched and
+    nodes captured; waits of the host, and of streams for events."""
+
+    def __init__(self, early: bool = False) -> None:
+        self.early = early
+        self.counts: Counter[str] = Counter()
+        self.streams: dict[int, Stream] = {}
+        self.functions: dict[int, tuple[Kernel, list[int]]] = {}
+        #: address → allocation
+        self.memory: dict[int, Memory] = {}
+        #: machine code → what it was compiled from
+        self.compiled: dict[bytes, Kernel] = {}
+        #: address of a launch's array of parameters → their sizes as the launch holds them
+        self.held: dict[int, list[int]] = {}
+        self.numbers = itertools.count(0x7000)
+
+    def capturing(self) -> bool:
+        return any(s.capture is not None for s in self.streams.values())
+
+    def free(self) -> int:
+        return MEMORY - sum(m.size for m in self.memory.values() if not m.pinned)
+
+    def inside(self, address: int, nbytes: int, *, pinned: bool | None = None) -> bool:
+        return any(m.ptr <= address and address + nbytes <= m.ptr + m.size
+                   for m in list(self.memory.values()) if pinned in (None, m.pinned))  # fmt: skip
+
+    def drain(self) -> None:
+        """All that was launched is done."""
+        for s in list(self.streams.values()):
+            s.reach(s.put)
+
+    # -- the runtime's and the driver's functions ---------------------------------------------------------------------
+
+    def copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        assert all(isinstance(x, int) for x in (target, source, nbytes, kind, stream))
+        on = self.streams[stream]
+        pageable = False
+        for address, host in ((target, kind == _TO_HOST), (source, kind == _TO_DEVICE)):
+            if host and not self.inside(address, nbytes, pinned=True):
+                pageable = True
+            else:
+                assert self.inside(address, nbytes, pinned=host), "a copy beyond an allocation"
+        assert not (pageable and on.capture), "a copy of pageable memory is captured"
+        held = ctypes.create_string_buffer(ctypes.string_at(source, nbytes), nbytes) if pageable else None
+        if held is not None and kind == _TO_DEVICE:  # what the caller changes later is not copied
+            source = ctypes.addressof(held)
+
+        def run(held: Any = held) -> None:
+            names = {_TO_DEVICE: "copies to device", _TO_HOST: "copies to host", _ON_DEVICE: "copies on device"}
+            self.counts[names[kind]] += 1
+            ctypes.memmove(target, source, nbytes)
+
+        on.add(run)
+        if pageable and kind == _TO_HOST:
+            on.reach(on.put)
+
+    def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        assert self.inside(address, nbytes, pinned=False) and 0 <= byte < 256
+
+        def run() -> None:
+            self.counts["fills"] += 1
+            ctypes.memset(address, byte, nbytes)
+
+        self.streams[stream].add(run)
+
+    def launch(self, function: int, *words: int) -> None:
+        """Of the driver: grid, block, dynamic shared memory, stream, parameters' addresses, more."""
+        assert len(words) == 10 and all(isinstance(w, int) for w in words)
+        grid, block, shared, stream, parameters, more = words[:3], words[3:6], *words[6:]
+        k, sizes = self.functions[function]
+        assert all(0 < n <= most for n, most in zip(block, _THREADS, strict=True)), f"{k.name}: block {block}"
+        assert all(0 < n <= most for n, most in zip(grid, _BLOCKS, strict=True)), f"{k.name}: grid {grid}"
+        assert np.prod(block) <= k.threads <= 1024 and not shared and not more, k.name
+        held = self.held[parameters]
+        assert held == sizes, f"{k.name}: parameters of {held} bytes, the machine code's have {sizes}"
+        given = (ctypes.c_void_p * len(sizes)).from_address(parameters)
+        copies = [ctypes.create_string_buffer(ctypes.string_at(p, n), n) for p, n in zip(given, sizes, strict=True)]
+        array = (ctypes.c_void_p * len(copies))(*(ctypes.addressof(c) for c in copies))
+        extents = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
+
+        def run(copies: Any = copies) -> None:
+            self.counts["kernels"] += 1
+            assert not emulator._known(k.digest)(array, *extents, 0), f"{k.name}: threads wait for ever"
+
+        self.streams[stream].add(run)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """An allocation between guard bytes; giving it back waits for the device."""
+
+    pinned = False
+
+    def __init__(self, cuda: Cuda, size: int, flags: int = 0) -> None:
+        assert isinstance(size, int) and size > 0 and not cuda.capturing(), "an allocation while a stream is captured"
+        if size > (cuda.free() if not self.pinned else MEMORY):
+            from cupy_backends.cuda.api import runtime
+
+            raise runtime.CUDARuntimeError(2)
+        self.cuda, self.size = cuda, size
+        self.raw = np.full(size + 3 * _GUARD, _GUARDED, np.uint8)
+        self.ptr = -(-self.raw.ctypes.data // _GUARD) * _GUARD + _GUARD
+        at = self.ptr - self.raw.ctypes.data
+        self.raw[at : at + size] = _FRESH
+        cuda.memory[self.ptr] = self
+        cuda.counts["allocations"] += 1
+
+    def whole(self) -> bool:
+        """Whether nothing was written beside it."""
+        at = self.ptr - self.raw.ctypes.data
+        return bool((self.raw[:at] == _GUARDED).all() and (self.raw[at + self.size :] == _GUARDED).all())
+
+
+class Pinned(Memory):
+    pinned = True
+
+
+class Allocation:
+    """What the caller holds of an allocation."""
+
+    kind: type[Memory] = Memory
+
+    def __init__(self, cuda: Cuda, *words: int) -> None:
+        self.memory = self.kind(cuda, *words)
+        self.ptr, self.size = self.memory.ptr, self.memory.size
+
+    def __del__(self) -> None:
+        memory = getattr(self, "memory", None)
+        if memory is not None and not sys.is_finalizing():
+            memory.cuda.drain()
+            memory.cuda.memory.pop(memory.ptr, None)
+            memory.cuda.counts["written beside allocations"] += not memory.whole()
+
+
+class PinnedAllocation(Allocation):
+    kind = Pinned
+
+
+# -- streams, events and graphs ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Capture:
+    """Work that is recorded: (stream, "task", "record" or "wait", argument).  `known`: for each stream, up to which
+    place of each other one it is ordered behind."""
+
+    origin: Stream
+    nodes: list[tuple[Stream, str, Any]] = field(default_factory=list)
+    known: dict[Stream, dict[Stream, int]] = field(default_factory=dict)
+    open: bool = True
+
+    def add(self, stream: Stream, what: str, argument: Any) -> None:
+        self.nodes.append((stream, what, argument))
+        self.known.setdefault(stream, {})[stream] = len(self.nodes) - 1
+
+
+class Stream:
+    """`put` and `done` count what was added and what has run."""
+
+    def __init__(self, cuda: Cuda, null: bool = False, non_blocking: bool = False) -> None:
+        assert non_blocking and not null, "the default stream waits for all others"
+        self.cuda, self.ptr = cuda, next(cuda.numbers)
+        self.first = not cuda.streams
+        self.tasks: deque[Task] = deque()
+        self.put = self.done = 0
+        self.capture: Capture | None = None
+        cuda.streams[self.ptr] = self
+
+    def add(self, task: Task) -> None:
+        if self.capture is not None:
+            self.capture.add(self, "task", task)
+            return
+        self.tasks.append(task)
+        self.put += 1
+        if self.cuda.early and not self.first:
+            self.reach(self.put)
+
+    def reach(self, place: int) -> None:
+        """Runs what was added up to there."""
+        while self.done < place:
+            task = self.tasks.popleft()
+            task()
+            self.done += 1
+
+    def synchronize(self) -> None:
+        assert self.capture is None, "the host waits for a stream that is captured"
+        self.cuda.counts["waits of the host"] += 1
+        self.reach(self.put)
+
+    def wait_event(self, event: Event) -> None:
+        if event.captured is not None and event.captured[0].open:
+            capture, known, node = event.captured
+            assert self.capture in (None, capture), "a wait for an event of another capture"
+            self.capture = capture
+            capture.add(self, "wait", node)
+            own = capture.known[self]
+            for stream, place in known.items():
+                own[stream] = max(place, own.get(stream, -1))
+            return
+        assert self.capture is None, "a capture waits for an event from outside of it"
+        self.cuda.counts["waits of streams"] += 1
+        if event.at is not None:
+            source, place = event.at
+            self.add(lambda: source.reach(place))
+
+    def begin_capture(self, mode: Any = None) -> None:
+        assert not self.cuda.capturing()
+        self.capture = Capture(self)
+
+    def end_capture(self) -> Graph:
+        capture = self.capture
+        assert capture is not None and capture.origin is self
+        capture.open = False
+        own = capture.known.get(self, {})
+        for stream, known in capture.known.items():
+            stream.capture = None
+            assert own.get(stream, -1) >= known[stream], "work of a captured stream is not joined"
+        self.capture = None
+        self.cuda.counts["nodes captured"] += sum(what == "task" for _, what, _ in capture.nodes)
+        return Graph(self.cuda, capture)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Event:
+    """`at`: the stream and the place it was recorded at; `captured`: the capture, what comes before it, its node."""
+
+    def __init__(self, cuda: Cuda, block: bool = False, disable_timing: bool = False) -> None:
+        self.cuda, self.timing = cuda, not disable_timing
+        self.at: tuple[Stream, int] | None = None
+        self.captured: tuple[Capture, dict[Stream, int], int] | None = None
+
+    def record(self, stream: Stream) -> None:
+        if stream.capture is None:
+            self.at, self.captured = (stream, stream.put), None
+            return
+        capture = stream.capture
+        capture.add(stream, "record", None)
+        self.captured = capture, dict(capture.known[stream]), len(capture.nodes) - 1
+
+    def synchronize(self) -> None:
+        assert self.captured is None or not self.captured[0].open, "the host waits for an event that is captured"
+        self.cuda.counts["waits of the host"] += 1
+        if self.at is not None:
+            self.at[0].reach(self.at[1])
+
+
+class Graph:
+    """Runs as one task of the stream that launches it."""
+
+    def __init__(self, cuda: Cuda, capture: Capture) -> None:
+        self.cuda, self.capture = cuda, capture
+
+    def launch(self, stream: Stream) -> None:
+        self.cuda.counts["graphs"] += 1
+        stream.add(self._run)
+
+    def _run(self) -> None:
+        """Each captured stream's nodes in order; those beside the first as late, or as early, as they may."""
+        nodes, origin = self.capture.nodes, self.capture.origin
+        left: dict[Stream, deque[int]] = {}
+        for i, (stream, _, _) in enumerate(nodes):
+            left.setdefault(stream, deque()).append(i)
+        done: set[int] = set()
+
+        def step(stream: Stream) -> None:
+            i = left[stream].popleft()
+            _, what, argument = nodes[i]
+            while what == "wait" and argument not in done:
+                step(nodes[argument][0])
+            if what == "task":
+                argument()
+            done.add(i)
+
+        def ready(stream: Stream) -> bool:
+            if not left[stream]:
+                return False
+            _, what, argument = nodes[left[stream][0]]
+            return what != "wait" or argument in done
+
+        while left.get(origin):
+            step(origin)
+            beside = [s for s in left if s is not origin] if self.cuda.early else []
+            while any(ready(s) and (step(s) or True) for s in beside):
+                pass
+        assert not any(left.values())
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+class Module:
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def load(self, code: bytes) -> None:
+        assert isinstance(code, bytes) and code[:4] == b"\x7fELF"
+        self.kernel, self.entries = self.cuda.compiled[code], machine_code.entries(code)
+
+    def get_function(self, name: str) -> Any:
+        number = next(self.cuda.numbers)
+        self.cuda.functions[number] = self.kernel, self.entries[name].sizes
+        return SimpleNamespace(ptr=number, module=self)
+
+
+# -- cuBLAS -----------------------------------------------------------------------------------------------------------
+
+_TYPES = {number: name for name, number in cublas._DATA.items()}
+#: types of the factors and of the product by how cuBLAS computes
+_COMPUTE = {cublas._COMPUTE_F32: [(x, c) for x in ("f32", "f16", "bf16") for c in {x, "f32"}],
+            cublas._COMPUTE_TF32: [("f32", "f32")], cublas._COMPUTE_F64: [("f64", "f64")]}  # fmt: skip
+_INVALID = 7
+
+
+class Blas:
+    """cuBLAS's functions by name; a product is the emulator's, so that its bits are."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.stream: Stream | None = None
+        self.workspace = False
+
+    def functions(self) -> dict[str, Callable[..., int]]:
+        return {"cublasCreate_v2": self.create, "cublasSetStream_v2": self.set_stream,
+                "cublasSetWorkspace_v2": self.set_workspace, "cublasSetMathMode": lambda handle, mode: 0,
+                "cublasGemmEx_64": self.product, "cublasGemmStridedBatchedEx_64": self.products}  # fmt: skip
+
+    def create(self, handle: Any) -> int:
+        handle._obj.value = 0xB1A5
+        return 0
+
+    def set_stream(self, handle: Any, stream: int) -> int:
+        self.stream, self.workspace = self.cuda.streams[stream], False
+        return 0
+
+    def set_workspace(self, handle: Any, address: int, nbytes: int) -> int:
+        self.workspace = self.cuda.inside(address, nbytes, pinned=False) and address % 256 == 0
+        return 0
+
+    def product(self, handle: Any, *w: Any) -> int:
+        a, b, c = w[6:9], w[9:12], w[13:16]
+        return self.products(handle, *w[:6], *a, 0, *b, 0, w[12], *c, 0, 1, *w[16:])
+
+    def products(self, handle: Any, ta: int, tb: int, m: int, n: int, k: int, alpha: int, *words: Any) -> int:
+        """c = alpha · op(a) · op(b) + beta · c, column-major: row-major, the operands change places."""
+        a, b, beta, c, count, compute, algorithm = words[:4], words[4:8], words[8], words[9:13], *words[13:]
+        assert self.stream is not None and self.workspace, "cuBLAS would allocate its workspace"
+        leads = (k if ta else m, n if tb else k, m)
+        if min(m, n, k, count) < 0 or any(x[2] < max(rows, 1) for x, rows in zip((a, b, c), leads, strict=True)):
+            return _INVALID
+        if a[1] != b[1] or (_TYPES[a[1]], _TYPES[c[1]]) not in _COMPUTE[compute] or algorithm != -1:
+            return _INVALID
+        factor = ctypes.c_double if compute == cublas._COMPUTE_F64 else ctypes.c_float
+        columns = (m if ta else k, k if tb else n, n)
+        made = []
+        for (address, number, lead, stride), rows, wide in zip((a, b, c), leads, columns, strict=True):
+            span = (count - 1) * stride + (wide - 1) * lead + rows if rows and wide else 0
+            t = TensorType(_TYPES[number], (span,))
+            assert self.cuda.inside(address, t.nbytes, pinned=False), "a product beyond an allocation"
+            made.append(Buffer(address, t))
+        p = Product(made[1], made[0], made[2], n, m, k, b[2], a[2], c[2], bool(tb), bool(ta),
+                    factor.from_address(alpha).value, factor.from_address(beta).value, count,
+                    (b[3], a[3], c[3]), tf32=compute == cublas._COMPUTE_TF32)  # fmt: skip
+
+        def run() -> None:
+            self.cuda.counts["products"] += 1
+            emulator._product(p)
+
+        self.stream.add(run)
+        return 0
+
+
+# -- NCCL with one rank -----------------------------------------------------------------------------------------------
+
+
+class OneRank:
+    """A communicator of one rank: what it sends comes back, in order."""
+
+    def __init__(self, cuda: Cuda, ranks: int, ident: Any, rank: int) -> None:
+        assert (ranks, rank) == (1, 0)
+        self.cuda, self.sent = cuda, deque()
+
+    def allGather(self, x: int, y: int, count: int, kind: int, stream: int) -> None:
+        if x != y:
+            self.cuda.copy(y, x, count * np.dtype(_NCCL[kind]).itemsize, _ON_DEVICE, stream)
+
+    def allReduce(self, x: int, y: int, count: int, kind: int, op: int, stream: int) -> None:
+        self.allGather(x, y, count, kind, stream)
+
+    def send(self, x: int, count: int, kind: int, peer: int, stream: int) -> None:
+        self.sent.append((x, count))
+
+    def recv(self, y: int, count: int, kind: int, peer: int, stream: int) -> None:
+        x, sent = self.sent.popleft()
+        assert sent == count
+        self.allGather(x, y, count, kind, stream)
+
+
+_NCCL = {1: "u1", 7: "f4"}
+
+
+# -- below CuPy -------------------------------------------------------------------------------------------------------
+
+
+def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = False) -> Cuda:
+    """Puts the fake below CuPy's modules, by `put` (pytest's `monkeypatch.setattr` takes it away again)."""
+    import cupy
+    from cupy_backends.cuda.api import driver, runtime
+
+    fake = Cuda(early)
+    blas = Blas(fake).functions()
+    properties = {"name": NAME.encode(), "totalGlobalMem": MEMORY, "multiProcessorCount": 132, "uuid": b"fake"}
+    for name, what in {
+        "getDeviceCount": lambda: 1, "getDevice": lambda: 0, "getDeviceProperties": lambda number: properties,
+        "memGetInfo": lambda: (fake.free(), MEMORY), "memcpyAsync": fake.copy, "memsetAsync": fake.fill,
+        "deviceGetPCIBusId": lambda number: "0000:00:00.0", "driverGetVersion": lambda: 13000,
+    }.items():  # fmt: skip
+        put(runtime, name, what)
+    put(driver, "launchKernel", fake.launch)
+    for name, what in {
+        "Device": lambda number=0: SimpleNamespace(id=number, compute_capability=str(CAPABILITY), use=lambda: None),
+        "Memory": lambda size: Allocation(fake, size), "PinnedMemory": lambda *words: PinnedAllocation(fake, *words),
+        "Stream": lambda **how: Stream(fake, **how), "Event": lambda **how: Event(fake, **how),
+        "Module": lambda: Module(fake), "get_elapsed_time": lambda start, end: 1.0,
+    }.items():  # fmt: skip
+        put(cupy.cuda, name, what)
+    pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 0)
+    put(cupy, "get_default_memory_pool", lambda: pool)
+    put(cublas, "library", lambda: blas)
+    put(cudnn, "unavailable", lambda: "the fake device has no cuDNN")
+    one = SimpleNamespace(get_version=lambda: 22800, get_unique_id=lambda: b"\0" * 128, groupStart=lambda: None,
+                          groupEnd=lambda: None, NcclCommunicator=lambda *words: OneRank(fake, *words))  # fmt: skip
+    put(nccl, "load_nccl", lambda: one)
+    compiled, compile_all, parameters = nvrtc.compiled, device.CupyDevice.compile, Launch.parameters
+
+    def noted(k: Kernel, target: str) -> bytes:
+        code = compiled(k, target)
+        fake.compiled[code] = k
+        return code
+
+    def together(self: Any, kernels: Iterable[Kernel], progress: Any = kernel.quietly) -> None:
+        kernels = list(kernels)
+        missing = list({k.digest: k for k in kernels if emulator._known(k.digest) is None}.values())
+        for i in range(0, len(missing), emulator._TOGETHER):
+            emulator._compile(missing[i : i + emulator._TOGETHER])
+        compile_all(self, kernels, progress)
+
+    def sized(self: Launch, status: Buffer) -> tuple[Any, Any]:
+        array, held = parameters(self, status)
+        fake.held[ctypes.addressof(array)] = [ctypes.sizeof(h) for h in held]
+        return array, held
+
+    put(nvrtc, "compiled", noted)
+    put(device.CupyDevice, "compile", together)
+    put(Launch, "parameters", sized)
+    return fake
+
+
+def missing() -> str:
+    """Why the fake cannot be installed; "" where it can."""
+    try:
+        import cupy  # noqa: F401
+
+        nvrtc.library()
+    except Exception as e:  # whatever a missing library does
+        return f"the fake CUDA device needs CuPy and NVRTC (extra 'dev', on Linux): {e}"
+    return "" if emulator.compiler() else "the fake CUDA device needs a C++ compiler (or $CXX)"
