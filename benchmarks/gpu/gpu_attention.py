@@ -226,7 +226,7 @@ def main() -> int:
     args = p.parse_args()
     if unknown := [x for x in args.precisions.split(",") if x not in AGREE]:
         p.error(f"--precisions knows {', '.join(AGREE)}, not {', '.join(unknown)}")
-    overlay(HERE.parent.parent)
+    overlay()
     from recompute.runtime.cuda.device import device as devices
     from recompute.runtime.cuda.device.emulator import EmulatedDevice
 

@@ -1,13 +1,22 @@
-"""What run_all measures: networks, batches, precisions; and how the checkout is imported where it is not installed."""
+"""What is measured on a device: networks, batches, precisions; and how the checkout is imported where it is not
+installed, and jobs are run in processes of their own."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 
 SEED, RATE = 0, 1e-5
 
@@ -26,7 +35,8 @@ class Row:
     def title(self) -> str:
         """In the table."""
         seq = f" s{self.options['seq']}" if "seq" in self.options else ""
-        return f"{self.network} b{self.batch}{seq} {self.precision}"
+        dropout = " dropout" if self.options.get("dropout") else ""
+        return f"{self.network} b{self.batch}{seq}{dropout} {self.precision}"
 
 
 @dataclass(frozen=True)
@@ -60,11 +70,61 @@ ROWS: tuple[Row, ...] = (
     Row("resnet50", 256, "tf32", optimizer="momentum"),
     Row("bert-large", 8, "tf32", options={**_STILL, "seq": 512}),
 )
-TINY: tuple[Row, ...] = (Row("mlp", 4, optimizer="momentum"), Row("bert-tiny", 2, options={**_STILL, "seq": 16}))
+TINY: tuple[Row, ...] = (
+    Row("mlp", 4, optimizer="momentum"),
+    Row("lenet", 2),
+    Row("bert-tiny", 2, options={**_STILL, "seq": 16}),
+)
 BATCHES: tuple[Batch, ...] = (
     Batch("resnet50", ("16GB", "32GB", "80GB")),
     Batch("bert-large", ("32GB", "80GB"), {"seq": 512}),
 )
+
+#: what the staged run times, the most valuable first, and PyTorch's variants of it
+_GPT, _BERT = {**_STILL, "seq": 1024}, {**_STILL, "seq": 128}
+STAGED: tuple[tuple[Row, tuple[str, ...]], ...] = (
+    (Row("gpt2-small", 8, "bf16", options=_GPT), ("compile", "eager")),
+    (Row("resnet50", 64, "bf16"), ("compile", "channels_last")),
+    (Row("bert-base", 32, "bf16", options=_BERT), ("compile", "eager")),
+    (Row("vit-base", 64, "bf16"), ("compile", "eager")),
+    (Row("resnet50", 64, "tf32"), ("channels_last",)),
+    (Row("lstm", 128, options=_LSTM), ("eager",)),
+    (Row("mlp", 128), ("eager",)),
+    (Row("bert-base", 32, "tf32", options=_BERT), ("eager",)),
+    (Row("resnet50", 64), ("channels_last",)),
+    (Row("bert-base", 32, options=_BERT), ("eager",)),
+    (Row("gpt2-small", 8, "bf16", options={"dropout": 0.1, "seq": 1024}), ()),
+    (Row("gpt2-small", 8, "tf32", options=_GPT), ()),
+)
+
+
+@dataclass(frozen=True)
+class Small:
+    """A network whose losses the CPU computes, too.  `kept`: with the zoo's checkpoints; `offload`: on the host."""
+
+    network: str
+    batch: int
+    precision: str = "fp32"
+    options: dict[str, Any] = field(default_factory=dict)
+    kept: bool = False
+    offload: bool = False
+
+
+_SHORT = {"seq": 96}
+SMALL: dict[str, Small] = {
+    "mlp": Small("mlp", 16),
+    "lenet": Small("lenet", 8),
+    "resnet18": Small("resnet18", 4, options={"image": 64, "classes": 10}),
+    "lstm": Small("lstm", 8),
+    "bert-tiny": Small("bert-tiny", 4, options=_SHORT),
+    "gpt2-tiny": Small("gpt2-tiny", 2),
+    "bert-tiny tf32": Small("bert-tiny", 4, "tf32", _SHORT),
+    "bert-tiny bf16": Small("bert-tiny", 4, "bf16", _SHORT),
+    "gpt2-tiny fp16": Small("gpt2-tiny", 2, "fp16"),
+    "vit-tiny bf16": Small("vit-tiny", 2, "bf16"),
+    "bert-tiny offload": Small("bert-tiny", 4, options=_SHORT, offload=True),
+    "bert-tiny recomputed": Small("bert-tiny", 4, options=_SHORT, kept=True),
+}
 
 
 def data_of(row: Row, folder: Path) -> Path:
@@ -74,14 +134,54 @@ def data_of(row: Row, folder: Path) -> Path:
     return write_data(row.network, row.batch, SEED, folder, **row.options)[0]
 
 
-def overlay(root: Path) -> dict[str, str]:
+def overlay() -> dict[str, str]:
     """An environment in which `import recompute` takes this checkout: links to its folders, as setup.cfg maps them."""
     folder = Path(tempfile.gettempdir()) / f"recompute-overlay-{os.getpid()}" / "recompute"
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (*(root / "recompute").iterdir(), *(root / n for n in ("passes", "runtime", "models"))):
+    for path in (*(ROOT / "recompute").iterdir(), *(ROOT / n for n in ("passes", "runtime", "models"))):
         link = folder / path.name
         if not link.exists():
             link.symlink_to(path)
     before = os.environ.get("PYTHONPATH", "")
     sys.path.insert(0, str(folder.parent))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(folder.parent), before) if p)}
+
+
+def rehearsed() -> bool:
+    """Whether this process has the tests' fake device in the device's place (RECOMPUTE_TEST_PLACE=fake)."""
+    return os.environ.get("RECOMPUTE_TEST_PLACE") == "fake"
+
+
+def install_fake() -> None:
+    """Puts the fake below CuPy where it is asked for."""
+    if rehearsed():
+        sys.path.insert(0, str(ROOT / "tests"))
+        import cuda_fake
+
+        cuda_fake.install()
+
+
+@contextlib.contextmanager
+def alone(lock: str | None) -> Iterator[None]:
+    """One process at a time measures, of those that share a file."""
+    if lock is None:
+        yield
+        return
+    with Path(lock).open("a") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def ask(script: str, job: dict[str, Any], environment: dict[str, str], limit: float) -> dict[str, Any]:
+    """The answer of a script to a job: the last line that it prints, as JSON; `error` where there is none."""
+    command = [sys.executable, str(HERE / script), json.dumps(job)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {limit:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        last = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["it ended without a word"]
+        return {"error": last[-1][:400], "trace": last[-12:]}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from gpu_rows import RATE, Row
+from gpu_rows import RATE, SEED, Row, alone
 from torch import nn
 from torch_networks import network
 from torch_weights import load_zoo
@@ -21,35 +22,52 @@ from torch_weights import load_zoo
 WARM, SECONDS, LEAST = 3, 1.5, 5
 
 
-def seconds_of(step: Callable[[], object]) -> float:
-    """Of a step on the device, which is warm; the peak of its memory begins anew."""
+def timed(step: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of a step on the device, which is warm: between CUDA's events (the median), and by the clock; the
+    peak of its memory begins anew."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    begin, steps = time.perf_counter(), 0
-    while steps < LEAST or time.perf_counter() - begin < SECONDS:
+    each: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    begin = time.perf_counter()
+    while len(each) < LEAST or time.perf_counter() - begin < SECONDS:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
         step()
-        steps += 1
-        if steps % LEAST == 0:
+        end.record()
+        each.append((start, end))
+        if len(each) % LEAST == 0:
             torch.cuda.synchronize()
     torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / steps
+    wall = (time.perf_counter() - begin) / len(each) * 1e3
+    return {"ms": statistics.median(a.elapsed_time(b) for a, b in each), "wall_ms": wall}
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    """Losses of the first steps, time of a step, the most memory that was allocated.  `on`: "cuda", or "cpu" to try."""
+    """Losses of the first steps, time of a step, the most memory that was allocated.
+
+    `on`: "cuda", or "cpu" to try.  `data`: weights and batch; without it both are drawn.  `gate`: a file that is there
+    when it may measure; `lock`: see `gpu_rows.alone`.
+    """
     row, variant, on = Row(**job["row"]), job["variant"], job.get("on", "cuda")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
     torch.backends.cudnn.benchmark = True
-    arrays = np.load(job["data"])
     net = network(row.network, **row.options).train()
-    load_zoo(net, {n.removeprefix("weights/"): arrays[n] for n in arrays.files if n.startswith("weights/")})
+    if job.get("data"):
+        arrays = np.load(job["data"])
+        load_zoo(net, {n.removeprefix("weights/"): arrays[n] for n in arrays.files if n.startswith("weights/")})
+        feed = [arrays[f"feed/{n}"] for n in arrays["order"]]
+    else:
+        from recompute import models
+
+        entry, draw = models.info(row.network, **row.options), np.random.default_rng(SEED)
+        feed = [s.sample(draw, batch=row.batch) for s in (*entry.inputs, entry.label) if s]
     net.recompute = variant == "checkpoint"
     net = net.to(on, memory_format=torch.channels_last if variant == "channels_last" else torch.preserve_format)
     for module in net.modules():
         if hasattr(module, "fast"):
             module.fast = True
-    *inputs, label = (torch.from_numpy(arrays[f"feed/{n}"]).to(on) for n in arrays["order"])
+    *inputs, label = (torch.from_numpy(a).to(on) for a in feed)
     if variant == "channels_last":
         inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
     optimizer = (torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, fused=True) if row.optimizer == "momentum"
@@ -74,15 +92,19 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         scaler.update()
         return loss.detach()
 
+    begin = time.perf_counter()
     first = float(step())
     for _ in range(WARM - 1):
         last = step()
     last = float(last)
+    found_here = {"loss": first, "last_loss": last, "warm_seconds": round(time.perf_counter() - begin, 1)}
+    while job.get("gate") and not Path(job["gate"]).exists():
+        time.sleep(0.2)
     if on == "cpu":
-        return {"loss": first, "last_loss": last}
-    seconds = seconds_of(step)
-    return {"ms": seconds * 1e3, "loss": first, "last_loss": last, "peak": torch.cuda.max_memory_allocated(),
-            "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
+        return found_here
+    with alone(job.get("lock")):
+        return {**found_here, **timed(step), "peak": torch.cuda.max_memory_allocated(),
+                "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
 
 
 if __name__ == "__main__":
