@@ -89,7 +89,7 @@ STAGED: tuple[tuple[Row, tuple[str, ...]], ...] = (
     (Row("vit-base", 64, "bf16"), ("compile", "eager")),
     (Row("resnet50", 64, "tf32"), ("channels_last",)),
     (Row("lstm", 128, options=_LSTM), ("eager",)),
-    (Row("mlp", 128), ("eager",)),
+    (Row("mlp", 128), ()),
     (Row("bert-base", 32, "tf32", options=_BERT), ("eager",)),
     (Row("resnet50", 64), ("channels_last",)),
     (Row("bert-base", 32, options=_BERT), ("eager",)),

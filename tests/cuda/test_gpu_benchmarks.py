@@ -76,8 +76,11 @@ def test_a_stage_that_fails_or_hangs_leaves_the_others(checkout: Path, tmp_path:
         "import time\nfrom common import emit\nemit('nccl', 'begun')\ntime.sleep(99)"
     )
     (gpu / "stages" / "products.py").write_text("from common import case\nwith case('products', 'one'): 1 / 0")
-    text = (gpu / "staged").read_text().replace('Stage("nccl", 8,', 'Stage("nccl", 1,')
-    (gpu / "staged").write_text(text.replace('Stage("products", 18,', 'Stage("products", 8,'))
+    text = (gpu / "staged").read_text()
+    for stage, share, less in (("facts", 8, 3), ("products", 18, 3), ("nccl", 8, 1)):
+        assert f'Stage("{stage}", {share},' in text
+        text = text.replace(f'Stage("{stage}", {share},', f'Stage("{stage}", {less},')
+    (gpu / "staged").write_text(text)
     done = run(
         str(gpu / "staged"), "run", "--fake", "--only", "products,nccl,facts", "--out", str(out), "--seconds", "60"
     )
