@@ -1,6 +1,7 @@
-"""The CUDA session: a planned block with its arena on a device, and the step as one CUDA graph.
+"""The CUDA session: a planned block with its arena on a device, and the step as CUDA graphs.
 
-The first run launches everything one by one; the second one captures the launches, and from then on they are replayed.
+The first run launches everything one by one; the second one captures the launches, and from then on they are replayed:
+as one graph, or as two where an operator may refuse what it was fed, which the host asks before the first update.
 Whatever changes from step to step (learning rate, step counter, random keys, loss scale) lies in the device's memory.
 Operators that run on the host cut the step into several graphs; `on_host` names them.  A part that a copy to host
 memory crosses is launched one by one every time.
