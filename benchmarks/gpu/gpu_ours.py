@@ -17,6 +17,7 @@ from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.cost import total_cost
 from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
+from recompute.runtime.cuda.device.device import open_device
 from recompute.training import losses
 
 #: steps before the clock starts (compiling, eager run, capture), and how long it runs
@@ -210,13 +211,8 @@ def step(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def used(place: Any) -> int:
-    """Bytes of the device's memory that are taken."""
-    if isinstance(place, EmulatedCUDAPlace):
-        return 0
-    from cupy_backends.cuda.api import runtime
-
-    free, total = runtime.memGetInfo()
-    return total - free
+    """Bytes of the device's memory that this process has."""
+    return 0 if isinstance(place, EmulatedCUDAPlace) else open_device(place.device).process_bytes()
 
 
 def batch(job: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +238,6 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
 def ceilings(job: dict[str, Any]) -> dict[str, Any]:
     """TFLOP/s of a large product by precision, and GB/s of a copy, read and written."""
     from recompute.language.types import TensorType
-    from recompute.runtime.cuda.device.device import open_device
     from recompute.runtime.cuda.device.kernel import Buffer, Copy, Product
 
     if job.get("emulated"):

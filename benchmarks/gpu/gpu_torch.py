@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
@@ -46,8 +47,16 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     """Losses of the first steps, time of a step, the most memory that was allocated.
 
     `on`: "cuda", or "cpu" to try.  `data`: weights and batch; without it both are drawn.  `gate`: a file that is there
-    when it may measure; `lock`: see `gpu_rows.alone`.
+    when it may measure, of which what is compiled before needs no lock; `lock`: see `gpu_rows.alone`.
     """
+    with contextlib.ExitStack() as stack:
+        return run(job, lambda: stack.enter_context(alone(job.get("lock"))))
+
+
+def run(job: dict[str, Any], take_lock: Callable[[], object]) -> dict[str, Any]:
+    """See `main`; `take_lock` is called once, before what others could disturb."""
+    if not job.get("gate"):
+        take_lock()
     row, variant, on = Row(**job["row"]), job["variant"], job.get("on", "cuda")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
@@ -98,13 +107,14 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         last = step()
     last = float(last)
     found_here = {"loss": first, "last_loss": last, "warm_seconds": round(time.perf_counter() - begin, 1)}
-    while job.get("gate") and not Path(job["gate"]).exists():
-        time.sleep(0.2)
+    if job.get("gate"):
+        while not Path(job["gate"]).exists():
+            time.sleep(0.2)
+        take_lock()
     if on == "cpu":
         return found_here
-    with alone(job.get("lock")):
-        return {**found_here, **timed(step), "peak": torch.cuda.max_memory_allocated(),
-                "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
+    return {**found_here, **timed(step), "peak": torch.cuda.max_memory_allocated(),
+            "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
 
 
 if __name__ == "__main__":

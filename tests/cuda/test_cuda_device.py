@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cuda_fake
@@ -198,3 +200,16 @@ def test_an_order_that_no_event_keeps_is_not_kept(early: bool, graph: bool, fake
     assert run([transfer, awaited, again]) == 0
     assert run([transfer, again, awaited]) == (0 if early else 1)
     assert run([again, transfer, awaited]) == 1
+
+
+def test_a_processs_own_memory_is_what_nvidias_tool_says(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cuda, device = opened(fake)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert device.process_bytes() == cuda_fake.MEMORY - cuda.free()
+    tool = tmp_path / "nvidia-smi"
+    for said, bytes_ in ((f"1, 4\n{os.getpid()}, 12\n", 12 << 20), (f"{os.getpid()}, [N/A]\n", None), ("", None)):
+        tool.write_text(f"#!/bin/sh\nprintf '%s' '{said}'\n")
+        tool.chmod(0o700)
+        assert device.process_bytes() == (cuda_fake.MEMORY - cuda.free() if bytes_ is None else bytes_)

@@ -41,21 +41,6 @@ def test_replayed_graphs_give_the_bits_of_single_launches(name: str, monkeypatch
     assert found[0] == found[1]
 
 
-def own_bytes() -> int:
-    """Bytes of the device that this process has, as nvidia-smi counts them; where it does not, all that are taken."""
-    from cupy_backends.cuda.api import runtime
-
-    if (tool := shutil.which("nvidia-smi")) is not None:
-        query = [tool, "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        for line in done.stdout.splitlines():
-            number, _, used = line.partition(",")
-            if number.strip() == str(os.getpid()) and used.strip().isdecimal():
-                return int(used) << 20
-    free, total = runtime.memGetInfo()
-    return int(total - free)
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nothing_is_allocated_beside_the_plan(name: str) -> None:
@@ -66,10 +51,10 @@ def test_nothing_is_allocated_beside_the_plan(name: str) -> None:
     executor.run(program, feed, [loss])  # what libraries take once
     executor.run(program, feed, [loss])
     session = executor.session(program, [loss])
-    before, pool = own_bytes(), cupy.get_default_memory_pool().total_bytes()
+    before, pool = session.device.process_bytes(), cupy.get_default_memory_pool().total_bytes()
     for _ in range(3):
         executor.run(program, feed, [loss])
-    assert own_bytes() == before
+    assert session.device.process_bytes() == before
     assert cupy.get_default_memory_pool().total_bytes() == pool
     arena, persistent = session.report.arena, session.persistent_bytes
     assert session.measured_peak_bytes <= arena + persistent

@@ -13,6 +13,8 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -293,6 +295,20 @@ class CupyDevice:
     def free_bytes(self) -> int:
         """What is free on the device at the moment."""
         return int(self.runtime.memGetInfo()[0])
+
+    def process_bytes(self) -> int:
+        """What this process has of the device, as nvidia-smi counts it; where it does not, what all processes have."""
+        if (tool := shutil.which("nvidia-smi")) is not None:
+            query = [tool, f"--id={self.runtime.deviceGetPCIBusId(self.number)}",
+                     "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]  # fmt: skip
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+                for line in done.stdout.splitlines():
+                    pid, _, used = (word.strip() for word in line.partition(","))
+                    if pid == str(os.getpid()) and used.isdecimal():
+                        return int(used) << 20
+        free, total = self.runtime.memGetInfo()
+        return int(total - free)
 
     @property
     def identity(self) -> str:
