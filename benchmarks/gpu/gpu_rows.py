@@ -3,10 +3,12 @@ installed, and jobs are run in processes of their own."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -136,12 +138,11 @@ def data_of(row: Row, folder: Path) -> Path:
 
 def overlay() -> dict[str, str]:
     """An environment in which `import recompute` takes this checkout: links to its folders, as setup.cfg maps them."""
-    folder = Path(tempfile.gettempdir()) / f"recompute-overlay-{os.getpid()}" / "recompute"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="recompute-overlay-")) / "recompute"
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+    folder.mkdir()
     for path in (*(ROOT / "recompute").iterdir(), *(ROOT / n for n in ("passes", "runtime", "models"))):
-        link = folder / path.name
-        if not link.exists():
-            link.symlink_to(path)
+        (folder / path.name).symlink_to(path)
     before = os.environ.get("PYTHONPATH", "")
     sys.path.insert(0, str(folder.parent))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(folder.parent), before) if p)}
