@@ -75,6 +75,8 @@ SLOW = Path(__file__).with_name("slow_cases.txt")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = {line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")}
+    if os.environ.get("RECOMPUTE_TEST_PLACE") == "cuda":  # they are slow on a processor
+        slow = set()
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)

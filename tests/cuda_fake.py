@@ -3,8 +3,9 @@
 Work of a stream runs when somebody waits for it, as late as CUDA may; with `early`, streams beside the step's run as
 soon as what they wait for is done.  Parameters of a launch are read at the call, with the sizes that NVRTC's machine
 code declares; a pinned source is read when its copy runs.  What CUDA forbids is an AssertionError: memory beyond an
-allocation, an allocation, a wait or a copy of pageable memory while a stream is captured, a stream that is not joined
-when the capture ends, a block larger than the kernel's bounds, arguments that cuBLAS refuses.
+allocation, a wait or a copy of pageable memory while a stream is captured, a stream that is not joined when the capture
+ends, a block larger than the kernel's bounds, arguments that cuBLAS refuses.  So is what CUDA allows and a step may not
+do: an allocation while a stream is captured, and a wait of a captured stream for an event from outside.
 
 Not in it: races between threads of a block, TF32's rounding, time, cuDNN.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -116,6 +118,9 @@ class Cuda:
         held = self.held[parameters]
         assert held == sizes, f"{k.name}: parameters of {held} bytes, the machine code's have {sizes}"
         given = (ctypes.c_void_p * len(sizes)).from_address(parameters)
+        for kind, at in zip(k.types, given, strict=True):
+            address = ctypes.c_uint64.from_address(at).value if kind.endswith("*") else 0
+            assert not address or self.inside(address, 1), f"{k.name}: an address of no allocation"
         copies = [ctypes.create_string_buffer(ctypes.string_at(p, n), n) for p, n in zip(given, sizes, strict=True)]
         array = (ctypes.c_void_p * len(copies))(*(ctypes.addressof(c) for c in copies))
         extents = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
@@ -185,8 +190,8 @@ class PinnedAllocation(Allocation):
 
 @dataclass
 class Capture:
-    """Work that is recorded: (stream, "task", "record" or "wait", argument).  `known`: for each stream, up to which
-    place of each other one it is ordered behind."""
+    """Work that is recorded: (stream, "task", "record" or "wait", argument).  `known`: for each stream, the last node
+    of every other stream that is sure to run before its next."""
 
     origin: Stream
     nodes: list[tuple[Stream, str, Any]] = field(default_factory=list)
@@ -241,6 +246,7 @@ class Stream:
             for stream, place in known.items():
                 own[stream] = max(place, own.get(stream, -1))
             return
+        assert event.captured is None, "a wait for an event that was recorded in a capture that has ended"
         assert self.capture is None, "a capture waits for an event from outside of it"
         self.cuda.counts["waits of streams"] += 1
         if event.at is not None:
@@ -270,7 +276,8 @@ class Stream:
 
 
 class Event:
-    """`at`: the stream and the place it was recorded at; `captured`: the capture, what comes before it, its node."""
+    """`at`: the stream and the place it was recorded at; `captured`: the capture, `Capture.known` of the stream then,
+    and the event's node."""
 
     def __init__(self, cuda: Cuda, block: bool = False, disable_timing: bool = False) -> None:
         self.cuda, self.timing = cuda, not disable_timing
@@ -290,6 +297,13 @@ class Event:
         self.cuda.counts["waits of the host"] += 1
         if self.at is not None:
             self.at[0].reach(self.at[1])
+
+
+def elapsed(start: Event, end: Event) -> float:
+    """Milliseconds: there is no time here."""
+    for event in (start, end):
+        assert event.timing and event.at is not None and event.at[0].done >= event.at[1], "an event without a time"
+    return 1.0
 
 
 class Graph:
@@ -368,9 +382,20 @@ class Blas:
         self.workspace = False
 
     def functions(self) -> dict[str, Callable[..., int]]:
-        return {"cublasCreate_v2": self.create, "cublasSetStream_v2": self.set_stream,
-                "cublasSetWorkspace_v2": self.set_workspace, "cublasSetMathMode": lambda handle, mode: 0,
-                "cublasGemmEx_64": self.product, "cublasGemmStridedBatchedEx_64": self.products}  # fmt: skip
+        found = {"cublasCreate_v2": self.create, "cublasSetStream_v2": self.set_stream,
+                 "cublasSetWorkspace_v2": self.set_workspace, "cublasSetMathMode": lambda handle, mode: 0,
+                 "cublasGemmEx_64": self.product, "cublasGemmStridedBatchedEx_64": self.products}  # fmt: skip
+        return {name: self._typed(name, function) for name, function in found.items()}
+
+    def _typed(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
+        """As the library's function is called: ctypes takes the arguments, or refuses them."""
+
+        def call(*words: Any) -> int:
+            for kind, word in zip(cublas._SIGNATURES[name], words, strict=True):
+                kind.from_param(word)
+            return function(*words)
+
+        return call
 
     def create(self, handle: Any) -> int:
         handle._obj.value = 0xB1A5
@@ -468,7 +493,7 @@ def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = Fal
         "Device": lambda number=0: SimpleNamespace(id=number, compute_capability=str(CAPABILITY), use=lambda: None),
         "Memory": lambda size: Allocation(fake, size), "PinnedMemory": lambda *words: PinnedAllocation(fake, *words),
         "Stream": lambda **how: Stream(fake, **how), "Event": lambda **how: Event(fake, **how),
-        "Module": lambda: Module(fake), "get_elapsed_time": lambda start, end: 1.0,
+        "Module": lambda: Module(fake), "get_elapsed_time": elapsed,
     }.items():  # fmt: skip
         put(cupy.cuda, name, what)
     pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 0)
@@ -483,6 +508,9 @@ def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = Fal
     def noted(k: Kernel, target: str) -> bytes:
         code = compiled(k, target)
         fake.compiled[code] = k
+        if path := os.environ.get("LAUNCHED_KERNELS"):  # see benchmarks/gpu/staged
+            with open(path, "a") as f:
+                f.write(f"{k.digest}\n")
         return code
 
     def together(self: Any, kernels: Iterable[Kernel], progress: Any = kernel.quietly) -> None:

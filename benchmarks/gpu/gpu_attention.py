@@ -2,7 +2,7 @@
 """Attention by our kernels beside PyTorch's `scaled_dot_product_attention`, forward and gradient, on a CUDA device.
 
     benchmarks/gpu/gpu_attention.py [--rows "gpt2 s1024",...] [--precisions f32,tf32,f16,bf16] [--out FILE.json]
-                                    [--emulated]
+                                    [--emulated] [--no-pytorch]
 
 Each line: milliseconds and TFLOP/s of the products of the mathematics (two forward, five for the gradient; those of
 scores that a causal mask hides do not count), ours and PyTorch's, and their ratio.  Numbers are compared too: ours with
@@ -222,6 +222,7 @@ def main() -> int:
     p.add_argument("--rows", help="beginnings of rows' names (all)")
     p.add_argument("--precisions", default="f32,tf32,f16,bf16")
     p.add_argument("--out", type=Path, help="the numbers as JSON")
+    p.add_argument("--no-pytorch", action="store_true", help="ours alone")
     p.add_argument("--emulated", action="store_true", help="tiny shapes on the emulated device")
     args = p.parse_args()
     if unknown := [x for x in args.precisions.split(",") if x not in AGREE]:
@@ -239,7 +240,7 @@ def main() -> int:
     for row in TINY if args.emulated else ROWS:
         for precision in args.precisions.split(","):
             if not args.rows or any(row.name.startswith(x.strip()) for x in args.rows.split(",")):
-                found.append(measured(row, precision, device, compare=not args.emulated))
+                found.append(measured(row, precision, device, compare=not (args.emulated or args.no_pytorch)))
                 print(line(found[-1]), flush=True)
     if args.out:
         args.out.write_text(json.dumps({"device": device.name, "rows": found}, indent=1) + "\n")

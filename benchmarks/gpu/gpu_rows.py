@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 SEED, RATE = 0, 1e-5
+#: seconds that a process may have the device for itself
+HELD = 30
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ STAGED: tuple[tuple[Row, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Small:
-    """A network whose losses the CPU computes, too.  `kept`: with the zoo's checkpoints; `offload`: on the host."""
+    """A network whose losses the CPU computes, too.  `kept`: with the zoo's checkpoints; `offload`: those wait in host
+    memory."""
 
     network: str
     batch: int
@@ -164,13 +168,17 @@ def install_fake() -> None:
 
 @contextlib.contextmanager
 def alone(lock: str | None) -> Iterator[None]:
-    """One process at a time measures, of those that share a file."""
+    """One process at a time measures, of those that share a file; one that holds it for too long is ended."""
     if lock is None:
         yield
         return
     with Path(lock).open("a") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
-        yield
+        signal.alarm(HELD)
+        try:
+            yield
+        finally:
+            signal.alarm(0)
 
 
 def ask(script: str, job: dict[str, Any], environment: dict[str, str], limit: float) -> dict[str, Any]:
@@ -184,5 +192,8 @@ def ask(script: str, job: dict[str, Any], environment: dict[str, str], limit: fl
     if done.returncode or not lines:
         last = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["it ended without a word"]
         return {"error": last[-1][:400], "trace": last[-12:]}
-    found: dict[str, Any] = json.loads(lines[-1])
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+    except ValueError:
+        return {"error": f"no JSON: {lines[-1][:300]}"}
     return found

@@ -20,7 +20,7 @@ from torch import nn
 from torch_networks import network
 from torch_weights import load_zoo
 
-WARM, SECONDS, LEAST = 3, 1.5, 5
+WARM, SECONDS, LEAST = 3, 1.0, 5
 
 
 def timed(step: Callable[[], object]) -> dict[str, float]:
@@ -46,17 +46,15 @@ def timed(step: Callable[[], object]) -> dict[str, float]:
 def main(job: dict[str, Any]) -> dict[str, Any]:
     """Losses of the first steps, time of a step, the most memory that was allocated.
 
-    `on`: "cuda", or "cpu" to try.  `data`: weights and batch; without it both are drawn.  `gate`: a file that is there
-    when it may measure, of which what is compiled before needs no lock; `lock`: see `gpu_rows.alone`.
+    `on`: "cuda", or "cpu" to try.  `data`: weights and batch; without it both are drawn.  `gate`: wait for this file,
+    after compiling, before measuring; `lock`: see `gpu_rows.alone`.
     """
     with contextlib.ExitStack() as stack:
         return run(job, lambda: stack.enter_context(alone(job.get("lock"))))
 
 
 def run(job: dict[str, Any], take_lock: Callable[[], object]) -> dict[str, Any]:
-    """See `main`; `take_lock` is called once, before what others could disturb."""
-    if not job.get("gate"):
-        take_lock()
+    """See `main`; `take_lock` is called before the first step, or behind the gate."""
     row, variant, on = Row(**job["row"]), job["variant"], job.get("on", "cuda")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
@@ -101,6 +99,8 @@ def run(job: dict[str, Any], take_lock: Callable[[], object]) -> dict[str, Any]:
         scaler.update()
         return loss.detach()
 
+    if not job.get("gate"):
+        take_lock()
     begin = time.perf_counter()
     first = float(step())
     for _ in range(WARM - 1):

@@ -25,7 +25,7 @@ from recompute.runtime.cuda.device import device as devices
 from recompute.runtime.cuda.device import emulator
 from recompute.runtime.cuda.device.kernel import Await, Buffer, Copy, Kernel, Product, Transfer
 
-#: network, options of its step, and whether it is a slow case
+#: network of the zoo, and options of its step
 STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {}),
     "lenet": ("lenet", {}),

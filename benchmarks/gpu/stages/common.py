@@ -1,54 +1,24 @@
-"""What the stages of a staged run share: the checkout's modules, and results as lines of JSON, written at once.
+"""What the stages of a staged run share: the modules of the checkout, of the benchmarks and of the tests.
 
-STAGED_FOLDER: where results are.  RECOMPUTE_TEST_PLACE=fake: the tests' fake device in the device's place.
+RECOMPUTE_TEST_PLACE=fake: the tests' fake device in the device's place.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
 import sys
-import time
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
 from gpu_rows import ROOT, install_fake, rehearsed  # noqa: E402
+from results import FOLDER, WORK, case, emit  # noqa: E402
+
+__all__ = ["CARRY", "FAKE", "FOLDER", "ROOT", "WORK", "case", "emit"]
 
 sys.path += [str(ROOT / "tests" / name) for name in ("", "models", "ops", "cuda")]
 install_fake()
 
 #: what was prepared without a device: machine code, losses of the CPU, wheels
 CARRY = HERE.parent / "carry"
-FOLDER = Path(os.environ.get("STAGED_FOLDER", "staged"))
 FAKE = rehearsed()
-
-
-def emit(stage: str, name: str, **found: Any) -> None:
-    """One line of the results; also printed."""
-    line = json.dumps({"stage": stage, "name": name, **found}, default=str)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / "results.jsonl").open("a") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        f.write(line + "\n")
-    print(line[:600], flush=True)
-
-
-@contextlib.contextmanager
-def case(stage: str, name: str) -> Iterator[dict[str, Any]]:
-    """A part of a stage: what it puts into the dictionary is emitted; an error is, too, and does not end the stage."""
-    found: dict[str, Any] = {}
-    begin = time.perf_counter()
-    try:
-        yield found
-        found.setdefault("ok", True)
-    except Exception as e:
-        found |= {"ok": False, "error": f"{type(e).__name__}: {e}"[:1500], "trace": traceback.format_exc()[-3000:]}
-    finally:
-        emit(stage, name, seconds=round(time.perf_counter() - begin, 2), **found)

@@ -33,6 +33,7 @@ with case("nccl", "one rank") as found:
 
     for kind in (AllGather, AllToAll):
         device.upload(x, numbers)
+        device.upload(y, 0 * numbers)
         run(kind)
         found[kind.__name__] = bool((device.download(y) == numbers).all())
         device.upload(y, 0 * numbers)
@@ -40,6 +41,7 @@ with case("nccl", "one rank") as found:
         replay()
         replay()
         found[f"{kind.__name__} in a graph"] = bool((device.download(y) == numbers).all())
+    device.upload(y, 0 * numbers)
     comm.allReduce(x.address, y.address, x.size, 7, 0, stream.ptr)
     stream.synchronize()
     found["allReduce"] = bool((device.download(y) == numbers).all())

@@ -56,7 +56,8 @@ with case(STAGE, "open") as found:
     begin = time.perf_counter()
     device = open_device(0)
     found |= {"device": device.name, "target": device.target, "processors": device.processors,
-              "open_seconds": time.perf_counter() - begin, "free": device.free_bytes()}  # fmt: skip
+              "open_seconds": time.perf_counter() - begin, "free": device.free_bytes(),
+              "own": device.process_bytes()}  # fmt: skip
 if device is None:
     sys.exit(3)
 numbers = np.arange(1000, dtype=np.float32)

@@ -297,7 +297,7 @@ class CupyDevice:
         return int(self.runtime.memGetInfo()[0])
 
     def process_bytes(self) -> int:
-        """What this process has of the device, as nvidia-smi counts it; where it does not, what all processes have."""
+        """This process's memory on the device in bytes, from nvidia-smi; all processes' where it does not list it."""
         if (tool := shutil.which("nvidia-smi")) is not None:
             query = [tool, f"--id={self.runtime.deviceGetPCIBusId(self.number)}",
                      "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]  # fmt: skip
