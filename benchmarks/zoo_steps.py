@@ -17,7 +17,7 @@ from onnx import numpy_helper
 import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
-from recompute.training import losses
+from recompute.compiling.steps import attach_loss
 from recompute.training.data import synthetic_batch
 
 MIB = 1 << 20
@@ -32,8 +32,7 @@ def zoo_step(
     memory, not for training.
     """
     program = rc.load(models.build(name, batch=batch, weights=weights, **options))
-    kind, _ = losses.natural_loss(program)
-    loss = kind if kind in program else getattr(losses, kind)(program).name
+    loss, _ = attach_loss(program, None)
     checkpoints = list(models.info(name, **options).checkpoints) if recompute else None
     return compile_step(program, loss, optimizer, checkpoints=checkpoints), loss
 

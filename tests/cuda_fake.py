@@ -24,11 +24,11 @@ from typing import Any
 
 import machine_code
 import numpy as np
+from cuda_fake_libraries import Blas, OneRank
 
-from recompute.language.types import TensorType
 from recompute.runtime.cuda import nccl
 from recompute.runtime.cuda.device import cublas, device, emulator, kernel, nvrtc
-from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch, Product
+from recompute.runtime.cuda.device.kernel import Buffer, Kernel, Launch
 from recompute.runtime.cuda.providers import cudnn
 
 NAME, MEMORY, CAPABILITY = "NVIDIA H100 80GB HBM3 (fake)", 85_520_809_984, 90
@@ -50,8 +50,8 @@ class Cuda:
         self.counts: Counter[str] = Counter()
         self.streams: dict[int, Stream] = {}
         self.functions: dict[int, tuple[Kernel, list[int]]] = {}
-        #: address → allocation
-        self.memory: dict[int, Memory] = {}
+        #: address of an allocation → its bytes, and whether it is the host's
+        self.memory: dict[int, tuple[int, bool]] = {}
         #: machine code → what it was compiled from
         self.compiled: dict[bytes, Kernel] = {}
         #: address of a launch's array of parameters → their sizes as the launch holds them
@@ -62,11 +62,11 @@ class Cuda:
         return any(s.capture is not None for s in self.streams.values())
 
     def free(self) -> int:
-        return MEMORY - sum(m.size for m in self.memory.values() if not m.pinned)
+        return MEMORY - sum(size for size, pinned in self.memory.values() if not pinned)
 
     def inside(self, address: int, nbytes: int, *, pinned: bool | None = None) -> bool:
-        return any(m.ptr <= address and address + nbytes <= m.ptr + m.size
-                   for m in list(self.memory.values()) if pinned in (None, m.pinned))  # fmt: skip
+        return any(at <= address and address + nbytes <= at + size
+                   for at, (size, host) in list(self.memory.items()) if pinned in (None, host))  # fmt: skip
 
     def drain(self) -> None:
         """All that was launched is done."""
@@ -151,7 +151,7 @@ class Memory:
         self.ptr = -(-self.raw.ctypes.data // _GUARD) * _GUARD + _GUARD
         at = self.ptr - self.raw.ctypes.data
         self.raw[at : at + size] = _FRESH
-        cuda.memory[self.ptr] = self
+        cuda.memory[self.ptr] = size, self.pinned
         cuda.counts["allocations"] += 1
 
     def whole(self) -> bool:
@@ -159,30 +159,15 @@ class Memory:
         at = self.ptr - self.raw.ctypes.data
         return bool((self.raw[:at] == _GUARDED).all() and (self.raw[at + self.size :] == _GUARDED).all())
 
+    def __del__(self) -> None:
+        if hasattr(self, "ptr") and not sys.is_finalizing():
+            self.cuda.drain()
+            self.cuda.memory.pop(self.ptr, None)
+            self.cuda.counts["written beside allocations"] += not self.whole()
+
 
 class Pinned(Memory):
     pinned = True
-
-
-class Allocation:
-    """What the caller holds of an allocation."""
-
-    kind: type[Memory] = Memory
-
-    def __init__(self, cuda: Cuda, *words: int) -> None:
-        self.memory = self.kind(cuda, *words)
-        self.ptr, self.size = self.memory.ptr, self.memory.size
-
-    def __del__(self) -> None:
-        memory = getattr(self, "memory", None)
-        if memory is not None and not sys.is_finalizing():
-            memory.cuda.drain()
-            memory.cuda.memory.pop(memory.ptr, None)
-            memory.cuda.counts["written beside allocations"] += not memory.whole()
-
-
-class PinnedAllocation(Allocation):
-    kind = Pinned
 
 
 # -- streams, events and graphs ---------------------------------------------------------------------------------------
@@ -364,113 +349,6 @@ class Module:
         return SimpleNamespace(ptr=number, module=self)
 
 
-# -- cuBLAS -----------------------------------------------------------------------------------------------------------
-
-_TYPES = {number: name for name, number in cublas._DATA.items()}
-#: types of the factors and of the product by how cuBLAS computes
-_COMPUTE = {cublas._COMPUTE_F32: [(x, c) for x in ("f32", "f16", "bf16") for c in {x, "f32"}],
-            cublas._COMPUTE_TF32: [("f32", "f32")], cublas._COMPUTE_F64: [("f64", "f64")]}  # fmt: skip
-_INVALID = 7
-
-
-class Blas:
-    """cuBLAS's functions by name; a product is the emulator's, so that its bits are."""
-
-    def __init__(self, cuda: Cuda) -> None:
-        self.cuda = cuda
-        self.stream: Stream | None = None
-        self.workspace = False
-
-    def functions(self) -> dict[str, Callable[..., int]]:
-        found = {"cublasCreate_v2": self.create, "cublasSetStream_v2": self.set_stream,
-                 "cublasSetWorkspace_v2": self.set_workspace, "cublasSetMathMode": lambda handle, mode: 0,
-                 "cublasGemmEx_64": self.product, "cublasGemmStridedBatchedEx_64": self.products}  # fmt: skip
-        return {name: self._typed(name, function) for name, function in found.items()}
-
-    def _typed(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
-        """As the library's function is called: ctypes takes the arguments, or refuses them."""
-
-        def call(*words: Any) -> int:
-            for kind, word in zip(cublas._SIGNATURES[name], words, strict=True):
-                kind.from_param(word)
-            return function(*words)
-
-        return call
-
-    def create(self, handle: Any) -> int:
-        handle._obj.value = 0xB1A5
-        return 0
-
-    def set_stream(self, handle: Any, stream: int) -> int:
-        self.stream, self.workspace = self.cuda.streams[stream], False
-        return 0
-
-    def set_workspace(self, handle: Any, address: int, nbytes: int) -> int:
-        self.workspace = self.cuda.inside(address, nbytes, pinned=False) and address % 256 == 0
-        return 0
-
-    def product(self, handle: Any, *w: Any) -> int:
-        a, b, c = w[6:9], w[9:12], w[13:16]
-        return self.products(handle, *w[:6], *a, 0, *b, 0, w[12], *c, 0, 1, *w[16:])
-
-    def products(self, handle: Any, ta: int, tb: int, m: int, n: int, k: int, alpha: int, *words: Any) -> int:
-        """c = alpha · op(a) · op(b) + beta · c, column-major: row-major, the operands change places."""
-        a, b, beta, c, count, compute, algorithm = words[:4], words[4:8], words[8], words[9:13], *words[13:]
-        assert self.stream is not None and self.workspace, "cuBLAS would allocate its workspace"
-        leads = (k if ta else m, n if tb else k, m)
-        if min(m, n, k, count) < 0 or any(x[2] < max(rows, 1) for x, rows in zip((a, b, c), leads, strict=True)):
-            return _INVALID
-        if a[1] != b[1] or (_TYPES[a[1]], _TYPES[c[1]]) not in _COMPUTE[compute] or algorithm != -1:
-            return _INVALID
-        factor = ctypes.c_double if compute == cublas._COMPUTE_F64 else ctypes.c_float
-        columns = (m if ta else k, k if tb else n, n)
-        made = []
-        for (address, number, lead, stride), rows, wide in zip((a, b, c), leads, columns, strict=True):
-            span = (count - 1) * stride + (wide - 1) * lead + rows if rows and wide else 0
-            t = TensorType(_TYPES[number], (span,))
-            assert self.cuda.inside(address, t.nbytes, pinned=False), "a product beyond an allocation"
-            made.append(Buffer(address, t))
-        p = Product(made[1], made[0], made[2], n, m, k, b[2], a[2], c[2], bool(tb), bool(ta),
-                    factor.from_address(alpha).value, factor.from_address(beta).value, count,
-                    (b[3], a[3], c[3]), tf32=compute == cublas._COMPUTE_TF32)  # fmt: skip
-
-        def run() -> None:
-            self.cuda.counts["products"] += 1
-            emulator._product(p)
-
-        self.stream.add(run)
-        return 0
-
-
-# -- NCCL with one rank -----------------------------------------------------------------------------------------------
-
-
-class OneRank:
-    """A communicator of one rank: what it sends comes back, in order."""
-
-    def __init__(self, cuda: Cuda, ranks: int, ident: Any, rank: int) -> None:
-        assert (ranks, rank) == (1, 0)
-        self.cuda, self.sent = cuda, deque()
-
-    def allGather(self, x: int, y: int, count: int, kind: int, stream: int) -> None:
-        if x != y:
-            self.cuda.copy(y, x, count * np.dtype(_NCCL[kind]).itemsize, _ON_DEVICE, stream)
-
-    def allReduce(self, x: int, y: int, count: int, kind: int, op: int, stream: int) -> None:
-        self.allGather(x, y, count, kind, stream)
-
-    def send(self, x: int, count: int, kind: int, peer: int, stream: int) -> None:
-        self.sent.append((x, count))
-
-    def recv(self, y: int, count: int, kind: int, peer: int, stream: int) -> None:
-        x, sent = self.sent.popleft()
-        assert sent == count
-        self.allGather(x, y, count, kind, stream)
-
-
-_NCCL = {1: "u1", 7: "f4"}
-
-
 # -- below CuPy -------------------------------------------------------------------------------------------------------
 
 
@@ -491,7 +369,7 @@ def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = Fal
     put(driver, "launchKernel", fake.launch)
     for name, what in {
         "Device": lambda number=0: SimpleNamespace(id=number, compute_capability=str(CAPABILITY), use=lambda: None),
-        "Memory": lambda size: Allocation(fake, size), "PinnedMemory": lambda *words: PinnedAllocation(fake, *words),
+        "Memory": lambda size: Memory(fake, size), "PinnedMemory": lambda *words: Pinned(fake, *words),
         "Stream": lambda **how: Stream(fake, **how), "Event": lambda **how: Event(fake, **how),
         "Module": lambda: Module(fake), "get_elapsed_time": elapsed,
     }.items():  # fmt: skip
@@ -515,9 +393,7 @@ def install(put: Callable[[Any, str, Any], None] = setattr, *, early: bool = Fal
 
     def together(self: Any, kernels: Iterable[Kernel], progress: Any = kernel.quietly) -> None:
         kernels = list(kernels)
-        missing = list({k.digest: k for k in kernels if emulator._known(k.digest) is None}.values())
-        for i in range(0, len(missing), emulator._TOGETHER):
-            emulator._compile(missing[i : i + emulator._TOGETHER])
+        emulator.EmulatedDevice().compile(kernels)
         compile_all(self, kernels, progress)
 
     def sized(self: Launch, status: Buffer) -> tuple[Any, Any]:

@@ -18,9 +18,9 @@ _SHARED, _INFO = ".nv.shared.", ".nv.info"
 
 @dataclass
 class Entry:
-    """A kernel's needs.  `parameters`: (offset, bytes) of each; `stack`: bytes a thread; `shared`: bytes a block."""
+    """A kernel's needs.  `parameters`: bytes of each by number; `stack`: bytes a thread; `shared`: bytes a block."""
 
-    parameters: dict[int, tuple[int, int]] = field(default_factory=dict)
+    parameters: dict[int, int] = field(default_factory=dict)
     stack: int = 0
     shared: int = 0
     registers: int = 0
@@ -28,7 +28,7 @@ class Entry:
     @property
     def sizes(self) -> list[int]:
         """Bytes of each parameter, in order."""
-        return [self.parameters[k][1] for k in sorted(self.parameters)]
+        return [self.parameters[k] for k in sorted(self.parameters)]
 
 
 def entries(code: bytes) -> dict[str, Entry]:
@@ -44,8 +44,8 @@ def entries(code: bytes) -> dict[str, Entry]:
         elif name.startswith(_INFO):
             for attribute, value in _attributes(code[header[4] : header[4] + header[5]]):
                 if attribute == _PARAMETER:
-                    _, ordinal, offset, bits = struct.unpack("<IHHI", value)
-                    found[name.removeprefix(_INFO + ".")].parameters[ordinal] = offset, bits >> 18
+                    _, ordinal, _, bits = struct.unpack("<IHHI", value)
+                    found[name.removeprefix(_INFO + ".")].parameters[ordinal] = bits >> 18
                 elif attribute in (_STACK, _REGISTERS):
                     number, amount = struct.unpack("<II", value)
                     if one := found.get(symbols[number]):

@@ -26,7 +26,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from gpu_rows import overlay  # noqa: E402
+from gpu_rows import overlay, wanted  # noqa: E402
 
 #: calls before the clock starts, and how many are timed
 WARM, TIMES = 3, 20
@@ -239,7 +239,7 @@ def main() -> int:
     found = []
     for row in TINY if args.emulated else ROWS:
         for precision in args.precisions.split(","):
-            if not args.rows or any(row.name.startswith(x.strip()) for x in args.rows.split(",")):
+            if wanted(row.name, [x.strip() for x in args.rows.split(",")] if args.rows else []):
                 found.append(measured(row, precision, device, compare=not (args.emulated or args.no_pytorch)))
                 print(line(found[-1]), flush=True)
     if args.out:

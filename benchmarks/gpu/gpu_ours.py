@@ -10,15 +10,16 @@ import time
 from typing import Any
 
 import numpy as np
-from gpu_rows import RATE, SEED, Batch, Row, Small, alone, install_fake, rehearsed
+from gpu_rows import RATE, SEED, Batch, Row, Small, alone, install_fake, rehearsed, sampled
 
 import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
+from recompute.compiling.steps import attach_loss
 from recompute.cost import total_cost
 from recompute.runtime import CUDAPlace, EmulatedCUDAPlace
+from recompute.runtime.cuda.device import cublas
 from recompute.runtime.cuda.device.device import open_device
-from recompute.training import losses
 
 #: steps before the clock starts (compiling, eager run, capture), and how long it runs
 WARM, SECONDS, LEAST, MOST = 3, 1.0, 5, 400
@@ -70,15 +71,8 @@ def loaded(
 ) -> tuple[rc.Program, str, tuple[str, ...]]:
     """A network of the zoo with its loss, the loss's name, and the checkpoints that the zoo proposes."""
     program = rc.load(models.build(network, batch=batch, seed=SEED, weights=weights, **options))
-    kind, _ = losses.natural_loss(program)
-    loss = kind if kind in program else getattr(losses, kind)(program).name
+    loss, _ = attach_loss(program, None)
     return program, loss, tuple(c for c in models.info(network, **options).checkpoints if c in program)
-
-
-def sampled(network: str, batch: int, **options: Any) -> Feed:
-    """A batch of drawn numbers."""
-    entry, draw = models.info(network, **options), np.random.default_rng(SEED)
-    return {s.name: s.sample(draw, batch=batch) for s in (*entry.inputs, entry.label) if s}
 
 
 def compiled(row: Row, variant: str, place: Any) -> tuple[CompiledStep, str]:
@@ -161,10 +155,10 @@ def kernel_table(session: Any, feed: Feed, steps: int = 3) -> list[tuple[str, fl
 
 
 def profiler() -> str:
-    """Imports PyTorch, which takes seconds, behind CuPy's libraries; why it cannot, or ""."""
+    """Imports PyTorch, which takes seconds; why it cannot, or ""."""
+    cublas.library()  # before it, so that both have the same
     try:
         import torch.profiler  # noqa: F401
-        from cupy_backends.cuda.libs import cublas  # noqa: F401  (PyTorch would bring its own)
     except Exception as e:  # whatever a broken library does
         return f"{type(e).__name__}: {e}"[:300]
     return ""

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,21 @@ def data_of(row: Row, folder: Path) -> Path:
     from zoo_steps import write_data  # not in PyTorch's process
 
     return write_data(row.network, row.batch, SEED, folder, **row.options)[0]
+
+
+def sampled(network: str, batch: int, **options: Any) -> dict[str, Any]:
+    """A batch of drawn numbers: inputs and label by name."""
+    import numpy as np
+
+    from recompute import models
+
+    entry, draw = models.info(network, **options), np.random.default_rng(SEED)
+    return {s.name: s.sample(draw, batch=batch) for s in (*entry.inputs, entry.label) if s}
+
+
+def wanted(title: str, beginnings: Sequence[str]) -> bool:
+    """Whether a row is asked for, by the beginning of its title; all are where nothing is."""
+    return not beginnings or title.startswith(tuple(beginnings))
 
 
 def overlay() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""PyTorch's side of run_all: the same network from the same weights; one line of JSON as the answer."""
+"""PyTorch's side of what is measured on a device: the same network; one line of JSON as the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from gpu_rows import RATE, SEED, Row, alone
+from gpu_rows import RATE, Row, alone, sampled
 from torch import nn
 from torch_networks import network
 from torch_weights import load_zoo
@@ -47,14 +47,27 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     """Losses of the first steps, time of a step, the most memory that was allocated.
 
     `on`: "cuda", or "cpu" to try.  `data`: weights and batch; without it both are drawn.  `gate`: wait for this file,
-    after compiling, before measuring; `lock`: see `gpu_rows.alone`.
+    after compiling, before measuring; `lock`: see `gpu_rows.alone`, taken before the first step, or behind the gate.
     """
     with contextlib.ExitStack() as stack:
-        return run(job, lambda: stack.enter_context(alone(job.get("lock"))))
+        step = training_step(job)
+        if not job.get("gate"):
+            stack.enter_context(alone(job.get("lock")))
+        begin = time.perf_counter()
+        losses = [float(step()) for _ in range(WARM)]
+        found = {"loss": losses[0], "last_loss": losses[-1], "warm_seconds": round(time.perf_counter() - begin, 1)}
+        if job.get("gate"):
+            while not Path(job["gate"]).exists():
+                time.sleep(0.2)
+            stack.enter_context(alone(job.get("lock")))
+        if job.get("on") == "cpu":
+            return found
+        return {**found, **timed(step), "peak": torch.cuda.max_memory_allocated(),
+                "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
 
 
-def run(job: dict[str, Any], take_lock: Callable[[], object]) -> dict[str, Any]:
-    """See `main`; `take_lock` is called before the first step, or behind the gate."""
+def training_step(job: dict[str, Any]) -> Callable[[], torch.Tensor]:
+    """What runs a step of the job's variant and gives its loss."""
     row, variant, on = Row(**job["row"]), job["variant"], job.get("on", "cuda")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
@@ -65,10 +78,7 @@ def run(job: dict[str, Any], take_lock: Callable[[], object]) -> dict[str, Any]:
         load_zoo(net, {n.removeprefix("weights/"): arrays[n] for n in arrays.files if n.startswith("weights/")})
         feed = [arrays[f"feed/{n}"] for n in arrays["order"]]
     else:
-        from recompute import models
-
-        entry, draw = models.info(row.network, **row.options), np.random.default_rng(SEED)
-        feed = [s.sample(draw, batch=row.batch) for s in (*entry.inputs, entry.label) if s]
+        feed = list(sampled(row.network, row.batch, **row.options).values())
     net.recompute = variant == "checkpoint"
     net = net.to(on, memory_format=torch.channels_last if variant == "channels_last" else torch.preserve_format)
     for module in net.modules():
@@ -99,22 +109,7 @@ def run(job: dict[str, Any], take_lock: Callable[[], object]) -> dict[str, Any]:
         scaler.update()
         return loss.detach()
 
-    if not job.get("gate"):
-        take_lock()
-    begin = time.perf_counter()
-    first = float(step())
-    for _ in range(WARM - 1):
-        last = step()
-    last = float(last)
-    found_here = {"loss": first, "last_loss": last, "warm_seconds": round(time.perf_counter() - begin, 1)}
-    if job.get("gate"):
-        while not Path(job["gate"]).exists():
-            time.sleep(0.2)
-        take_lock()
-    if on == "cpu":
-        return found_here
-    return {**found_here, **timed(step), "peak": torch.cuda.max_memory_allocated(),
-            "device_bytes": torch.cuda.memory_reserved()}  # fmt: skip
+    return step
 
 
 if __name__ == "__main__":

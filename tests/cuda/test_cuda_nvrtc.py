@@ -194,7 +194,7 @@ def test_a_module_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """As a device is given it; nothing but our own options."""
     version()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    nvrtc._kept.cache_clear()
+    nvrtc.kept.cache_clear()
     kernel = Kernel("twice", "float* x", "    x[threadIdx.x] *= 2;")
     assert (nvrtc.target(90), nvrtc.target(80)) == ("sm_90", "sm_80")
     assert nvrtc.target(10_000).startswith("compute_")
@@ -203,10 +203,10 @@ def test_a_module_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (path,) = tmp_path.rglob("*.bin")
     path.write_bytes(b"planted")
     assert nvrtc.compiled(kernel, "sm_90") == made
-    kept = nvrtc._kept("sm_90")
+    kept = nvrtc.kept("sm_90")
     assert kept is not None and kept.read(path.name) == made
     kept.write(path.name, b"kept")
     assert nvrtc.compiled(kernel, "sm_90") == b"kept"
     with pytest.raises(rc.RecomputeError, match=r'"y" is undefined'):
         nvrtc.compiled(Kernel("wrong", "float* x", "    x[0] = y;"), "sm_90")
-    nvrtc._kept.cache_clear()
+    nvrtc.kept.cache_clear()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 import common  # noqa: F401  (finds the modules)
-from gpu_ours import compiled, sampled, small
-from gpu_rows import SMALL, STAGED
+from gpu_ours import compiled, small
+from gpu_rows import SMALL, STAGED, sampled
 
 import recompute as rc
 

@@ -11,7 +11,7 @@ from recompute.runtime.cuda.device import nvrtc
 
 with case("machine-code", "compiled before") as found:
     found["nvrtc"] = version = str(list(nvrtc.library().getVersion()))
-    kept, count = nvrtc._kept("sm_90"), 0
+    kept, count = nvrtc.kept("sm_90"), 0
     assert kept is not None, "there is no folder for a cache"
     with tarfile.open(CARRY / "machine_code.tar.xz") as archive:
         for member in archive:

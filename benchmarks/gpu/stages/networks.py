@@ -1,6 +1,6 @@
 """Small networks: the CPU's losses, the same bits again and without graphs, and the memory that was planned.
 
-networks.py [NAMES]          on the device
+networks.py [NAME...]        on the device: those whose names begin so (all)
 networks.py --expect         without one: writes the CPU's losses to carry/expected.json
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from common import CARRY, case
 from gpu_ours import Feed, small, used
-from gpu_rows import SMALL
+from gpu_rows import SMALL, wanted
 
 import recompute as rc
 
@@ -101,7 +101,7 @@ def compare(name: str, expected: dict[str, Any], found: dict[str, Any]) -> str:
 def main(names: list[str]) -> None:
     """The networks whose names begin so, or all."""
     bits, expected = {}, json.loads(FILE.read_text()) if FILE.exists() else {}
-    for name in [n for n in SMALL if not names or n.startswith(tuple(names))]:
+    for name in [n for n in SMALL if wanted(n, names)]:
         with case("networks", name) as found:
             assert name in expected, f"{FILE.name} has no losses of it: staged prepare writes them"
             bits[name] = compare(name, expected[name], found)

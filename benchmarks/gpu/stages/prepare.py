@@ -1,6 +1,7 @@
 """Without a device: machine code of all that the stages launch, in carry/machine_code.tar.xz.
 
-prepare.py [ROW...]      beginnings of rows' and small networks' names (all, and all operators' samples)
+prepare.py [ROW...]      beginnings of rows' and small networks' names (all, all operators' samples, and the kernels
+                         that tests have launched: carry/launched.txt)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tarfile
 import rich.progress
 from common import CARRY
 from gpu_ours import compiled, small
-from gpu_rows import SMALL, STAGED
+from gpu_rows import SMALL, STAGED, wanted
 
 import recompute as rc
 from recompute.runtime.cuda.device import device as devices
@@ -36,7 +37,7 @@ def main(rows: list[str]) -> None:
     steps = [(r.title, lambda r=r: compiled(r, "ours", place)[0]) for r, _ in STAGED]
     steps += [(n, lambda s=s: small(s, place)[0]) for n, s in SMALL.items()]
     for name, made in steps:
-        if not rows or any(name.startswith(r) for r in rows):
+        if wanted(name, rows):
             program = made().program
             CudaSession(program.block, program.data, nowhere)
             print(f"{name}: {len(nowhere.kernels)} kernels", flush=True)
@@ -50,7 +51,7 @@ def main(rows: list[str]) -> None:
         codes = pool.map(lambda k: nvrtc.compiled(k, TARGET), nowhere.kernels.values())
         tracked = rich.progress.track(codes, "NVRTC", total=len(nowhere.kernels))
         found = dict(zip(nowhere.kernels, tracked, strict=True))
-    kept, noted = nvrtc._kept(TARGET), CARRY / "launched.txt"
+    kept, noted = nvrtc.kept(TARGET), CARRY / "launched.txt"
     for digest in sorted(set(noted.read_text().split())) if noted.exists() and kept is not None else ():
         if digest not in found and (code := kept.read(f"{digest}.bin")) is not None:
             found[digest] = code

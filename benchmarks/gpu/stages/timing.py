@@ -1,7 +1,7 @@
 """Steps beside PyTorch's, several processes at a time on the host, one at a time on the device.
 
-timing.py ROW...       beginnings of rows' names (all); --compile: PyTorch's compiled steps alone, which wait at a gate;
-                       --cudnn: ours alone, as rows of their own
+timing.py [ROW...]      beginnings of rows' names (all); --compile: PyTorch's compiled steps alone, which wait at a
+                        gate; --cudnn: ours alone, as rows of their own
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from common import FAKE, WORK, emit
-from gpu_rows import STAGED, ask
+from gpu_rows import STAGED, ask, wanted
 
 TOGETHER, LIMIT = 6, 110.0
 
@@ -23,7 +23,7 @@ def jobs(rows: list[str], kind: str) -> list[tuple[str, str, dict[str, Any]]]:
     shared = {"do": "step", "lock": str(WORK / "device.lock"), "kernels": True}
     found = []
     for row, variants in STAGED:
-        if rows and not any(row.title.startswith(r) for r in rows):
+        if not wanted(row.title, rows):
             continue
         job = {**shared, "row": dataclasses.asdict(row)}
         if kind != "compile":

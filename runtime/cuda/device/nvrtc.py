@@ -45,8 +45,8 @@ def target(capability: int) -> str:
 
 
 @functools.cache
-def _kept(for_: str) -> KeptFiles | None:
-    """Where kernels for a target are kept."""
+def kept(for_: str) -> KeptFiles | None:
+    """Where machine code for a target is kept, under KERNEL'S DIGEST.bin; None where there is no cache folder."""
     folder = cache_folder()
     key = hashlib.sha256(repr((library().getVersion(), OPTIONS, for_, "whole")).encode()).hexdigest()[:12]
     return None if folder is None else KeptFiles(folder / f"nvrtc-{key}")
@@ -54,7 +54,7 @@ def _kept(for_: str) -> KeptFiles | None:
 
 def compiled(k: Kernel, for_: str) -> bytes:
     """The module of a kernel, compiled now or before.  JobError where NVRTC does not take the text."""
-    files, name = _kept(for_), f"{k.digest}.bin"
+    files, name = kept(for_), f"{k.digest}.bin"
     if files is not None and (known := files.read(name)) is not None:
         return known
     made = build(k.source, k.name, for_)
