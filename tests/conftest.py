@@ -63,26 +63,49 @@ def pytest_configure(config: pytest.Config) -> None:
         import cuda_fake
 
         cuda_fake.install()
+    if config.option.record_durations and not os.environ.get("PYTEST_XDIST_WORKER"):
+        config.pluginmanager.register(Recorder())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text in tests/golden")
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"rewrite what {DURATIONS.name} says of these tests"
+    )
 
 
-SLOW = Path(__file__).with_name("slow_cases.txt")
+#: seconds of the tests that take longer than QUICK, in lines `seconds identifier`: they are marked slow
+DURATIONS, QUICK = Path(__file__).with_name("durations.txt"), 0.25
+
+
+def recorded() -> dict[str, float]:
+    """Seconds by identifier, of slow tests."""
+    lines = DURATIONS.read_text().splitlines() if DURATIONS.exists() else []
+    pairs = (line.split(maxsplit=1) for line in lines if not line.startswith("#"))
+    return {name: float(seconds) for seconds, name in pairs}
+
+
+class Recorder:
+    """Writes how long tests took; what it says of tests that did not run stays."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        slow = {n: s for n, s in {**recorded(), **self.seconds}.items() if s > QUICK}
+        head = f"# Tests of more than {QUICK} seconds; written by pytest -n 2 -m 'not hours' --record-durations.\n"
+        DURATIONS.write_text(head + "".join(f"{s:.1f} {n}\n" for n, s in sorted(slow.items())))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    slow = {line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")}
-    if os.environ.get("RECOMPUTE_TEST_PLACE") == "cuda":  # they are slow on a processor
-        slow = set()
+    slow = recorded() if os.environ.get("RECOMPUTE_TEST_PLACE") != "cuda" else {}  # they are slow on a processor
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
-            slow.discard(item.nodeid)
-    if slow and config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.keyword:
-        raise pytest.UsageError(f"{SLOW.name} names tests that do not exist: {', '.join(sorted(slow))}")
     if os.environ.get("PYTEST_XDIST_WORKER"):
         for item in items:
             if "alone" in item.keywords:

@@ -42,7 +42,7 @@ needs_device = needs_compiler if PLACE == "emulated" else pytest.mark.gpu
 
 def device() -> Any:
     """The device that tests of kernels use."""
-    return emulator.EmulatedDevice() if PLACE == "emulated" else open_device(0)
+    return emulator.EmulatedDevice(level="-O0") if PLACE == "emulated" else open_device(0)
 
 
 def opened(place: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import strategies as st
+import pytest
 
 from recompute import verify
 from recompute.language.builder import Builder
 from recompute.language.ir import Block, Role, Value
 from recompute.language.types import TensorType
+
+st = pytest.importorskip("hypothesis.strategies")
 
 UNARY = ("Relu", "Tanh", "Exp", "Neg", "Sigmoid", "Identity")
 BINARY = ("Add", "Mul", "Sub")

@@ -190,7 +190,6 @@ def test_the_biggest_batch_fits_and_one_more_does_not(name: str, options: dict, 
     assert found["plain"].batch <= found.batch
 
 
-@pytest.mark.slow
 def test_the_biggest_batch_by_a_plan() -> None:
     pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
     found = rc.max_batch("resnet18", "300MiB", options=NARROW)
@@ -316,7 +315,6 @@ def test_errors(arguments: list[str], why: str, capsys: pytest.CaptureFixture[st
     assert why in err and "Traceback" not in err
 
 
-@pytest.mark.slow
 def test_a_batch_beyond_the_budget_is_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["resnet18", "--option", "image=32", "--option", "classes=10", "--batch", "256", "--run", "1"]
     assert main([*command, "--memory-budget", "210MiB", "--checkpoints", "logits"]) == 2
@@ -333,7 +331,6 @@ def test_a_batch_beyond_the_budget_is_refused_with_a_way_out(capsys: pytest.Capt
         assert steps.peak(256, names) <= 210 << 20 < steps.peak(256)
 
 
-@pytest.mark.slow
 def test_a_batch_beyond_the_budget_is_made_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ortools", reason="the planners' cuts need the extra `plan`")
     report = tmp_path / "report.json"

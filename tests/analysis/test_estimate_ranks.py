@@ -178,7 +178,6 @@ def test_candidates_of_plans_communicate_beside_computation() -> None:
     assert any(a == "begin" and b != "wait" for a, b in itertools.pairwise(kinds))
 
 
-@pytest.mark.slow
 def test_the_biggest_batch_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recompute.analysis.biggest_batch.lowest_plan", lambda *options: None)  # takes seconds
     budget = 1_500_000

@@ -112,7 +112,6 @@ def test_what_cannot_be_is_refused() -> None:
 SMALL = [f"--option={k}={v}" for k, v in OPTIONS.items()]
 
 
-@pytest.mark.slow
 def test_command_finds_a_mesh(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     page, facts = tmp_path / "page.html", tmp_path / "facts.json"
     few = [f"--option={k}={v}" for k, v in {**OPTIONS, "layers": 2}.items()]

@@ -43,7 +43,6 @@ def test_fits_saves_and_does_it_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert first["planned"]["peak_bytes"] <= 0.85 * first["plain"]["peak_bytes"]
 
 
-@pytest.mark.slow
 def test_compare_has_a_row_or_a_reason_for_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BERT, *BUDGET, "--compare", "--checkpoints", "layer.0.out", "--json", str(tmp_path / "r.json")]) == 0
     out = capsys.readouterr().out

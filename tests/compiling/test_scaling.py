@@ -252,7 +252,6 @@ def test_a_fused_loop_has_a_bounded_body() -> None:
     assert sum(members) == 300 and max(members) <= 48
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "sum"])
 def test_twenty_thousand_nodes(kind: str) -> None:
     """They run; a quarter of them trains, with work that grows as their number (see above)."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiers import but_slow
 
 import recompute as rc
 from recompute import models
@@ -111,9 +110,7 @@ def measured(program: rc.Program, loss: str, place: Any, **options: Any) -> int:
     return rc.Executor(place, **options).session(program, [loss]).measured_peak_bytes
 
 
-@pytest.mark.parametrize(
-    "options", but_slow(OTHERS, lambda o: "schedule" in o or "rebuild" in o or "providers" in o), ids=str
-)
+@pytest.mark.parametrize("options", OTHERS, ids=str)
 @pytest.mark.parametrize("place", [None, EMULATED], ids=["cpu", "emulated"])
 def test_a_budget_holds_where_the_step_runs(place: Any, options: dict[str, Any]) -> None:
     """It was planned for this machine's processor with all kernels: another executor plans again, within the same."""

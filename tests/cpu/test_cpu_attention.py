@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from kernel_cases import applied
 from test_cpu_rows import native_results, numpy_results
-from tiers import but_slow
 
 import recompute as rc
 from recompute.ops.attention.tiled import TiledAttention
@@ -107,7 +106,7 @@ def test_the_forward_pass(name: str) -> None:
     close(native_results(op, full), numpy_results(op, doubled(full)))
 
 
-@pytest.mark.parametrize("name", but_slow(CASES, lambda name: list(CASES).index(name) % 3 > 0))
+@pytest.mark.parametrize("name", CASES)
 def test_the_gradient(name: str) -> None:
     options, given = arrays(name)
     op, full = TiledAttentionGrad(**options), gradient_inputs(options, given)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_cases import applied
-from tiers import but_slow
 
 from recompute.errors import RecomputeError
 from recompute.language import kernels
@@ -39,8 +38,6 @@ CLASSES = sorted(n for n, c in REGISTRY.items() if not (c.abstract or c.updates 
 #: operators of a network's time
 OF_NETWORKS = ("MatMul", "Softmax", "LayerNormalization", "NormGrad", "ChannelsLastBatchNormTrain",
                "ChannelsLastMaxPool", "Relu", "Add", "Gelu", "TiledAttention", "Transpose")  # fmt: skip
-#: those whose samples are quickly compiled
-QUICK = ("MatMul", "Softmax", "LayerNormalization", "Relu", "Add", "Gelu", "TiledAttention", "Transpose")
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +101,8 @@ def samples(name: str, kind: str) -> Iterator[tuple[Operator, list]]:
             continue  # the pass leaves it in float32
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f16"])
-@pytest.mark.parametrize("name", but_slow(CLASSES, lambda name: name not in QUICK))
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("f16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CLASSES)
 def test_samples_as_in_float32(name: str, kind: str) -> None:
     """All operators with a kernel; those of a network's time have one."""
     seen = 0

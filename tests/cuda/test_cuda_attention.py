@@ -10,7 +10,6 @@ from typing import Any
 import cuda_cases
 import numpy as np
 import pytest
-from tiers import but_slow
 
 import recompute as rc
 from recompute.language.kernels import provider
@@ -105,21 +104,21 @@ def bind(case: Case, kernels: str = "cuda") -> cuda_cases.Bound:
     return cuda_cases.Bound(case, op, provider(kernels), cuda_cases.device())
 
 
-@pytest.mark.parametrize("name", but_slow(CASES, wide))
+@pytest.mark.parametrize("name", CASES)
 def test_attention(name: str) -> None:
     made = bind(CASES[name])
     assert len(made.calls) == 1
     cuda_cases.check(CASES[name], [made])
 
 
-@pytest.mark.parametrize("name", but_slow(GRADIENTS, wide))
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_gradient(name: str) -> None:
     made = bind(GRADIENTS[name])
     assert len(made.calls) == (3 if GRADIENTS[name].inputs[3] is None else 4)
     cuda_cases.check(GRADIENTS[name], [made])
 
 
-@pytest.mark.parametrize("name", but_slow(TF32, wide))
+@pytest.mark.parametrize("name", TF32)
 def test_tf32(name: str) -> None:
     """Eleven bits of every factor; more than that would be float32's own."""
     for case in (CASES[name], GRADIENTS[name]):
@@ -159,9 +158,7 @@ def test_who_does_not_run_it(case: Case) -> None:
     assert not family.accepts(cuda_cases.case_block(empty)[0].operators[0])
 
 
-@pytest.mark.parametrize(
-    ("precision", "mode"), [("fp32", "train"), ("tf32", "eval"), pytest.param("bf16", "eval", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("precision", "mode"), [("fp32", "train"), ("tf32", "eval"), ("bf16", "eval")])
 def test_a_step_by_these_kernels(precision: str, mode: str, cuda: Any) -> None:
     """GPT-2's, with dropout and without: the processor's losses, the predicted peak, the same bits when recomputed."""
     found, mode = [], "train" if precision == "fp32" else "eval"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from convolution_cases import CASES, KINDS, applied, case, in_form, reference
 from cuda_cases import Bound, opened
-from tiers import but_slow
 
 from recompute.language import kernels
 from recompute.language.types import DTYPES
@@ -101,11 +100,7 @@ def test_without_a_bias_and_with_one(name: str, last: bool) -> None:
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name",
-    but_slow(
-        ["3x3", "3x3 odd stride", "1x1 stride", "groups", "three axes", "big step", "depthwise"],
-        lambda name: name not in ("3x3 odd stride", "groups"),
-    ),
+    "name", ["3x3", "3x3 odd stride", "1x1 stride", "groups", "three axes", "big step", "depthwise"]
 )
 def test_halves(name: str, kind: str, last: bool) -> None:
     check(name, kind, last=last, dtype="f16")

@@ -14,7 +14,7 @@ from typing import Any
 import cuda_fake
 import numpy as np
 import pytest
-from test_zoo_training import network
+from zoo_cases import network
 
 import recompute as rc
 from recompute.compiling.compiler import compile_step

@@ -11,7 +11,7 @@ import cuda_cases
 import numpy as np
 import pytest
 from cuda_cases import Bound, bound, check, compare
-from test_zoo_training import network
+from zoo_cases import network
 
 import recompute as rc
 from recompute.compiling.compiler import compile_step

@@ -8,7 +8,7 @@ import cuda_cases
 import pytest
 from distributed_cases import results
 
-pytestmark = [cuda_cases.needs_compiler, pytest.mark.usefixtures("mpi"), pytest.mark.slow]
+pytestmark = [cuda_cases.needs_compiler, pytest.mark.usefixtures("mpi")]
 
 
 def test_ranks_on_emulated_devices_give_the_bits_of_one(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from pathlib import Path
 import cuda_cases
 import machine_code
 import pytest
-from test_zoo_training import network
-from tiers import but_slow, zoo
+from zoo_cases import network, zoo
 
 import recompute as rc
 from recompute.compiling.compiler import compile_step
@@ -36,9 +35,9 @@ from recompute.testing import all_ops, cases
 TARGETS = ("sm_90", pytest.param("sm_80", marks=pytest.mark.hours))
 #: texts of one program
 TOGETHER = 32
-#: networks with most kinds of kernels: in every run, and in slow ones; the others by hand
-FEW, MORE = ("mlp", "lstm", "bert-tiny"), ("lenet", "resnet18", "mobilenet_v2", "unet", "gpt2-tiny", "llama-tiny")
-NETWORKS = but_slow(zoo(), lambda name: name in MORE, lambda name: name not in (*FEW, *MORE))
+#: networks with most kinds of kernels; the others by hand
+MOST = ("mlp", "lstm", "bert-tiny", "lenet", "resnet18", "mobilenet_v2", "unet", "gpt2-tiny", "llama-tiny")
+NETWORKS = [n if n in MOST else pytest.param(n, marks=pytest.mark.hours) for n in zoo()]
 
 
 #: bytes of stack that a thread may have, of shared memory that a block may (more has to be asked for at a launch)
@@ -136,8 +135,7 @@ ATTENTION_SLOW = tuple((w, n, c, p) for w, p in (("f32", 4), ("tf32", 4), ("f16"
 
 @pytest.mark.parametrize(
     ("target", "variants"),
-    [("sm_90", ATTENTION), ("sm_75", ATTENTION[:1])]
-    + [pytest.param(t, ATTENTION_SLOW, marks=pytest.mark.slow) for t in ("sm_90", "sm_75")],
+    [("sm_90", ATTENTION), ("sm_75", ATTENTION[:1])] + [(t, ATTENTION_SLOW) for t in ("sm_90", "sm_75")],
 )
 def test_attention(target: str, variants: tuple[tuple[str, str, int, int], ...]) -> None:
     """Tensor cores' instructions, and what takes their place before compute capability 8.0."""

@@ -8,7 +8,6 @@ from typing import Any
 import cuda_cases
 import numpy as np
 import pytest
-from tiers import but_slow
 
 from recompute.ops.loss.scale import InverseIfFinite
 from recompute.ops.optimizer.norm_updates import GlobalNorm
@@ -52,7 +51,7 @@ def compiled(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("family", but_slow(FAMILIES, lambda family: family == "traced"))
+@pytest.mark.parametrize("family", ["chosen", pytest.param("traced", marks=pytest.mark.slow)])
 def test_operator(name: str, family: str, compiled: None) -> None:
     runs = bound(name, FAMILIES[family])
     if not any(r for _, r in runs):

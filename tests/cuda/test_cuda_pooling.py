@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from test_cuda_index import floats
 from test_cuda_moves import launched, run
-from tiers import but_slow
 
 from recompute.language.layouts import to_last
 from recompute.language.types import TensorType
@@ -53,7 +52,7 @@ def window_numbers(op: MaxPool, x: np.ndarray) -> np.ndarray:
     return outs[2]
 
 
-@pytest.mark.parametrize(("name", "planes"), but_slow(TURNS, lambda t: TURNS.index(t) % 3 > 0))
+@pytest.mark.parametrize(("name", "planes"), TURNS)
 def test_largest(name: str, planes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_pooling, "_MUCH", 1 if planes > 1 else 1 << 30)
     fields, shape = WINDOWS[name]
@@ -72,7 +71,7 @@ def test_largest(name: str, planes: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("include", [0, 1])
-@pytest.mark.parametrize("name", but_slow(WINDOWS, lambda name: list(WINDOWS).index(name) % 3 > 0))
+@pytest.mark.parametrize("name", WINDOWS)
 def test_means(name: str, include: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_pooling, "_MUCH", 1 if include else 1 << 30)
     fields, shape = WINDOWS[name]

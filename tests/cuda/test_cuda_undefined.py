@@ -25,13 +25,13 @@ OPS = {cls.__name__: cls for cls in all_ops() if cls.__name__ != "Free"}
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulator.EmulatedDevice]:
     """The emulated device; its kernels are compiled with the checks, and kept apart from the others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emulator, "_FLAGS", (*emulator._FLAGS, "-O0", CHECKS))
+        patch.setattr(emulator, "_FLAGS", (*emulator._FLAGS, CHECKS))
         patch.setattr(emulator, "_FUNCTIONS", {})
         patch.setattr(emulator, "_folder", functools.cache(emulator._folder.__wrapped__))
         flags = [emulator.compiler(), *emulator._FLAGS, "-o", str(tmp_path_factory.mktemp("ubsan") / "empty.so"), "-"]
         if subprocess.run(flags, input="int x;", text=True, capture_output=True, check=False).returncode:
             pytest.skip("this compiler has no UBSan")
-        device = emulator.EmulatedDevice()
+        device = emulator.EmulatedDevice(level="-O0")
         device.compile([SHIFTED, ASKEW])
         yield device
 

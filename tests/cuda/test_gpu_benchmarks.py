@@ -17,7 +17,7 @@ import cuda_fake
 import pytest
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
-pytestmark = [cuda_cases.needs_compiler, pytest.mark.slow]
+pytestmark = [cuda_cases.needs_compiler]
 
 
 def run(*words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:

@@ -51,7 +51,6 @@ def test_the_loop_in_python(tmp_path: Path) -> None:
     assert ours[-1] < ours[0] / 2
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:checkpoint .* saves nothing")
 @pytest.mark.parametrize(("name", "optimizer"), [("lenet", rc.Momentum(0.01)), ("bert-tiny", rc.Adam(1e-3))])
 def test_the_loop_in_javascript(tmp_path: Path, name: str, optimizer: object) -> None:

@@ -107,7 +107,6 @@ def chain(length: int, opset: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("opset", [13, 18])
-@pytest.mark.slow
 def test_large_graphs_are_imported_in_linear_time(opset: int) -> None:
     """50,000 nodes take about 2 seconds; here 4,000 and 16,000."""
     seconds = []
@@ -126,7 +125,6 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("opset", [13, 18])
-@pytest.mark.slow
 def test_weights_over_2_gib_are_mapped(opset: int, tmp_path: Path) -> None:
     rows, width = 50_000, 12_500  # 2.5 GB of float32
     path, size = tmp_path / "weights.bin", rows * width * 4 + 4096

@@ -182,25 +182,21 @@ def test_how_many_there_are() -> None:
     assert all(len(having(file, names())) >= 45 for file in NOT_EXPORTED)
 
 
-@pytest.mark.slow
 def test_only_those_are_missing_that_pytorch_cannot_export() -> None:
     missing = {file: {n for n in names() if f"{file}.onnx" not in files(n)} for file in NOT_EXPORTED}
     assert missing == NOT_EXPORTED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", having("train", SLOW))
 def test_other_exports_train_as_in_pytorch(name: str) -> None:
     check_dynamo(name, "train")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", having("eval", names()))
 def test_exports_in_eval_mode_train_as_in_pytorch(name: str) -> None:
     check_dynamo(name, "eval")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", having("script", names()))
 def test_exports_by_torchscript_train_as_in_pytorch(name: str) -> None:
     """The file does not say what a parameter is: those that train are named, as `rc.from_torch` does."""
@@ -208,7 +204,6 @@ def test_exports_by_torchscript_train_as_in_pytorch(name: str) -> None:
     case.check("SGD", trainable=case.parameters())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", having("default", SLOW))
 def test_other_default_exports_are_equal_or_tell_what_was_lost(name: str) -> None:
     check_default(name)

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import metrics as reference
 
 import recompute as rc
 from recompute.metrics import F1, Accuracy, MeanAbsoluteError, MeanSquaredError, Metric, Perplexity, TopK
 
 ROWS, CLASSES = 103, 7
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """scikit-learn's metrics; importing it takes a second."""
+    return pytest.importorskip("sklearn.metrics")
 
 
 def data(classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +47,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [1, 10, ROWS])
-def test_classification_is_as_in_scikit_learn(size: int) -> None:
+def test_classification_is_as_in_scikit_learn(size: int, reference: Any) -> None:
     scores, labels = data()
     best = scores.argmax(1)
     assert over_batches(Accuracy(), scores, labels, size) == reference.accuracy_score(labels, best)
@@ -57,7 +62,7 @@ def test_classification_is_as_in_scikit_learn(size: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["two scores", "one score", "one column"])
-def test_binary_scores(form: str) -> None:
+def test_binary_scores(form: str, reference: Any) -> None:
     scores, labels = data(3)
     right = scores[:, 1] - scores[:, 0]
     given = {"two scores": scores[:, :2], "one score": right, "one column": right[:, None]}[form]
@@ -69,7 +74,7 @@ def test_binary_scores(form: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10, ROWS])
-def test_regression_is_as_in_scikit_learn(size: int) -> None:
+def test_regression_is_as_in_scikit_learn(size: int, reference: Any) -> None:
     scores, _ = data()
     targets = np.roll(scores, 1, 0)
     for metric, figure in ((MeanAbsoluteError(), "absolute"), (MeanSquaredError(), "squared")):
@@ -96,7 +101,7 @@ def test_what_is_not_finite_is_reported_as_such(values: list[float]) -> None:
     assert not math.isfinite(metric.result())
 
 
-def test_labels_that_do_not_count() -> None:
+def test_labels_that_do_not_count(reference: Any) -> None:
     scores, labels = data()
     ignored = np.arange(ROWS) % 3 == 0
     some = np.where(ignored, -100, labels)

@@ -9,60 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiers import but_slow, zoo
+from zoo_cases import compiled, narrow, network, zoo
 
 import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.language.ir import Role
-from recompute.training.data import synthetic_batch
 
-#: networks that train in a moment, of each kind one
-QUICK = ("mlp", "mlp4", "lenet", "lstm", "resnet18", "darts", "bert-tiny", "gpt2-tiny", "llama-tiny")
-#: beside QUICK, one of each kind, the deeper where depths differ; random checkpoints in the others are left to -m hours
-KINDS = ("alexnet", "amoebanet", "bert-medium", "densenet121", "fcn8", "fcos-tiny", "googlenet", "gpt2-small",
-         "inception_v3", "mobilenet_v2", "nasnet", "pspnet", "resnet50", "segnet", "unet", "vgg11",
-         "vgg11_bn")  # fmt: skip
-NARROW: dict[str, dict[str, Any]] = {
-    "alexnet": {"width": 4, "image": 63, "classes": 10, "hidden": 16},
-    "amoebanet": {"width": 2, "cells": 3, "image": 16},
-    "darts": {"width": 2, "cells": 3, "image": 16},
-    "nasnet": {"width": 2, "cells": 3, "image": 16},
-    "densenet": {"width": 4, "growth": 2, "blocks": (2, 3, 3, 2), "image": 32, "classes": 10},
-    "fcos": {"width": 4, "image": 32, "channels": 8, "groups": 2, "blocks": (1, 1, 1, 1), "classes": 2, "depth": 1},
-    "fcn8": {"width": 2, "hidden": 8, "image": 32, "classes": 4},
-    "pspnet": {"width": 2, "blocks": (1, 2, 2, 1), "image": (41, 44), "classes": 4},
-    "segnet": {"width": 2, "image": 32, "classes": 4},
-    "googlenet": {"width": 4, "image": 32, "classes": 10},
-    "inception": {"width": 2, "image": 75, "classes": 10},
-    "unet": {"width": 2, "image": (16, 32), "classes": 4},
-    "mobilenet": {"width": 2, "image": 64, "classes": 10},
-    "resnet": {"width": 8, "image": 32, "classes": 10},
-    "vgg": {"image": 32, "classes": 10, "hidden": 32},
-    "bert": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
-    "roberta": {"layers": 2, "hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "positions": 16},
-    "gpt2": {"hidden": 32, "heads": 2, "seq": 12, "vocab": 50, "context": 16},
-    "vit": {"layers": 2, "hidden": 32, "heads": 2, "image": 32, "classes": 10},
-    "llama": {"hidden": 32, "inner": 48, "heads": 4, "groups": 2, "seq": 12, "vocab": 50},
-    "moe": {"hidden": 32, "inner": 16, "heads": 4, "groups": 2, "seq": 12, "vocab": 50, "tokens": 6, "capacity": 4},
-    "lstm": {"seq": 6, "features": 8, "hidden": 12},
-}
-
-
-def narrow(name: str) -> dict[str, Any]:
-    return next((options for family, options in NARROW.items() if name.startswith(family)), {})
-
-
-@cache
-def network(name: str) -> tuple[rc.Program, str, dict[str, np.ndarray]]:
-    """A narrowed network with its loss, the loss's name, and a batch of two."""
-    program = rc.load(models.build(name, batch=2, **narrow(name)), seed=3)
-    kind, _ = rc.losses.natural_loss(program)
-    loss = kind if kind in program else getattr(rc.losses, kind)(program).name
-    entry = models.info(name, **narrow(name))
-    return program, loss, synthetic_batch(program, 0, {s.name: s for s in entry.inputs})
+hypothesis = pytest.importorskip("hypothesis")
+st = pytest.importorskip("hypothesis.strategies")
 
 
 def trained(step: CompiledStep, loss: str, feed: dict[str, np.ndarray], steps: int) -> tuple[list[bytes], rc.Program]:
@@ -75,13 +30,13 @@ def trained(step: CompiledStep, loss: str, feed: dict[str, np.ndarray], steps: i
 
 @cache
 def plain(name: str) -> tuple[list[bytes], rc.Program]:
-    program, loss, feed = network(name)
-    return trained(compile_step(program, loss, rc.Momentum(learning_rate=0.01)), loss, feed, 2)
+    _, loss, feed = network(name)
+    return trained(compiled(name), loss, feed, 2)
 
 
 def same_bits(name: str, checkpoints: list[str]) -> CompiledStep:
-    program, loss, feed = network(name)
-    step = compile_step(program, loss, rc.Momentum(learning_rate=0.01), checkpoints=checkpoints)
+    _, loss, feed = network(name)
+    step = compiled(name, checkpoints=tuple(checkpoints))
     expected, before = plain(name)
     losses, after = trained(step, loss, feed, 2)
     assert losses == expected
@@ -90,9 +45,9 @@ def same_bits(name: str, checkpoints: list[str]) -> CompiledStep:
     return step
 
 
-@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in QUICK, lambda n: n not in (*QUICK, *KINDS)))
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(data=st.data())
+@pytest.mark.parametrize("name", zoo())
+@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
 def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> None:
     program, _, _ = network(name)
     names = [v.name for op in program.operators for v in op.writes() if not op.op.updates]
@@ -100,7 +55,7 @@ def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> No
     same_bits(name, data.draw(st.lists(st.sampled_from(names), min_size=count, max_size=count)))
 
 
-@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in QUICK))
+@pytest.mark.parametrize("name", zoo())
 def test_the_proposed_checkpoints_keep_every_bit(name: str) -> None:
     program, _, _ = network(name)
     step = same_bits(name, [c for c in models.info(name, **narrow(name)).checkpoints if c in program])
@@ -114,7 +69,7 @@ ONE_EACH = """alexnet amoebanet darts densenet121 fcn8 googlenet inception_v3 mo
     resnet50 segnet unet vgg11_bn"""
 
 
-@pytest.mark.parametrize("name", but_slow(ONE_EACH.split(), lambda n: n not in ONE_EACH.split()[::3]))
+@pytest.mark.parametrize("name", ONE_EACH.split())
 def test_forward_is_onnx_runtimes_and_training_stays_finite(name: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
     model, entry = models.build(name, batch=2, **narrow(name)), models.info(name, **narrow(name))

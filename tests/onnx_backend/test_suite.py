@@ -41,7 +41,6 @@ def test_excused_cases_exist() -> None:
     assert set(read_not_passing()) <= {c.name for c in load_cases()}
 
 
-@pytest.mark.slow
 def test_whole_suite_and_document() -> None:
     """Every case is as recorded, and docs/operators.md is what the suite and the registry say today."""
     facts: dict[Any, Any] = {}

@@ -58,7 +58,11 @@ def blocks(name: str, kind: str) -> Iterator[tuple[Case, Block, dict, Block, dic
         yield low, block, feed, wide, wide_feed
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f16"])
+#: float16 is slow
+KINDS = ("bf16", pytest.param("f16", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", _CLASSES)
 def test_as_in_float32(name: str, kind: str) -> None:
     """Within a few roundings of the largest element: sums are in float32, and only results are rounded."""
@@ -95,7 +99,7 @@ def gradients(block: Block, feed: dict, weights: list[np.ndarray]) -> dict[str, 
     return dict(zip([v.name for v, _ in pairs], evaluate(after, feed), strict=True))
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f16"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [n for n in _CLASSES if not n.endswith("Grad")])
 def test_gradients_as_in_float32(name: str, kind: str) -> None:
     """As close as a few roundings of what flows: gradients have the types of the inputs."""

@@ -6,16 +6,13 @@ import itertools
 from typing import Any
 
 import pytest
-from test_zoo_training import QUICK, narrow
-from tiers import but_slow, zoo
+from zoo_cases import compiled, narrow, zoo
 
 import recompute as rc
 from recompute import models
 from recompute.compiling.compiler import CompiledStep, compile_step
 from recompute.language.ir import Block
 
-#: networks of which also plans within a budget are made in the quick tests
-FEW = ("mlp4", "lenet", "lstm")
 LAYERS = {"layers": 2, "hidden": 128, "heads": 2, "seq": 32, "vocab": 100}
 
 
@@ -44,12 +41,12 @@ def test_peaks_of_roberta_fall_with_the_rate(rebuild: bool) -> None:
         assert found[2] < (1 - 0.186) * found[0]
 
 
-@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in (*QUICK, "roberta-base")))
+@pytest.mark.parametrize("name", zoo())
 def test_no_network_is_approximated_without_permission(name: str) -> None:
-    assert not approximating(step(name).program.block)
+    assert not approximating(compiled(name).program.block)
 
 
-@pytest.mark.parametrize("name", but_slow(zoo(), lambda n: n not in FEW))
+@pytest.mark.parametrize("name", ["mlp4", "lenet", "lstm", "resnet18", "bert-tiny"])
 def test_a_budget_is_no_permission(name: str) -> None:
     """A budget that exact plans cannot meet is refused."""
     pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
@@ -67,7 +64,6 @@ def test_permission_puts_them_there() -> None:
     assert found == {"Sketch", "SlopeCodes", "SlopeGrad"}
 
 
-@pytest.mark.slow
 def test_what_the_exact_plan_took_leaves_work_for_approximations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Approximations are added to plans that recompute too, although the counted work is used up before."""
     pytest.importorskip("ortools", reason="the extra 'plan' is not installed")

@@ -127,7 +127,6 @@ def test_approximations_come_before_recomputation_where_that_is_faster() -> None
     assert again.program.block == step.program.block
 
 
-@pytest.mark.slow
 def test_nothing_lossy_where_the_step_fits() -> None:
     program, loss = loaded()
     step = compile_step(program, loss.name, rc.SGD(0.1), budget="100%", allowed="store:2,sketch:0.2")

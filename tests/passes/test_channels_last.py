@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from test_zoo_training import narrow, network
+from zoo_cases import narrow, network
 
 import recompute as rc
 from recompute import models, parse

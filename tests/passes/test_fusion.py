@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from random_blocks import blocks, feeds
 
 from recompute import parse, show, verify
@@ -20,6 +19,8 @@ from recompute.passes.lowering.fusion import _profile
 from recompute.passes.scheduling.schedule import live_peak
 from recompute.runtime.cpu.device import native
 from recompute.runtime.executor import Executor
+
+hypothesis = pytest.importorskip("hypothesis")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,8 +43,8 @@ def values_of(block: Block, providers: tuple[str, ...]) -> list[np.ndarray]:
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(blocks())
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(blocks())
 def test_random_programs_keep_their_numbers_and_their_peak(block: Block) -> None:
     plain = run_passes(block, [Autodiff()])
     fused = verify(Fusion().run(plain))
@@ -55,8 +56,8 @@ def test_random_programs_keep_their_numbers_and_their_peak(block: Block) -> None
 
 
 @pytest.mark.skipif(bool(native.unavailable()), reason="needs llvmlite")
-@settings(max_examples=8, deadline=None)
-@given(blocks())
+@hypothesis.settings(max_examples=8, deadline=None)
+@hypothesis.given(blocks())
 def test_random_programs_keep_their_bits_on_kernels(block: Block) -> None:
     plain = run_passes(block, [Autodiff()])
     fused = Fusion().run(plain)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import but_slow
 
 import recompute as rc
 from recompute import models, parse
@@ -48,7 +47,7 @@ def compiled(name: str, batch: int, checkpoints: bool, options: dict[str, Any]) 
     return step, loss, synthetic_batch(step.program, 0, {s.name: s for s in entry.inputs})
 
 
-@pytest.mark.parametrize("name", but_slow(MEDIUM, lambda name: list(MEDIUM).index(name) % 2 == 1))
+@pytest.mark.parametrize("name", MEDIUM)
 def test_a_step_allocates_nothing(name: str) -> None:
     """No operator takes memory beside its planned buffers, but for what NumPy's loops take themselves.
 

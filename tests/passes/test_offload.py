@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from random_blocks import blocks, feeds
 
 import recompute as rc
@@ -40,6 +39,8 @@ from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import Session
 from recompute.training import fleet
 from recompute.training.data import synthetic_batch
+
+hypothesis = pytest.importorskip("hypothesis")
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp4": {},
@@ -258,8 +259,8 @@ def executed(block: Block, outputs: tuple[str, ...] = ()) -> list[bytes]:
     return [session.arrays[name].tobytes() for name in outputs or block.outputs]
 
 
-@settings(max_examples=25, deadline=None)
-@given(blocks())
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(blocks())
 def test_random_programs(block: Block) -> None:
     """Every value that can go goes: the same bits, with copies as late as they may be and freed memory poisoned."""
     step = Autodiff(loss="loss").run(block)
@@ -273,7 +274,6 @@ def test_random_programs(block: Block) -> None:
         assert peaks(moved)[0] <= peaks(step)[0] + 64 * len(step.operators)
 
 
-@pytest.mark.slow
 def test_growth() -> None:
     """10,000 operators in seconds, and four times as many take about four times as long."""
     found = []

@@ -8,8 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from test_zoo_training import narrow
-from tiers import LATER, but_slow, zoo
+from zoo_cases import narrow, zoo
 
 import recompute as rc
 from recompute import models
@@ -26,7 +25,7 @@ CASES = list(itertools.product(BATCHES, SETS))
 #: networks that compile fast: every case is looked at
 SMALL = ("mlp", "mlp4", "lenet", "lstm", "bert-tiny", "gpt2-tiny")
 #: each network in each type runs one case; the cases take turns, so that all of them run
-EACH = sorted(itertools.product(DTYPES, zoo()), key=lambda each: each[1] in LATER)
+EACH = itertools.product(DTYPES, zoo())
 TURNS = [(name, dtype, *CASES[i % len(CASES)]) for i, (dtype, name) in enumerate(EACH)]
 
 
@@ -68,7 +67,7 @@ def check_arena(step: CompiledStep) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "batch", "kind"),
-    but_slow(TURNS, lambda turn: TURNS.index(turn) % 4 > 0),
+    TURNS,
     ids=["-".join(map(str, t)) for t in TURNS],
 )
 def test_measured_is_predicted(name: str, dtype: str, batch: int, kind: str) -> None:

@@ -185,7 +185,6 @@ def test_recomputed_and_plain_are_the_same_bits_and_peaks_are_as_predicted() -> 
     assert results[0] == results[1]
 
 
-@pytest.mark.slow
 def test_planned_within_a_budget_are_the_same_bits() -> None:
     budget = rc.RecomputeOptimizer(rc.Momentum(0.02)).set_budget("95%")
     again = trained(prepared(n=256), 2, budget)  # of a small batch, kernels' workspace is the peak
@@ -193,7 +192,6 @@ def test_planned_within_a_budget_are_the_same_bits() -> None:
     assert all(plain.data[k].tobytes() == again.data[k].tobytes() for k in plain.data)
 
 
-@pytest.mark.slow
 def test_planned_are_the_same_bits() -> None:
     """By a strategy that needs no budget: how low a budget may be depends on the processor's kernels."""
     again = trained(prepared(n=64), 2, rc.RecomputeOptimizer(rc.Momentum(0.02)).set_strategy("chen"))

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_blocks import blocks, feeds
 
 import recompute as rc
@@ -27,6 +25,9 @@ from recompute.passes.scheduling.graph import graph_of
 from recompute.passes.scheduling.schedule import fit, live_peak
 from recompute.passes.scheduling.window import Window
 from recompute.testing import evaluate
+
+hypothesis = pytest.importorskip("hypothesis")
+st = pytest.importorskip("hypothesis.strategies")
 
 VARIANTS = (Schedule(), Schedule(exact=0), Schedule(exact=0, window=5, tries=500))
 NARROW = {
@@ -83,8 +84,8 @@ def orders(block: Block) -> Iterator[tuple[Operator, ...]]:
 # -- random programs --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
-@given(blocks(), st.data())
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(blocks(), st.data())
 def test_random_programs(block: Block, data: st.DataObject) -> None:
     names = [v.name for op in block.operators for v in op.writes()]
     checkpoints = data.draw(st.lists(st.sampled_from(names), max_size=3))
@@ -130,8 +131,8 @@ def tiny(draw: st.DrawFn) -> Block:
     )
 
 
-@settings(max_examples=80, deadline=None)
-@given(tiny())
+@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.given(tiny())
 def test_small_programs_get_the_best_order(block: Block) -> None:
     block = dataclasses.replace(block, operators=block.operators[:7])
     made = {v.name for op in block.operators for v in op.writes()} | {"x"}
@@ -148,8 +149,8 @@ def test_small_programs_get_the_best_order(block: Block) -> None:
     assert Window.of_all(graph).bound() <= best
 
 
-@settings(max_examples=100, deadline=None)
-@given(blocks(), st.integers(0, 4))
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(blocks(), st.integers(0, 4))
 def test_a_limit_is_kept(block: Block, steps: int) -> None:
     graph = graph_of(run_passes(block, [Autodiff()]))
     order = list(range(len(graph)))
@@ -343,7 +344,6 @@ def tangled(n: int) -> Block:
     return Block("tangled", inputs=(x,), operators=tuple(b.operators), outputs=ends)
 
 
-@pytest.mark.slow
 def test_large_programs_take_seconds() -> None:
     seconds = {}
     for n in (5_000, 20_000):

@@ -21,12 +21,11 @@ from functools import cache
 import numpy as np
 import pytest
 from test_planner_properties import LITTLE, options
-from test_zoo_training import narrow
-from tiers import but_slow, zoo
+from zoo_cases import compiled, network, zoo
 
 import recompute as rc
-from recompute import models, parse
-from recompute.compiling.compiler import compile_step, plain_fitting
+from recompute import parse
+from recompute.compiling.compiler import plain_fitting
 from recompute.cost import device
 from recompute.errors import UsageError
 from recompute.language.builder import Builder
@@ -46,24 +45,20 @@ from recompute.passes.recomputation.split_norms import FuseNorms
 from recompute.passes.scheduling.schedule import live_peak
 from recompute.runtime.cpu.session import Session
 from recompute.testing import evaluate
-from recompute.training.data import synthetic_batch
 
 pytest.importorskip("ortools", reason="the extra 'plan' is not installed")
 
+#: large enough for activations to matter
+BATCH = 8
 SHARES = (0.9, 0.7, 0.5)  # see budget_of
 COST = device("v100-32")
 #: networks that compile in a moment meet several strategies each, the others one that is quick
 SMALL = ("mlp", "mlp4", "lenet", "lstm", "alexnet", "bert-tiny", "gpt2-tiny", "unet", "fcn8")
 SLOW = ("auto", "optimal", "checkmate", "checkmate-lp", "moccasin", "kusumoto-exact", "kusumoto-exact-memory")
 QUICK = tuple(s for s in sorted(PLANNERS) if s not in SLOW)
-#: left to -m hours: compiling them takes longer than a second, or narrowed they are the same as a sister that is here
-DEEP = ("bert-medium", "bert-base", "bert-large", "gpt2-small", "nasnet", "amoebanet", "mobilenet_v2", "pspnet50")
-DEEP += ("inception_v3", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn")
-DEEP += ("densenet161", "densenet169", "densenet201", "bert-small", "vgg13_bn", "vgg16_bn", "vgg19_bn")
-
-
-#: networks that take seconds; narrowed they have the operators of a sister that is here (-m hours)
-LARGE = ("llama-7b", "fcos-resnet50")
+#: left to -m hours: compiling them takes longer than a second
+DEEP = ("amoebanet", "bert-medium", "fcos-tiny", "gpt2-small", "inception_v3", "mobilenet_v2", "nasnet", "resnet50")
+DEEP += ("vgg11", "vgg11_bn")
 
 
 def turns() -> list[tuple[str, str, float]]:
@@ -79,26 +74,10 @@ def turns() -> list[tuple[str, str, float]]:
 TURNS = turns()
 
 
-@cache
-def network(name: str) -> tuple[rc.Program, str, dict[str, np.ndarray]]:
-    """A narrowed network with its loss, the loss's name, and a batch that is large enough for activations to matter."""
-    program = rc.load(models.build(name, batch=8, **narrow(name)), seed=3)
-    kind, _ = rc.losses.natural_loss(program)
-    loss = kind if kind in program else getattr(rc.losses, kind)(program).name
-    entry = models.info(name, **narrow(name))
-    return program, loss, synthetic_batch(program, 0, {s.name: s for s in entry.inputs})
-
-
-@cache
-def compiled(name: str) -> rc.Program:
-    program, loss, _ = network(name)
-    return compile_step(program, loss, rc.Momentum(learning_rate=0.01)).program
-
-
 def trained(name: str, block: Block, peak: int, steps: int = 2) -> tuple[list[bytes], dict[str, np.ndarray]]:
     """The bits of the losses, and all state afterwards; the measured peak is the predicted one."""
-    _, loss, feed = network(name)
-    step, executor = compiled(name).clone(), rc.Executor()
+    _, loss, feed = network(name, BATCH)
+    step, executor = compiled(name, BATCH).program.clone(), rc.Executor()
     step.block = block
     losses = [executor.run(step, feed, [loss])[0].tobytes() for _ in range(steps)]
     assert executor.session(step, [loss]).measured_peak_bytes == peak
@@ -113,7 +92,7 @@ def plain(name: str) -> tuple[list[bytes], dict[str, np.ndarray]]:
 
 @cache
 def fitting(name: str) -> Fitting:
-    program, loss, _ = network(name)
+    program, loss, _ = network(name, BATCH)
     return plain_fitting(
         program, loss, rc.Momentum(learning_rate=0.01), rc.Target(providers=(), cost=COST, schedule=name in SMALL)
     )
@@ -192,7 +171,7 @@ def check_whatever_it_plans(name: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "strategy", "share"),
-    but_slow(TURNS, lambda t: TURNS.index(t) % 3 > 0, lambda t: t[0] in LARGE),
+    TURNS,
     ids=lambda x: str(x),
 )
 def test_zoo_within_a_budget(name: str, strategy: str, share: float) -> None:
@@ -267,7 +246,7 @@ def test_nothing_undoes_or_reorders_a_plan() -> None:
     planned = [op for op in fitted.compiled.operators if not isinstance(op.op, Free)]
     again = sorted(v.name for op in fitted.block.operators if op.role is Role.RECOMPUTE for v in op.writes())
     assert again and again == sorted(v.name for op in planned if op.role is Role.RECOMPUTE for v in op.writes())
-    step = compiled("bert-tiny").clone()
+    step = compiled("bert-tiny", BATCH).program.clone()
     step.block = fitted.compiled
     steps = [bound.op for bound in Session(fitted.compiled, step.data).steps]
     place = {id(op): i for i, op in enumerate(planned)}

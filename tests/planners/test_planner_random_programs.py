@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import but_slow
 
 import recompute as rc
 from recompute import parse
@@ -246,7 +245,7 @@ def floor(fit: Fitting) -> int:
 
 
 @pytest.mark.parametrize("joins", (False, True), ids=("apart", "joined"))
-@pytest.mark.parametrize("group", but_slow(range(7), lambda group: group not in (1, 6)))
+@pytest.mark.parametrize("group", range(7))
 def test_every_planner_keeps_every_bit(group: int, joins: bool) -> None:
     """Strategies take turns: in each group every quick one meets a program, and a dear one meets another,
     which is shorter."""

@@ -12,7 +12,6 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "approximation.py"
 
 
-@pytest.mark.slow
 def test_tables_of_accuracy_memory_and_time(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     figures = tmp_path / "figures.json"

@@ -115,7 +115,6 @@ CHECKS = {f"{f.__name__}.py": f for f in (budget, charlm, cifar, detection, digi
 OPTIONS = {"detection.py": ["--quick"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_example(name: str) -> None:
     CHECKS[name](run(name))

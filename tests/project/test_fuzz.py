@@ -37,9 +37,7 @@ def test_damaged_files_are_refused_or_run(tmp_path: Path) -> None:
         assert row["refused"] and row["ran"], row
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(1000, marks=pytest.mark.slow), pytest.param(3000, marks=pytest.mark.hours)]
-)
+@pytest.mark.parametrize("count", [1000, pytest.param(3000, marks=pytest.mark.hours)])
 @pytest.mark.parametrize("kind", seeds.KINDS)
 def test_many_damaged_files(kind: str, count: int, tmp_path: Path) -> None:
     """Every way to damage a file meets each kind; how often is no other code."""

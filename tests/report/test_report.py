@@ -112,7 +112,6 @@ def test_nothing_is_loaded_from_anywhere() -> None:
     assert not re.findall(r"<(?:link|img|script)[^>]*(?:src|href)=\"(?!data:,)", text)
 
 
-@pytest.mark.slow
 def test_large_programs_stay_below_a_megabyte(monkeypatch: pytest.MonkeyPatch) -> None:
     program, plain, step = compiled("resnet152", 8, "layer?.*.out")
     data = report_data(program, plain, step)

@@ -5,8 +5,10 @@ Every operand ends exactly at a page that nobody may touch, and begins at one an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,7 @@ from recompute.runtime.cpu.device import native
 from recompute.runtime.cpu.device.native import Table
 from recompute.runtime.cpu.providers import convolution
 from recompute.runtime.cuda.device import emulator
-from recompute.runtime.cuda.device.kernel import Buffer
+from recompute.runtime.cuda.device.kernel import Buffer, Launch
 from recompute.testing import all_ops, cases
 
 pytestmark = [
@@ -82,24 +84,33 @@ def on_processor(names: Sequence[str]) -> Callable[[Run, bool], None]:
     return run
 
 
-def emulated(align: int) -> Callable[[Run, bool], None]:
-    """Runs one operator by the CUDA kernel that a device would run."""
-    operands, device = Operands(align=align), emulator.EmulatedDevice()
+def emulated(align: int, runs: Sequence[Run]) -> Callable[[Run, bool], None]:
+    """Runs one operator by the CUDA kernel that a device would run.  Those of `runs` are compiled at once, before."""
+    operands, device = Operands(align=align), emulator.EmulatedDevice(level="-O0")
 
-    def run(run: Run, at_end: bool) -> None:
+    def calls(run: Run, at_end: bool) -> list[Any]:
         name = cuda_cases.kernels_of(run.op)
         if not name:
-            return
+            return []
         op, by = dataclasses.replace(run.op, kernel=name), provider(name)
         scratch = by.scratch(op)
         if max((t.nbytes for t in scratch), default=0) > ROOM or run.nbytes > ROOM:
-            return
+            return []
         placed = operands.placed(run, scratch, at_end)
         ins, outs, spare = ([None if p is None else Buffer(*p) for p in part] for part in placed)
-        for call in by.bind(op, ins, outs, spare):
+        return list(by.bind(op, ins, outs, spare))
+
+    kernels = []
+    for run, at_end in itertools.product(runs, (True, False)):
+        with contextlib.suppress(Exception):  # said below, where it runs
+            kernels += [c.kernel for c in calls(run, at_end) if isinstance(c, Launch)]
+    device.compile(kernels)
+
+    def work(run: Run, at_end: bool) -> None:
+        for call in calls(run, at_end):
             device.prepare(call)()
 
-    return run
+    return work
 
 
 def check(runs: Sequence[Run], by: Callable[[Run, bool], None]) -> None:
@@ -127,7 +138,6 @@ def test_kernels_of_the_processor(any_size: None) -> None:
     check(list(samples(("f32",), ALWAYS)), on_processor([n for n in cpu.PREFERRED if n in PROVIDERS]))
 
 
-@pytest.mark.slow
 def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None) -> None:
     names = [n for n in cpu.PREFERRED if n in PROVIDERS]
     check(list(samples(("f64",), (*ALWAYS, guard_pages.same_memory))), on_processor(names))
@@ -135,18 +145,18 @@ def test_kernels_of_the_processor_with_other_types_and_attributes(any_size: None
 
 
 @cuda_cases.needs_device
-@pytest.mark.slow
 def test_kernels_of_cuda() -> None:
     if cuda_cases.PLACE != "emulated":
         pytest.skip("guard pages are this machine's")
-    run = emulated(64)
+    runs = list(samples(("f32",), (guard_pages.out_of_range,)))
+    run = emulated(64, runs)
     # what begins at a page is as aligned below, where it runs too
-    check(list(samples(("f32",), (guard_pages.out_of_range,))), lambda r, at_end: run(r, at_end) if at_end else None)
+    check(runs, lambda r, at_end: run(r, at_end) if at_end else None)
 
 
 @cuda_cases.needs_device
-@pytest.mark.slow
 def test_kernels_of_cuda_with_other_operands() -> None:
     if cuda_cases.PLACE != "emulated":
         pytest.skip("guard pages are this machine's")
-    check(list(samples(("f32",), (*ALWAYS, guard_pages.same_memory))), emulated(1))
+    runs = list(samples(("f32",), (*ALWAYS, guard_pages.same_memory)))
+    check(runs, emulated(1, runs))

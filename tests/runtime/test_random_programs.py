@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 from random_blocks import blocks, feeds
 
 from recompute import parse, show
@@ -18,9 +17,12 @@ from recompute.runtime.checking import run_checked
 from recompute.runtime.cpu.session import Session
 from recompute.testing import evaluate
 
+hypothesis = pytest.importorskip("hypothesis")
+st = pytest.importorskip("hypothesis.strategies")
 
-@settings(max_examples=60, deadline=None)
-@given(blocks(), st.data())
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(blocks(), st.data())
 def test_recompute_keeps_every_bit(block: Block, data: st.DataObject) -> None:
     plain = run_passes(block, [Autodiff()])
     names = [v.name for op in block.operators for v in op.writes()]
@@ -35,8 +37,8 @@ def test_recompute_keeps_every_bit(block: Block, data: st.DataObject) -> None:
     assert not idle, "something was recomputed that nobody reads"
 
 
-@settings(max_examples=60, deadline=None)
-@given(blocks(), st.data())
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(blocks(), st.data())
 def test_the_plan_is_sound_and_the_text_keeps_it(block: Block, data: st.DataObject) -> None:
     names = [v.name for op in block.operators for v in op.writes()]
     checkpoints = data.draw(st.lists(st.sampled_from(names), max_size=3))
@@ -52,8 +54,8 @@ def test_the_plan_is_sound_and_the_text_keeps_it(block: Block, data: st.DataObje
             assert at + a.size <= bt or bt + b.size <= at
 
 
-@settings(max_examples=40, deadline=None)
-@given(blocks())
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(blocks())
 def test_every_value_dies_at_its_last_use(block: Block) -> None:
     freed = run_passes(block, [Autodiff(), Liveness()])
     live = max(bytes_ for _, bytes_ in live_profile(freed))
@@ -76,8 +78,8 @@ def test_every_value_dies_at_its_last_use(block: Block) -> None:
     assert live == peak
 
 
-@settings(max_examples=60, deadline=None)
-@given(blocks(), st.data())
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(blocks(), st.data())
 def test_every_read_sees_what_was_written(block: Block, data: st.DataObject) -> None:
     """The executor's checking mode: freed and unwritten memory is poisoned, and nobody writes beside his buffers."""
     names = [v.name for op in block.operators for v in op.writes()]

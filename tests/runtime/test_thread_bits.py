@@ -61,10 +61,10 @@ def declared(kernel: str, op: str) -> bool:
 
 NETWORKS = [
     pytest.param("lenet", {"batch": 16}, id="lenet"),
-    pytest.param("bert-tiny", {"batch": 4, "seq": 64}, id="bert-tiny", marks=pytest.mark.slow),
-    pytest.param("resnet18", {"batch": 4, "image": 128}, id="resnet18", marks=pytest.mark.slow),
-    pytest.param("mobilenet_v2", {"batch": 4, "image": 96}, id="mobilenet_v2", marks=pytest.mark.slow),
-    pytest.param("lstm", {"batch": 16}, id="lstm", marks=pytest.mark.slow),
+    pytest.param("bert-tiny", {"batch": 4, "seq": 64}, id="bert-tiny"),
+    pytest.param("resnet18", {"batch": 4, "image": 128}, id="resnet18"),
+    pytest.param("mobilenet_v2", {"batch": 4, "image": 96}, id="mobilenet_v2"),
+    pytest.param("lstm", {"batch": 16}, id="lstm"),
 ]
 
 

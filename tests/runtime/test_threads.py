@@ -91,7 +91,6 @@ def test_errors_stay_in_their_threads(count: int) -> None:
     assert alone == {"good": runs} and results[0] == expected[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guarded", "count"), [("not", 2), ("before", 4), ("behind", 8), ("not", 8)]
 )  # each number of threads and each kind of guard

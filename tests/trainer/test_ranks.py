@@ -194,7 +194,6 @@ def without_files(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "files"}
 
 
-@pytest.mark.slow
 def test_more_on_two_and_four_ranks(mpi: None, one: dict[str, Any], tmp_path: Path) -> None:
     """Other stages; four ranks go on where two have ended; signals, early stopping and errors end all ranks alike."""
     for size in (2, 4):
@@ -222,7 +221,6 @@ def command(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "model.onnx"), "--data", str(tmp_path / "train.npz"), "--batch", "16"]
 
 
-@pytest.mark.slow
 def test_the_command_says_everything_once(mpi: None, command: list[str], tmp_path: Path) -> None:
     run = ["-c", "import sys; from recompute.cli.train import main; sys.exit(main())", *command]
     report = tmp_path / "two.json"

@@ -68,7 +68,6 @@ def ranks_run(folder: Path, kind: str, victim: int, when: int) -> subprocess.Com
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("mpi")
 @pytest.mark.parametrize(
     ("kind", "victim"), [("kill", 0), ("kill", 1), ("raise", 1), ("exit", 0), ("stop", 1)]

@@ -241,7 +241,6 @@ class Processes:
         self.parent.communicate(timeout=60)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 def test_killed_at_30_random_moments(tmp_path: Path) -> None:
     processes = Processes()

@@ -10,7 +10,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sharded_cases import adam, communications, ranks_of, same_as_one_rank
-from tiers import but_slow
 
 import recompute as rc
 from recompute.communication.mesh import Mesh
@@ -112,7 +111,7 @@ def test_norms_count_parts_once(clip: str, mesh: str) -> None:
 
 
 @pytest.mark.parametrize("sums", ["kept", "again"])
-@pytest.mark.parametrize("mesh", but_slow(["tp=2", "cp=2", "dp=2,tp=2"], lambda mesh: "dp" in mesh))
+@pytest.mark.parametrize("mesh", ["tp=2", "cp=2", "dp=2,tp=2"])
 def test_recomputation_gathers_again(mesh: str, sums: str) -> None:
     """What is gathered is not kept for it; a sum over ranks is repeated only if no checkpoint is behind it."""
     inside = ["h.0.attn.out", "h.1.attn.out"] if sums == "kept" else []
@@ -128,14 +127,13 @@ def test_recomputation_gathers_again(mesh: str, sums: str) -> None:
     assert found == {"AllGather", *(["ReduceScatter"] if sums == "again" and "tp" in mesh else [])}
 
 
-@pytest.mark.parametrize("mesh", ["tp=2,cp=2", pytest.param("dp=2,tp=2,cp=2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["tp=2,cp=2", "dp=2,tp=2,cp=2"])
 def test_several_axes(mesh: str) -> None:
     """Whatever their order, the sequence is cut by cp first, and tp divides what that leaves."""
     block = same_as_one_rank(gpt, mesh)[0].block
     assert {o.op.axis for o in block.operators if o.op.communicates == "begin"} >= {"cp", "tp"}  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
 def test_micro_batches_number_their_own_communication() -> None:
     """Two micro-batches a rank: twice the communication of one."""
     one, two = (communications(same_as_one_rank(gpt, "dp=2,tp=2", micro_batches=n)[0].block) for n in (2, 4))
@@ -148,7 +146,6 @@ def test_norms_of_whole_parameters_are_refused() -> None:
         DataParallel(rc.Lamb(), Mesh.of(tp=2), 0, batch=4).minimize(gpt()[1])
 
 
-@pytest.mark.slow
 def test_estimates_are_of_the_parts() -> None:
     """Peaks fall with the ranks, without the sequence less than with it; each axis has its own bytes."""
     options = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 32, "seq": 64, "context": 64}

@@ -303,7 +303,6 @@ def on_one_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result(alone(SCRIPT, 4, 0, tmp_path_factory.mktemp("one")), 1)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("mpi")
 @pytest.mark.parametrize(("ranks", "stage"), [(2, 0), (2, 1), (2, 3), (4, 0), (4, 2), (4, 3)])
 def test_a_script_gives_the_same_bits_on_any_number_of_ranks(

@@ -99,7 +99,6 @@ def test_what_all_micro_batches_share_is_computed_once() -> None:
     assert any(o.role is rc.Role.RECOMPUTE for o in program.operators)
 
 
-@pytest.mark.slow
 def test_a_budget_is_met_by_recomputation_in_each_micro_batch(tmp_path: Any) -> None:
     program = transformer(BATCH)
     plain = rc.compile_step(program, "loss", merged(rc.SGD(0.1)))

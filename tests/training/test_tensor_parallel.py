@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from distributed_cases import own_arrays
 from sharded_cases import adam, communications, feed_of, ranks_of, same_as_one_rank
-from tiers import but_slow
 
 import recompute as rc
 from recompute.communication.lockstep import LockStep
@@ -91,7 +90,7 @@ def plain(name: str) -> tuple[Program, Any]:
     return program, rc.losses.cross_entropy(program["logits"])
 
 
-@pytest.mark.parametrize("mesh", but_slow(["tp=2", "dp=2,tp=2", "cp=2"], lambda mesh: "dp" in mesh))
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "cp=2"])
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_what_is_divided_is_found(name: str, mesh: str) -> None:
     """Without annotations: both matrices of each pair, with their biases, the sequence between them, and the words of
@@ -214,7 +213,7 @@ def test_ranks_read_their_parts_of_a_whole_file(tmp_path: Path) -> None:
         rc.save_state(ranks[0], tmp_path / "part.safetensors")
 
 
-@pytest.mark.parametrize("zero", but_slow([1, 3], lambda zero: zero == 1))
+@pytest.mark.parametrize("zero", [1, 3])
 def test_zero_divides_parts_once_more(zero: int, tmp_path: Path) -> None:
     """With ZeRO a rank has a share of its part of a matrix, and of its state; clipping, files and evaluation know."""
 

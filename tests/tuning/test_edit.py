@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import recompute as rc
 from recompute.training.data import synthetic_batch
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 
 def lenet(batch: int | str = 4) -> onnx.ModelProto:

@@ -72,7 +72,7 @@ def alive(found: CompiledStep, name: str) -> list[list[int]]:
     ]
 
 
-BUDGET = pytest.param({"budget": "90%", "effort": 0.1}, marks=pytest.mark.slow)
+BUDGET = {"budget": "90%", "effort": 0.1}
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpoints": ["layers.*.out"]}, BUDGET])

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import recompute as rc
 from recompute.compiling.compiler import compile_step
 from recompute.training.data import synthetic_batch
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 SMALL = {"layers": 1, "hidden": 32, "inner": 48, "heads": 2, "groups": 1, "vocab": 50, "seq": 12}
 LINEAR = ["*_proj.weight"]
@@ -121,7 +122,7 @@ def test_large_models_need_no_weights() -> None:
     assert {v.shape for v in program.parameters if "q_proj" in v.name} == {(4, 1024), (1024, 4)}
 
 
-@pytest.mark.parametrize("other", [{"checkpoints": ["layers.*.out"]}, pytest.param(BUDGET, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("other", [{"checkpoints": ["layers.*.out"]}, BUDGET])
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 def test_recomputed_steps_have_the_same_bits(dora: bool, other: dict[str, Any]) -> None:
     """With checkpoints, or within a budget; predicted peaks are those measured."""

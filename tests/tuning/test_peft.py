@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from onnx.numpy_helper import from_array
 from safetensors.numpy import load_file
 
 import recompute as rc
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 FOLDER = Path(__file__).parents[1] / "data" / "peft"
 KNOWN = np.load(FOLDER / "reference.npz")

@@ -44,8 +44,10 @@ from .kernel import (
     quietly,
 )
 
-_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w",
+_FLAGS = ("-x", "c++", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w",
           "-U_FORTIFY_SOURCE")  # fmt: skip
+#: how much the compiler optimises: "-O0" compiles twice as fast what runs once
+LEVEL = "-O1"
 #: kernels that one call of the compiler is given
 _TOGETHER = 24
 
@@ -68,10 +70,10 @@ class EmulatedDevice:
     #: nothing is captured here: every step is launched again
     graphs = False
 
-    def __init__(self, *, backwards: bool = False) -> None:
+    def __init__(self, *, backwards: bool = False, level: str = LEVEL) -> None:
         if not compiler():
             raise MissingExtraError("the emulated CUDA device needs a C++ compiler: set CXX, or install g++")
-        self.backwards = backwards
+        self.backwards, self.level = backwards, level
         self._transfers: dict[int, Callable[[], None]] = {}
         address, self._memory = self.allocate(STATUS.nbytes)
         self.status = Buffer(address, STATUS.type)
@@ -116,9 +118,9 @@ class EmulatedDevice:
 
     def compile(self, kernels: Iterable[Kernel], progress: Callable[[int, int], None] = quietly) -> None:
         """Compiles what was not compiled before."""
-        missing = list({k.digest: k for k in kernels if _known(k.digest) is None}.values())
+        missing = list({k.digest: k for k in kernels if _known(k.digest, self.level) is None}.values())
         for i in range(0, len(missing), _TOGETHER):
-            _compile(missing[i : i + _TOGETHER])
+            _compile(missing[i : i + _TOGETHER], self.level)
             progress(min(i + _TOGETHER, len(missing)), len(missing))
 
     def prepare(self, call: Call) -> Callable[[], None]:
@@ -151,7 +153,7 @@ class EmulatedDevice:
 
     def _launch(self, call: Launch) -> Callable[[], None]:
         self.compile([call.kernel])
-        found = _known(call.kernel.digest)
+        found = _known(call.kernel.digest, self.level)
         assert found is not None
         array, held = call.parameters(self.status)
         grid, block = (ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block)
@@ -222,15 +224,14 @@ def _product(p: Product) -> None:
 
 # -- compiled kernels -------------------------------------------------------------------------------------------------
 
-_FUNCTIONS: dict[str, Any] = {}
+_FUNCTIONS: dict[tuple[str, str], Any] = {}
 
 
 @functools.cache
-def _folder() -> Path:
+def _folder(level: str) -> Path:
     found = cache_folder()
-    key = hashlib.sha256(
-        (prelude() + (Path(__file__).parent / "emulator.h").read_text() + " ".join((compiler(), *_FLAGS))).encode()
-    ).hexdigest()[:12]
+    text = prelude() + (Path(__file__).parent / "emulator.h").read_text()
+    key = hashlib.sha256(" ".join((text, compiler(), level, *_FLAGS)).encode()).hexdigest()[:12]
     path = None if found is None else found / f"emulated-{key}"
     if path is not None and is_own(path):  # libraries are loaded from there
         with contextlib.suppress(OSError):
@@ -241,27 +242,27 @@ def _folder() -> Path:
     return temporary
 
 
-def _known(digest: str) -> Any:
+def _known(digest: str, level: str) -> Any:
     """The compiled kernel; None where it is not compiled yet."""
-    if digest not in _FUNCTIONS:
-        link = _folder() / f"{digest}.so"
+    if (digest, level) not in _FUNCTIONS:
+        link = _folder(level) / f"{digest}.so"
         if not link.exists():
             return None
         function = getattr(ctypes.CDLL(str(link.resolve())), f"run_{digest}")
         function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
-        _FUNCTIONS[digest] = function
-    return _FUNCTIONS[digest]
+        _FUNCTIONS[digest, level] = function
+    return _FUNCTIONS[digest, level]
 
 
-def _compile(kernels: Sequence[Kernel]) -> None:
+def _compile(kernels: Sequence[Kernel], level: str) -> None:
     """One library of several kernels, and a link to it for each."""
     text = "".join(_translated(k) for k in kernels)
     text = (Path(__file__).parent / "emulator.h").read_text() + prelude() + text
-    folder = _folder()
+    folder = _folder(level)
     target = folder / f"lib-{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "made.so"
-        command = [compiler(), *_FLAGS, "-o", str(made), "-"]
+        command = [compiler(), level, *_FLAGS, "-o", str(made), "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         if done.returncode:
             names = ", ".join(k.name for k in kernels)

@@ -65,8 +65,8 @@ def pair(batch: int) -> tuple[np.ndarray, np.ndarray]:
         ("rademacher", 6, 4),
         ("rows", 6, 4),
         ("dct", 3, 2),
-        pytest.param("dft", 4, 2, marks=pytest.mark.slow),
-        *(pytest.param(k, b, r, marks=pytest.mark.slow) for k in KINDS for b, r in ((11, 4), (16, 15), (33, 9))),
+        ("dft", 4, 2),
+        *((k, b, r) for k in KINDS for b, r in ((11, 4), (16, 15), (33, 9))),
     ],
 )
 def test_the_mean_and_the_variance_are_those_of_the_formulas(kind: str, batch: int, rows: int) -> None:

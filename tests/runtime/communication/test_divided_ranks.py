@@ -22,7 +22,7 @@ def losses_of_one_rank(name: str) -> list[float]:
     return [float(executor.run(program, feed, [loss])[0]) for feed in batches(program, 1, 0, 4)]
 
 
-@pytest.mark.parametrize(("mesh", "ranks"), [("tp2", 2), pytest.param("dp2.tp2", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("mesh", "ranks"), [("tp2", 2), ("dp2.tp2", 4)])
 def test_processes(mesh: str, ranks: int, tmp_path: Path) -> None:
     found = results("cpu", ranks, tmp_path, "network=gpt2-tiny", f"mesh={mesh}")
     for one in found:

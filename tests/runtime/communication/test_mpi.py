@@ -45,7 +45,7 @@ def launched(n: int, *arguments: str, deadline: float = 60) -> tuple[int, str, f
 
 
 @needs_mpi
-@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2, 4])
 def test_the_bits_of_the_interpreter(n: int) -> None:
     code, out, _ = launched(n, "checks")
     assert code == 0, out
@@ -54,7 +54,6 @@ def test_the_bits_of_the_interpreter(n: int) -> None:
 
 
 @needs_mpi
-@pytest.mark.slow
 def test_started_by_mpiexec(tmp_path: Path) -> None:
     """A script alone, and through the module, as under srun; a module's name."""
     (tmp_path / "job.py").write_text(
@@ -85,11 +84,7 @@ FAULTS = {
 @needs_mpi
 @pytest.mark.parametrize(
     ("what", "n", "rank"),
-    [
-        pytest.param(what, n, rank, marks=() if (what, n) == ("kill", 2) else (pytest.mark.slow,))
-        for what in FAULTS
-        for n, rank in ((2, 1), (4, 0))
-    ],
+    [(what, n, rank) for what in FAULTS for n, rank in ((2, 1), (4, 0))],
 )
 def test_one_rank_takes_all_down(what: str, n: int, rank: int) -> None:
     """Within 5 seconds, and 5 after the deadline for one that is stopped."""
@@ -101,7 +96,6 @@ def test_one_rank_takes_all_down(what: str, n: int, rank: int) -> None:
 
 
 @needs_mpi
-@pytest.mark.slow
 def test_a_step_that_fails_is_told() -> None:
     code, out, end = launched(2, "caught", "1")
     said = r"rank 1 has ended its program after an error \(.*index.*\), and rank 0 waits for it at AllGather number 0"
