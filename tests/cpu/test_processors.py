@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +13,7 @@ import pytest
 from convolution_cases import case, in_form
 from kernel_cases import applied
 
+from recompute.errors import UsageError
 from recompute.language import kernels
 from recompute.language.kernels import PROVIDERS, accepting
 from recompute.ops.convolution.conv import ConvGradWeight
@@ -43,6 +48,38 @@ def test_the_nearest_family() -> None:
                      "intel-sse": "intel-avx512", "aarch64": "amd-avx2"}  # fmt: skip
     assert nearest_first("amd-avx512", [*known, "amd-avx512"]) == ["amd-avx512", "intel-avx512", "amd-avx2"]
     assert nearest_first("amd-avx2", []) == []
+
+
+def test_a_family_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in processors.families():
+        monkeypatch.setenv("RECOMPUTE_PROCESSOR", name)
+        assert processors.family() == name
+    monkeypatch.setenv("RECOMPUTE_PROCESSOR", "vax")
+    with pytest.raises(UsageError, match="RECOMPUTE_PROCESSOR is 'vax'; families that were measured: amd-avx2, "):
+        processors.family()
+
+
+def test_a_family_has_no_wider_vectors() -> None:
+    """Another process compiles for AVX2, and its steps have the numbers that any have."""
+    code = """
+import recompute as rc
+from recompute.runtime.cpu.device import native
+from recompute.training.data import synthetic_batch
+assert "+avx512f" not in native.toolchain().features
+program = rc.load(rc.models.build("lenet", batch=2))
+loss = rc.losses.cross_entropy(program.outputs[0])
+rc.SGD(0.1).minimize(loss)
+feed = synthetic_batch(program)
+print([float(rc.Executor().run(program, feed, [loss])[0]) for _ in range(2)])
+"""
+    losses = []
+    for family in ("amd-avx2", ""):
+        environment = {**os.environ, "RECOMPUTE_PROCESSOR": family}
+        code = code if family else code.replace("assert", "#")
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(done.stdout))
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_convolutions_measured_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

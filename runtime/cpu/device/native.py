@@ -299,6 +299,10 @@ def _libgomp() -> Any:
     return None
 
 
+#: an environment variable: the family of processors (see processors/) whose measurements count here, and no wider vectors
+FAMILY = "RECOMPUTE_PROCESSOR"
+
+
 class _Toolchain:
     """LLVM for this processor, and an engine that functions are loaded into."""
 
@@ -315,6 +319,8 @@ class _Toolchain:
         self.cpu = llvm.get_host_cpu_name()
         features = llvm.get_host_cpu_features()
         features["prefer-256-bit"] = False  # the loops are long: full vectors pay
+        if os.environ.get(FAMILY, "").endswith("-avx2"):
+            features.update(dict.fromkeys((f for f in features if f.startswith(("avx512", "avx10", "amx"))), False))
         self.features = features.flatten()
         target = llvm.Target.from_default_triple()
         self.machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)

@@ -11,11 +11,13 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....errors import UsageError
 from ...shared.convolved import Convolved
 from ..code import matrix_products
 from ..convolution import winograd
@@ -66,7 +68,12 @@ def families() -> list[str]:
 
 
 def family() -> str:
-    """This processor's: a vendor and its widest vectors."""
+    """This processor's, a vendor and its widest vectors; or what $RECOMPUTE_PROCESSOR says.  UsageError for a name
+    without a file."""
+    if asked := os.environ.get(native.FAMILY):
+        if asked not in families():
+            raise UsageError(f"{native.FAMILY} is {asked!r}; families that were measured: {', '.join(families())}")
+        return asked
     if platform.machine() not in ("x86_64", "AMD64") or native.unavailable():
         return platform.machine() or "unknown"
     tools = native.toolchain()
