@@ -1,6 +1,7 @@
 """Mutation testing: small changes to the source, one at a time, that the tests must notice.
 
     python benchmarks/mutation.py [--only GROUP] [--sample N] [--seed S] [--jobs N] [--json FILE] [--known FILE]
+                                   [--tier quick]
 
 Mutants are made systematically from the syntax tree (benchmarks/mutation_operators.py) of the files in `GROUPS`, and a
 sample is drawn, the same number from each group.  Each is applied in a copy of the tree below a temporary folder, with
@@ -127,6 +128,8 @@ TESTS: dict[str, tuple[str, ...]] = {
 #: seconds of the processor for one run of tests: several times what it takes without a mutant, and so much more
 TIMES, MORE = 4, 20
 MEMORY = 6 << 30
+#: which of a file's tests run, as pytest's marks
+MARKS = {"quick": "not slow and not hours", "all": "not hours"}
 
 
 @dataclass
@@ -145,8 +148,8 @@ class Tree:
     Made in a process of its own, which imports the libraries once and forks for each run of tests.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, tier: str) -> None:
+        self.root, self.marks = root, MARKS[tier]
         skip = shutil.ignore_patterns("__pycache__", "onnx_backend")
         for name in ("recompute", "tests"):
             shutil.copytree(ROOT / name, root / name, ignore=skip)
@@ -175,7 +178,7 @@ class Tree:
         if not pid:
             os.setsid()
             _limit(cpu)
-            _run_tests(TESTS[file], said, keep)
+            _run_tests(("-m", self.marks, *TESTS[file]), said, keep)
         until = time.monotonic() + 10 * cpu
         while not (done := os.wait4(pid, os.WNOHANG))[0]:
             if time.monotonic() > until:
@@ -272,7 +275,7 @@ def equivalents() -> dict[tuple[str, ...], str]:
     return found
 
 
-def run_all(chosen: list[Mutant], jobs: int, earlier: list[Path]) -> list[Result]:
+def run_all(chosen: list[Mutant], jobs: int, earlier: list[Path], tier: str) -> list[Result]:
     """Every mutant's result, in order; those known to be equivalent, or killed before, are not run."""
     known = equivalents()
     rows = [r for path in earlier for r in json.loads(path.read_text())["mutants"] if r["status"].startswith("killed")]
@@ -284,7 +287,7 @@ def run_all(chosen: list[Mutant], jobs: int, earlier: list[Path]) -> list[Result
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         parts = [left[i::jobs] for i in range(jobs)]
         workers = [
-            multiprocessing.Process(target=_work, args=(Path(folder) / str(i), part, found))
+            multiprocessing.Process(target=_work, args=(Path(folder) / str(i), tier, part, found))
             for i, part in enumerate(parts)
         ]
         for w in workers:
@@ -307,8 +310,8 @@ def run_all(chosen: list[Mutant], jobs: int, earlier: list[Path]) -> list[Result
     return [results[m] for m in chosen]
 
 
-def _work(folder: Path, part: list[Mutant], found: multiprocessing.Queue[Result]) -> None:
-    tree = Tree(folder)
+def _work(folder: Path, tier: str, part: list[Mutant], found: multiprocessing.Queue[Result]) -> None:
+    tree = Tree(folder, tier)
     limits = tree.baseline(sorted({m.file for m in part}))
     for m in part:
         found.put(tree.run(m, limits[m.file]))
@@ -346,6 +349,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--tier", choices=MARKS, default="all", help="the quick tests only, or the slow ones besides")
     parser.add_argument("--list", action="store_true", help="only show the mutants that would run")
     parser.add_argument(
         "--known", type=Path, action="append", default=[],
@@ -357,8 +361,9 @@ def main() -> None:
         for m in chosen:
             print(f"{m.group:10} {m}")
         return
-    command = shlex.join(["python", "benchmarks/mutation.py", "--sample", str(args.sample), "--seed", str(args.seed)])
-    text, data = report(run_all(chosen, args.jobs, args.known), args.seed)
+    words = ["--sample", str(args.sample), "--seed", str(args.seed), "--tier", args.tier]
+    command = shlex.join(["python", "benchmarks/mutation.py", *words])
+    text, data = report(run_all(chosen, args.jobs, args.known, args.tier), args.seed)
     print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, python {sys.version.split()[0]}; {command}")
     print(text)
     if args.json:
