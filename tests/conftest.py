@@ -86,16 +86,20 @@ def recorded() -> dict[str, float]:
 
 
 class Recorder:
-    """Writes how long tests took; what it says of tests that did not run stays."""
+    """Writes how long tests took; what it says of those that did not run, or not to their end, stays."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.others: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if not report.passed:
+            self.others.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        slow = {n: s for n, s in {**recorded(), **self.seconds}.items() if s > QUICK}
+        passed = {n: s for n, s in self.seconds.items() if n not in self.others}
+        slow = {n: s for n, s in {**recorded(), **passed}.items() if s > QUICK}
         head = f"# Tests of more than {QUICK} seconds; written by pytest -n 2 -m 'not hours' --record-durations.\n"
         DURATIONS.write_text(head + "".join(f"{s:.1f} {n}\n" for n, s in sorted(slow.items())))
 

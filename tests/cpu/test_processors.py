@@ -76,7 +76,8 @@ print([float(rc.Executor().run(program, feed, [loss])[0]) for _ in range(2)])
     for family in ("amd-avx2", ""):
         environment = {**os.environ, "RECOMPUTE_PROCESSOR": family}
         code = code if family else code.replace("assert", "#")
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         losses.append(json.loads(done.stdout))
     np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -46,7 +46,7 @@ def same_bits(name: str, checkpoints: list[str]) -> CompiledStep:
 
 
 @pytest.mark.parametrize("name", zoo())
-@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=2, deadline=None, derandomize=True)
 @hypothesis.given(data=st.data())
 def test_random_checkpoints_keep_every_bit(name: str, data: st.DataObject) -> None:
     program, _, _ = network(name)

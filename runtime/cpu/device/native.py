@@ -299,7 +299,7 @@ def _libgomp() -> Any:
     return None
 
 
-#: an environment variable: the family of processors (see processors/) whose measurements count here, and no wider vectors
+#: an environment variable: the family of processors (see processors/) whose measurements count, and no wider vectors
 FAMILY = "RECOMPUTE_PROCESSOR"
 
 
