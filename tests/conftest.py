@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import threading
@@ -118,6 +119,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+#: what extras bring
+OPTIONAL = ("PIL", "cupy", "hypothesis", "llvmlite", "matplotlib", "mpi4py", "numba", "onnxruntime", "ortools",
+            "pyarrow", "sklearn", "tensorboard", "tokenizers", "xdist")  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """A test that needs an extra is skipped where it is missing: there the product's own error names it."""
+    from recompute.errors import RecomputeError
+
+    try:
+        return (yield)
+    except RecomputeError as e:
+        told = [name for name in OPTIONAL if name in str(e) and importlib.util.find_spec(name) is None]
+        if not told:
+            raise
+        pytest.skip(f"{', '.join(told)}: {e}")
 
 
 def _why_no_gpu() -> str | None:

@@ -54,6 +54,8 @@ def arguments_for(option: str, path: Path) -> list[str]:
 def test_what_cannot_be_written_is_said_before_any_work(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
     monkeypatch.setattr(cli._Job, "run", lambda self: pytest.fail("work was begun"))
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and allowed(path, mode))

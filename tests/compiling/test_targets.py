@@ -66,6 +66,7 @@ def test_the_list_makes_the_planned_step(offload: bool) -> None:
 
 
 def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numba", reason="without its kernels there are fewer passes")
     assert main(["resnet50", "--print-passes", "--checkpoints", "layer*.out"]) == 0
     out = capsys.readouterr().out
     names = [

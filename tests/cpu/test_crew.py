@@ -100,6 +100,7 @@ def after_waiting(threads: int, busy: int) -> tuple[int, int]:
 
 def in_a_thread(allowed: set[int] | None = None) -> tuple[tuple[int, int], set[int]]:
     """The same in a thread of its own, which may use the given processors; and those it may use afterwards."""
+    native.toolchain()  # else the test is skipped
     found: list = []
 
     def body() -> None:

@@ -19,6 +19,7 @@ from recompute.language.kernels import PROVIDERS, accepting
 from recompute.ops.convolution.conv import ConvGradWeight
 from recompute.ops.linear.products import MatMul
 from recompute.runtime.cpu import PREFERRED, processors, register_all
+from recompute.runtime.cpu.device import native
 from recompute.runtime.cpu.primitives import convolutions
 from recompute.runtime.cpu.processors import Processor, convolution_class, nearest_first, product_class
 from recompute.runtime.cpu.providers import onednn, products
@@ -61,6 +62,7 @@ def test_a_family_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_family_has_no_wider_vectors() -> None:
     """Another process compiles for AVX2, and its steps have the numbers that any have."""
+    native.toolchain()  # else the test is skipped
     code = """
 import recompute as rc
 from recompute.runtime.cpu.device import native

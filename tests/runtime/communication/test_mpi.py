@@ -105,6 +105,7 @@ def test_a_step_that_fails_is_told() -> None:
 
 def test_each_rank_has_its_own_cores(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With --bind: as many cores as there are for each; an error where they are too few."""
+    pytest.importorskip("mpi4py")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3, 4, 6, 7})
     bound: list[list[int]] = []
     monkeypatch.setattr("os.sched_setaffinity", lambda _, found: bound.append(list(found)))
