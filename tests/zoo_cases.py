@@ -64,7 +64,7 @@ def network(name: str, batch: int = 2) -> tuple[rc.Program, str, dict[str, np.nd
 
 
 @lru_cache(64)
-def compiled(name: str, batch: int = 2, checkpoints: tuple[str, ...] | None = None) -> CompiledStep:
+def compiled(name: str, batch: int = 2) -> CompiledStep:
     """A step of a narrowed network by Momentum.  Nobody may train its arrays: run a clone of its program."""
     program, loss, _ = network(name, batch)
-    return compile_step(program, loss, rc.Momentum(learning_rate=0.01), checkpoints=checkpoints)
+    return compile_step(program, loss, rc.Momentum(learning_rate=0.01))

@@ -92,11 +92,6 @@ GRADIENTS = {n: backward(Draw(n), c, want=3 if c.inputs[3] is None else 4) for n
 TF32 = ("causal", "wide")
 
 
-def wide(name: str) -> bool:
-    """Groups of columns: kernels of their own, which take their time to compile."""
-    return name.startswith("wide")
-
-
 def bind(case: Case, kernels: str = "cuda") -> cuda_cases.Bound:
     """The case by a provider."""
     op = cuda_cases.case_block(case)[0].operators[0]
