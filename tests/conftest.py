@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import signal
@@ -105,11 +106,33 @@ class Recorder:
         DURATIONS.write_text(head + "".join(f"{s:.1f} {n}\n" for n, s in sorted(slow.items())))
 
 
+#: seconds that the slow cases of one test may take together; what is beyond them is a sweep by hand
+SWEEP = 12.0
+#: folders in which every case is of another kernel or operator: no case stands for another
+EACH_ITS_OWN = ("tests/cpu/", "tests/cuda/", "tests/ops/")
+
+
+def swept(slow: dict[str, float]) -> set[str]:
+    """The cases beyond SWEEP.  They are drawn by the digests of their names, so that few change when one gets slower."""
+    spent: dict[str, float] = {}
+    beyond = set()
+    for name in sorted(slow, key=lambda n: hashlib.sha256(n.encode()).digest()):
+        test = name.partition("[")[0]
+        if name.startswith(EACH_ITS_OWN) or test not in spent or spent[test] + slow[name] <= SWEEP:
+            spent[test] = spent.get(test, 0.0) + slow[name]
+        else:
+            beyond.add(name)
+    return beyond
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = recorded() if os.environ.get("RECOMPUTE_TEST_PLACE") != "cuda" else {}  # they are slow on a processor
+    beyond = swept(slow)
     for item in items:
-        if item.nodeid in slow:
+        if item.nodeid in beyond:
+            item.add_marker(pytest.mark.hours)
+        elif item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
     if os.environ.get("PYTEST_XDIST_WORKER"):
         for item in items:

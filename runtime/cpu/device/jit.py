@@ -42,6 +42,10 @@ def unavailable() -> str:
     return "" if importlib.util.find_spec("numba") else "numba is not installed (extra 'cpu')"
 
 
+#: numba's options: the function alone, without what Python or C would call it by
+_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+
+
 class Inline:
     """A function that kernels call, compiled into them.  `double`: what takes its place for float64."""
 
@@ -59,7 +63,7 @@ class Inline:
         numba, _ = _numba()
         one = _translated(self.function)
         if self.double is None:
-            return numba.njit(error_model="numpy", fastmath=self.fastmath, _nrt=False)(one)
+            return numba.njit(fastmath=self.fastmath, **_OPTIONS)(one)
         other = _translated(self.double)
 
         def either(x: Any) -> Any:
@@ -68,7 +72,7 @@ class Inline:
         either.__annotations__.clear()  # numba compares signatures
         names: dict[str, Any] = {}
         exec("def stub(x): pass", names)
-        numba.extending.overload(names["stub"], jit_options={"error_model": "numpy", "fastmath": self.fastmath})(either)
+        numba.extending.overload(names["stub"], jit_options={"fastmath": self.fastmath, **_OPTIONS})(either)
         return names["stub"]
 
 
@@ -203,9 +207,7 @@ class Kernel:
     def _module(self, kinds: tuple) -> Any:
         """numba's translation, behind a function `kernel` of our signature."""
         numba, parts = _numba()
-        body = numba.njit(
-            error_model="numpy", fastmath=self.fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
-        )(_translated(self.function))
+        body = numba.njit(fastmath=self.fastmath, **_OPTIONS)(_translated(self.function))
         names = {"body": body, **parts}
         exec(_unpacking(kinds), names)
         i64 = numba.types.int64
