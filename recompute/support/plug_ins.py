@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Collection
 
 
-def import_all(package: str, *, skip: Collection[str] = ()) -> None:
+@functools.cache
+def import_all(package: str, *, skip: tuple[str, ...] = ()) -> None:
     """Imports all modules of a package and of the packages inside it, in the order of their names.
 
     `skip`: modules directly inside the package that are not imported, with their contents.  Modules whose names begin

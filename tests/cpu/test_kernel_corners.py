@@ -15,6 +15,7 @@ from recompute.language.types import TensorType
 from recompute.runtime.cpu import families
 from recompute.runtime.cpu.device import jit
 from recompute.runtime.cpu.families import ENOUGH
+from recompute.runtime.cpu.kernels import reduce
 from recompute.runtime.cpu.providers.numba import Numba
 
 pytestmark = pytest.mark.skipif(bool(jit.unavailable()), reason=jit.unavailable() or "there")
@@ -191,3 +192,41 @@ def pooled_own(op: Any, inputs: Any, want: int) -> list[np.ndarray]:
     from test_cpu_pooling import run
 
     return run(applied(op, *inputs, absent=(1,)), *inputs, own=True)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "seen"),
+    [
+        ((0, 2), (4, 1, 5), (False, (1, 1, 20))),
+        ((1,), (4, 1, 5), None),
+        ((2,), (4, 1, 5), (False, (1, 4, 5))),
+        ((1,), (4, 3, 1, 5), (True, (4, 3, 5))),
+    ],
+)
+def test_reduced_axes_of_one_element_are_no_groups(axes: tuple[int, ...], shape: tuple[int, ...], seen: Any) -> None:
+    assert reduce.form(applied(make("ReduceSum", axes=axes), np.zeros(shape, np.float32))) == seen
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,)])
+def test_reduced_sums_of_many_are_as_good_as_their_parts(axes: tuple[int, ...]) -> None:
+    """Columns of many rows are summed in parts, rows that are many each at once; parts are added in float64."""
+    x = np.full((50_000, 16) if axes == (0,) else (600, 40), np.float32(0.1))
+    op = make("ReduceSum", axes=axes, keepdims=0)
+    o = applied(op, x)
+    family = families.FAMILIES.table()["ReduceSum"]
+    scratch = family.scratch(o)
+    assert [t.shape for t in scratch] == ([(1, families.PARTS, 16)] * 2 if axes == (0,) else [(600, 1)])
+    spare, y = [np.zeros(t.shape, t.numpy) for t in scratch], np.zeros(o.outputs[0].shape, np.float32)  # type: ignore[union-attr]
+    assert len(family.bind(o, [x], [y], spare)) == 2
+    (out,) = native_results(op, (x,))
+    exact = x.sum(axis=axes, dtype=np.float64)
+    assert (np.abs(out - exact) <= 64 * 2**-24 * exact).all()  # a block of 64 rows is summed in float32
+
+
+def test_rows_added_beside_the_table_they_come_from_index() -> None:
+    """Elsewhere than in the table, which is copied first."""
+    x, dy = np.arange(ENOUGH, dtype=np.float32).reshape(-1, 32), np.ones((2, 32), np.float32)
+    indices = np.array([3, 3])
+    op = make("AddRows")
+    for got, want in zip(native_results(op, (x, indices, dy)), numpy_results(op, (x, indices, dy)), strict=True):
+        assert got.tobytes() == want.tobytes()

@@ -1,7 +1,10 @@
 """NVIDIA's compiler takes every kernel's text, without a device, and the machine code is as it is launched: kernels of
 all samples, and of some training steps.
 
-Many texts are one program, each in a namespace of its own.  What has passed is noted in the user's cache folder.
+Many texts are one program, each in a namespace of its own.  What has passed is noted in the user's cache folder, and in
+nvrtc_passed.txt for the version of NVRTC and the prelude that its first line names: a compiler gives the same for the
+same text, and 1,300 texts take it minutes.  A text that is not in there is compiled.
+`pytest tests/cuda/test_cuda_nvrtc.py -m "not hours" --update-golden` writes the file.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import cuda_cases
@@ -53,20 +56,44 @@ def version() -> str:
         pytest.skip(f"CuPy and NVRTC come with the extra 'dev', on Linux: {e}")
 
 
+#: for one version of NVRTC, and one text that precedes all: what has passed, a digest of text and target a line
+PASSED = Path(__file__).with_name("nvrtc_passed.txt")
+
+
 @functools.cache
-def record(target: str) -> Path | None:
-    """Where the digests are that have passed."""
-    folder = cache_folder()
+def key(target: str) -> str:
+    """Names what a result depends on besides a kernel's text."""
     words = (prelude(), version(), target, *nvrtc.OPTIONS, str(STACK), str(SHARED))
-    key = hashlib.sha256("|".join(words).encode()).hexdigest()[:12]
-    return None if folder is None else folder / f"nvrtc-{key}.txt"
+    return hashlib.sha256("|".join(words).encode()).hexdigest()[:12]
 
 
-def check(wanted: Iterable[Kernel | Launch], target: str) -> None:
-    """AssertionError with what NVRTC says, what machine code needs and may not, or takes and is not given."""
+def record(target: str) -> Path | None:
+    """Where the digests are that have passed here."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"nvrtc-{key(target)}.txt"
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Iterator[set[str]]:
+    """The lines of PASSED; with `--update-golden` none of another version, and what a test adds is kept."""
+    update = request.config.getoption("--update-golden")
+    head = f"# {version()} {key('sm_90')}"
+    first, *lines = PASSED.read_text().splitlines() if PASSED.exists() else [""]
+    found = set(lines if first == head else ())
+    yield found
+    if update:
+        PASSED.write_text("\n".join([head, *sorted(found)]) + "\n")
+
+
+def check(wanted: Iterable[Kernel | Launch], target: str, golden: set[str]) -> None:
+    """AssertionError with what NVRTC says, what machine code needs and may not, or takes and is not given.
+
+    `golden`: digests that have passed before, with their target; those that pass are added.
+    """
     version()
     path = record(target)
     passed = set(path.read_text().split()) if path is not None and path.exists() else set()
+    passed |= {name for line in golden for name, _, of in [line.partition(" ")] if of == target}
     launches = {c.kernel.digest: c for c in wanted if isinstance(c, Launch)}
     kernels = {k.digest: k for k in (c.kernel if isinstance(c, Launch) else c for c in wanted)}
     # a kernel whose launch was not looked at is noted under another name
@@ -91,6 +118,7 @@ def check(wanted: Iterable[Kernel | Launch], target: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as f:
                 f.write("".join(f"{names[k.digest]}\n" for k in part))
+    golden |= {f"{name} {target}" for name in names.values()}
 
 
 def taken(k: Kernel, target: str) -> bool:
@@ -111,8 +139,8 @@ def of_samples() -> tuple[Launch, ...]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_samples(target: str) -> None:
-    check(of_samples(), target)
+def test_samples(target: str, golden: set[str]) -> None:
+    check(of_samples(), target, golden)
 
 
 @functools.cache
@@ -124,8 +152,8 @@ def of_network(name: str) -> tuple[Launch, ...]:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str, target: str) -> None:
-    check(of_network(name), target)
+def test_networks(name: str, target: str, golden: set[str]) -> None:
+    check(of_network(name), target, golden)
 
 
 NAMES = (("forward", 2), ("by_query", 2), ("by_key", 2), ("by_bias", 1))
@@ -137,16 +165,16 @@ ATTENTION_SLOW = tuple((w, n, c, p) for w, p in (("f32", 4), ("tf32", 4), ("f16"
     ("target", "variants"),
     [("sm_90", ATTENTION), ("sm_75", ATTENTION[:1])] + [(t, ATTENTION_SLOW) for t in ("sm_90", "sm_75")],
 )
-def test_attention(target: str, variants: tuple[tuple[str, str, int, int], ...]) -> None:
+def test_attention(target: str, variants: tuple[tuple[str, str, int, int], ...], golden: set[str]) -> None:
     """Tensor cores' instructions, and what takes their place before compute capability 8.0."""
-    check([kernel(name, Tiles(way, chunks, pack)) for way, name, chunks, pack in variants], target)
+    check([kernel(name, Tiles(way, chunks, pack)) for way, name, chunks, pack in variants], target, golden)
 
 
 def test_a_wrong_text_is_found() -> None:
     version()
     wrong = Kernel("wrong", "float* x", "    x[0] = y;")
     with pytest.raises(AssertionError, match="wrong"):
-        check([wrong], "sm_90")
+        check([wrong], "sm_90", set())
 
 
 @pytest.mark.parametrize(
@@ -161,7 +189,7 @@ def test_what_machine_code_may_not_need_is_found(body: str, said: str) -> None:
     k = Kernel("greedy", "float* x, Number n", body, before="typedef int Number;")
     n = ctypes.c_longlong(1) if said == "parameters of" else ctypes.c_int(1)
     with pytest.raises(AssertionError, match=said):
-        check([Launch(k, (1, 1, 1), (1, 1, 1), (None, n))], "sm_90")
+        check([Launch(k, (1, 1, 1), (1, 1, 1), (None, n))], "sm_90", set())
 
 
 def wheels() -> list[str]:

@@ -47,17 +47,18 @@ def compiled(request: pytest.FixtureRequest) -> None:
         if hasattr(i, "callspec") and getattr(i, "module", None) is request.module and "name" in i.callspec.params
     }
     found = (b for n, f in wanted for _, runs in bound(n, FAMILIES[f]) for b in runs)
-    device().compile(sorted({k for b in found for k in b.kernels}, key=lambda k: (k.name, k.digest)))
+    cuda_cases.compile_together({k for b in found for k in b.kernels}, device())
 
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("family", ["chosen", pytest.param("traced", marks=pytest.mark.slow)])
-def test_operator(name: str, family: str, compiled: None) -> None:
+def test_operator(name: str, family: str, compiled: None, capfd: pytest.CaptureFixture[str]) -> None:
     runs = bound(name, FAMILIES[family])
     if not any(r for _, r in runs):
         pytest.skip("the host runs it")
     for case, bindings in runs:
         cuda_cases.check(case, bindings)
+    assert "runtime error" not in capfd.readouterr().err, "what C++ leaves undefined (cuda_cases.level)"
 
 
 def larger() -> list[Case]:

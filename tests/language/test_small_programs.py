@@ -393,3 +393,34 @@ def test_reruns_that_share_a_part() -> None:
     )
     plan = plan_from_checkpoints(block, ["d"])
     assert [(r.operator, r.before) for r in plan.reruns] == [(1, 4), (0, 5), (2, 5)]
+
+
+def test_what_comes_from_another_stage_is_not_sent_again_by_a_rerun() -> None:
+    block = parse(
+        program("""  input %x: f32[4]
+  %a: f32[4] = Tanh(%x)
+  %b: f32[4] = Border(%a) {source=0, target=1}
+  %c: f32[4] = Exp(%b)
+  %d: f32[4] = Exp(%c)
+  backward %g: f32[4] = Mul(%d, %b)
+  backward %h: f32[4] = Mul(%g, %c)
+  output %h""")
+    )
+    plan = plan_from_checkpoints(block, ["d"])
+    assert [(r.operator, r.before) for r in plan.reruns] == [(2, 5)]
+    with pytest.raises(UsageError, match=r"Border .*: it cannot be recomputed") as told:
+        apply(block, RecomputePlan(reruns=(Rerun(1, 4),)))
+    assert "communicates with other ranks" in str(told.value)
+
+
+def test_updates_that_no_rerun_reads_stay_where_they_are() -> None:
+    """What reads an updated parameter and is no rerun is behind the update already."""
+    body = (
+        EARLY
+        + """  optimize %w1: f32[4,4] = SGDUpdate(%w1, %w1_grad, %lr)
+  optimize %w2: f32[4,4] = SGDUpdate(%w2, %w2_grad, %lr)
+  optimize %z: f32[4,4] = Mul(%w1, %lr)
+  output %b, %z"""
+    )
+    after = apply(parse(program(body)), RecomputePlan(reruns=(Rerun(0, 2),)))
+    assert [next(op.writes()).name for op in after.operators[-3:]] == ["w1", "w2", "z"]

@@ -369,3 +369,11 @@ def test_verifying_views_that_are_empty_and_outputs_that_are_absent() -> None:
     norm = "%y: f32[2,8], _, %s: f32[2,1] = LayerNormalization(%x, %w) {axis=1}"
     absent = parse(program(f"  input %x: f32[2,8]\n  input %w: f32[8]\n  {norm}\n  output %y, %s"))
     assert verify(absent) is absent
+
+
+def test_a_required_output_is_there() -> None:
+    block = parse(program("  input %x: f32[2]\n  %y: f32[2] = Tanh(%x)\n  output %x"))
+    (op,) = block.operators
+    without = block.with_operators([Operator(op.op, op.inputs, (None,), op.role)])
+    with pytest.raises(VerifyError, match="Tanh has 1 outputs, 1 of them required"):
+        verify(without)

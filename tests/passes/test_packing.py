@@ -264,3 +264,15 @@ def test_many_are_packed_by_best_fit_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert pack(items) != best_fit_in_time(items)
     monkeypatch.setattr(packing, "_QUADRATIC", 24)
     assert pack(items) == best_fit_in_time(items)
+
+
+def test_large_programs_are_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search takes time by the square of their size."""
+
+    def compiler(order: list[Lifetime]) -> None:
+        raise AssertionError(f"{len(order)} allocations")
+
+    monkeypatch.setattr(packing, "_compiler", compiler)
+    monkeypatch.setattr(packing, "_REPAIR_WORK", 19)
+    items = lifetimes(0, 20, 40)
+    assert packing._repaired(items, 0) == first_fit(items)

@@ -266,3 +266,9 @@ def test_the_exact_packer_is_asked_for_its_seconds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(packing_exact, "pack_exact", pack_exact)
     planned = run_passes(freed(ODD), [MemoryPlan(exact=2.0)])
     assert asked == [(64, 2.0)] and sorted(set(planned.addresses.values())) == [0, 64]
+
+
+def test_live_bytes_are_not_rounded() -> None:
+    block = freed("  input %x: f32[3]\n  %a: bool[3] = IsNaN(%x)\n  %b: bool[3] = Not(%a)\n  output %b")
+    report = memory_report(run_passes(block, [MemoryPlan()]))
+    assert report.live_peak == max(n for _, n in live_profile(block)) == 12 + 3

@@ -262,7 +262,7 @@ def _compile(kernels: Sequence[Kernel], level: str) -> None:
     target = folder / f"lib-{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "made.so"
-        command = [compiler(), level, *_FLAGS, "-o", str(made), "-"]
+        command = [compiler(), *level.split(), *_FLAGS, "-o", str(made), "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         if done.returncode:
             names = ", ".join(k.name for k in kernels)
