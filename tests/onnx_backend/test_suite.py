@@ -21,24 +21,10 @@ pytestmark = pytest.mark.skipif(
     reason=f"what passes is recorded for onnx {RECORDED}; tests/onnx_backend/suite.py says it for another",
 )
 HINT = "to see one: suite.py --trace NAME; where one of not_passing.txt passes now: suite.py --update"
-#: categories of many cases, which run in `test_whole_suite_and_document` only
-LARGE = ("node", "light")
-
-
 def wrong(outcomes: dict[str, Any]) -> list[str]:
     """Cases that pass, or do not, where the other is recorded."""
     excused = read_not_passing()
     return [f"{n}: {o.status}: {o.reason}" for n, o in outcomes.items() if (o.status == "passed") == (n in excused)]
-
-
-@pytest.mark.parametrize("category", [c for c in CATEGORIES if c not in LARGE])
-def test_cases(category: str) -> None:
-    found = wrong({c.name: run_case(c, {}) for c in load_cases() if c.category == category})
-    assert not found, "\n".join([f"{len(found)} cases are not as recorded:", *found, HINT])
-
-
-def test_excused_cases_exist() -> None:
-    assert set(read_not_passing()) <= {c.name for c in load_cases()}
 
 
 def test_whole_suite_and_document() -> None:
@@ -46,6 +32,7 @@ def test_whole_suite_and_document() -> None:
     facts: dict[Any, Any] = {}
     outcomes = {c.name: run_case(c, facts) for c in load_cases()}
     assert {c.category for c in load_cases()} == set(CATEGORIES)
+    assert set(read_not_passing()) <= set(outcomes), "not_passing.txt names cases that are not there"
     found = wrong(outcomes)
     assert not found, "\n".join([f"{len(found)} cases are not as recorded:", *found, HINT])
     operator_table.gather_ours(facts)
