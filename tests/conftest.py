@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,27 @@ def cuda(request: pytest.FixtureRequest) -> Any:
     if not compiler():
         pytest.skip("the emulated device needs a C++ compiler (g++ or clang++, or $CXX)")
     return EmulatedCUDAPlace()
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels take operands of any size; how convolutions were computed before is forgotten, and afterwards."""
+    from recompute.language import kernels
+    from recompute.runtime import cpu
+    from recompute.runtime.cpu.providers import convolution
+
+    cpu.register_all()
+    cpu.families.FAMILIES.table()
+    convolution._plan.cache_clear()
+    kernels._answers.clear()
+    modules = [m for name, m in sys.modules.items() if name.startswith(cpu.__name__)]
+    modules.append(importlib.import_module("recompute.ops.fused.loop"))
+    for module in modules:
+        for name in ("ENOUGH", "SMALLEST"):
+            monkeypatch.setattr(module, name, 0, raising=False)
+    yield
+    convolution._plan.cache_clear()
+    kernels._answers.clear()
 
 
 @pytest.fixture

@@ -110,6 +110,10 @@ class NodeContext:
         """Input `i` as a buffer (contents that are kept but not trained), or as the value it is."""
         return self._importer.buffer(self._node.input[i])
 
+    def kept(self, v: Value) -> bool:
+        """Whether `v` is a buffer, or what an earlier node has made of one by updating it."""
+        return v.name in self._importer.buffers
+
     def step(self) -> Value:
         """The step counter (i64[]), state of the program."""
         return self._importer.step()

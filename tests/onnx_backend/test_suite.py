@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(
     reason=f"what passes is recorded for onnx {RECORDED}; tests/onnx_backend/suite.py says it for another",
 )
 HINT = "to see one: suite.py --trace NAME; where one of not_passing.txt passes now: suite.py --update"
+
+
 def wrong(outcomes: dict[str, Any]) -> list[str]:
     """Cases that pass, or do not, where the other is recorded."""
     excused = read_not_passing()

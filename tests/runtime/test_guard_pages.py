@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +24,6 @@ from recompute.ops.elementwise.arithmetic import Neg
 from recompute.runtime import cpu
 from recompute.runtime.cpu.device import native
 from recompute.runtime.cpu.device.native import Table
-from recompute.runtime.cpu.providers import convolution
 from recompute.runtime.cuda.device import emulator
 from recompute.runtime.cuda.device.kernel import Buffer, Launch
 from recompute.testing import all_ops, cases
@@ -38,21 +35,6 @@ pytestmark = [
 
 #: what is done to every sample always
 ALWAYS = (guard_pages.out_of_range, guard_pages.absent, guard_pages.empty)
-
-
-@pytest.fixture
-def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels take operands of any size; how convolutions were computed before is forgotten, and afterwards."""
-    cpu.register_all()
-    cpu.families.FAMILIES.table()
-    convolution._plan.cache_clear()
-    modules = [m for name, m in sys.modules.items() if name.startswith(cpu.__name__)]
-    modules.append(importlib.import_module("recompute.ops.fused.loop"))
-    for module in modules:
-        for name in ("ENOUGH", "SMALLEST"):
-            monkeypatch.setattr(module, name, 0, raising=False)
-    yield
-    convolution._plan.cache_clear()
 
 
 def samples(dtypes: Sequence[str], kinds: Sequence[Any]) -> Iterator[Run]:

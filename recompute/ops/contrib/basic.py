@@ -256,9 +256,16 @@ def embed_layer_normalization(node: Any) -> Any:
 
 @imports("TorchEmbedding", domain=MS)
 def torch_embedding(node: Any) -> Any:
-    """Rows of a table."""
-    g = node.body()
-    return g.results(g.Gather(*g.ins[:2]))
+    """Rows of a table; one row, `padding_idx`, is read and not trained."""
+    b, (table, ids) = node.builder, (node.input(0), node.input(1))
+    rows = b.Gather(table, ids)
+    if node.type(3) is not None and node.need_constant(3, "scale_grad_by_freq").any():
+        raise node.fail("gradients that are divided by how often a row is read (scale_grad_by_freq) are not supported")
+    padding = -1 if node.type(2) is None else int(node.need_constant(2, "padding_idx").reshape(()))
+    if padding < 0:  # PyTorch's way to say that there is none
+        return rows
+    same = b.Equal(ids, b.constant(padding, ids))
+    return b.Where(b.Reshape(same, shape=(*ids.shape, 1)), b.Detach(rows), rows)
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------------

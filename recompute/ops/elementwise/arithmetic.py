@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.element import cast, power
+from ...language.element import cast, equal, power, where
 from ...language.op import Op
 from ...language.types import TensorType
 from ..common import Elementwise, Ufunc
@@ -156,12 +156,51 @@ class Log(Ufunc, onnx=True):
 
     def gradient(self, b, ins, outs, grads):
         """dy / x."""
-        return [b.Div(grads[0], ins[0])]
+        return [b.LogGrad(ins[0], grads[0])]
 
     @classmethod
     def samples(cls, draw):
         """Positive numbers."""
         yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0))
+
+
+@dataclass(frozen=True)
+class LogGrad(Elementwise):
+    """(x, dy) → dy / x, 0 where dy is 0: x may be 0 where a logarithm is cut off, as in a binary cross entropy."""
+
+    autocast = "full"
+    floats = True
+    flops_per_element = 5
+
+    def scratch(self, ins, outs):
+        """One comparison."""
+        return (outs[0].with_dtype("bool"),)
+
+    def compute(self, xp, ins, outs, scratch):
+        """A quotient, and 0 over it."""
+        x, dy = ins
+        xp.equal(dy, 0, out=scratch[0])
+        xp.divide(dy, x, out=outs[0])
+        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
+
+    def element(self, x, dy):
+        """As the numerics."""
+        return where(equal(dy, 0), 0, dy / x)
+
+    def expand(self, b, x, dy):
+        """A choice."""
+        zero = b.constant(0, dy)
+        return (b.Where(b.Equal(dy, zero), zero, b.Div(dy, x)),)
+
+    def gradient(self, b, ins, outs, grads):
+        """Linear in dy; -dy / x² by x."""
+        x = ins[0]
+        return [b.Neg(b.LogGrad(x, b.Mul(grads[0], outs[0]))), b.LogGrad(x, grads[0])]
+
+    @classmethod
+    def samples(cls, draw):
+        """Positive numbers."""
+        yield draw.case(cls(), draw("f64[2,3]", 0.5, 3.0), draw("f64[2,3]"))
 
 
 @dataclass(frozen=True)
@@ -205,15 +244,17 @@ class Pow(Elementwise, onnx=True):
         return power(x, cast(e, x.dtype)) if x.type.is_float else None
 
     def gradient(self, b, ins, outs, grads):
-        """dy · e · x^(e-1), and dy · y · ln x for a floating exponent (0 where x = 0, as in PyTorch)."""
+        """dy · e · x^(e-1), 0 where e = 0; dy · y · ln x for a floating exponent, 0 where x = 0 ≤ e (as in PyTorch)."""
         x, e = ins
         exponent = e if e.dtype == x.dtype else b.Cast(e, to=x.dtype)
         dx = b.Mul(grads[0], b.Mul(exponent, b.Pow(x, b.Sub(exponent, b.constant(1, x)))))
+        none, zero = b.constant(0, x), b.constant(0, exponent)
+        dx = b.Where(b.Equal(exponent, zero), none, dx)
         if not e.type.is_float:
             return [b.sum_to(dx, x.shape), None]
-        zero = b.Equal(x, b.constant(0, x))
-        log = b.Log(b.Where(zero, b.constant(1, x), x))
-        de = b.sum_to(b.Mul(grads[0], b.Mul(outs[0], log)), e.shape)
+        flat = b.And(b.Equal(x, none), b.GreaterOrEqual(exponent, zero))
+        de = b.Where(flat, none, b.Mul(grads[0], b.Mul(outs[0], b.Log(x))))
+        de = b.sum_to(de, e.shape)
         return [b.sum_to(dx, x.shape), de if e.dtype == x.dtype else b.Cast(de, to=e.dtype)]
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...language.element import cast, maximum, minimum, where
+from ...language.element import equal, maximum, minimum, where
 from ...language.op import imports
 from ...language.types import TensorType
 from ..common import Elementwise, Ufunc, broadcast
@@ -54,7 +54,7 @@ class Where(Elementwise, onnx=True):
 
 @dataclass(frozen=True)
 class Prefer(Elementwise):
-    """(a, b, dy) → dy where a > b, dy / 2 where a = b, else 0: the gradient of a in max(a, b)."""
+    """(a, b, dy) → 0 where a < b, whatever dy is, dy / 2 where a = b, else dy: the gradient of a in max(a, b)."""
 
     flops_per_element = 4
 
@@ -63,22 +63,22 @@ class Prefer(Elementwise):
         return (outs[0].with_dtype("bool"),)
 
     def compute(self, xp, ins, outs, scratch):
-        """dy · ((a ≥ b) + (a > b)) / 2: sums are quicker than choices."""
+        """dy, then half of it, or 0, over it."""
         a, b, dy = ins
-        xp.greater_equal(a, b, out=outs[0])
-        xp.greater(a, b, out=scratch[0])
-        xp.add(outs[0], scratch[0], out=outs[0])
-        xp.multiply(outs[0], dy.dtype.type(0.5), out=outs[0])
-        xp.multiply(outs[0], dy, out=outs[0])
+        xp.copyto(outs[0], dy)
+        xp.equal(a, b, out=scratch[0])
+        xp.multiply(dy, dy.dtype.type(0.5), out=outs[0], where=scratch[0])
+        xp.less(a, b, out=scratch[0])
+        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, a, b, dy):
         """As the numerics."""
-        return (cast(a >= b, dy.dtype) + cast(a > b, dy.dtype)) * 0.5 * dy
+        return where(a < b, 0, where(equal(a, b), dy * 0.5, dy))
 
     def expand(self, b, x, y, dy):
         """Two choices."""
-        half = b.Where(b.Equal(x, y), b.Mul(dy, b.constant(0.5, dy)), b.constant(0, dy))
-        return (b.Where(b.Greater(x, y), dy, half),)
+        rest = b.Where(b.Equal(x, y), b.Mul(dy, b.constant(0.5, dy)), dy)
+        return (b.Where(b.Less(x, y), b.constant(0, dy), rest),)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy."""
@@ -241,7 +241,7 @@ class Clip(Elementwise, onnx=True):
 
 @dataclass(frozen=True)
 class ClipGrad(Elementwise):
-    """(x, lowest?, highest?, dy) → dy where x is within the bounds, else 0."""
+    """(x, lowest?, highest?, dy) → 0 where x is beyond a bound, whatever dy is, else dy."""
 
     flops_per_element = 3
 
@@ -257,19 +257,18 @@ class ClipGrad(Elementwise):
         return (ins[0].with_dtype("bool"),)
 
     def compute(self, xp, ins, outs, scratch):
-        """dy · (x ≥ lowest) · (x ≤ highest): products are quicker than choices."""
+        """dy, and 0 over it for each bound."""
         x, lowest, highest, dy = ins
         outs[0][...] = dy
-        for bound, inside in ((lowest, xp.greater_equal), (highest, xp.less_equal)):
+        for bound, beyond in ((lowest, xp.less), (highest, xp.greater)):
             if bound is not None:
-                inside(x, bound, out=scratch[0])
-                xp.multiply(outs[0], scratch[0], out=outs[0])
+                beyond(x, bound, out=scratch[0])
+                xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, x, lowest, highest, dy):
-        """As the numerics: products, so that what is no number stays one."""
-        for inside in (lowest is not None and x >= lowest, highest is not None and x <= highest):
-            dy = cast(inside, dy.dtype) * dy if inside else dy
-        return dy
+        """As the numerics."""
+        dy = dy if lowest is None else where(x < lowest, 0, dy)
+        return dy if highest is None else where(x > highest, 0, dy)
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...language.element import cast, maximum, minimum, where
+from ...language.element import maximum, minimum, where
 from ...language.op import Op
 from ..common import Elementwise, Ufunc
 from ..tiles import Tiled
@@ -215,21 +215,21 @@ class PReluGrad(Elementwise):
 
 @dataclass(frozen=True)
 class ThresholdedRelu(Tiled, onnx=True):
-    """x where x > alpha, else 0."""
+    """0 where x ≤ alpha, else x; NaN stays."""
 
     alpha: float = 1.0
 
-    work = 1
+    masks = 1
 
-    def tile(self, xp, ins, out, temp):
-        """x · (x > alpha), with infinities that are cut made finite first."""
-        xp.greater(ins[0], self.alpha, out=out)
-        xp.maximum(ins[0], min(self.alpha, 0.0), out=temp)
-        xp.multiply(out, temp, out=out)
+    def tile(self, xp, ins, out, mask):
+        """x, and 0 over it."""
+        xp.less_equal(ins[0], self.alpha, out=mask)
+        xp.copyto(out, ins[0])
+        xp.copyto(out, 0, where=mask)
 
     def element(self, x):
         """A choice."""
-        return where(x > self.alpha, x, 0)
+        return where(x <= self.alpha, 0, x)
 
     def gradient(self, b, ins, outs, grads):
         """From the output, which is above alpha where x is, for alpha ≥ 0."""
@@ -244,22 +244,27 @@ class ThresholdedRelu(Tiled, onnx=True):
 
 @dataclass(frozen=True)
 class ThresholdedReluGrad(Elementwise):
-    """(x or y, dy) → dy where it is above alpha, else 0."""
+    """(x or y, dy) → 0 where it is at most alpha, whatever dy is, else dy."""
 
     alpha: float = 1.0
 
+    def scratch(self, ins, outs):
+        """One comparison."""
+        return (outs[0].with_dtype("bool"),)
+
     def compute(self, xp, ins, outs, scratch):
-        """dy · (x > alpha), the mask written into the output first."""
-        xp.greater(ins[0], ins[0].dtype.type(self.alpha), out=outs[0])
-        xp.multiply(outs[0], ins[1], out=outs[0])
+        """dy, and 0 over it."""
+        xp.less_equal(ins[0], ins[0].dtype.type(self.alpha), out=scratch[0])
+        xp.copyto(outs[0], ins[1])
+        xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, x, dy):
-        """A product."""
-        return cast(x > self.alpha, dy.dtype) * dy
+        """A choice."""
+        return where(x <= self.alpha, 0, dy)
 
     def expand(self, b, x, dy):
         """A choice."""
-        return (b.Where(b.Greater(x, b.constant(self.alpha, x)), dy, b.constant(0, dy)),)
+        return (b.Where(b.LessOrEqual(x, b.constant(self.alpha, x)), b.constant(0, dy), dy),)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in x."""
@@ -345,30 +350,29 @@ class HardSigmoid(Elementwise, onnx=True):
 
 @dataclass(frozen=True)
 class HardSigmoidGrad(Tiled):
-    """(y, dy) → alpha · dy where 0 < y < 1, else 0."""
+    """(y, dy) → 0 where y ≤ 0 or y ≥ 1, whatever dy is, else alpha · dy."""
 
     alpha: float = 0.2
 
     flops_per_element = 4
-    work = 1
+    masks = 1
 
-    def tile(self, xp, ins, out, temp):
-        """alpha · dy · (y > 0) · (y < 1): products are quicker than choices."""
+    def tile(self, xp, ins, out, mask):
+        """alpha · dy, and 0 over it from either side."""
         y, dy = ins
-        xp.greater(y, 0, out=out)
-        xp.less(y, 1, out=temp)
-        xp.multiply(out, temp, out=out)
-        xp.multiply(out, self.alpha, out=out)
-        xp.multiply(out, dy, out=out)
+        xp.multiply(dy, self.alpha, out=out)
+        for cut, bound in ((xp.less_equal, 0), (xp.greater_equal, 1)):
+            cut(y, bound, out=mask)
+            xp.copyto(out, 0, where=mask)
 
     def element(self, y, dy):
         """As the numerics."""
-        return cast((y > 0) & (y < 1), dy.dtype) * self.alpha * dy
+        return where((y <= 0) | (y >= 1), 0, dy * self.alpha)
 
     def expand(self, b, y, dy):
         """A choice."""
-        inside = b.And(b.Greater(y, b.constant(0, y)), b.Less(y, b.constant(1, y)))
-        return (b.Where(inside, b.Mul(dy, b.constant(self.alpha, dy)), b.constant(0, dy)),)
+        cut = b.Or(b.LessOrEqual(y, b.constant(0, y)), b.GreaterOrEqual(y, b.constant(1, y)))
+        return (b.Where(cut, b.constant(0, dy), b.Mul(dy, b.constant(self.alpha, dy))),)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in y."""
@@ -411,35 +415,30 @@ class HardSwish(Tiled, onnx=True):
 
 @dataclass(frozen=True)
 class HardSwishGrad(Tiled):
-    """(x, dy) → dy · (x/3 + 1/2) between -3 and 3; below that 0, above it dy."""
+    """(x, dy) → dy · (x/3 + 1/2) between -3 and 3; below that 0, whatever dy is, above it dy."""
 
     flops_per_element = 9
-    work = 1
+    masks = 1
 
-    def tile(self, xp, ins, out, temp):
-        """dy · (middle · (-3 < x < 3) + (x ≥ 3)): products are quicker than choices."""
+    def tile(self, xp, ins, out, mask):
+        """The middle, and either side over it."""
         x, dy = ins
-        xp.maximum(x, -3, out=out)
-        xp.minimum(out, 3, out=out)
-        xp.divide(out, 3, out=out)
+        xp.divide(x, 3, out=out)
         xp.add(out, 0.5, out=out)
-        xp.greater(x, -3, out=temp)
-        xp.multiply(out, temp, out=out)
-        xp.less(x, 3, out=temp)
-        xp.multiply(out, temp, out=out)
-        xp.greater_equal(x, 3, out=temp)
-        xp.add(out, temp, out=out)
         xp.multiply(out, dy, out=out)
+        xp.less_equal(x, -3, out=mask)
+        xp.copyto(out, 0, where=mask)
+        xp.greater_equal(x, 3, out=mask)
+        xp.copyto(out, dy, where=mask)
 
     def element(self, x, dy):
         """As the numerics."""
-        middle = minimum(maximum(x, -3), 3) / 3 + 0.5
-        return (middle * cast((x > -3) & (x < 3), x.dtype) + cast(x >= 3, x.dtype)) * dy
+        return where(x >= 3, dy, where(x <= -3, 0, (x / 3 + 0.5) * dy))
 
     def expand(self, b, x, dy):
         """Two choices."""
         three = b.constant(3, x)
-        middle = b.Mul(dy, b.Add(b.Div(x, three), b.constant(0.5, x)))
+        middle = b.Mul(b.Add(b.Div(x, three), b.constant(0.5, x)), dy)
         left = b.Where(b.LessOrEqual(x, b.constant(-3, x)), b.constant(0, dy), middle)
         return (b.Where(b.GreaterOrEqual(x, three), dy, left),)
 

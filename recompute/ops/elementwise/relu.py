@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...language.element import cast, maximum, minimum
+from ...language.element import maximum, minimum, where
 from ..common import Elementwise
 from ..tiles import Tiled
 
@@ -35,26 +35,34 @@ class Relu(Elementwise, onnx=True):
 
 @dataclass(frozen=True)
 class ReluGrad(Tiled):
-    """(y, dy) → dy where y > 0, else 0."""
+    """(y, dy) → 0 where y ≤ 0, whatever dy is, else dy."""
 
-    def tile(self, xp, ins, out, *temps):
-        """dy · (y > 0), the mask written into the output first."""
+    masks = 1
+
+    def tile(self, xp, ins, out, mask):
+        """dy, and 0 over it."""
         y, dy = ins
-        xp.greater(y, y.dtype.type(0), out=out)
-        xp.multiply(out, dy, out=out)
+        xp.less_equal(y, y.dtype.type(0), out=mask)
+        xp.copyto(out, dy)
+        xp.copyto(out, 0, where=mask)
 
     def element(self, y, dy):
-        """As the numerics: a product."""
-        return cast(y > 0, dy.dtype) * dy
+        """A choice."""
+        return where(y <= 0, 0, dy)
+
+    def expand(self, b, y, dy):
+        """A choice."""
+        zero = b.constant(0, y)
+        return (b.Where(b.LessOrEqual(y, zero), zero, dy),)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in y."""
         return [None, b.ReluGrad(ins[0], grads[0])]
 
     def export(self, g, ins, outs):
-        """dy · Cast(y > 0)."""
-        mask = g.call("Greater", ins[0], g.zero(ins[0]))
-        g.node("Mul", [ins[1], g.cast_like(mask, ins[1])], outs)
+        """A choice."""
+        zero = g.zero(ins[0])
+        g.node("Where", [g.call("LessOrEqual", ins[0], zero), zero, ins[1]], outs)
         return True
 
     @classmethod
@@ -96,27 +104,27 @@ class Relu6(Elementwise):
 
 @dataclass(frozen=True)
 class Relu6Grad(Tiled):
-    """(y, dy) → dy where 0 < y < 6, else 0."""
+    """(y, dy) → 0 where y ≤ 0 or y ≥ 6, whatever dy is, else dy."""
 
     flops_per_element = 3
     masks = 1
 
     def tile(self, xp, ins, out, mask):
-        """dy · (y > 0) · (y < 6)."""
+        """dy, and 0 over it from either side."""
         y, dy = ins
-        xp.greater(y, y.dtype.type(0), out=out)
-        xp.less(y, y.dtype.type(6), out=mask)
-        xp.multiply(out, mask, out=out)
-        xp.multiply(out, dy, out=out)
+        xp.copyto(out, dy)
+        for cut, bound in ((xp.less_equal, 0), (xp.greater_equal, 6)):
+            cut(y, y.dtype.type(bound), out=mask)
+            xp.copyto(out, 0, where=mask)
 
     def element(self, y, dy):
-        """As the numerics: a product."""
-        return cast((y > 0) & (y < 6), dy.dtype) * dy
+        """A choice."""
+        return where((y <= 0) | (y >= 6), 0, dy)
 
     def expand(self, b, y, dy):
         """A choice."""
-        inside = b.And(b.Greater(y, b.constant(0, y)), b.Less(y, b.constant(6, y)))
-        return (b.Where(inside, dy, b.constant(0, dy)),)
+        cut = b.Or(b.LessOrEqual(y, b.constant(0, y)), b.GreaterOrEqual(y, b.constant(6, y)))
+        return (b.Where(cut, b.constant(0, dy), dy),)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy; flat in y."""

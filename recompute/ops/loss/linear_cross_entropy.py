@@ -294,7 +294,10 @@ def expanded_gradients(op: LinearLoss, b: Any, ins: Any, made: Any, dloss: Any) 
     if op.reduction == "none":
         dloss = b.Reshape(dloss, shape=(labels.size, 1))
     elif op.reduction == "mean":
-        dloss = b.Div(dloss, count_of(b, counted, labels, dloss))
+        count = count_of(b, counted, labels, dloss)
+        if counted is not None:  # where no label counts, all gradients are 0
+            count = b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
+        dloss = b.Div(dloss, count)
     share = dloss if counted is None else b.Mul(counted, dloss)
     p = b.Exp(b.Sub(t, lse))
     if op.z_loss:

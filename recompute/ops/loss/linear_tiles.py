@@ -194,7 +194,8 @@ class Tiles:
         xp, op = self.xp, self.op
         out[...] = 1 if dloss is None else dloss.reshape(-1)[rows] if op.reduction == "none" else dloss
         if op.reduction == "mean":
-            xp.divide(out, xp.sum(self.weights), out=out)
+            count = xp.sum(self.weights)
+            xp.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
         xp.multiply(out, self.weights[rows], out=out)
 
     def reduce(self, out: Any) -> None:

@@ -160,7 +160,7 @@ class BatchNormalization(ChannelNorm, onnx=True):
             count = x.size // max(x.shape[1], 1)
             if i == 4 and node.unbiased and count > 1:
                 statistic = b.Mul(statistic, b.constant(count / (count - 1), statistic))
-            if node.origin(i) is not None:
+            if node.kept(running):
                 found.append(node.emit(RunningUpdate(momentum=momentum), running, statistic))
             else:  # fed or computed: nothing that could be updated
                 kept = b.Mul(running, b.constant(momentum, running))

@@ -276,10 +276,11 @@ class MaxPoolLinear(Pooling, abstract=True):
                 mask = cut(scratch[0], numbers.shape)
                 xp.equal(numbers, number.dtype.type(tap.number), out=mask)
                 if alone and not gather:  # windows do not overlap: nothing to add to
-                    xp.multiply(given, mask, out=taken)
+                    xp.copyto(taken, given, where=mask)
                     continue
                 product = cut(scratch[1], numbers.shape)
-                xp.multiply(given, mask, out=product)
+                product.fill(0)
+                xp.copyto(product, given, where=mask)
                 taken += product
 
 

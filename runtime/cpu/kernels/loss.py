@@ -100,6 +100,8 @@ def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, i
     for r in range(labels.size):
         scales[r] = _weight(weights, labels[r], ignored, ignore, classes, status)
     count = _sum(scales) if reduction == _MEAN else 1.0
+    if count == 0.0:  # no label counts
+        count = 1.0
     for r in range(labels.size):
         scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
 
