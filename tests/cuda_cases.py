@@ -62,7 +62,8 @@ def device() -> Any:
 def compile_together(kernels: Iterable[Kernel], device: Any) -> None:
     """Compiles them, some at once.  Every second worker begins at the end, and finds what the others have made."""
     every = sorted(kernels, key=lambda k: (k.name, k.digest))
-    parts = [every[i : i + 24] for i in range(0, len(every), 24)]
+    size = emulator._TOGETHER
+    parts = [every[i : i + size] for i in range(0, len(every), size)]
     for part in reversed(parts) if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579" else parts:
         device.compile(part)
 

@@ -180,19 +180,13 @@ class LabelLoss(Op, abstract=True):
             return b.constant(labels.size, like)
         return b.ReduceSum(label_weights, keepdims=0)
 
-    def expanded_divisor(self, b: Any, label_weights: Any, labels: Any, like: Any) -> Any:
-        """What a mean's gradient divides by: 1 where no label counts, so that it is 0 there."""
-        count = self.expanded_count(b, label_weights, labels, like)
-        if label_weights is None:
-            return count
-        return b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
-
     def expanded_scale(self, b: Any, found: Any, labels: Any, dloss: Any) -> Any:
         """The gradient of each row's plain loss, [N, 1, d1, ...] or a scalar."""
         if self.reduction == "none":
             dloss = b.Reshape(dloss, shape=(labels.shape[0], 1, *labels.shape[1:]))
         elif self.reduction == "mean":
-            dloss = b.Div(dloss, self.expanded_divisor(b, found, labels, dloss))
+            count = self.expanded_count(b, found, labels, dloss)
+            dloss = b.Div(dloss, count if found is None else divisor(b, count))
         return dloss if found is None else b.Mul(found, dloss)
 
     def scales(self, xp: Any, dloss: Any, label_weights: Any, out: Any) -> None:
@@ -203,6 +197,11 @@ class LabelLoss(Op, abstract=True):
             xp.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
         if label_weights.size:
             xp.multiply(out, label_weights, out=out)
+
+
+def divisor(b: Any, count: Any) -> Any:
+    """What a mean's gradient divides by: 1 where no label counts, so that the gradient is 0 there."""
+    return b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
 
 
 def _form(scores: Any) -> tuple[int, int, int, int]:

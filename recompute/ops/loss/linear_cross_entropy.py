@@ -32,6 +32,7 @@ from ...language.types import TensorType
 from ..norm.fused import as_type
 from ..shape.reshape import reshape
 from ..tiles import wide
+from .cross_entropy import divisor
 from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
 
 
@@ -295,9 +296,7 @@ def expanded_gradients(op: LinearLoss, b: Any, ins: Any, made: Any, dloss: Any) 
         dloss = b.Reshape(dloss, shape=(labels.size, 1))
     elif op.reduction == "mean":
         count = count_of(b, counted, labels, dloss)
-        if counted is not None:  # where no label counts, all gradients are 0
-            count = b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
-        dloss = b.Div(dloss, count)
+        dloss = b.Div(dloss, count if counted is None else divisor(b, count))
     share = dloss if counted is None else b.Mul(counted, dloss)
     p = b.Exp(b.Sub(t, lse))
     if op.z_loss:
