@@ -9,6 +9,7 @@ from onnx import helper
 
 from ..errors import UsageError, nearest
 from ..importer.graphs import graphs_of, names_read
+from ..ops.shape.custom_gradient import DOMAIN
 
 _STANDARD = ("", "ai.onnx")
 
@@ -41,6 +42,8 @@ def _turn(graph: onnx.GraphProto, outside: dict[str, str]) -> None:
             nodes += _without_dropout(node, read, outputs, renamed)
         elif node.op_type == "BatchNormalization" and node.domain in _STANDARD:
             nodes += _normalized(node, read)
+        elif node.domain == DOMAIN and node.op_type == "CustomGradient":  # its values come first
+            nodes += [helper.make_node("Identity", [i], [o]) for i, o in zip(node.input, node.output, strict=False)]
         else:
             nodes.append(node)
     kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]

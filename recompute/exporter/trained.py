@@ -16,6 +16,7 @@ from ..importer.tensors import tensor_array
 from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_to_onnx
+from ..ops.shape.custom_gradient import DOMAIN
 from ..training.averages import applied
 from ..training.state import contents
 from .appended import appended_block, with_appended
@@ -70,6 +71,9 @@ def export_trained(
     model = quantised(model, program)
     wanted = None if outputs is None else [o.name if isinstance(o, Variable) else o for o in outputs]
     restricted(model.graph, _outputs(program, model.graph) if wanted is None else wanted)
+    ours = [i for i, o in enumerate(model.opset_import) if o.domain == DOMAIN]
+    for at in reversed(ours):  # `in_inference` has left no such node
+        del model.opset_import[at]
     if path is not None:
         external = [e.value for t in all_tensors(program.source.graph) for e in t.external_data if e.key == "location"]
         save_beside(model, Path(path), keep=external)

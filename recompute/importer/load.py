@@ -34,7 +34,7 @@ from .node import NodeContext
 from .origin import source_operator
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
-from .state import ImportState
+from .state import BUFFERS, ImportState
 from .ties import repaired
 from .trained import rule_of
 
@@ -93,6 +93,7 @@ def load(
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
+    importer.declare_changed(source)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
     importer.run()
     importer.unroll.check(importer.graph)
@@ -264,10 +265,22 @@ class Importer(ImportState):
         if names:
             self.builder.operators[start:] = [o.renamed(names) for o in self.builder.operators[start:]]
 
+    def keep_buffers(self) -> None:
+        """Updates the buffers that the model says its run changes."""
+        for name, value in self.changed.items():
+            if not self.has(value):
+                raise ModelError(f"the model has damaged metadata: {BUFFERS} names '{value}', which nothing writes")
+            self.builder.prefix = name
+            after = self.value(value, "", 0)
+            if after.type != self.buffers[name].type:
+                raise ModelError(f"the model has damaged metadata: {BUFFERS} gives '{name}' a value of another type")
+            self.builder.RunningUpdate(self.buffers[name], after, momentum=0.0)
+
     # -- the result -----------------------------------------------------------------------------------------------
 
     def program(self, source: onnx.ModelProto) -> Program:
         """The imported program; outputs that are other values become copies of them."""
+        self.keep_buffers()
         outputs = []
         for o in self.graph.output:
             masks.check_output(self, o.name)

@@ -5,6 +5,7 @@ The parts of the importer use it; the importer itself (`load.Importer`) runs nod
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from .model import main_opset
 from .trained import TrainRule
 from .unrolled import Unrolled
 
+#: metadata of models whose run changes buffers: buffer → the value that it holds afterwards, as JSON
+BUFFERS = "recompute.buffers"
 #: constants of at most this many elements are part of the program's text, larger ones become buffers
 _INLINE = 64
 
@@ -74,6 +77,7 @@ class ImportState(ABC):
         self.parameters: dict[str, Value] = {}
         self.buffers: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
+        self.changed: dict[str, str] = {}
         self.data: dict[str, np.ndarray] = {}
         self.aliases: dict[str, str] = {}
         self._seed, self._random = seed, 0
@@ -104,6 +108,22 @@ class ImportState(ABC):
         for name, t in types.items():
             self.env[name] = Value(name, t)
             self.inputs.append(self.env[name])
+
+    def declare_changed(self, source: onnx.ModelProto) -> None:
+        """Declares the buffers that the model says its run changes (`BUFFERS`): they are no constants."""
+        text = next((p.value for p in source.metadata_props if p.key == BUFFERS), "{}")
+        try:
+            changed = json.loads(text)
+        except (ValueError, RecursionError):
+            changed = None
+        if not isinstance(changed, dict) or not all(isinstance(v, str) for v in changed.values()):
+            raise ModelError(f"the model has damaged metadata: {BUFFERS} does not name buffers and values")
+        for name, value in changed.items():
+            if name not in self.known or self.known[name].trains:
+                raise ModelError(f"the model has damaged metadata: {BUFFERS} names '{name}', which is no buffer")
+            self.buffer(name)
+            del self.known[name]
+            self.changed[name] = value
 
     def step(self) -> Value:
         """Declares the step counter at its first use."""

@@ -186,15 +186,18 @@ def as_type_of(b: Any, v: Any, like: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunningUpdate(Op):
-    """(running, batch): running ← momentum · running + (1 - momentum) · batch, in place."""
+    """(running, batch): running ← momentum · running + (1 - momentum) · batch, in place.
+
+    With momentum 0 it is a copy, of any type.
+    """
 
     updates = (0,)
     momentum: float = 0.9
 
     def infer(self, running, batch):
         """running's type."""
-        if running != batch or not running.is_float:
-            raise self.fail("both need the same float type", running, batch)
+        if running != batch or not (running.is_float or self.momentum == 0):
+            raise self.fail("both need the same type, a float one unless momentum is 0", running, batch)
         return (running,)
 
     def axis_factors(self, ins, outs):
@@ -206,7 +209,10 @@ class RunningUpdate(Op):
         return (ins[1],)
 
     def compute(self, xp, ins, outs, scratch):
-        """Three element-wise steps."""
+        """Three element-wise steps; without momentum, one copy."""
+        if self.momentum == 0:
+            outs[0][...] = ins[1]
+            return
         kind = outs[0].dtype.type
         xp.multiply(ins[1], kind(1 - self.momentum), out=scratch[0])
         xp.multiply(ins[0], kind(self.momentum), out=outs[0])
@@ -222,6 +228,8 @@ class RunningUpdate(Op):
 
     def expand(self, b, running, batch):
         """The formula."""
+        if self.momentum == 0:
+            return (b.Identity(batch),)
         kept = b.Mul(running, b.constant(self.momentum, running))
         return (b.Add(kept, b.Mul(batch, b.constant(1 - self.momentum, batch))),)
 

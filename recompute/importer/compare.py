@@ -1,0 +1,197 @@
+"""A program's outputs, gradients and buffers beside those of the network that it was imported from."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..errors import ModelError, UsageError, nearest
+from ..language.program import Program
+from ..passes.gradient.autodiff import differentiate
+from .load import load
+
+__all__ = ["check_import"]
+
+#: largest difference of an element, as a share of the tensor's largest magnitude, by the element type's digits
+_LIMITS = {"f64": 1e-6, "f32": 1e-3, "f16": 3e-2, "bf16": 1e-1}
+#: what a network's own rounding may add to that
+_MOST_SLACK = 0.05
+#: differences that one message tells
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a network gave: arrays by the program's names.
+
+    `gradients`: None where it gave none.  `slack`: by kind and name, what the network itself errs, as a share of the
+    tensor's largest magnitude.
+    """
+
+    feed: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    gradients: Mapping[str, np.ndarray | None] = field(default_factory=dict)
+    buffers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    slack: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+def differences(program: Program, wanted: Wanted, loss: str) -> list[str]:
+    """Sentences about what differs in one forward and backward pass of a program; [] where nothing does.
+
+    `loss`: the value to differentiate.  The program is not changed.
+    """
+    made = run_once(program, wanted, loss)
+    found = []
+    for kind, there in (("output", wanted.outputs), ("gradient of", wanted.gradients), ("buffer", wanted.buffers)):
+        largest = max((_largest(a) for a in there.values() if a is not None), default=0.0)
+        for name, theirs in there.items():
+            limit = _limit(program, name, wanted.slack.get((kind, name)))
+            if said := _difference(made.get((kind, name)), theirs, limit, largest):
+                found.append(f"{kind} '{name}' {said}")
+    return listed(found)
+
+
+def listed(found: Sequence[str]) -> list[str]:
+    """The first sentences, and how many more there are."""
+    return [*found[:_MOST], f"and {len(found) - _MOST} more"] if len(found) > _MOST else list(found)
+
+
+def run_once(program: Program, wanted: Wanted, loss: str) -> dict[tuple[str, str], np.ndarray | None]:
+    """What a copy of the program gives for the same feed."""
+    from ..runtime.executor import Executor
+
+    copy = program.clone()
+    own = {n: str(program.aliases.get(n, n)) for n in wanted.gradients}
+    present = {v.name for v in copy.block.parameters}
+    block, pairs = differentiate(copy.block, loss, tuple(dict.fromkeys(n for n in own.values() if n in present)))
+    grads = {v.name: g.name for v, g in pairs}
+    outputs = [n for n in wanted.outputs if n in program]
+    names = {n: str(program.aliases.get(n, n)) for n in outputs}
+    copy.block = block.with_operators(
+        block.operators, outputs=tuple(dict.fromkeys([*block.outputs, *names.values(), *grads.values()]))
+    )
+    fetched = list(dict.fromkeys([*names.values(), *grads.values()]))
+    arrays = dict(zip(fetched, Executor().run(copy, dict(wanted.feed), fetched), strict=True))
+    made: dict[tuple[str, str], np.ndarray | None] = {("output", n): arrays[names[n]] for n in outputs}
+    for n, p in own.items():
+        made["gradient of", n] = arrays[grads[p]] if p in grads else None
+    for n in wanted.buffers:
+        name = str(program.aliases.get(n, n))
+        made["buffer", n] = np.asarray(copy.data[name]) if name in copy.data else None
+    return made
+
+
+def _limit(program: Program, name: str, slack: float | None) -> float:
+    """The largest difference that is rounding."""
+    limit = _LIMITS.get(str(program[name].dtype) if name in program else "f32", 1e-3)
+    return limit + min(10 * (slack or 0.0), _MOST_SLACK)
+
+
+def _difference(ours: np.ndarray | None, theirs: np.ndarray | None, limit: float, largest: float) -> str:
+    """What is different between two arrays, "" for nothing; an absent gradient is 0."""
+    if theirs is None or ours is None:
+        there = ours if theirs is None else theirs
+        if there is None or not np.any(there):
+            return ""
+        if theirs is None:
+            return "is computed here, and the network has none"
+        return f"is absent here (largest magnitude there {np.max(np.abs(theirs)):.3g})"
+    if ours.shape != theirs.shape:
+        return f"has shape {list(ours.shape)} here, {list(theirs.shape)} there"
+    apart, at = distance(ours, theirs, largest)
+    if apart <= limit:
+        return ""
+    return (
+        f"differs by {apart:.1e} of its largest magnitude ({ours[at]:.6g} here, {theirs[at]:.6g} there, at {list(at)})"
+    )
+
+
+def _largest(array: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    array = np.asarray(array, np.float64)
+    return float(np.max(np.abs(array[np.isfinite(array)]), initial=0.0))
+
+
+def distance(ours: np.ndarray, theirs: np.ndarray, largest: float = 0.0) -> tuple[float, tuple[int, ...]]:
+    """The largest difference of an element, as a share of `theirs`' largest magnitude, and where it is.
+
+    `largest`: the largest magnitude of all tensors of the kind; one of less than a thousandth of it is as good as 0.
+    Elements that are not finite must be the same.
+    """
+    if not ours.size:
+        return 0.0, ()
+    a, b = (np.asarray(x, np.float64) for x in (ours, theirs))
+    finite = np.isfinite(a) & np.isfinite(b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    scale = max(_largest(b), 1e-3 * largest)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.where(finite, np.abs(a - b) / max(scale, 1e-30), np.inf))
+    if scale < 1e-12:  # rounding of zero
+        apart = np.where(finite & (np.abs(a - b) < 1e-6), 0.0, apart)
+    at = np.unravel_index(int(np.argmax(apart)), apart.shape)
+    return float(apart[at]), tuple(int(i) for i in at)
+
+
+def check_import(
+    model: str | PathLike[str] | onnx.ModelProto,
+    reference: str | PathLike[str] | Mapping[str, Any],
+    *,
+    loss: str | None = None,
+    **options: Any,
+) -> Program:
+    """Loads a model, and compares one forward and backward pass with values from the framework that made it.
+
+    `reference`: a `.npz` file or a mapping of arrays: every input by its name; any outputs or inner values by theirs;
+    gradients as "NAME_grad", and buffers afterwards as "NAME_after", by the names of the model's tensors.  `loss`: the
+    scalar that was differentiated (default: the only scalar among the outputs).  `options`: those of `rc.load`
+    (default `mode="file"`).
+
+    Returns the program.  ModelError that names the tensors that differ; UsageError for a reference that does not fit.
+    """
+    arrays = _arrays(reference)
+    program = load(model, **{"mode": "file", **options})
+    inputs = {v.name for v in program.inputs}
+    if lacking := sorted(inputs - arrays.keys()):
+        raise UsageError(f"the reference lacks the input{'s' * (len(lacking) > 1)} {', '.join(lacking)}")
+    if loss is None:
+        scalars = [v.name for v in program.outputs if v.shape in ((), (1,)) and v.dtype.startswith(("f", "bf"))]
+        if len(scalars) != 1:
+            raise UsageError("loss: name the scalar whose gradients the reference has")
+        loss = scalars[0]
+    wanted = _wanted(program, {n: arrays.pop(n) for n in inputs}, arrays)
+    if found := differences(program, wanted, loss):
+        raise ModelError("the program differs from its reference:\n  " + "\n  ".join(found))
+    return program
+
+
+def _arrays(reference: str | PathLike[str] | Mapping[str, Any]) -> dict[str, np.ndarray]:
+    if isinstance(reference, Mapping):
+        return {n: np.asarray(a) for n, a in reference.items()}
+    try:
+        with np.load(reference, allow_pickle=False) as file:
+            return {n: file[n] for n in file.files}
+    except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as e:
+        raise UsageError(f"cannot read the reference '{reference}': {e}") from None
+
+
+def _wanted(program: Program, feed: dict[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> Wanted:
+    """Outputs, gradients and buffers of a reference."""
+    outputs: dict[str, np.ndarray] = {}
+    gradients: dict[str, np.ndarray | None] = {}
+    buffers: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        if name in program:
+            outputs[name] = array
+        elif name.endswith("_grad") and name.removesuffix("_grad") in program:
+            gradients[name.removesuffix("_grad")] = array
+        elif name.endswith("_after") and name.removesuffix("_after") in program.data:
+            buffers[name.removesuffix("_after")] = array
+        else:
+            raise UsageError(f"the reference has '{name}', which the model does not{nearest(name, program.data)}")
+    return Wanted(feed, outputs, gradients, buffers)

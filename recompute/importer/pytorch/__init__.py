@@ -1,0 +1,1 @@
+"""PyTorch modules as programs, compared with the module, and written back after training."""

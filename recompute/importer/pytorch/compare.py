@@ -1,0 +1,255 @@
+"""One forward and backward pass of a module, beside its program."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...language.program import Program
+from ...language.types import DTYPES
+from ..compare import Wanted, differences, distance
+from .call import INNER, Call, tensors_of
+from .causes import functions
+
+#: the loss of a module that has none: the sum of its outputs, each element times a number of its own
+_PROBE = "recompute.probe"
+
+
+@dataclass
+class Result:
+    """Sentences: what differs, what may be the cause, and why nothing was compared."""
+
+    different: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def compare_with_module(program: Program, module: Any, call: Call, all_trained: bool) -> Result:
+    """Compares outputs, gradients and buffers; the module and its random state are as before afterwards.
+
+    Inputs are the example's, floating-point ones times 7/8: constants that an exporter took from the data show.
+
+    `all_trained`: every parameter that requires gradients is trained in the program; else those are compared that are.
+    """
+    if draws := next((o for o in program.block.operators if o.op.random), None):
+        return Result(skipped=[f"the program is not compared with its module, which draws random numbers ({draws.op})"])
+    if len(program.inputs) != len(call.tensors()):
+        return Result(skipped=["the program is not compared with its module: it reads other inputs than the example's"])
+    call = _with_inputs(call, lambda x: x * 0.875)
+    with _restored(module), _without_dropout():
+        try:
+            theirs = _module_step(module, call)
+        except _Draws:
+            return Result(skipped=["the program is not compared with its module, which draws random numbers"])
+    probe = program
+    if theirs.loss == _PROBE:
+        probe = _with_probe(program, theirs)
+    there = {v.name for v in program.block.parameters}
+    own = {n: g for n, g in theirs.gradients.items() if all_trained or program.aliases.get(n, n) in there}
+    feed = {v.name: _fed(x, v.dtype) for v, x in zip(program.inputs, call.tensors(), strict=True)}
+    outputs = {v.name: a for v, a in zip(program.outputs, theirs.outputs, strict=False)}
+    if len(program.outputs) != len(theirs.outputs):
+        outputs = {}
+    loss = _PROBE if probe is not program else program.outputs[0].name
+    wanted = Wanted(feed, outputs, own, theirs.buffers)
+    found = differences(probe, wanted, loss)
+    if found and (slack := _rounding(module, call, theirs, outputs)):
+        found = differences(probe, dataclasses.replace(wanted, slack=slack), loss)
+    return Result(found, [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else [])
+
+
+class _Draws(Exception):
+    """The module draws random numbers."""
+
+
+@dataclass
+class _Step:
+    """What a module gave."""
+
+    outputs: list[np.ndarray]
+    gradients: dict[str, np.ndarray | None]
+    buffers: dict[str, np.ndarray]
+    loss: str
+    functions: list[str]
+
+
+def _module_step(module: Any, call: Call) -> _Step:
+    """One forward and backward pass."""
+    import torch
+    from torch.utils import _pytree as trees
+
+    state = torch.get_rng_state()
+    args, kwargs = trees.tree_map(_copy, (call.args, call.kwargs))
+    for p in module.parameters():
+        p.grad = None
+    with torch.enable_grad():
+        leaves = [t for t in trees.tree_leaves(call.module(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+        if not torch.equal(state, torch.get_rng_state()):
+            raise _Draws
+        floats = [t for t in leaves if t.is_floating_point()]
+        probe = not floats or floats[0] is not leaves[0] or floats[0].numel() != 1
+        loss = sum((t * _weights(t)).sum() for t in floats) if probe else floats[0].sum()
+        named = list(functions(floats))
+        if getattr(loss, "requires_grad", False):
+            loss.backward()
+    return _Step(
+        [_array(t) for t in leaves],
+        {n: None if p.grad is None else _array(p.grad) for n, p in module.named_parameters() if p.requires_grad},
+        {n: _array(b) for n, b in module.named_buffers() if not n.endswith("num_batches_tracked")},
+        _PROBE if probe else "",
+        named,
+    )
+
+
+def _rounding(
+    module: Any, call: Call, theirs: _Step, outputs: Mapping[str, np.ndarray]
+) -> dict[tuple[str, str], float]:
+    """How far the module is from itself in float64; {} where it cannot be computed so."""
+    import torch
+
+    single = [t for t in tensors_of(module).values() if t.is_floating_point()]
+    if all(t.dtype == torch.float64 for t in single):
+        return {}
+    try:
+        other = copy.deepcopy(call.module).double()
+        double = replace(_with_inputs(call, lambda x: x.double()), module=other)
+        inner = getattr(other, INNER) if call.module is not module else other
+        with _without_dropout():
+            exact = _module_step(inner, double)
+    except Exception:  # modules that compute in one type only, or cannot be copied
+        return {}
+    found = {}
+    for name, ours, exact_output in zip(outputs, theirs.outputs, exact.outputs, strict=False):
+        found["output", name] = distance(ours, exact_output)[0]
+    for name, gradient in theirs.gradients.items():
+        exactly = exact.gradients.get(name)
+        if gradient is not None and exactly is not None:
+            found["gradient of", name] = distance(gradient, exactly)[0]
+    for name, buffer in theirs.buffers.items():
+        found["buffer", name] = distance(buffer, exact.buffers[name])[0]
+    return found
+
+
+def _with_inputs(call: Call, change: Callable[[Any], Any]) -> Call:
+    """The call with its floating-point examples changed."""
+    import torch
+    from torch.utils import _pytree as trees
+
+    def changed(x: Any) -> Any:
+        return change(x.detach()) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    args, kwargs = trees.tree_map(changed, (call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs)
+
+
+@contextlib.contextmanager
+def _restored(module: Any) -> Iterator[None]:
+    """The module's buffers and gradients, and PyTorch's random state, as before."""
+    import torch
+
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    parameters = [(p, p.grad, p.detach().clone() if _renormalised(module) else None) for p in module.parameters()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for b, before in buffers:
+                b.copy_(before)
+            for p, grad, before in parameters:
+                p.grad = grad
+                if before is not None:
+                    p.copy_(before)
+
+
+def _renormalised(module: Any) -> bool:
+    """Whether `forward` changes parameters: embeddings with a largest norm."""
+    return any(getattr(m, "max_norm", None) is not None for m in module.modules())
+
+
+def _without_dropout() -> Any:
+    """Within: PyTorch's functions drop nothing."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class WithoutDropout(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            name = getattr(func, "__name__", "")
+            if "dropout" in name and args:  # in place or not: x itself
+                return args[0]
+            if func is torch.Tensor.bernoulli_ or func is torch.bernoulli:  # stochastic depth divides by it
+                p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+                return args[0].fill_(p) if func is torch.Tensor.bernoulli_ else args[0]
+            if name in _WITH_DROPOUT:
+                position, word = _WITH_DROPOUT[name]
+                if len(args) > position:
+                    args = (*args[:position], 0.0, *args[position + 1 :])
+                else:
+                    kwargs[word] = 0.0
+            return func(*args, **kwargs)
+
+    return WithoutDropout()
+
+
+#: functions with an argument for dropout: its position and its name
+_WITH_DROPOUT = {
+    "scaled_dot_product_attention": (4, "dropout_p"),
+    "multi_head_attention_forward": (11, "dropout_p"),
+    "lstm": (5, "dropout"),
+    "gru": (5, "dropout"),
+    "rnn_tanh": (5, "dropout"),
+    "rnn_relu": (5, "dropout"),
+}
+
+
+def _copy(x: Any) -> Any:
+    import torch
+
+    return x.detach().clone() if isinstance(x, torch.Tensor) else x
+
+
+def _array(t: Any) -> np.ndarray:
+    """A tensor's elements; what NumPy has no type for, in 32 bits."""
+    import torch
+
+    t = t.detach().cpu()
+    if t.is_sparse:
+        t = t.to_dense()
+    return t.float().numpy().copy() if t.dtype == torch.bfloat16 else t.numpy().copy()
+
+
+def _fed(x: Any, dtype: str) -> np.ndarray:
+    return _array(x).astype(DTYPES[dtype])
+
+
+def _weights(t: Any) -> Any:
+    """Numbers between 0.5 and 1.5, one an element, the same for every batch."""
+    import torch
+
+    count = torch.arange(t.numel(), dtype=torch.float64).reshape(t.shape)
+    return (1 + 0.5 * torch.cos(1.7 * count + 0.3)).to(t.dtype).to(t.device)
+
+
+def _with_probe(program: Program, theirs: _Step) -> Program:
+    """A copy of the program with the loss that stands for its outputs."""
+    probe = program.clone()
+    weighted = []
+    for i, v in enumerate(v for v in program.outputs if v.dtype in ("f16", "bf16", "f32", "f64")):
+        count = np.arange(v.value.type.size, dtype=np.float64).reshape(v.shape)
+        weights = (1 + 0.5 * np.cos(1.7 * count + 0.3)).astype(DTYPES[v.dtype])
+        weighted.append((v.value, probe.declare("buffers", f"{_PROBE}.{i}", weights)))
+    b = probe.builder(prefix=_PROBE)
+    parts = [b.ReduceSum(b.Mul(v, w), axes=tuple(range(v.ndim)), keepdims=0) for v, w in weighted]
+    total = parts[0]
+    for part in parts[1:]:
+        total = b.Add(total, part if part.dtype == total.dtype else b.Cast(part, to=total.dtype))
+    b.operators[-1] = b.operators[-1].renamed({total.name: _PROBE})
+    probe.append(b, outputs=(_PROBE,))
+    return probe

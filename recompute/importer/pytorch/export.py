@@ -1,0 +1,281 @@
+"""Modules as ONNX models, by the exporter that keeps most."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import operator
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx
+
+from ...errors import ModelError, ModelWarning
+from ..dropout import with_dropout
+from ..state import BUFFERS
+from .call import INNER, Call, tensors_of, with_buffers
+from .causes import dropped_arguments
+from .functions import kept_gradients
+from .lowering import lowered
+from .names import rename, without_prefix
+
+#: the name of an output that is what a buffer holds afterwards
+_BUFFER = "recompute.buffer."
+#: what to write instead, by what an exporter's reason contains
+_ADVICE = {
+    "fake tensor": "torch.autograd.grad inside of forward is not exported: write that derivative with plain operators",
+    "ctc_loss": "ONNX has no CTC loss: write its recursion with plain operators, or train on aligned labels",
+}
+
+
+@dataclass
+class Exported:
+    """An exported model, and what in the module may not have survived the export."""
+
+    proto: onnx.ModelProto
+    causes: list[str] = field(default_factory=list)
+
+    def without_dropout(self) -> onnx.ModelProto | None:
+        """The model with dropout switched off; None where it has none."""
+        model = with_dropout(self.proto)
+        nodes = [n for n in model.graph.node if n.op_type == "Dropout"]
+        if not nodes:
+            return None
+        if model is self.proto:
+            model = onnx.ModelProto()
+            model.CopyFrom(self.proto)
+        for node in model.graph.node:
+            if node.op_type == "Dropout":  # without the input `training_mode` it is off
+                del node.input[2:]
+        return model
+
+
+def exported(call: Call, exporter: str) -> Iterator[Exported]:
+    """The module by the first exporter that can: for any batch if possible, then for the example's.
+
+    ModelError with each exporter's reason where none can.
+    """
+    failed: list[str] = []
+    for name, export in (("dynamo", _by_dynamo), ("torchscript", _by_torchscript)):
+        if exporter not in ("auto", name):
+            continue
+        error: Exception | None = None
+        dynamic = [call] * (call.dynamic and (call.batch() or 0) > 1)  # a batch of 1 is a constant to exporters
+        attempts: list[tuple[Call, bool]] = [(c, False) for c in (*dynamic, replace(call, dynamic=False))]
+        if name == "dynamo":
+            attempts.append((attempts[-1][0], True))
+        for one, plain in attempts:
+            if plain and error is None:
+                break
+            try:
+                with _quiet(), _plain_attention(plain):
+                    found = export(one)
+            except Exception as e:
+                error = error or e
+                continue
+            _tell(failed)
+            error = None
+            yield found
+        if error is None:
+            return
+        failed.append(f"{name}: {type(error).__name__}: {_reason(str(error))}")
+    advice = next((f"\n{a}" for text, a in _ADVICE.items() if text in "".join(failed)), "")
+    raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed) + advice)
+
+
+def _tell(failed: list[str]) -> None:
+    """Warns that only the second exporter could do it."""
+    if failed:
+        warnings.warn(
+            f"PyTorch's dynamo exporter cannot export this module ({failed[0]}); TorchScript's did: what is "
+            "detached there passes gradients on (name it in no_grad_set)",
+            ModelWarning,
+            stacklevel=4,
+        )
+
+
+def _plain_attention(wanted: bool) -> contextlib.AbstractContextManager[Any]:
+    """Attention as plain operators, which exporters take where they do not take its kernels."""
+    if not wanted:
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+# -- dynamo -----------------------------------------------------------------------------------------------------------
+
+
+def _by_dynamo(call: Call) -> Exported:
+    import torch
+
+    program = _program(call)
+    buffers = _changed_buffers(program, call.module)
+    if buffers:  # exporters drop what is written to them: exported again, as outputs
+        call = replace(call, module=with_buffers(call.module, buffers))
+        program = _program(call)
+    outputs = _output_names(program, bool(buffers))
+    found = torch.onnx.export(
+        program, dynamo=True, optimize=False, verbose=False, input_names=call.inputs, output_names=outputs
+    )
+    if found is None:
+        raise RuntimeError("torch.onnx.export gave nothing")
+    proto = found.model_proto
+    rename(proto, _captured(program, call.module))
+    if buffers:
+        without_prefix(proto, f"{INNER}.")
+        _keep_buffers(proto, tensors_of(call.module), buffers)
+    return Exported(proto, dropped_arguments(program))
+
+
+def _program(call: Call) -> Any:
+    """The exported program, with what the ONNX exporter would lose written as plain operators."""
+    import torch
+
+    shapes = torch.export.ShapesCollection()
+    for x in call.tensors():
+        if x.ndim and x.shape[0] == call.batch():
+            shapes[x] = {0: torch.export.Dim.AUTO}
+    open_shapes = shapes if call.dynamic else None
+    with kept_gradients():
+        program = torch.export.export(call.module, call.args, call.kwargs, dynamic_shapes=open_shapes, strict=False)
+    _detach_no_grad(program.graph_module)
+    return lowered(program)
+
+
+def _changed_buffers(program: Any, module: Any) -> list[str]:
+    """Buffers that `forward` changes, but for running statistics of batch normalisation and their counts."""
+    import torch
+
+    norms = {
+        f"{n}.{b}" if n else b
+        for n, m in module.named_modules(remove_duplicate=False)
+        if isinstance(m, torch.nn.modules.batchnorm._NormBase)
+        for b in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    return [n for n in program.graph_signature.buffers_to_mutate.values() if n not in norms]
+
+
+def _keep_buffers(proto: onnx.ModelProto, tensors: Mapping[str, Any], buffers: list[str]) -> None:
+    """Says in the model's metadata what each buffer holds afterwards, in place of outputs."""
+    last = list(proto.graph.output)[-len(buffers) :]
+    there = {t.name for t in proto.graph.initializer}
+    after = {}
+    for full, output in zip(buffers, last, strict=True):
+        name = full.removeprefix(f"{INNER}.")
+        after[name] = output.name
+        if name not in there:  # it is written before it is read
+            array = tensors[f"{INNER}.{full}"].detach().cpu().numpy()
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    del proto.graph.output[-len(buffers) :]
+    proto.metadata_props.add(key=BUFFERS, value=json.dumps(after))
+
+
+def _captured(program: Any, module: Any) -> dict[str, str]:
+    """Constants of an exported program that are the module's own tensors, with their names there: frameworks on top of
+    PyTorch (Keras) pass them around."""
+    own = {t.data_ptr(): n for n, t in tensors_of(module).items() if t.numel()}
+    constants = {n: t for n, t in program.constants.items() if hasattr(t, "data_ptr")}
+    found = {n: own[t.data_ptr()] for n, t in constants.items() if t.data_ptr() in own}
+    return {**found, **{n.rpartition(".")[2]: name for n, name in found.items()}}  # files have the last part only
+
+
+def _detach_no_grad(graph_module: Any) -> None:
+    """Detaches what comes out of regions under `torch.no_grad()`, which exporters inline without a trace."""
+    import torch
+
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if "set_grad_enabled" not in str(node.target) or not node.args or node.args[0] is not False:
+            continue
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                with graph.inserting_after(user):
+                    cut = graph.call_function(torch.ops.aten.detach.default, (user,))
+                cut.meta = dict(user.meta)
+                user.replace_all_uses_with(cut, delete_user_cb=lambda n, cut=cut: n is not cut)
+    graph_module.recompile()
+
+
+def _output_names(program: Any, buffers: bool) -> list[str] | None:
+    """Names of the outputs, where the module returns a dict or an object with fields: "loss", "logits".
+
+    `buffers`: the outputs are the module's own and a dict of buffers (`with_buffers`).
+    """
+    from torch.utils import _pytree as trees
+
+    spec = program.call_spec.out_spec
+    paths = [p for p, _ in trees.tree_flatten_with_path(trees.tree_unflatten(list(range(spec.num_leaves)), spec))[0]]
+    texts = [[str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p] for p in paths]
+    kinds = [str(o.kind) for o in program.graph_signature.output_specs if "USER_OUTPUT" in str(o.kind)]
+    taken = {i.arg.name for i in program.graph_signature.input_specs}
+    if buffers:
+        texts = [t[1:] if t[0] == "0" else [_BUFFER + t[1]] for t in texts]
+    names = ["_".join(t) for t in texts]
+    named = [n if n and not n.isdigit() and n not in taken else f"output_{n}" if n else "output" for n in names]
+    return named if len(kinds) == len(named) and len(set(named)) == len(named) else None
+
+
+# -- TorchScript ----------------------------------------------------------------------------------------------------
+
+
+def _by_torchscript(call: Call) -> Exported:
+    import torch
+
+    file = io.BytesIO()
+    before = {n: b.clone() for n, b in call.module.named_buffers()}
+    axes = None
+    if call.dynamic:
+        if call.inputs is None:
+            raise ValueError("inputs without names have no dynamic axes")
+        inputs = zip(call.inputs, call.tensors(), strict=True)
+        axes = {n: {0: "batch"} for n, x in inputs if x.ndim and x.shape[0] == call.batch()}
+    torch.onnx.export(
+        call.module, call.args, file, kwargs=call.kwargs or None, dynamo=False, do_constant_folding=False,
+        training=torch.onnx.TrainingMode.PRESERVE, opset_version=20, input_names=call.inputs, output_names=call.outputs,
+        dynamic_axes=axes,
+    )  # fmt: skip
+    for name, buffer in call.module.named_buffers():  # the module ran once
+        buffer.data.copy_(before[name])
+    proto = onnx.ModelProto()
+    proto.ParseFromString(file.getvalue())
+    for t in proto.graph.initializer:
+        if t.name in before and t.HasField("raw_data") and tuple(t.dims) == tuple(before[t.name].shape):
+            start = before[t.name].detach().cpu().contiguous()
+            t.raw_data = start.flatten().view(torch.uint8).numpy().tobytes()
+    return Exported(proto)
+
+
+# -- what both say ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own remarks."""
+    import torch
+
+    name = "_jit_set_onnx_log_output_stream"  # TorchScript prints whole graphs where it fails
+    getattr(torch._C, name, lambda stream: None)("stderr")
+    loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "torch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _reason(text: str) -> str:
+    """The first lines of an exporter's error; of long reports, those of their summary at the end."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text.rpartition("## Exception summary")[2])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400]

@@ -1,0 +1,159 @@
+"""`from_torch`: a PyTorch module as a program that trains as the module would.
+
+PyTorch is the user's own, and imported only in this folder.
+"""
+
+from __future__ import annotations
+
+import glob
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx
+
+from ...errors import ModelError, ModelWarning, UsageError
+from ...language.program import Program
+from ..load import load
+from .call import INNER, Call, arguments, input_names, tensors_of, with_loss
+from .causes import hooks, refuse
+from .compare import compare_with_module
+from .export import Exported, exported
+from .names import initializers, mark_training, without_prefix
+
+__all__ = ["from_torch"]
+
+_EXPORTERS = ("auto", "dynamo", "torchscript")
+_CHECKS = (True, False, "warn")
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    targets: Sequence[Any] = (),
+    trainable: Sequence[str] | None = None,
+    exporter: str = "auto",
+    dynamic_batch: bool = True,
+    check: bool | str = True,
+    **options: Any,
+) -> Program:
+    """A PyTorch module as a program that trains as the module would.
+
+    `example_inputs`: a tensor, a tuple of them, or a dict by the names of `forward`'s arguments; their shapes are the
+    program's.  `loss`: a function `loss(output, *targets)` of PyTorch, whose value becomes the output "loss";
+    `targets`: examples of what it takes.  `trainable`: names or globs (default: the parameters that require
+    gradients).  Every submodule trains or not as its `training` says: dropout and batch normalisation of those in eval
+    mode stay off.  Values that are detached, or computed under `torch.no_grad()`, pass no gradient on.
+
+    `check`: one forward and backward pass of the module is compared with the program's (docs/pytorch.md).  A difference
+    is a ModelError that names the tensors and what may be the cause; `"warn"`: a ModelWarning; False: nothing is
+    compared, and a warning says so.  The module is as before afterwards.
+
+    `dynamic_batch`: the exported model takes any batch, where PyTorch can trace it so: `program.evaluate` and
+    `rc.export_trained` need it for other batches than the example's (of more than one sample).
+
+    `exporter`: "dynamo" (without optimisation, which would merge, fold and rename parameters), "torchscript", or
+    "auto": the first that can.  `options`: those of `rc.load`.
+
+    The program's parameters have the module's names; of tied ones the program has one, and aliases.  `program.source`
+    is the exported model.  ModelError where the module cannot be exported, with PyTorch's reason.
+    """
+    _usable(module, exporter, check)
+    args, kwargs = arguments(example_inputs)
+    call = Call(module, args, kwargs, input_names(module, args, kwargs, targets), None, dynamic_batch)
+    if loss is not None:
+        whole = with_loss(module, loss, len(args), list(kwargs))
+        call = Call(whole, (*args, *kwargs.values(), *targets), {}, call.inputs, ["loss"], dynamic_batch)
+    program, found = _first(call, exporter, module, trainable, options)
+    _check(program, found, module, call, trainable, options, check)
+    return program
+
+
+def _usable(module: Any, exporter: str, check: bool | str) -> None:
+    """UsageError for what is no module or no option, ModelError for modules that cannot be programs."""
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"from_torch takes a torch.nn.Module, not {type(module).__name__}")
+    if exporter not in _EXPORTERS:
+        raise UsageError(f"exporter must be one of {', '.join(map(repr, _EXPORTERS))}, not {exporter!r}")
+    if check not in _CHECKS:
+        raise UsageError(f'check must be True, False or "warn", not {check!r}')
+    refuse(module)
+
+
+def _first(
+    call: Call, exporter: str, module: Any, trainable: Sequence[str] | None, options: dict[str, Any]
+) -> tuple[Program, Exported]:
+    """The first of the exported models that can be loaded, as a program."""
+    error: ModelError | None = None
+    for found in exported(call, exporter):
+        if call.module is not module:
+            without_prefix(found.proto, f"{INNER}.")
+        try:
+            return _loaded(found.proto, module, call, trainable, options), found
+        except ModelError as e:  # of any batch there may be shapes that are computed from data
+            error = error or e
+    assert error is not None
+    raise error
+
+
+def _loaded(
+    proto: onnx.ModelProto, module: Any, call: Call, trainable: Sequence[str] | None, options: dict[str, Any]
+) -> Program:
+    """The program of an exported model."""
+    mark_training(proto)
+    names = initializers(module, proto)
+    if trainable is None:
+        trainable = [glob.escape(names[n]) for n, p in module.named_parameters() if p.requires_grad and n in names]
+    program = load(proto, batch=call.batch(), trainable=trainable, mode="file", **options)
+    program.aliases.update({other: n for other, n in names.items() if other != n and n in program.data})
+    return program
+
+
+def _check(
+    program: Program,
+    found: Exported,
+    module: Any,
+    call: Call,
+    trainable: Sequence[str] | None,
+    options: dict[str, Any],
+    check: bool | str,
+) -> None:
+    """Compares program and module, and says what the export cannot have."""
+    unseen = hooks(module)
+    if check is False:
+        lost = _missing(program, module, trainable)
+        said = [f"parameters are not in the exported model and do not train: {', '.join(lost)}"] if lost else []
+        told = "; ".join(["from_torch(check=False): the program is not compared with its module", *said, *unseen])
+        warnings.warn(told, ModelWarning, stacklevel=3)
+        return
+    plain = found.without_dropout()
+    other = program if plain is None else _loaded(plain, module, call, trainable, options)
+    result = compare_with_module(other, module, call, trainable is None)
+    causes = [*unseen, *found.causes, *result.causes]
+    if result.different:
+        more = f"\nwhat may be the cause: {'; '.join(causes)}" if causes else ""
+        text = (
+            "the program does not train as the module does. On the example inputs:\n  "
+            + "\n  ".join(result.different)
+            + more
+            + '\nwrite that part with plain PyTorch operators, or train all the same with check="warn"'
+        )
+        if check == "warn":
+            warnings.warn(text, ModelWarning, stacklevel=3)
+        else:
+            raise ModelError(text)
+    elif unseen or result.skipped:
+        warnings.warn("; ".join([*unseen, *result.skipped]), ModelWarning, stacklevel=3)
+
+
+def _missing(program: Program, module: Any, trainable: Sequence[str] | None) -> list[str]:
+    """Parameters that require gradients and are not in the program."""
+    if trainable is not None:
+        return []
+    there = {v.name for v in program.block.parameters}
+    wanted = [n for n, p in module.named_parameters() if p.requires_grad]
+    return [n for n in wanted if n not in there and program.aliases.get(n, n) not in there and n in tensors_of(module)]

@@ -1,0 +1,153 @@
+"""What PyTorch's ONNX exporter would lose, written as plain operators before it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+#: arguments that the exporter drops, of operators that are written out here
+LOWERED = {
+    "aten.embedding": {"padding_idx", "scale_grad_by_freq"},
+    "aten.avg_pool2d": {"divisor_override"},
+    "aten.avg_pool3d": {"divisor_override"},
+    "aten.cross_entropy_loss": {"label_smoothing"},
+}
+#: arguments that change no number where they are dropped, by operator ("": of all)
+HARMLESS = {
+    "": {"layout", "device", "pin_memory", "memory_format", "non_blocking", "dtype", "generator", "sparse", "stride"},
+    "aten.einsum": {"path"},
+    "aten.expand": {"implicit"},
+    "aten.gather": {"sparse_grad"},
+    "aten.layer_norm": {"cudnn_enable"},
+    "aten.group_norm": {"cudnn_enabled"},
+    "aten.native_group_norm": {"C", "HxW"},
+    "aten.repeat_interleave.self_int": {"output_size"},
+    "aten.sym_storage_offset": {"self", "dim"},
+    "aten._unique": {"sorted"},
+    "aten._unique2": {"sorted"},
+    "aten.unique_dim": {"sorted"},
+    "aten.unique_consecutive": {"return_inverse", "return_counts"},
+    "aten._scaled_dot_product_flash_attention": {"return_debug_mask"},
+}
+
+
+def lowered(program: Any) -> Any:
+    """The exported program (`torch.export.ExportedProgram`), functional, with such nodes decomposed."""
+    return program.run_decompositions(_table())
+
+
+def _table() -> dict[Any, Callable[..., Any]]:
+    """Decompositions by operator; NotImplemented: as it is."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.cross_entropy_loss.default: _cross_entropy,
+        aten.embedding.default: _embedding,
+        aten.avg_pool2d.default: _averages(aten.avg_pool2d.default, 2),
+        aten.avg_pool3d.default: _averages(aten.avg_pool3d.default, 3),
+        aten.lstm.input: _lstm,
+        aten.cdist.default: _distances,
+        aten._cdist_forward.default: _distances,
+    }
+
+
+def _cross_entropy(
+    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Any:
+    """With label smoothing or probabilities as targets, as PyTorch's documentation defines it."""
+    import torch
+
+    soft = target.is_floating_point()
+    if not soft and label_smoothing == 0:
+        return NotImplemented
+    axis = 0 if x.ndim == 1 else 1
+    classes = x.shape[axis]
+    logp = torch.log_softmax(x, axis)
+    shape = [classes if i == axis else 1 for i in range(x.ndim)]
+    scaled = logp if weight is None else logp * weight.reshape(shape)
+    if soft:
+        smooth = target * (1 - label_smoothing) + label_smoothing / classes
+        each = -(scaled * smooth).sum(axis)
+        return _reduced(each, reduction, each.numel() if x.ndim > 1 else 1)
+    counted = target != ignore_index
+    index = torch.where(counted, target, 0).unsqueeze(axis)
+    own = -scaled.gather(axis, index).squeeze(axis)
+    each = (1 - label_smoothing) * own - label_smoothing / classes * scaled.sum(axis)
+    each = torch.where(counted, each, 0.0)
+    total = counted.to(x.dtype)
+    if weight is not None:
+        total = torch.where(counted, weight[index.squeeze(axis)], 0.0)
+    return _reduced(each, reduction, total.sum())
+
+
+def _reduced(each: Any, reduction: int, count: Any) -> Any:
+    """None, mean or sum."""
+    return each if reduction == 0 else each.sum() / count if reduction == 1 else each.sum()
+
+
+def _embedding(
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
+    """The row `padding_idx` gets no gradient."""
+    import torch
+
+    if scale_grad_by_freq:
+        raise NotImplementedError("scale_grad_by_freq=True of an embedding is not supported: leave it out")
+    if padding_idx < 0:
+        return NotImplemented
+    rows = torch.ops.aten.embedding.default(weight, indices)
+    return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+
+def _averages(pool: Any, axes: int) -> Callable[..., Any]:
+    """Average pooling with a divisor of its own: the exporter drops it."""
+
+    def decomposed(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        if ceil_mode:
+            raise NotImplementedError("average pooling with ceil_mode=True and divisor_override is not supported")
+        size = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
+        count = 1
+        for s in size:
+            count *= s
+        return pool(x, kernel_size, stride, padding, False, True) * (count / divisor_override)
+
+    return decomposed
+
+
+def _lstm(
+    x: Any,
+    state: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """With projections, which ONNX's LSTM does not have: step by step."""
+    import torch
+    from torch._decomp import decomposition_table
+
+    if len(params) == (2 + 2 * has_biases) * num_layers * (1 + bidirectional):
+        return NotImplemented
+    one = decomposition_table[torch.ops.aten.lstm.input]
+    return one(x, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+
+
+def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """Distances of all pairs of rows."""
+    import torch
+
+    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), ord=p, dim=-1)
