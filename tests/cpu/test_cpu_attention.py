@@ -249,6 +249,34 @@ def test_runs_of_a_wave_write_to_different_places(queries: int, keys: int, block
         assert all((head, p, k) in seen for k in range(low, high))
 
 
+def test_what_all_heads_add_to_is_written_by_one_run() -> None:
+    """A bias of one number. Keys and queries that see nothing become 0, shared keys once."""
+    panels = np.array([(r, 64, 0) for r in range(0, 640, 64)], np.int64)
+    op = TiledAttention(first=300)
+    items = Items((2, 3), (2, 1), (1, 1), 640, 600, op.columns)
+    assert (items.chains, items.length, items.blocks) == (1, 6, 1)
+    ((runs, found),) = items.waves(panels, 0)
+    pairs = [tuple(x) for x in found[slice(*runs[0])].tolist()]
+    assert [(x[0], x[1:3], x[3:5]) for x in pairs] == [(h, (0, 10), (0, 600)) for h in range(6)]
+    assert [x[5:] for x in pairs] == [(int(h % 3 == 0), 1) for h in range(6)]  # the first of those that share keys
+
+    unseen = Items((2, 3), (2, 1), (1, 1), 640, 600, lambda *_: (0, 0))
+    ((runs, found),) = unseen.waves(panels, 0)
+    keys = [(h, 0, 0, 0, 600, 1, 0) for h in (0, 3)]
+    assert sorted(map(tuple, found.tolist())) == sorted([*keys, *((h, 0, 10, 0, 0, 0, 1) for h in range(6))])
+
+
+@pytest.mark.parametrize("bias", [(9, 1), (1, 1)], ids=["queries", "a number"])
+def test_the_gradient_of_a_bias_that_is_added_up(bias: tuple[int, ...], any_size: None) -> None:
+    """Over keys, or over all."""
+    g = np.random.default_rng(5)
+    given = [g.standard_normal(s).astype(np.float32) for s in ((2, 9, 8), (2, 9, 8), (2, 9, 8), bias)]
+    options = {"scale": 0.3}
+    full = gradient_inputs(options, given)
+    op = TiledAttentionGrad(**options)
+    close(native_results(op, full, 4), numpy_results(op, doubled(full), 4))
+
+
 @pytest.mark.parametrize(
     ("heads", "inputs", "options"), [(1, "", "scale=0.2, last=0"), (2, ", _, %step", "cap=2.0, ratio=0.3, seed=4")]
 )

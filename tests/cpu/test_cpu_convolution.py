@@ -46,3 +46,10 @@ def test_panels_of_several_blocks_of_terms(name: str, monkeypatch: Any) -> None:
     finally:
         convolution._plan.cache_clear()
         weight._program.cache_clear()
+
+
+def test_gradients_of_groups_whose_channels_are_spread(monkeypatch: Any) -> None:
+    """256 channels of output are copied, so that pixels are not 1 KiB apart; the last group has panels of its own."""
+    case = ({"group": 2, "pads": (1, 1, 1, 1)}, (2, 6, 5, 5), (256, 3, 3, 3))
+    monkeypatch.setitem(CASES, "groups, 256 channels", case)
+    check(PROVIDER, "groups, 256 channels", "weight")

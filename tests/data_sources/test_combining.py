@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute.data import Dataset, dataset, mapped, split, subset
+from recompute.data import Dataset, dataset, mapped, select, split, subset
 from recompute.data.drawing import permutation, uniform
 from recompute.errors import UsageError
 
@@ -63,6 +63,20 @@ def test_mapped() -> None:
     for wrong, message in functions:
         with pytest.raises(UsageError, match=message):
             mapped(data(), wrong).take(np.array([4, 1]))
+
+
+def test_columns_of_what_is_no_array_are_chosen_as_of_arrays() -> None:
+    wide = dataset({"x": X, "label": np.arange(10), "weight": np.arange(10, dtype=np.float32) / 4})
+    assert isinstance(wide, Dataset)
+    names: Any = {"row": ["label", "weight"], "y": "label", "x": "x"}
+    by_array, by_batch = select(wide, names), select(mapped(wide, lambda batch: batch), names)
+    assert by_batch.columns == by_array.columns == {
+        "row": (np.dtype(np.float64), (2,)), "y": (np.dtype(np.int64), ()), "x": (np.dtype(np.float64), (2,))
+    }  # fmt: skip
+    for found in (by_array, by_batch):
+        taken = found.take(np.array([4, 1]))
+        assert taken["row"].tolist() == [[4, 1], [1, 0.25]] and taken["y"].tolist() == [4, 1]
+        assert np.array_equal(taken["x"], X[[4, 1]])
 
 
 def test_draws_depend_on_their_counter_alone() -> None:

@@ -15,6 +15,7 @@ from onnx.helper import make_node as node
 from onnx.numpy_helper import from_array
 
 import recompute as rc
+from recompute.errors import ModelError
 from recompute.importer.limits import Budget, LimitError
 from recompute.importer.regex import automaton
 
@@ -298,6 +299,11 @@ def test_regular_expressions_end_and_are_right() -> None:
     )
     (y,) = rc.Executor().run(load(source), {"x": X}, ["y"])
     assert np.array_equal(y, 2 * X + np.array([[0], [1], [0], [0]], np.float32))
+
+
+def test_a_pattern_of_too_many_states_is_refused() -> None:
+    with pytest.raises(ModelError, match="its pattern has more than 20,000 states: repeat less in it"):
+        automaton("((a{1000}){1000}){1000}")
 
 
 PATTERNS = [

@@ -12,6 +12,7 @@ import onnx.backend.test
 import pytest
 
 import recompute as rc
+from recompute.importer.initialize import initialise
 from recompute.passes.gradient.autodiff import differentiate
 from recompute.testing import in_float64
 
@@ -104,3 +105,27 @@ def scale(w: np.ndarray) -> float:
 
 def run(program: rc.Program, block: rc.Block, feed: dict[str, np.ndarray], fetch: list[str]) -> list[np.ndarray]:
     return rc.Executor().run(rc.Program(block, program.data), feed, fetch)
+
+
+@pytest.mark.parametrize("scheme", ["he", "glorot"])
+def test_factors_are_drawn_as_ones_and_summands_as_zeros(scheme: str) -> None:
+    """Also factors that are reshaped first; matrices are drawn with the scheme's variance."""
+    block = rc.parse("""program p {
+      input %x: f32[2,300]
+      param %m: f32[300,100]
+      param %scale: f32[100]
+      param %other: f32[100]
+      param %shift: f32[100]
+      %a: f32[2,100] = MatMul(%x, %m)
+      %b: f32[2,100] = Mul(%a, %scale)
+      %row: f32[1,100] = Reshape(%other) {shape=[1,100]}
+      %c: f32[2,100] = Mul(%row, %b)
+      %y: f32[2,100] = Add(%c, %shift)
+      output %y
+    }""")
+    program = rc.Program(block)
+    initialise(program, scheme, seed=3)
+    found = {n: (float(np.min(program.data[n])), float(np.max(program.data[n]))) for n in ("scale", "other", "shift")}
+    assert found == {"scale": (1, 1), "other": (1, 1), "shift": (0, 0)}
+    variance = 2 / 100 if scheme == "he" else 2 / (300 + 100)  # kernels are [out, in]
+    np.testing.assert_allclose(np.var(program.data["m"]), variance, rtol=0.05)

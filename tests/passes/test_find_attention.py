@@ -42,6 +42,10 @@ FORMS = {
         "  %w: f32[2,3,40,40] = Softmax(%m)\n" + END,
         "  input %b: f32[1,40]\n  input %hide: bool[40,40]\n  const %low: f32[] = [-1e38]\n",
     ),
+    "a number added": (
+        SCORES + "  %a: f32[2,3,40,40] = Add(%s, %c)\n  %w: f32[2,3,40,40] = Softmax(%a)\n" + END,
+        "  const %c: f32[] = [2.5]\n",
+    ),
     "casts": (
         SCORES + "  %d: f64[2,3,40,40] = Cast(%s) {to=\"f64\"}\n  %e: f64[2,3,40,40] = Softmax(%d)\n"
         "  %w: f32[2,3,40,40] = Cast(%e) {to=\"f32\"}\n" + END,
@@ -167,6 +171,11 @@ def test_forms_of_attention_are_found(form: str) -> None:
             SCORES + "  %a: f32[2,3,40,40] = Mul(%s, %zero)\n  %w: f32[2,3,40,40] = Softmax(%a)\n" + END,
             "  const %zero: f32[] = [0.0]\n",
             "its scores are scaled by 0.0",
+        ),
+        (
+            SCORES + "  %a: f32[2,3,40,40] = Add(%s, %c)\n  %w: f32[2,3,40,40] = Softmax(%a)\n" + END,
+            "  const %c: f32[] = [inf]\n",
+            "inf is added to its scores",
         ),
         (
             SCORES + "  %w: f32[2,3,40,40] = Softmax(%s)\n  %u: f32[2,3,40,40] = Where(%hide, %zero, %w)\n"

@@ -20,7 +20,7 @@ from recompute.errors import UsageError, VerifyError
 from recompute.language.ir import Block, Operator
 from recompute.ops.communication.base import CommWait
 from recompute.ops.communication.messages import Recv, Send
-from recompute.passes.pipelines.borders import Stages
+from recompute.passes.pipelines.borders import Stages, homes
 from recompute.passes.pipelines.cuts import balanced_cuts, loads
 from recompute.passes.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Pipe, Slot
 from recompute.passes.scheduling.schedule import live_peak
@@ -181,6 +181,23 @@ def work(o: Operator) -> float:
     """Operations and bytes of an operator: its time in cuts that depend on no machine."""
     cost = operator_cost(o)
     return cost.flops + 20 * cost.bytes
+
+
+def test_what_is_recomputed_runs_where_it_ran_first() -> None:
+    """Also where all that it reads is there on every stage."""
+    block = rc.parse("""program p {
+      input %x: f32[4]
+      param %w: f32[4]
+      %a: f32[4] = Mul(%x, %w)
+      %a.stage_1: f32[4] = Border(%a)
+      %b: f32[4] = Exp(%a.stage_1)
+      %b.stage_2: f32[4] = Border(%b) {source=1, target=2}
+      loss %loss: f32[] = ReduceSum(%b.stage_2) {keepdims=0}
+      recompute %a.stage_1@1: f32[4] = Identity(%x)
+      recompute %b@1: f32[4] = Exp(%w)
+      output %loss
+    }""")
+    assert homes(block) == {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 1, 6: 1}
 
 
 def test_stages_of_a_rank_even_each_other_out() -> None:

@@ -10,7 +10,10 @@ import pytest
 import recompute as rc
 from recompute.language.program import Program
 from recompute.language.verify import verify
+from recompute.passes.pipelines.cuts import places_of
 from recompute.passes.pipelines.repeats import repeats, segments, shortened
+from recompute.passes.pipelines.schedules import Pipe
+from recompute.training.pipeline import with_own_layers
 
 GPT = {"layers": 6, "hidden": 16, "heads": 2, "vocab": 24, "seq": 8, "dropout": 0.0}
 
@@ -60,3 +63,11 @@ def test_layers_that_differ_stay() -> None:
     """A parameter that two layers share, or another width, makes layers different."""
     block = forward("resnet18", width=4, blocks=(1, 1, 1, 1), image=16, classes=3).block
     assert shortened(block, [], set()) is block
+
+
+def test_a_stage_of_a_network_without_such_layers_is_compiled_in_all_of_it() -> None:
+    program = forward("resnet18", width=4, blocks=(1, 1, 1, 1), image=16, classes=3)
+    assert with_own_layers(program, Pipe("pp", 2, 0), [list(places_of(program.block))[3][1]]) is program
+    deep = forward("gpt2-tiny", **GPT)
+    short = with_own_layers(deep, Pipe("pp", 2, 0), ["h.2.out"])
+    assert short is not deep and set(short.data) < set(deep.data)

@@ -20,6 +20,7 @@ from recompute.language.kernels import PROVIDERS
 from recompute.passes import memory_report
 from recompute.passes.planners.core.simulate import simulate
 from recompute.passes.planners.core.watch import Watch
+from recompute.passes.planners.fit.with_slices import Sliced
 from recompute.passes.slicing.regions import found_regions
 from recompute.passes.slicing.slicing import Slice, Slicing, in_slices, parse_slicing
 from recompute.planning.saved import load_plan
@@ -213,3 +214,19 @@ def test_checkpoints_are_those_of_each_slice() -> None:
     found = trained(program, loss, optimizer)
     assert found[0] == plain[0] and all((found[1][n] == a).all() for n, a in plain[1].items())
     assert found[2].measured_peak_bytes == memory_report(found[2].block).peak
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 5])
+def test_as_few_regions_as_fit(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones; that one less does not fit was tried."""
+    seen: dict[int, bool] = {}
+
+    def tried(_: Sliced, regions: list[int]) -> bool:
+        assert regions == list(range(len(regions))) and len(regions) not in seen
+        return seen.setdefault(len(regions), len(regions) >= least)
+
+    monkeypatch.setattr(Sliced, "tried", tried)
+    search: Any = Sliced(None, 0)  # type: ignore[arg-type]
+    search._fewer(list(range(5)))
+    assert min((n for n, fits in seen.items() if fits), default=5) == least
+    assert max((n for n, fits in seen.items() if not fits), default=0) == least - 1

@@ -163,6 +163,21 @@ def test_scip_takes_a_warm_start() -> None:
     assert one.outcome.cost == two.outcome.cost
 
 
+def test_without_a_budget_nothing_runs_again() -> None:
+    for strategy in ("checkmate", "checkmate-lp", "moccasin"):
+        found = plan(chain((8, 4, 8), (1, 2, 1)), strategy=strategy)
+        assert found.plan.reruns == () and found.overhead == 0
+
+
+def test_a_solver_without_time_leaves_a_plan_of_others_and_its_bound() -> None:
+    """Far too little time for a plan of 40 nodes: what others find is judged, and a bound is one all the same."""
+    p = chain((8, 3) * 10, (1, 2) * 10)
+    budget = int(0.7 * simulate(p, range(len(p))).peak)
+    found = plan(p, budget=budget, strategy="checkmate", time_limit=0.01)
+    judged(p, found)
+    assert found.fits and (found.bound is None or found.bound <= found.outcome.cost)
+
+
 def test_min_cut_saves_no_more_than_its_fraction() -> None:
     p = chain((64, 64, 16, 32, 32, 8, 16, 16, 4, 2), (3, 8, 1, 5, 9, 1, 6, 10, 1, 4))
     whole = sum(p.sizes[v] for v in p.saved)

@@ -283,3 +283,13 @@ def test_synthetic_labels_suit_the_loss(kind: str, options: dict, binary: bool, 
         assert set(np.unique(drawn)) == {0, 1} if binary else len(np.unique(drawn)) > 60
         if not program.gradients:
             rc.SGD(0.1).minimize(program[loss.name])
+
+
+def test_synthetic_masks_hide_nothing() -> None:
+    block = rc.parse(
+        "program p {\n  input %attention_mask: i64[2,3]\n  input %ids: i64[2,3]\n"
+        "  %y: i64[2,3] = Mul(%attention_mask, %ids)\n  output %y\n}"
+    )
+    batch = synthetic_batch(rc.Program(block))
+    assert batch["attention_mask"].tolist() == [[1, 1, 1]] * 2 and batch["attention_mask"].dtype == np.int64
+    assert set(np.unique(batch["ids"])) <= {0, 1}

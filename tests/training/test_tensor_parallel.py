@@ -15,6 +15,9 @@ from recompute.communication.lockstep import LockStep
 from recompute.communication.mesh import Mesh
 from recompute.errors import JobError, UsageError
 from recompute.language.program import Program
+from recompute.passes.sharding.divide import divide
+from recompute.passes.sharding.reshard import Division
+from recompute.testing import evaluate
 from recompute.training.parallel import DataParallel
 from recompute.training.parts import parts_of
 
@@ -172,6 +175,31 @@ def test_large_heads_are_divided_instead_of_fused() -> None:
             rc.losses.cross_entropy(program["logits"])
         )
         assert name in {o.op.name for o in program.operators}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_inputs_that_are_needed_whole_are_not_sent(rank: int) -> None:
+    """A rank has all of an input. What is made of a whole one stays whole, though its reader takes a part of it."""
+    block = rc.parse("""program p {
+      input %x: f32[3,4]
+      param %c: f32[3,4]
+      %h: f32[3,4] = Softmax(%x)
+      %y: f32[3,4] = Add(%h, %c)
+      %z: f32[3,4] = Exp(%x)
+      output %y, %z
+    }""")
+    how = Division("tp", 2, rank)
+    cut = how.cut(block.inputs[0].type, 1)
+    assert cut is not None
+    found = divide(block, how, {"x": cut, "c": cut}, whole=())
+    assert set(found.cuts) == {"x", "c", "y", "z"} and found.sent == 0
+    g = np.random.default_rng(0)
+    x, c = (g.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
+    own = slice(2 * rank, 2 * rank + 2)
+    y, z = evaluate(found.block, {"x": x, "c": c[:, own]})
+    softmax = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    np.testing.assert_allclose(y, (softmax + c)[:, own], rtol=1e-5)
+    np.testing.assert_allclose(z, np.exp(x)[:, own], rtol=1e-6)
 
 
 def test_unequal_parts_are_refused() -> None:

@@ -57,10 +57,8 @@ class Frontier:
         self._peaks[first:end] = [point.peak]
         return point
 
-    def best(self, budget: int | None) -> Point | None:
+    def best(self, budget: int) -> Point | None:
         """The cheapest plan within the budget."""
-        if budget is None:
-            return self._points[0]
         at = bisect_right(self._peaks, budget)
         return self._points[at - 1] if at else None
 

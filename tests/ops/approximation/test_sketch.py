@@ -273,6 +273,18 @@ def test_no_workspace_holds_s() -> None:
         assert sum(t.nbytes for t in op.scratch([x, step], [y])) < whole / 15
 
 
+def test_costs_by_hand() -> None:
+    """32 rows of 8 numbers become 4: a product and its random numbers, a copy, a transform of 5 levels (log₂ 32)."""
+    x, y = TensorType("f32", (32, 8)), TensorType("f32", (4, 8))
+    every = 4 * (32 * 8 + 4 * 8)
+    expected = {"gaussian": (2 * 32 * 4 * 8 + 20 * 32 * 4, every), "rows": (4 * 8 + 20 * 32, 2 * 4 * 4 * 8)}
+    expected["rademacher"] = expected["gaussian"]
+    expected["dct"] = expected["dft"] = (int(2.5 * 32 * 5) * 8 + 8 * 4 * 8 + 30 * 32, every)
+    for kind in KINDS:
+        cost = Sketch(4, kind).cost([x, TensorType("i64")], [y])
+        assert (cost.flops, cost.bytes) == expected[kind], kind
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
