@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import faulthandler
+import functools
 import mmap
 import os
 import signal
@@ -68,6 +69,12 @@ class Run:
     arrays: tuple[np.ndarray | None, ...]
     what: str
     shared: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def whole(self) -> tuple[Any, ...]:
+        """All that it is but its name."""
+        arrays = (None if a is None else (a.dtype.str, a.shape, a.tobytes()) for a in self.arrays)
+        return self.op, self.shared, *arrays
 
     @property
     def nbytes(self) -> int:
@@ -275,6 +282,24 @@ def describe(run: Run) -> str:
     return f"{run.op.op} using {run.op.kernel}: ({ins}) -> ({outs}), {run.what}"
 
 
+#: the types of workspace, and the calls of an operator on operands at their places; None where no kernel takes it
+Bound = tuple[Sequence[TensorType], list[Any]] | None
+
+
+def once_for_types(bind: Callable[..., Bound]) -> Callable[..., Bound]:
+    """`bind(run, at_end, ...)` once for runs that differ in contents only: kernels are bound before there are any."""
+    known: dict[tuple[Any, ...], Bound] = {}
+
+    @functools.wraps(bind)
+    def bound(run: Run, *rest: Any) -> Bound:
+        key = run.op, run.shared, *rest
+        if key not in known:
+            known[key] = bind(run, *rest)
+        return known[key]
+
+    return bound
+
+
 class Operands:
     """The buffers of one run, each in a slot of its own."""
 
@@ -310,3 +335,12 @@ class Operands:
             if place is not None and a is not None:
                 array_at(*place)[...] = a
         return ins, outs, spare
+
+    def bound(
+        self, run: Run, scratch: Sequence[TensorType], at_end: bool, op: Operator, by: Any, handed: Callable[..., Any]
+    ) -> Bound:
+        """What `by` makes of the operator on these buffers (`handed(address, type)`); None where they are too large."""
+        if max(run.nbytes, *(t.nbytes for t in scratch), 0) > ROOM:
+            return None
+        placed = self.placed(run, scratch, at_end)
+        return scratch, list(by.bind(op, *([None if p is None else handed(*p) for p in part] for part in placed)))
