@@ -24,7 +24,7 @@ from .control import CONTROL, on_sequences
 from .convert import prepare
 from .costs import check_sizes
 from .dropout import with_dropout
-from .fold import fold, remember, static_shape_value
+from .fold import fold, is_weight, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
@@ -89,7 +89,7 @@ def load(
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     limits, budget, source = _read(model, further)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
-    rule = rule_of(source, current.graph, trainable)
+    rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
@@ -100,7 +100,7 @@ def load(
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
     program.again = _again(source, program, {**given, **limits})
     if trainable is None:
-        rule.origin.warn(stacklevel=3)
+        rule.warn(stacklevel=3)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
@@ -197,19 +197,30 @@ class Importer(ImportState):
         opset = self.opset_of(node.domain)
         folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
         if folded is not None:
+            for name in self.rule.roles.held & folded.keys():
+                folded[name].origin = "initializer"  # as the others of this file
             remember(self.known, folded, self.budget)
             return
         self._emit(node)
 
     def _passes_on(self, node: onnx.NodeProto) -> bool:
-        """An Identity of what the file calls a parameter or a buffer is another name for it, or detached from it."""
+        """An Identity of a weight is another name for it: they train as one; or detached from it, as PyTorch says.
+
+        PyTorch's exporter merges fresh parameters, which are equal, in this way: those whose elements are all equal
+        train apart, as do statistics of normalisations.
+        """
         name = node.input[0] if node.input else ""
-        if self.canonical.get(name, name) not in self.rule.origin.kinds:
-            return False
+        own, known = self.canonical.get(name, name), self.known.get(name)
+        if own not in self.rule.origin.kinds:
+            if known is None or not is_weight(known) or node.output[0] in self.rule.roles.statistics:
+                return False
+            if self.rule.from_pytorch and known.all_equal():
+                return False
         if source_operator(node) == "aten.detach.default":
             self._emit(node)
         else:
             self.alias(node.output[0], name)
+            self.rule.copies.setdefault(own, []).append(node.output[0])
         return True
 
     def _emit(self, node: onnx.NodeProto) -> None:
@@ -295,8 +306,10 @@ class Importer(ImportState):
         program = Program(block, self.data, source=source)
         program.imported = block
         values = block.values()
-        program.tensors = list(self.rule.decided.values())
-        program.aliases = {a: n for a, n in self.aliases.items() if a not in values}
+        known = {n: k for n, k in self.known.items() if n not in self.canonical}
+        program.tensors = [*self.rule.decided.values(), *self.rule.rest(known, self.used)]
+        shared = {a: n for a, n in self.canonical.items() if n in values}
+        program.aliases = {a: n for a, n in {**self.aliases, **shared}.items() if a not in values}
         return program
 
     def _rename_last(self, v: Value, name: str) -> Value:
