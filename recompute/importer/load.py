@@ -37,12 +37,17 @@ from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
 from .ties import repaired
 from .trained import rule_of
+from .whole import follow
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
+_THROUGH = (
+    "what is before does not train (quantization='ste' passes QuantizeLinear and then DequantizeLinear; "
+    "trainable=[names] says what trains after them)"
+)
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
 
@@ -101,6 +106,9 @@ def load(
     program.again = _again(source, program, {**given, **limits})
     if trainable is None:
         rule.warn(stacklevel=3)
+    if importer.without_gradient:
+        said = ", ".join(dict.fromkeys(importer.without_gradient[:3]))
+        warnings.warn(f"integers pass no gradient on at {said}: {_THROUGH}", ModelWarning, stacklevel=2)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
@@ -202,6 +210,7 @@ class Importer(ImportState):
             remember(self.known, folded, self.budget)
             return
         self._emit(node)
+        follow(self, node)
 
     def _passes_on(self, node: onnx.NodeProto) -> bool:
         """An Identity of a weight is another name for it: they train as one; or detached from it, as PyTorch says.

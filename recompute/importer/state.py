@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,20 @@ from .unrolled import Unrolled
 _INLINE = 64
 
 
+@dataclass(frozen=True)
+class Stand:
+    """A float that holds the numbers of an integer value, with a gradient; `stored`: made by QuantizeLinear alone."""
+
+    value: Value
+    stored: bool
+
+
 class ImportState(ABC):
     """The imported values so far, and methods to run more nodes.
 
     `known`: contents known at compile time; `env`: values of the program; `sequences`: names of a
-    sequence's tensors; `used`: names that something reads; `selected`: what masks keep of values (masks.py).
+    sequence's tensors; `used`: names that something reads; `selected`: what masks keep of values (masks.py); `stands`:
+    floats that hold integers, by the integers' names (whole.py).
     """
 
     def __init__(
@@ -58,6 +68,8 @@ class ImportState(ABC):
         for name, known in self.known.items():
             known.trains = known.type.is_float and rule.is_parameter(name)
         self.sequences: dict[str, list[str]] = {}
+        self.stands: dict[str, Stand] = {}
+        self.without_gradient: list[str] = []
         self.nothing: set[str] = set()  # empty optionals
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
@@ -154,6 +166,10 @@ class ImportState(ABC):
             self.sequences[name] = self.sequences[other]
         elif other in self.nothing:
             self.nothing.add(name)
+
+    def stand(self, name: str, value: Value, *, stored: bool = False) -> None:
+        """Notes the float that holds the numbers of an integer value."""
+        self.stands[name] = Stand(value, stored)
 
     def problems(self) -> int:
         """The number of nodes that could not be imported so far."""

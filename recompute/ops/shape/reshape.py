@@ -145,6 +145,11 @@ class Cast(Elementwise):
             return None  # powers of two, rounded as `round_mode` says
         saturate = node.attributes.get("saturate", 1)
         x = node.inputs[0]
+        held = node.whole(0) if x.dtype != to else None
+        if held is not None and DTYPES[to].kind == "f":
+            x = held  # the same numbers, with a gradient
+        elif held is not None and to in ("i32", "i64"):
+            node.stand(held)
         return x if x.dtype == to else node.emit(cls(to=to, saturate=saturate), x)
 
     @classmethod
@@ -439,6 +444,8 @@ def cast_like(node: Any) -> Any:
     if like.dtype == "f8e8m0" and x.dtype != like.dtype:
         return None
     saturate = node.attributes.get("saturate", 1)
+    held = node.whole(0) if like.is_float else None
+    x = x if held is None else held
     return x if x.dtype == like.dtype else node.builder.Cast(x, to=like.dtype, saturate=saturate)
 
 
