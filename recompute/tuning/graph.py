@@ -178,6 +178,23 @@ class Graph:
             del initializers[i]
         self.tensors = {t.name: t for t in initializers}
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Removes those of the named values that nothing reads any more, and what makes them; the names are free again.
+
+        For constants, and what is computed of them.
+        """
+        makers, left = self.makers(), list(names)
+        while left:
+            name = left.pop()
+            if name in names_read(self.nodes) or name in self.outputs():
+                continue
+            if name in self.tensors:
+                self.remove_tensor(name)
+            elif name in makers:
+                self.nodes = [n for n in self.nodes if n is not makers[name]]
+                left += makers[name].input
+            self._taken.discard(name)
+
     def type_of(self, name: str) -> tuple[str | None, list[int | None]] | None:
         """The element type and the dimensions (None: dynamic) of a value, by ONNX's type inference; None if unknown."""
         info = self.info(name)
