@@ -106,12 +106,24 @@ def load(
     program.again = _again(source, program, {**given, **limits})
     if trainable is None:
         rule.warn(stacklevel=3)
-    if importer.without_gradient:
-        said = ", ".join(dict.fromkeys(importer.without_gradient[:3]))
-        warnings.warn(f"integers pass no gradient on at {said}: {_THROUGH}", ModelWarning, stacklevel=2)
+    _warn(importer)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
+
+
+def _warn(importer: Importer) -> None:
+    """Tells once what does not train as one may think, with the remedies (ModelWarning)."""
+    if importer.in_place:
+        text = (
+            "parameters of 16 bits train in place, so that small updates are lost "
+            f"({', '.join(importer.in_place[:3])}): store them as initializers that are no outputs, whose float32 copies "
+            "train, or convert the file to float32"
+        )
+        warnings.warn(text, ModelWarning, stacklevel=3)
+    if importer.without_gradient:
+        said = ", ".join(dict.fromkeys(importer.without_gradient[:3]))
+        warnings.warn(f"integers pass no gradient on at {said}: {_THROUGH}", ModelWarning, stacklevel=3)
 
 
 def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto]:
@@ -309,7 +321,7 @@ class Importer(ImportState):
             buffers=tuple(self.buffers.values()),
             state=tuple(self.state.values()),
             constants=tuple(self.builder.constants),
-            operators=tuple(self.builder.operators),
+            operators=(*self.casts, *self.builder.operators),
             outputs=tuple(outputs),
         )
         program = Program(block, self.data, source=source)

@@ -15,7 +15,8 @@ import onnx
 
 from ..errors import ModelError
 from ..language.builder import Builder, Names
-from ..language.ir import Value
+from ..language.ir import Operator, Value
+from ..language.op import REGISTRY
 from ..language.types import TensorType
 from .fold import Known
 from .graphs import names_read
@@ -43,7 +44,8 @@ class ImportState(ABC):
 
     `known`: contents known at compile time; `env`: values of the program; `sequences`: names of a
     sequence's tensors; `used`: names that something reads; `selected`: what masks keep of values (masks.py); `stands`:
-    floats that hold integers, by the integers' names (whole.py).
+    floats that hold integers, by the integers' names (whole.py); `casts`: of parameters in float32 to the file's 16
+    bits; `in_place`: parameters of 16 bits.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class ImportState(ABC):
         self.env: dict[str, Value] = {}
         self.inputs: list[Value] = []
         self.parameters: dict[str, Value] = {}
+        self.casts: list[Operator] = []
+        self.in_place: list[str] = []
         self.buffers: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
         self.data: dict[str, np.ndarray] = {}
@@ -204,6 +208,8 @@ class ImportState(ABC):
         if self.rule.trains(name, known, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
             self.data[name] = _read_only(known.array)
+            if t.dtype in ("f16", "bf16"):
+                self._in_float32(name, t)
         elif t.size <= _INLINE and known.origin != "initializer":
             return self.builder.constant(known.array, t)  # not stored: a later use may be as a weight
         elif t.size <= 1 and t.ndim == 0:
@@ -211,6 +217,19 @@ class ImportState(ABC):
         else:
             return self.buffer(name)
         return self.env[name]
+
+    def _in_float32(self, name: str, t: TensorType) -> None:
+        """Keeps a parameter of 16 bits in float32, cast once a step: small updates would be lost in 16 bits.
+
+        Those that are no initializers of the graph itself, or outputs, train in place.
+        """
+        if name not in self.initializers or name in (o.name for o in self.graph.output):
+            self.in_place.append(name)
+            return
+        master = self.parameters[name] = Value(name, t.with_dtype("f32"))
+        self.data[name] = _read_only(self.data[name].astype(np.float32))
+        self.env[name] = Value(self.builder.names.take(f"{name}.{t.dtype}"), t)
+        self.casts.append(Operator(REGISTRY["Cast"](to=t.dtype), (master,), (self.env[name],)))
 
     def buffer(self, name: str) -> Value:
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""

@@ -24,7 +24,7 @@ from ..importer.convert import prepare
 from ..importer.graphs import names_read
 from ..importer.load import load
 from ..importer.model import read_model
-from ..importer.tensors import tensor_array
+from ..importer.tensors import in_type_of, tensor_array
 from ..importer.trained import FROZEN, TRAINABLE, said_to_train
 from ..language.program import Program
 from ..language.types import dtype_from_onnx
@@ -313,7 +313,7 @@ def source_of(program: Program) -> onnx.ModelProto:
     model.graph.CopyFrom(without_fields(program.source.graph, "initializer"))
     for t in program.source.graph.initializer:
         same = t.name not in changed or tuple(t.dims) != changed[t.name].shape
-        model.graph.initializer.append(t if same else tensor_of(t.name, changed[t.name]))
+        model.graph.initializer.append(t if same else tensor_of(t.name, in_type_of(changed[t.name], t)))
     return model
 
 
