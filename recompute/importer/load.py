@@ -104,21 +104,21 @@ def load(
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
     program.again = _again(source, program, {**given, **limits})
-    if trainable is None:
-        rule.warn(stacklevel=3)
-    _warn(importer)
+    _warn(importer, trainable)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
 
 
-def _warn(importer: Importer) -> None:
+def _warn(importer: Importer, trainable: Sequence[str] | None) -> None:
     """Tells once what does not train as one may think, with the remedies (ModelWarning)."""
+    if trainable is None:
+        importer.rule.warn(stacklevel=4)
     if importer.in_place:
         text = (
             "parameters of 16 bits train in place, so that small updates are lost "
-            f"({', '.join(importer.in_place[:3])}): store them as initializers that are no outputs, whose float32 copies "
-            "train, or convert the file to float32"
+            f"({', '.join(importer.in_place[:3])}): store them as initializers that are no outputs, whose float32 "
+            "copies train, or convert the file to float32"
         )
         warnings.warn(text, ModelWarning, stacklevel=3)
     if importer.without_gradient:

@@ -93,6 +93,17 @@ class NodeContext:
             return None
         return None if found is None else found.value
 
+    def numbers(self, to: str) -> Value:
+        """Input 0 for a cast to an element type: for a float the one that holds its integers, if there is one."""
+        x, held = self.inputs[0], self.whole(0)
+        assert x is not None
+        if held is not None and x.dtype != to:
+            if TensorType(to, ()).is_float:
+                return held
+            if to in ("i32", "i64"):
+                self.stand(held)
+        return x
+
     def stand(self, x: Value, *, stored: bool = False) -> None:
         """Notes that the float x holds the numbers of the node's first output, which are integers."""
         self._importer.stand(self.outputs[0], x, stored=stored)

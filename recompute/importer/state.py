@@ -229,7 +229,8 @@ class ImportState(ABC):
         master = self.parameters[name] = Value(name, t.with_dtype("f32"))
         self.data[name] = _read_only(self.data[name].astype(np.float32))
         self.env[name] = Value(self.builder.names.take(f"{name}.{t.dtype}"), t)
-        self.casts.append(Operator(REGISTRY["Cast"](to=t.dtype), (master,), (self.env[name],)))
+        cast: Any = REGISTRY["Cast"]
+        self.casts.append(Operator(cast(to=t.dtype), (master,), (self.env[name],)))
 
     def buffer(self, name: str) -> Value:
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""

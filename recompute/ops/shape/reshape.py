@@ -144,12 +144,7 @@ class Cast(Elementwise):
         if to == "f8e8m0" and node.type(0).dtype != to:
             return None  # powers of two, rounded as `round_mode` says
         saturate = node.attributes.get("saturate", 1)
-        x = node.inputs[0]
-        held = node.whole(0) if x.dtype != to else None
-        if held is not None and DTYPES[to].kind == "f":
-            x = held  # the same numbers, with a gradient
-        elif held is not None and to in ("i32", "i64"):
-            node.stand(held)
+        x = node.numbers(to)
         return x if x.dtype == to else node.emit(cls(to=to, saturate=saturate), x)
 
     @classmethod
@@ -440,12 +435,10 @@ def flatten(node: Any) -> Any:
 @imports("CastLike")
 def cast_like(node: Any) -> Any:
     """Cast to the second input's element type; its contents are not read."""
-    x, like = node.input(0), node.type(1)
+    x, like = node.numbers(node.type(1).dtype), node.type(1)
     if like.dtype == "f8e8m0" and x.dtype != like.dtype:
         return None
     saturate = node.attributes.get("saturate", 1)
-    held = node.whole(0) if like.is_float else None
-    x = x if held is None else held
     return x if x.dtype == like.dtype else node.builder.Cast(x, to=like.dtype, saturate=saturate)
 
 
