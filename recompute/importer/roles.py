@@ -59,7 +59,7 @@ class Roles:
 
 def roles_of(graph: onnx.GraphProto) -> Roles:
     """The roles of a graph's constants."""
-    nodes = list(graph.node)
+    nodes = [n for n in graph.node if n.output]
     readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     made: dict[str, onnx.NodeProto] = {}
     for n in nodes:
@@ -71,7 +71,7 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
         if all(n.op_type in _BOUNDS for n, _ in reads):
             found.bounds.add(name)
         for n, i in reads:
-            if n.op_type == "Add" and _product_made(made, n.input[1 - i]):
+            if n.op_type == "Add" and any(_product_made(made, other) for other in n.input if other != name):
                 found.biases.add(name)
             if n.op_type == "BatchNormalization" and i in (3, 4):
                 found.statistics.add(name)
@@ -81,9 +81,9 @@ def roles_of(graph: onnx.GraphProto) -> Roles:
     found.constants.update(n.output[0] for n in nodes if n.op_type == "Constant" and _shape(n))
     known = {n.output[0] for n in nodes if n.op_type == "Constant"}.union(t.name for t in graph.initializer)
     for n in nodes:
-        if n.op_type in ("QuantizeLinear", "DequantizeLinear") and n.input[0] not in known:
-            found.measured.add(n.input[1])
-    found.held.update(_held(graph, readers, found.biases))
+        if n.op_type in ("QuantizeLinear", "DequantizeLinear") and known.isdisjoint(n.input[:1]):
+            found.measured.update(n.input[1:2])
+    found.held.update(_held(graph, nodes, readers, found.biases))
     return found
 
 
@@ -123,23 +123,23 @@ def _scales(nodes: list[onnx.NodeProto]) -> set[str]:
 
 
 def _held(
-    graph: onnx.GraphProto, readers: dict[str, list[tuple[onnx.NodeProto, int]]], biases: set[str]
+    graph: onnx.GraphProto,
+    nodes: list[onnx.NodeProto],
+    readers: dict[str, list[tuple[onnx.NodeProto, int]]],
+    biases: set[str],
 ) -> Iterator[str]:
     """Constant nodes that hold weights, where no initializer does: Paddle's files are so."""
-
-    def weighs(name: str) -> bool:
-        return any(
-            at_weight(n.op_type, i) or (n.op_type in _FORMS and i == 0 and weighs(n.output[0]))
-            for n, i in readers.get(name, ())
-        )
-
-    if any(t.data_type in FLOATS and t.dims and weighs(t.name) for t in graph.initializer):
+    weighs: set[str] = set()
+    for n in reversed(nodes):
+        moves = n.op_type in _FORMS and any(o in weighs for o in n.output)
+        weighs.update(name for i, name in enumerate(n.input) if at_weight(n.op_type, i) or (moves and i == 0))
+    if any(t.data_type in FLOATS and t.dims and t.name in weighs for t in graph.initializer):
         return
-    constants = [n for n in graph.node if n.op_type == "Constant"]
+    constants = [n for n in nodes if n.op_type == "Constant"]
     shapes = {
         n.output[0]: _shape(n) for n in constants if not n.attribute or n.attribute[0].t.data_type in (0, *FLOATS)
     }
-    if not any(len(s) > 1 and weighs(name) for name, s in shapes.items()):
+    if not any(len(s) > 1 and name in weighs for name, s in shapes.items()):
         return
     for name, shape in shapes.items():
         reads = readers.get(name, [])

@@ -53,7 +53,7 @@ def _separate(model: onnx.ModelProto, wanted: Patterns | None) -> None:
         for i, name in enumerate(node.input):
             if name not in tensors or (wanted is not None and not wanted.fit(name)):
                 continue
-            copied = node.op_type == "Identity"
+            copied = node.op_type == "Identity" and bool(node.output)
             if name not in seen and not copied:
                 seen.add(name)
                 continue
