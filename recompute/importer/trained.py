@@ -73,6 +73,8 @@ class TrainRule:
     ) -> None:
         self.origin = origin_of(source)
         self.from_pytorch = source.producer_name == "pytorch"
+        #: whether initializers that have no made-up name are parameters of modules (the zoo's are, too)
+        self.of_modules = source.producer_name in ("pytorch", "onnx-recompute")
         self.frozen = Patterns(said_to_train(source, FROZEN) or ())
         self.wanted = None if trainable is None else Patterns(trainable)
         self.roles = roles_of(graph)
@@ -130,7 +132,7 @@ class TrainRule:
             return True, f"a weight of {op_type}"
         if name in self.roles.bounds:
             return False, f"a constant of {op_type}, not a weight"
-        if known.type.size == 1 and not (name in self.roles.biases or (self.from_pytorch and not made_up(name))):
+        if known.type.size == 1 and not (name in self.roles.biases or (self.of_modules and not made_up(name))):
             return False, "one number, which --trainable may name"
         return (False, "a mask") if known.is_mask() else (True, self._form(name))
 
