@@ -26,7 +26,6 @@ from .importer.graphs import names_read
 from .importer.limits import Budget
 from .importer.load import Importer
 from .importer.model import read_model
-from .importer.origin import Origin
 from .importer.trained import TrainRule
 from .language.ir import Value
 from .language.program import Program
@@ -257,7 +256,7 @@ class _Importer(Importer):
     def __init__(self, model: onnx.ModelProto) -> None:
         budget = Budget(max_seconds=_SECONDS)
         budget.most_of_one *= 100  # the caller has given the inputs
-        rule = TrainRule(model.graph, Origin(), [])
+        rule = TrainRule(model, model.graph, [])
         super().__init__(model, training=None, seed=0, rule=rule, budget=budget)
         self.selected.whole = True  # results have their own sizes: masks are bound
         self.asked: set[str] = set()

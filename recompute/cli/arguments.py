@@ -109,7 +109,8 @@ def add_model(what: argparse._ArgumentGroup) -> None:
     )
     what.add_argument("--seq", type=whole, metavar="N", help="short for --option seq=N")
     what.add_argument(
-        "--loss", help="the loss on the model's output (cross_entropy, mse, ...), or the name of a scalar value"
+        "--loss",
+        help="the loss on the model's output (cross_entropy, mse, ..., mse:OUTPUT), or the name of a scalar",
     )
     what.add_argument("--optimizer", default="adam", help="sgd, momentum, adam, adamw, ... (default: adam)")
     what.add_argument("--lr", type=real, default=1e-3, help="learning rate (default: 0.001)")

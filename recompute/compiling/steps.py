@@ -250,6 +250,9 @@ def attach_loss(program: Program, wanted: Loss) -> tuple[str, str]:
     if wanted is not None and wanted in program and program[wanted].value.size == 1:
         return program[wanted].name, "as asked"
     if wanted is not None:
+        kind, _, of = wanted.partition(":")
+        if of and kind in losses.NAMES:
+            return getattr(losses, kind)(program[of], **_loss_names(program)).name, f"{kind} of '{of}', as asked"
         if wanted not in losses.NAMES:
             known = ", ".join(losses.NAMES)
             raise UsageError(f"unknown loss '{wanted}'{nearest(wanted, losses.NAMES)}; known: {known}")

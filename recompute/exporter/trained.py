@@ -12,7 +12,7 @@ import onnx
 from ..errors import ModelError, UsageError
 from ..importer.graphs import first_output
 from ..importer.subgraph import scope_of
-from ..importer.tensors import tensor_array
+from ..importer.tensors import in_type_of, tensor_array
 from ..language.ir import Value
 from ..language.program import Program, Variable
 from ..language.types import TensorType, dtype_to_onnx
@@ -176,6 +176,7 @@ def _is_constant(node: onnx.NodeProto) -> bool:
 
 
 def _checked(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:
+    array = in_type_of(array, t)
     if tuple(t.dims) != array.shape or t.data_type != dtype_to_onnx(TensorType.of(array).dtype):
         raise ModelError(
             f"'{t.name}' is {TensorType.of(array)} in the program, but {list(t.dims)} in the original model"

@@ -62,6 +62,10 @@ class Known:
             raise ModelError(f"initializer '{t.name}' has element type {kind}, which is not supported")
         return Known(tensor_array(t), "initializer")
 
+    def all_equal(self) -> bool:
+        """Whether the elements are all equal, as those of a fresh bias or scale are."""
+        return bool((self.array == self.array.flat[0]).all()) if self.array.size else True
+
     def is_mask(self) -> bool:
         """Whether the contents are an additive mask: an element is infinite or very large."""
         sample = self.array.reshape(-1)
@@ -79,7 +83,7 @@ def static_shape_value(
         return None
     if node.op_type == "CastLike":
         x, like = known.get(node.input[0]), type_of(node.input[1])
-        if x is None or _is_weight(x) or x.array.size > MAX_FOLDED or like.dtype not in _PLAIN:
+        if x is None or is_weight(x) or x.array.size > MAX_FOLDED or like.dtype not in _PLAIN:
             return None
         return {node.output[0]: Known(x.array.astype(like.numpy), "folded")}
     shape = type_of(node.input[0]).shape
@@ -104,10 +108,9 @@ def fold(node: onnx.NodeProto, known: Mapping[str, Known], opset: int, budget: B
         return None
     ins = {n: known[n] for n in node.input if n}
     if node.op_type == "Identity" and ins:
-        # PyTorch's exporter writes parameters with equal initial values as one tensor and copies: they train separately
         source = known[node.input[0]]
         return {node.output[0]: Known(source.array, source.origin, source.trains)}
-    if any(_is_weight(k) for k in ins.values()):
+    if any(is_weight(k) for k in ins.values()):
         return None
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: Known(_constant_of_shape(node, ins[node.input[0]].array), "fill")}
@@ -144,7 +147,8 @@ def remember(known: dict[str, Known], found: Mapping[str, Known], budget: Budget
     known.update(found)
 
 
-def _is_weight(k: Known) -> bool:
+def is_weight(k: Known) -> bool:
+    """Whether a known value may be trained, so that nothing made of it is computed when the model is loaded."""
     if k.trains:
         return True
     if not k.type.is_float or k.type.ndim == 0:

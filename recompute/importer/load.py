@@ -24,7 +24,7 @@ from .control import CONTROL, on_sequences
 from .convert import prepare
 from .costs import check_sizes
 from .dropout import with_dropout
-from .fold import fold, remember, static_shape_value
+from .fold import fold, is_weight, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
@@ -37,12 +37,17 @@ from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import BUFFERS, ImportState
 from .ties import repaired
 from .trained import rule_of
+from .whole import follow
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 #: nodes that cannot be imported, after which the rest is not looked at
 _MANY = 200
+_THROUGH = (
+    "what is before does not train (quantization='ste' passes QuantizeLinear and then DequantizeLinear; "
+    "trainable=[names] says what trains after them)"
+)
 #: what `mode` says about Dropout and BatchNormalization (None: what each node says)
 MODES = {"train": True, "eval": False, "file": None}
 
@@ -89,7 +94,7 @@ def load(
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     limits, budget, source = _read(model, further)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
-    rule = rule_of(source, current.graph, trainable)
+    rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
@@ -100,11 +105,26 @@ def load(
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
     program.again = _again(source, program, {**given, **limits})
-    if trainable is None:
-        rule.origin.warn(stacklevel=3)
+    _warn(importer, trainable)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
+
+
+def _warn(importer: Importer, trainable: Sequence[str] | None) -> None:
+    """Tells once what does not train as one may think, with the remedies (ModelWarning)."""
+    if trainable is None:
+        importer.rule.warn(stacklevel=4)
+    if importer.in_place:
+        text = (
+            "parameters of 16 bits train in place, so that small updates are lost "
+            f"({', '.join(importer.in_place[:3])}): store them as initializers that are no outputs, whose float32 "
+            "copies train, or convert the file to float32"
+        )
+        warnings.warn(text, ModelWarning, stacklevel=3)
+    if importer.without_gradient:
+        said = ", ".join(dict.fromkeys(importer.without_gradient[:3]))
+        warnings.warn(f"integers pass no gradient on at {said}: {_THROUGH}", ModelWarning, stacklevel=3)
 
 
 def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto]:
@@ -198,19 +218,31 @@ class Importer(ImportState):
         opset = self.opset_of(node.domain)
         folded = static_shape_value(node, self.type_of, self.known) or fold(node, self.known, opset, self.budget)
         if folded is not None:
+            for name in self.rule.roles.held & folded.keys():
+                folded[name].origin = "initializer"  # as the others of this file
             remember(self.known, folded, self.budget)
             return
         self._emit(node)
+        follow(self, node)
 
     def _passes_on(self, node: onnx.NodeProto) -> bool:
-        """An Identity of what the file calls a parameter or a buffer is another name for it, or detached from it."""
+        """An Identity of a weight is another name for it: they train as one; or detached from it, as PyTorch says.
+
+        PyTorch's exporter merges fresh parameters, which are equal, in this way: those whose elements are all equal
+        train apart, as do statistics of normalisations.
+        """
         name = node.input[0] if node.input else ""
-        if self.canonical.get(name, name) not in self.rule.origin.kinds:
-            return False
+        own, known = self.canonical.get(name, name), self.known.get(name)
+        if own not in self.rule.origin.kinds:
+            if known is None or not is_weight(known) or node.output[0] in self.rule.roles.statistics:
+                return False
+            if self.rule.from_pytorch and known.all_equal():
+                return False
         if source_operator(node) == "aten.detach.default":
             self._emit(node)
         else:
             self.alias(node.output[0], name)
+            self.rule.copies.setdefault(own, []).append(node.output[0])
         return True
 
     def _emit(self, node: onnx.NodeProto) -> None:
@@ -302,14 +334,16 @@ class Importer(ImportState):
             buffers=tuple(self.buffers.values()),
             state=tuple(self.state.values()),
             constants=tuple(self.builder.constants),
-            operators=tuple(self.builder.operators),
+            operators=(*self.casts, *self.builder.operators),
             outputs=tuple(outputs),
         )
         program = Program(block, self.data, source=source)
         program.imported = block
         values = block.values()
-        program.tensors = list(self.rule.decided.values())
-        program.aliases = {a: n for a, n in self.aliases.items() if a not in values}
+        known = {n: k for n, k in self.known.items() if n not in self.canonical}
+        program.tensors = [*self.rule.decided.values(), *self.rule.rest(known, self.used)]
+        shared = {a: n for a, n in self.canonical.items() if n in values}
+        program.aliases = {a: n for a, n in {**self.aliases, **shared}.items() if a not in values}
         return program
 
     def _rename_last(self, v: Value, name: str) -> Value:

@@ -82,6 +82,32 @@ class NodeContext:
         known = self._importer.contents(self._node.input[i])
         return None if known is None else known.array
 
+    def whole(self, i: int, *, stored: bool = True) -> Value | None:
+        """The float that holds the integers of input `i` and has a gradient; None if there is none.
+
+        `stored`: also where QuantizeLinear alone has made them.
+        """
+        found = self._importer.stands.get(self.name(i))
+        if found is not None and found.stored and not stored:
+            self._importer.without_gradient.append(describe(self._node))
+            return None
+        return None if found is None else found.value
+
+    def numbers(self, to: str) -> Value:
+        """Input 0 for a cast to an element type: for a float the one that holds its integers, if there is one."""
+        x, held = self.inputs[0], self.whole(0)
+        assert x is not None
+        if held is not None and x.dtype != to:
+            if TensorType(to, ()).is_float:
+                return held
+            if to in ("i32", "i64"):
+                self.stand(held)
+        return x
+
+    def stand(self, x: Value, *, stored: bool = False) -> None:
+        """Notes that the float x holds the numbers of the node's first output, which are integers."""
+        self._importer.stand(self.outputs[0], x, stored=stored)
+
     def origin(self, i: int) -> str | None:
         """Where the contents of input `i` come from (see `Known.origin`), None where they are not known."""
         known = self._importer.known.get(self.name(i))

@@ -75,6 +75,11 @@ def origin_of(model: onnx.ModelProto) -> Origin:
     )
 
 
+def made_up(name: str) -> bool:
+    """Whether an exporter gave a tensor its name, and not the module."""
+    return _MADE_UP.match(name) is not None
+
+
 def source_operator(node: onnx.NodeProto) -> str:
     """The PyTorch operator that a node was exported from, such as "aten.detach.default"; "" where nothing says it."""
     names = _strings(_metadata(node.metadata_props).get(_HIERARCHY, ""))

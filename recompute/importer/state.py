@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import onnx
 
 from ..errors import ModelError
 from ..language.builder import Builder, Names
-from ..language.ir import Value
+from ..language.ir import Operator, Value
+from ..language.op import REGISTRY
 from ..language.types import TensorType
 from .fold import Known
 from .graphs import names_read
@@ -32,11 +34,21 @@ BUFFERS = "recompute.buffers"
 _INLINE = 64
 
 
+@dataclass(frozen=True)
+class Stand:
+    """A float that holds the numbers of an integer value, with a gradient; `stored`: made by QuantizeLinear alone."""
+
+    value: Value
+    stored: bool
+
+
 class ImportState(ABC):
     """The imported values so far, and methods to run more nodes.
 
     `known`: contents known at compile time; `env`: values of the program; `sequences`: names of a
-    sequence's tensors; `used`: names that something reads; `selected`: what masks keep of values (masks.py).
+    sequence's tensors; `used`: names that something reads; `selected`: what masks keep of values (masks.py); `stands`:
+    floats that hold integers, by the integers' names (whole.py); `casts`: of parameters in float32 to the file's 16
+    bits; `in_place`: parameters of 16 bits.
     """
 
     def __init__(
@@ -61,6 +73,8 @@ class ImportState(ABC):
         for name, known in self.known.items():
             known.trains = known.type.is_float and rule.is_parameter(name)
         self.sequences: dict[str, list[str]] = {}
+        self.stands: dict[str, Stand] = {}
+        self.without_gradient: list[str] = []
         self.nothing: set[str] = set()  # empty optionals
         self.canonical: dict[str, str] = {}  # a known constant's further name → its own
         self.scopes: dict[str, str] = {}  # see onnx_subgraph
@@ -75,6 +89,8 @@ class ImportState(ABC):
         self.env: dict[str, Value] = {}
         self.inputs: list[Value] = []
         self.parameters: dict[str, Value] = {}
+        self.casts: list[Operator] = []
+        self.in_place: list[str] = []
         self.buffers: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
         self.changed: dict[str, str] = {}
@@ -175,6 +191,10 @@ class ImportState(ABC):
         elif other in self.nothing:
             self.nothing.add(name)
 
+    def stand(self, name: str, value: Value, *, stored: bool = False) -> None:
+        """Notes the float that holds the numbers of an integer value."""
+        self.stands[name] = Stand(value, stored)
+
     def problems(self) -> int:
         """The number of nodes that could not be imported so far."""
         return len(self._problems)
@@ -208,6 +228,8 @@ class ImportState(ABC):
         if self.rule.trains(name, known, op_type, position):
             self.env[name] = self.parameters[name] = Value(name, t)
             self.data[name] = _read_only(known.array)
+            if t.dtype in ("f16", "bf16"):
+                self._in_float32(name, t)
         elif t.size <= _INLINE and known.origin != "initializer":
             return self.builder.constant(known.array, t)  # not stored: a later use may be as a weight
         elif t.size <= 1 and t.ndim == 0:
@@ -215,6 +237,20 @@ class ImportState(ABC):
         else:
             return self.buffer(name)
         return self.env[name]
+
+    def _in_float32(self, name: str, t: TensorType) -> None:
+        """Keeps a parameter of 16 bits in float32, cast once a step: small updates would be lost in 16 bits.
+
+        Those that are no initializers of the graph itself, or outputs, train in place.
+        """
+        if name not in self.initializers or name in (o.name for o in self.graph.output):
+            self.in_place.append(name)
+            return
+        master = self.parameters[name] = Value(name, t.with_dtype("f32"))
+        self.data[name] = _read_only(self.data[name].astype(np.float32))
+        self.env[name] = Value(self.builder.names.take(f"{name}.{t.dtype}"), t)
+        cast: Any = REGISTRY["Cast"]
+        self.casts.append(Operator(cast(to=t.dtype), (master,), (self.env[name],)))
 
     def buffer(self, name: str) -> Value:
         """The value called `name`; a known constant becomes a buffer, which an operator may update."""

@@ -34,3 +34,15 @@ def tensor_array(t: onnx.TensorProto) -> np.ndarray:
         return onnx.numpy_helper.to_array(t)
     except Exception as e:
         raise ModelError(f"tensor '{t.name}' cannot be read: {e}") from None
+
+
+def in_type_of(array: np.ndarray, t: onnx.TensorProto) -> np.ndarray:
+    """An array, in a tensor's 16 bits where these are kept in float32.  ModelError where 16 bits do not hold it."""
+    name = dtype_from_onnx(t.data_type)
+    if name not in ("f16", "bf16") or array.dtype != np.float32:
+        return array
+    with np.errstate(over="ignore"):
+        found = array.astype(DTYPES[name])
+    if np.isfinite(array).all() and not np.isfinite(found.astype(np.float32)).all():
+        raise ModelError(f"'{t.name}' has trained to {abs(array).max():.3g}, which the file's {name} does not hold")
+    return found

@@ -33,11 +33,11 @@ def repaired(
 
 
 def _separate(model: onnx.ModelProto, wanted: Patterns | None) -> None:
-    """Gives every reader of a floating-point initializer its own copy.
+    """Gives every reader of a floating-point initializer its own copy; one through Identity keeps its name.
 
-    A copy gets the name of the module's parameter where the file says it, else NAME@OUTPUT of its reader.  `wanted`:
-    which; None: those whose elements are all equal, as fresh biases and scales are: exporters merge these, while tied
-    weights differ from element to element.
+    Another copy gets the name of the module's parameter where the file says it, else NAME@OUTPUT of its reader.
+    `wanted`: which; None: those whose elements are all equal, as fresh biases and scales are: exporters merge these,
+    while tied weights differ from element to element.
     """
     graph = model.graph
     tensors = {t.name: t for t in graph.initializer if t.data_type in FLOATS and t.dims}
@@ -49,21 +49,25 @@ def _separate(model: onnx.ModelProto, wanted: Patterns | None) -> None:
     missing = set(origin.missing)
     taken = {*names_read(graph.node), *(t.name for t in graph.initializer)}
     seen: set[str] = set()
-    for node in graph.node:
+    for node in list(graph.node):
         for i, name in enumerate(node.input):
             if name not in tensors or (wanted is not None and not wanted.fit(name)):
                 continue
-            if name not in seen:
+            copied = node.op_type == "Identity" and bool(node.output)
+            if name not in seen and not copied:
                 seen.add(name)
                 continue
-            own = _own_name(name, node, missing)
-            if own not in taken:
+            own = node.output[0] if copied else _own_name(name, node, missing)
+            if own not in taken or copied:
                 taken.add(own)
                 graph.initializer.add().CopyFrom(tensors[name])
                 graph.initializer[-1].name = own
                 if name in origin.kinds:
                     graph.value_info.append(described(own, origin.kinds[name]))
-            node.input[i] = own
+            if copied:
+                graph.node.remove(node)
+            else:
+                node.input[i] = own
 
 
 def _own_name(name: str, node: onnx.NodeProto, missing: set[str]) -> str:

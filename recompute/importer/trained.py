@@ -7,17 +7,18 @@ buffers); what the graph tells.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
-from ..errors import ModelError, UsageError, nearest
-from ..language.op import REGISTRY
+from ..errors import ModelError, ModelWarning, UsageError, nearest
 from ..language.types import TensorType
 from ..support.patterns import Patterns
 from .fold import Known
-from .origin import FLOATS, Origin, origin_of
+from .origin import FLOATS, made_up, origin_of
+from .roles import at_weight, roles_of
 
 #: metadata of models that say themselves what trains: a list of names and globs, as JSON
 TRAINABLE = "recompute.trainable"
@@ -32,7 +33,7 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True)
 class Trained:
-    """A floating-point tensor of the model: its type, whether it is trained, and why."""
+    """A floating-point tensor of the model, or integers that stand for one: its type, whether it trains, and why."""
 
     name: str
     type: TensorType
@@ -58,16 +59,30 @@ def said_to_train(model: onnx.ModelProto, key: str = TRAINABLE) -> list[str] | N
 
 
 class TrainRule:
-    """Decides for every tensor of a model; `decided` keeps the answers."""
+    """Decides for every tensor of a model; `decided` keeps the answers.
+
+    `copies`: a shared tensor's further names.
+    """
 
     def __init__(
-        self, graph: onnx.GraphProto, origin: Origin, trainable: Sequence[str] | None, frozen: Sequence[str] = ()
+        self,
+        source: onnx.ModelProto,
+        graph: onnx.GraphProto,
+        trainable: Sequence[str] | None,
+        straight: bool = False,
     ) -> None:
-        self.origin = origin
-        self.frozen = Patterns(frozen)
+        self.origin = origin_of(source)
+        self.from_pytorch = source.producer_name == "pytorch"
+        #: whether initializers that have no made-up name are parameters of modules (the zoo's are, too)
+        self.of_modules = source.producer_name in ("pytorch", "onnx-recompute")
+        self.frozen = Patterns(said_to_train(source, FROZEN) or ())
         self.wanted = None if trainable is None else Patterns(trainable)
-        self.angles = angles(graph) if trainable is None else set()
+        self.roles = roles_of(graph)
+        if straight:  # scales of what is quantized in the graph have a gradient
+            self.roles.scales.difference_update(self.roles.measured)
+        self.angles = angles(graph, self.roles.held) if trainable is None else set()
         self.decided: dict[str, Trained] = {}
+        self.copies: dict[str, list[str]] = {}
 
     def trains(self, name: str, known: Known, op_type: str, position: int) -> bool:
         """Whether a constant that an operator reads at a position is trained."""
@@ -76,34 +91,89 @@ class TrainRule:
         if name in self.decided and self.decided[name].trains:
             return True
         found, why = self._decide(name, known, op_type, position)
-        if found or (known.origin == "initializer" and name not in self.decided):
+        if found or (self._of_the_file(name, known) and name not in self.decided):
             self.decided[name] = Trained(name, known.type, found, why)
         return found
 
     def is_parameter(self, name: str) -> bool:
         """Whether the user or the file says that a floating-point initializer is trained."""
-        return self.origin.kinds.get(name) == "PARAMETER" if self.wanted is None else self.wanted.fit(name)
+        return self.origin.kinds.get(name) == "PARAMETER" if self.wanted is None else self._named(name)
+
+    def _of_the_file(self, name: str, known: Known) -> bool:
+        return known.origin == "initializer" or name in self.roles.constants
+
+    def _named(self, name: str) -> bool:
+        """Whether the user names a tensor, by any of its names."""
+        assert self.wanted is not None
+        return any(self.wanted.fit(n) for n in (name, *self.copies.get(name, ())))
 
     def _decide(self, name: str, known: Known, op_type: str, position: int) -> tuple[bool, str]:
         if self.wanted is not None:
-            return (True, "named by trainable") if self.wanted.fit(name) else (False, "not named by trainable")
+            return (True, "named by trainable") if self._named(name) else (False, "not named by trainable")
         if self.frozen.fit(name):
             return False, "the file says: frozen"
         kind = self.origin.kinds.get(name)
         if kind is not None:
             return kind == "PARAMETER", f"the file says: {kind.lower().replace('_', ' ')}"
-        at_weight = op_type in REGISTRY and position in REGISTRY[op_type].weights
+        if name in self.roles.scales:
+            return False, "a scale of integers, which do not train"
+        weighs = at_weight(op_type, position)
         if known.type.ndim == 0:
             return False, "a scalar, which --trainable may name"
         if known.origin != "initializer":
-            return at_weight and known.origin in ("constant", "fill"), f"a constant that {op_type} takes for a weight"
-        if self.origin.kinds and not (at_weight and known.type.ndim > 1):
+            held = weighs and known.origin in ("constant", "fill")
+            what = f"a constant that {op_type} takes for a weight" if held else f"a constant that {op_type} reads"
+            return held, what
+        if self.origin.kinds and not (weighs and known.type.ndim > 1):
             return False, "the exporter's own constant: no parameter of the module is called so"
         if name in self.angles:
             return False, "read by cos and sin of positions only"
-        if at_weight:
+        if weighs:
             return True, f"a weight of {op_type}"
-        return (False, "a mask") if known.is_mask() else (True, "a floating-point initializer")
+        if name in self.roles.bounds:
+            return False, f"a constant of {op_type}, not a weight"
+        if known.type.size == 1 and not (name in self.roles.biases or (self.of_modules and not made_up(name))):
+            return False, "one number, which --trainable may name"
+        return (False, "a mask") if known.is_mask() else (True, self._form(name))
+
+    def _form(self, name: str) -> str:
+        return (
+            "a constant in a file whose weights are constants"
+            if name in self.roles.held
+            else "a floating-point initializer"
+        )
+
+    def rest(self, known: Mapping[str, Known], read: Collection[str]) -> Iterator[Trained]:
+        """The tensors of the file that no operator has asked for, and integers that stand for weights."""
+        for name, k in known.items():
+            if not self._of_the_file(name, k) or name in self.decided:
+                continue
+            if k.type.is_float:
+                yield Trained(name, k.type, False, self._why_not(name, name in read))
+            elif name in self.roles.codes and k.type.ndim:
+                yield Trained(name, k.type, False, "integers of a frozen weight")
+
+    def _why_not(self, name: str, read: bool) -> str:
+        """Why a tensor that no operator takes as a value does not train."""
+        if name in self.origin.kinds:
+            return f"the file says: {self.origin.kinds[name].lower().replace('_', ' ')}"
+        if name in self.roles.statistics:
+            return "running statistics of a normalisation"
+        if name in self.roles.scales:
+            return "a scale of integers, which do not train"
+        return "read when the model is loaded" if read else "nothing reads it"
+
+    def warn(self, stacklevel: int) -> None:
+        """Tells once what the exporter lost, and what it may have merged (ModelWarning), with the remedies."""
+        self.origin.warn(stacklevel + 1)
+        shared = [n for n in self.copies if n not in self.origin.kinds and n in self.decided and self.decided[n].trains]
+        if shared and self.from_pytorch:
+            names = "; ".join(f"'{n}' with {', '.join(self.copies[n][:3])}" for n in shared[:3])
+            text = (
+                f"{len(shared)} parameters are shared through Identity and train as one ({names}): if they only began "
+                f"equal, rc.load(..., untie={shared[:3]}) trains them apart"
+            )
+            warnings.warn(text, ModelWarning, stacklevel=stacklevel)
 
     def check(self, parameters: Iterable[str], floats: Iterable[str]) -> None:
         """UsageError where a name or glob of the user fits nothing that can be trained.
@@ -112,7 +182,9 @@ class TrainRule:
         """
         if self.wanted is None:
             return
-        pattern = self.wanted.useless({*parameters, *self.origin.missing})
+        known = {*parameters, *self.origin.missing}
+        known.update(c for n, copies in self.copies.items() if n in known for c in copies)
+        pattern = self.wanted.useless(known)
         if pattern is not None:
             others = [n for n in floats if n != pattern]
             if pattern in set(floats):
@@ -120,15 +192,19 @@ class TrainRule:
             raise UsageError(f"trainable: no float initializer is called '{pattern}'{nearest(pattern, others)}")
 
 
-def rule_of(source: onnx.ModelProto, graph: onnx.GraphProto, trainable: Sequence[str] | None) -> TrainRule:
-    """The rule for a model whose prepared graph is `graph`: by what the user names, or else by what the file says."""
-    named = said_to_train(source) if trainable is None else trainable
-    return TrainRule(graph, origin_of(source), named, said_to_train(source, FROZEN) or ())
+def rule_of(
+    source: onnx.ModelProto, graph: onnx.GraphProto, trainable: Sequence[str] | None, straight: bool = False
+) -> TrainRule:
+    """The rule for a model whose prepared graph is `graph`: by what the user names, or else by what the file says.
+
+    `straight`: gradients pass QuantizeLinear, and so reach its scales.
+    """
+    return TrainRule(source, graph, said_to_train(source) if trainable is None else trainable, straight)
 
 
-def angles(graph: onnx.GraphProto) -> set[str]:
-    """Initializers that only make angles for Cos and Sin, which do not depend on floating-point inputs: inverse
-    frequencies of rotary embeddings, and tables of positions."""
+def angles(graph: onnx.GraphProto, held: Collection[str] = ()) -> set[str]:
+    """Initializers, and `held` constants, that only make angles for Cos and Sin, which do not depend on floating-point
+    inputs: inverse frequencies of rotary embeddings, and tables of positions."""
     nodes = list(graph.node)
     if not any(n.op_type in ("Cos", "Sin") for n in nodes):
         return set()
@@ -146,4 +222,4 @@ def angles(graph: onnx.GraphProto) -> set[str]:
         )
         for i in n.input:
             makes[i] = makes.get(i, True) and (plain or passes)
-    return {t.name for t in graph.initializer if makes.get(t.name, False)}
+    return {n for n in (*(t.name for t in graph.initializer), *held) if makes.get(n, False)}

@@ -96,6 +96,15 @@ class ImportedNode(Protocol):
     def constant(self, i: int) -> np.ndarray | None:
         """The contents of input `i` where they are known at compile time, else None."""
 
+    def whole(self, i: int, *, stored: bool = True) -> Value | None:
+        """The float that holds the integers of input `i` and has a gradient; None if there is none."""
+
+    def numbers(self, to: str) -> Value:
+        """Input 0 for a cast to an element type: for a float the one that holds its integers, if there is one."""
+
+    def stand(self, x: Value, *, stored: bool = False) -> None:
+        """Notes that the float x holds the numbers of the node's first output, which are integers."""
+
     def origin(self, i: int) -> str | None:
         """Where the contents of input `i` come from, None where they are not known."""
 

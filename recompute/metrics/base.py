@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import UsageError, nearest
 from ..language.program import Program
+from ..language.scores import main_outputs
 
 #: names of inputs that are taken for the label, the first that exists
 LABELS = ("label", "labels", "target", "targets", "y")
@@ -19,9 +20,8 @@ LABELS = ("label", "labels", "target", "targets", "y")
 class Metric(ABC):
     """A figure of an evaluation, accumulated over batches of any sizes.
 
-    `output`: the name of the forward value that is judged (None: the program's first floating-point output that is
-    not a scalar); `label`: the name of its label in the batch (None: the first of `LABELS` that is there); `name`: how
-    the figure is called in logs.
+    `output`: the name of the forward value that is judged (None: the output that a loss would be of); `label`: the
+    name of its label in the batch (None: the first of `LABELS` that is there); `name`: what logs call the figure.
     """
 
     def __init__(self, name: str, output: str | None, label: str | None) -> None:
@@ -63,7 +63,7 @@ class Metric(ABC):
                     f"{_listed(known)}"
                 )
         if self.output is None:
-            found = [v.name for v in program.outputs if v.value.type.is_float and v.value.ndim]
+            found = [v.name for v in main_outputs(program)]
             if not found:
                 raise UsageError(
                     f"metric '{self.name}': the program has no floating-point output with dimensions to judge; name "

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..errors import UsageError
+from ..language.program import Program
+from ..language.scores import scores_of, steps_of
 from .base import Metric, check_choice, share
 
 #: the label that does not count by default, as in the losses
@@ -27,7 +29,17 @@ class ClassMetric(Metric):
         threshold: float | None = None,
     ) -> None:
         self.axis, self.ignore_index, self.threshold = axis, ignore_index, threshold
+        self.kind = ""  # what makes the scores, where `bind` has seen it
         super().__init__(name, output, label)
+
+    def bind(self, program: Program) -> Metric:
+        """As for every metric; probabilities that a sigmoid makes are divided at 0.5."""
+        super().bind(program)
+        assert self.output is not None
+        self.kind = scores_of(program[self.output].name, steps_of(program.forward_block)).kind
+        if self.kind == "Sigmoid" and self.threshold is None:
+            self.threshold = 0.5
+        return self
 
     def rows(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Scores [labels, classes] and labels [labels], of the labels that count."""

@@ -14,8 +14,8 @@ from .classification import IGNORED, ClassMetric
 class Perplexity(ClassMetric):
     """exp of the mean of -log softmax(scores)[label], over all labels that count; infinite above 1.8e308.
 
-    Scores are logits or log-probabilities.  Labels are the next tokens, as for `losses.cross_entropy`: nothing is
-    shifted.  `axis`, `ignore_index`: as in `Accuracy`.
+    Scores are logits or log-probabilities, or the probabilities of a program's softmax.  Labels are the next tokens, as
+    for `losses.cross_entropy`: nothing is shifted.  `axis`, `ignore_index`: as in `Accuracy`.
     """
 
     def __init__(
@@ -38,7 +38,11 @@ class Perplexity(ClassMetric):
         scores, labels = self.rows(outputs, batch)
         step = max(1, (1 << 22) // max(scores.shape[1], 1))  # rows at a time: 32 MiB in float64
         for i in range(0, len(labels), step):
-            self._total.add(_losses(scores[i : i + step].astype(np.float64), labels[i : i + step]))
+            rows = scores[i : i + step].astype(np.float64)
+            if self.kind == "Softmax":
+                with np.errstate(divide="ignore"):
+                    rows = np.log(rows)
+            self._total.add(_losses(rows, labels[i : i + step]))
         self._count += len(labels)
 
     def result(self) -> float:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..language.ir import Operator, Role, Value
+from ..language.ir import Role, Value
 from ..language.program import Program, Variable
+from ..language.scores import main_outputs, moved, scores_of, steps_of
 from ..language.types import TensorType
 
 #: reductions that every loss has
@@ -36,14 +37,33 @@ class LossBuilder:
         self.output = self.x = output.value
         self.inputs: list[Value] = []
 
-    def producer(self) -> Operator | None:
-        """The operator that writes the output."""
-        return producer(self.program, self.output)
+    def take(self, *kinds: str) -> int | None:
+        """Replaces an output that is made by one of these operators by what it reads, moved as the output is.
 
-    def take(self, x: Value | None) -> None:
-        """Replaces the output of which the loss is taken."""
-        assert x is not None
+        Returns the axis of its classes; None where nothing is replaced, or it has none.  UsageError where moves have
+        torn the classes apart.
+        """
+        found = scores_of(self.x.name, steps_of(self.program.block))
+        if found.kind not in kinds:
+            return None
+        values = self.program.block.values()
+        x = values[found.source]
+        axis = None if found.axis is None else found.axis % x.ndim
+        shape, places = x.shape, self.program.block.producers()
+        path = [self.program.operators[places[name]] for name in found.moves]
+        for op in path:
+            at = moved(op, shape, axis)
+            if at is None:
+                raise UsageError(
+                    f"'{self.x.name}' has the classes of {found.kind} along no single axis, as they are reshaped: take "
+                    f"the loss of the scores, '{found.source}'"
+                )
+            shape, axis = at
+        for op in path:
+            if op.op.name not in ("Cast", "Identity"):
+                x = self.b.emit(op.op, x)
         self.x = x
+        return axis
 
     def wide(self) -> Value:
         """x, cast to f32 if it is f16 or bf16."""
@@ -94,22 +114,9 @@ class LossBuilder:
 
 
 def first_float_output(program: Program) -> Variable:
-    """The program's first floating-point output.  UsageError if it has none."""
-    floats = [v for v in program.outputs if v.value.type.is_float]
+    """The program's main floating-point output, or the first of several.  UsageError if it has none."""
+    floats = main_outputs(program) or [v for v in program.outputs if v.value.type.is_float]
     if not floats:
         have = ", ".join(f"{v.name}: {v.value.type}" for v in program.outputs) or "none"
         raise UsageError(f"the program has no floating-point output for a loss (outputs: {have})")
     return floats[0]
-
-
-def producer(program: Program, v: Value) -> Operator | None:
-    """The operator that computes a value, before copies of it; None for declared ones."""
-    producers = program.block.producers()
-    at = producers.get(v.name)
-    while at is not None:
-        op = program.operators[at]
-        source = op.inputs[0] if op.op.name == "Identity" else None
-        if source is None:
-            return op
-        at = producers.get(source.name)
-    return None

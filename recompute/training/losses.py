@@ -19,9 +19,10 @@ from ..errors import UsageError
 from ..language.builder import Builder
 from ..language.ir import Value
 from ..language.program import Program, Variable
+from ..language.scores import before_moves, main_outputs, scores_of, steps_of
 from ..language.types import TensorType
 from ..ops.shape.reshape import reshape
-from .loss_builder import LossBuilder, first_float_output, producer
+from .loss_builder import LossBuilder, first_float_output
 from .modes import at_other_batches
 
 #: losses that `--loss` accepts
@@ -52,7 +53,8 @@ def cross_entropy(
     """-log softmax(output)[label], in one stable operator (ONNX SoftmaxCrossEntropyLoss).
 
     `output`: scores of any shape with classes along `axis` (default: 1 for 2, 4 and 5 dimensions, else the last).
-    If it is the output of Softmax or LogSoftmax, that operator's input and axis are used: softmax is not applied twice.
+    If it is made by Softmax or LogSoftmax, also written out, and perhaps reshaped, transposed or cast since, that
+    operator's input and axis are used: softmax is not applied twice.
     `label`: class indices, i64, of the shape without the class axis; with `soft_label`, probabilities in the shape
     of the scores.  Labels equal to `ignore_index` (default: -100, as in PyTorch; None: there are none) do not count;
     the mean of no labels is NaN.  `weight`: one number a class, as in PyTorch.  `label_smoothing`: the share of each
@@ -60,10 +62,8 @@ def cross_entropy(
     """
     smoothing = _share("label_smoothing", label_smoothing)
     loss = LossBuilder(output, name, reduction)
-    made = loss.producer()
-    if made is not None and made.op.name in ("Softmax", "LogSoftmax"):
-        loss.take(made.inputs[0])
-        axis = made.op.axis if axis is None else axis  # type: ignore[attr-defined]
+    own = loss.take("Softmax", "LogSoftmax")
+    axis = own if axis is None else axis
     if soft_label:
         return _soft_cross_entropy(loss, label, label_name, axis, weight, ignore_index, smoothing)
     return _indexed(loss, "SoftmaxCrossEntropyLoss", label, label_name, axis, ignore_index, weight, smoothing)
@@ -129,14 +129,14 @@ def huber(
 def bce(output: Variable | Program, label: Variable | str | None = None, **options: Any) -> Variable:
     """-label·log p - (1 - label)·log(1 - p) for probabilities p = output.  `options`: name, label_name, reduction.
 
-    If `output` is the output of Sigmoid, `bce_with_logits` of that operator's input is used.  Otherwise p and 1 - p are
+    If `output` is made by Sigmoid, `bce_with_logits` of that operator's input is used.  Otherwise p and 1 - p are
     at least e⁻¹⁰⁰ (or the type's smallest normal number, 1.2e-38 for f32), so that the loss stays finite.
     """
     loss = LossBuilder(output, options.get("name", "loss"), options.get("reduction", "mean"))
-    made = loss.producer()
-    if made is not None and made.op.name == "Sigmoid":
-        assert made.inputs[0] is not None
-        return bce_with_logits(Variable(loss.program, made.inputs[0]), label, **options)
+    before = loss.x
+    loss.take("Sigmoid")
+    if loss.x is not before:
+        return _of(loss, _bce_with_logits, label, **options)
 
     def formula(b: Builder, x: Value, y: Value) -> Value:
         one = b.constant(1, x)
@@ -155,16 +155,16 @@ def bce_with_logits(
 
     `pos_weight`: a number or an array that broadcasts to x; multiplies the loss of positive labels.
     """
+    return _elementwise(functools.partial(_bce_with_logits, pos_weight=pos_weight), output, label, **options)
 
-    def formula(b: Builder, x: Value, y: Value) -> Value:
-        one = b.constant(1, x)
-        soft = b.Softplus(b.Neg(x))
-        if pos_weight is not None:
-            more = b.constant(np.asarray(pos_weight, x.type.numpy) - 1, x)
-            soft = b.Mul(soft, b.Add(b.Mul(y, more), one))
-        return b.Add(b.Mul(b.Sub(one, y), x), soft)
 
-    return _elementwise(formula, output, label, **options)
+def _bce_with_logits(b: Builder, x: Value, y: Value, pos_weight: Any = None) -> Value:
+    one = b.constant(1, x)
+    soft = b.Softplus(b.Neg(x))
+    if pos_weight is not None:
+        more = b.constant(np.asarray(pos_weight, x.type.numpy) - 1, x)
+        soft = b.Mul(soft, b.Add(b.Mul(y, more), one))
+    return b.Add(b.Mul(b.Sub(one, y), x), soft)
 
 
 @at_other_batches
@@ -196,26 +196,58 @@ def natural_loss(program: Program) -> tuple[str, str]:
     """The loss that fits the form of a program: (the name of an output or one of `NAMES`, the reason in one line).
 
     A scalar output is the loss itself; probabilities and scores of classes, also per pixel, get cross_entropy,
-    sigmoids bce, others mse.  UsageError if there is no floating-point output.
+    sigmoids bce, others mse.  UsageError if there is no floating-point output, and where it would be a guess: several
+    unlike outputs, or the rows of a detector.
     """
     floats = [v for v in program.outputs if v.value.type.is_float]
     for v in floats:
         if v.shape == () or ("loss" in v.name.lower() and v.value.size == 1):
             return v.name, f"'{v.name}', which the model computes itself"
     out = first_float_output(program)
-    made = producer(program, out.value)
-    kind = made.op.name if made is not None else ""
+    others = main_outputs(program)
+    if len({(*_natural(program, v), v.value.type) for v in others}) > 1:
+        raise UsageError(_unlike(program, others))
+    kind, why = _natural(program, out)
+    if not kind:
+        raise UsageError(
+            f"'{out.name}' ({out.value.type}) has rows made of an image, as a detector's are: which loss trains it "
+            f"cannot be told. Name one (--loss {'|'.join(NAMES)}), or append the model's own to the program"
+        )
+    more = f" (the first of {len(others)} alike outputs)" if len(others) > 1 else ""
+    return kind, f"{kind}, as '{out.name}' {why}{more}"
+
+
+def _unlike(program: Program, outputs: Sequence[Variable]) -> str:
+    kinds = [(v, _natural(program, v)[0] or "mse") for v in outputs]
+    choices = ", ".join(f"'{v.name}' {v.value.type} ({kind})" for v, kind in kinds[:8])
+    more = f" and {len(kinds) - 8} more" if len(kinds) > 8 else ""
+    v, kind = kinds[0]
+    return (
+        f"the model has {len(outputs)} unlike outputs: {choices}{more}; which loss trains it cannot be told. Name one "
+        f"and its output, such as --loss {kind}:{v.name} (rc.losses.{kind}(program['{v.name}'])), or append a sum of "
+        "losses"
+    )
+
+
+def _natural(program: Program, out: Variable) -> tuple[str, str]:
+    """The loss for an output by its form, and why; "" where it would be a guess."""
+    made = steps_of(program.block)
+    kind = scores_of(out.name, made).kind
     if kind in ("Softmax", "LogSoftmax"):
-        return "cross_entropy", f"cross_entropy, as '{out.name}' is made by {kind}"
+        return "cross_entropy", f"is made by {kind}"
     if kind == "Sigmoid":
-        return "bce", f"bce, as '{out.name}' is made by Sigmoid"
+        return "bce", f"is made by {kind}"
     if any(v.value.type == out.value.type for v in program.inputs):
-        return "mse", f"mse, as '{out.name}' has the shape of an input"
+        return "mse", "has the shape of an input"
+    if out.value.ndim in (3, 5) and any(v.value.ndim == 4 and v.value.type.is_float for v in program.inputs):
+        step = before_moves(out.name, made)[1]
+        if step is not None and step.kind in ("Concat", "Conv"):  # boxes beside scores, or anchors of a map
+            return "", ""
     if out.value.ndim in (2, 3) and out.shape[-1] > 1:
-        return "cross_entropy", f"cross_entropy, as '{out.name}' has {out.shape[-1]} scores in its last dimension"
+        return "cross_entropy", f"has {out.shape[-1]} scores in its last dimension"
     if _labels_pixels(program, out):
-        return "cross_entropy", f"cross_entropy, as '{out.name}' has {out.shape[1]} scores for every pixel of an image"
-    return "mse", f"mse, as '{out.name}' is {out.value.type} and not made by Softmax or Sigmoid"
+        return "cross_entropy", f"has {out.shape[1]} scores for every pixel of an image"
+    return "mse", f"is {out.value.type} and not made by Softmax or Sigmoid"
 
 
 def _labels_pixels(program: Program, out: Variable) -> bool:
@@ -238,7 +270,12 @@ def _elementwise(
     extra: Sequence[str] = (),
 ) -> Variable:
     """A loss whose label has the output's type, from a formula for each element."""
-    loss = LossBuilder(output, name, reduction, extra)
+    return _of(LossBuilder(output, name, reduction, extra), formula, label, label_name=label_name)
+
+
+def _of(
+    loss: LossBuilder, formula: Any, label: Variable | str | None, *, label_name: str = "label", **_: Any
+) -> Variable:
     x = loss.wide()
     y = loss.label(label, label_name, x.type)
     return loss.reduce(formula(loss.b, x, y))

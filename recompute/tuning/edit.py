@@ -1,11 +1,9 @@
-"""Cutting a model at a value, and appending a new head: `rc.edit`."""
+"""Cutting a model at a value, and appending a new head or replacing one: `rc.edit`."""
 
 from __future__ import annotations
 
 import math
-import zlib
 
-import numpy as np
 import onnx
 from onnx import helper
 
@@ -13,7 +11,7 @@ from ..errors import UsageError
 from ..exporter.inference import restricted
 from ..language.types import DTYPES
 from .graph import Graph, edits
-from .weights import product_of
+from .heads import drawn, features_out, replace_head
 
 __all__ = ["cut", "linear", "replace_head"]
 
@@ -56,37 +54,12 @@ def linear(
     append_linear(model, source, (out_features, in_features), name, output or name, bias=bias, seed=seed)
 
 
-@edits
-def replace_head(model: Graph, out_features: int, *, at: str | None = None, bias: bool = True, seed: int = 0) -> None:
-    """Replaces the linear layer that makes an output by a new one with another number of features.
-
-    `at`: the output (default: the only one).  The layer is a Gemm, or a MatMul and an Add, of a weight; the new one has
-    the names of the old one, and the output too.  Weights are drawn as for `linear`.  UsageError where the output is
-    made otherwise: cut the model, then append a head.
-    """
-    outputs = model.outputs()
-    if at is None and len(outputs) != 1:
-        raise UsageError(f"the model has {len(outputs)} outputs ({', '.join(outputs)}): say by at= whose head it is")
-    name = outputs[0] if at is None else at
-    model.known(name)
-    found = product_of(model, name)
-    if found is None:
-        raise UsageError(
-            f"'{name}' is not made by a Gemm, or a MatMul and an Add, of a weight: cut the model where the new head "
-            "begins (rc.edit.cut), and append it (rc.edit.linear)"
-        )
-    x, weight = found
-    _only_outputs(model, [*(o for o in outputs if o != name), x])
-    append_linear(model, x, (out_features, None), weight.removesuffix(".weight"), name, bias=bias, seed=seed)
-
-
 def append_linear(
     model: Graph, x: str, features: tuple[int, int | None], name: str, output: str, *, bias: bool, seed: int
 ) -> None:
     """Appends a linear layer to a graph; see `linear`."""
     size, width = features
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise UsageError(f"out_features must be a whole number of at least 1, not {size!r}")
+    features_out(size)
     kind, dims = model.type_of(x) or (None, [])
     known = dims[-1] if dims else None
     if known is not None and width not in (None, known):
@@ -112,12 +85,6 @@ def append_linear(
     del model.model.graph.output[:]
     model.model.graph.output.extend([*before, _declared(model, y)])
     model.also_trained(names)
-
-
-def drawn(name: str, shape: tuple[int, ...], limit: float, seed: int) -> np.ndarray:
-    """Uniform numbers in ±limit, in float64, which depend on the seed and the name only."""
-    g = np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
-    return g.uniform(-limit, limit, shape)
 
 
 def _declared(model: Graph, name: str) -> onnx.ValueInfoProto:

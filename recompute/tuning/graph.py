@@ -24,7 +24,7 @@ from ..importer.convert import prepare
 from ..importer.graphs import names_read
 from ..importer.load import load
 from ..importer.model import read_model
-from ..importer.tensors import tensor_array
+from ..importer.tensors import in_type_of, tensor_array
 from ..importer.trained import FROZEN, TRAINABLE, said_to_train
 from ..language.program import Program
 from ..language.types import dtype_from_onnx
@@ -178,6 +178,23 @@ class Graph:
             del initializers[i]
         self.tensors = {t.name: t for t in initializers}
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Removes those of the named values that nothing reads any more, and what makes them; the names are free again.
+
+        For constants, and what is computed of them.
+        """
+        makers, left = self.makers(), list(names)
+        while left:
+            name = left.pop()
+            if name in names_read(self.nodes) or name in self.outputs():
+                continue
+            if name in self.tensors:
+                self.remove_tensor(name)
+            elif name in makers:
+                self.nodes = [n for n in self.nodes if n is not makers[name]]
+                left += makers[name].input
+            self._taken.discard(name)
+
     def type_of(self, name: str) -> tuple[str | None, list[int | None]] | None:
         """The element type and the dimensions (None: dynamic) of a value, by ONNX's type inference; None if unknown."""
         info = self.info(name)
@@ -296,7 +313,7 @@ def source_of(program: Program) -> onnx.ModelProto:
     model.graph.CopyFrom(without_fields(program.source.graph, "initializer"))
     for t in program.source.graph.initializer:
         same = t.name not in changed or tuple(t.dims) != changed[t.name].shape
-        model.graph.initializer.append(t if same else tensor_of(t.name, changed[t.name]))
+        model.graph.initializer.append(t if same else tensor_of(t.name, in_type_of(changed[t.name], t)))
     return model
 
 

@@ -26,8 +26,8 @@ from ..errors import ModelError, UsageError, nearest
 from ..importer.origin import detached
 from ..language.types import DTYPES, dtype_from_onnx
 from ..support.patterns import Patterns
-from .edit import drawn
 from .graph import Graph, edits
+from .heads import drawn
 from .weights import Site, Weight, matrices, weight_of
 
 __all__ = ["Adapter", "adapters_of", "lora"]

@@ -113,21 +113,3 @@ def _number(options: dict[str, onnx.AttributeProto], name: str, default: int) ->
 
 def _plain(options: dict[str, onnx.AttributeProto]) -> bool:
     return all(options[n].f == 1.0 for n in ("alpha", "beta") if n in options)
-
-
-def product_of(model: Graph, output: str) -> tuple[str, str] | None:
-    """What the linear layer behind a value reads, and its weight; None where something else makes the value."""
-    makers, known = model.makers(), matrices(model)
-    node = makers.get(output)
-    while node is not None and node.op_type in ("Identity", "Add"):
-        rest = [i for i in node.input if i not in model.tensors]
-        if len(rest) != 1:
-            return None
-        node = makers.get(rest[0])
-    if node is None or node.op_type not in ("MatMul", "Gemm"):
-        return None
-    x, weight = node.input[0], node.input[1]
-    before = makers.get(weight)
-    if before is not None and before.op_type == "Transpose":
-        weight = before.input[0]
-    return (x, weight) if weight in known and x not in known else None

@@ -109,18 +109,42 @@ def test_statistics_that_share_a_tensor_become_their_own(held: str) -> None:
     assert not np.array_equal(exported["y.running_var"], exported["y.running_mean"])
 
 
-def test_weights_that_are_copies_of_one_tensor_train_apart_and_are_exported() -> None:
-    nodes = [node("Identity", ["w"], ["v"]), node("MatMul", ["x", "w"], ["m"]), node("MatMul", ["m", "v"], ["y"])]
-    held = onnx.TensorProto(name="w", dims=[3, 3], data_type=1, float_data=range(9))  # not as raw bytes
-    program = rc.load(model(nodes, [X], [Y], [held]))
-    assert {v.name for v in program.parameters} == {"w", "v"}
+def copied(producer: str, elements: object) -> onnx.ModelProto:
+    """w, read by one product itself and by another through two Identity nodes."""
+    nodes = [node("Identity", ["w"], ["u"]), node("Identity", ["u"], ["v"]), node("MatMul", ["x", "w"], ["m"]),
+             node("MatMul", ["m", "v"], ["y"])]  # fmt: skip
+    held = onnx.TensorProto(name="w", dims=[3, 3], data_type=1, float_data=elements)  # not as raw bytes
+    made = model(nodes, [X], [Y], [held])
+    made.producer_name = producer
+    return made
+
+
+def test_a_weight_that_is_shared_through_identity_trains_as_one() -> None:
+    """By PyTorch's rule: the gradient of a shared weight is the sum of those of its two uses."""
+    program = rc.load(copied("", range(9)))
+    assert [v.name for v in program.parameters] == ["w"] == [t.name for t in program.tensors]
+    assert program["v"].name == program["u"].name == "w"
+    loss = rc.losses.mse(program, reduction="sum")
+    ((_, gradient),) = rc.SGD(0.0).backward(loss)
+    w, x = np.arange(9, dtype=np.float32).reshape(3, 3), np.ones((4, 3), np.float32)
+    (found,) = rc.Executor().run(program, {"x": x, "label": np.zeros((4, 3), np.float32)}, [gradient])
+    dy = 2 * x @ w @ w
+    np.testing.assert_allclose(found, x.T @ (dy @ w.T) + (x @ w).T @ dy, rtol=1e-6)
+    assert [v.name for v in rc.load(copied("", range(9)), trainable=["v"]).parameters] == ["w"]
+
+
+def test_copies_that_pytorch_merged_train_apart_and_are_exported() -> None:
+    """Fresh ones, whose elements are all equal, by themselves; others where it is asked for, and a warning says so."""
+    with pytest.warns(rc.ModelWarning, match=r"'w' with u, v.*untie=\['w'\]"):
+        assert len(rc.load(copied("pytorch", range(9))).parameters) == 1
+    assert {v.name for v in rc.load(copied("pytorch", [0.0] * 9)).parameters} == {"w", "v"}
+    program = rc.load(copied("pytorch", range(9)), untie=["w"])
+    (other,) = {v.name for v in program.parameters} - {"w"}
+    assert other == "u"
     trained(program)
-    assert not np.array_equal(program.data["w"], program.data["v"])
-    exported = export_trained(program)
-    assert [n.op_type for n in exported.graph.node] == ["MatMul", "MatMul"]
-    assert {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in exported.graph.initializer} == {
-        n: program.data[n].tobytes() for n in ("w", "v")
-    }
+    assert not np.array_equal(program.data["w"], program.data[other])
+    exported = export_trained(rc.load(copied("pytorch", [1.0] * 9)))
+    assert {t.name for t in exported.graph.initializer} == {"w", "v"}
 
 
 def test_what_functions_hold_is_checked() -> None:

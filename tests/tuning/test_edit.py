@@ -97,3 +97,101 @@ def test_what_cannot_be_edited() -> None:
         rc.edit.cut(program, at="relu4")
     with pytest.raises(rc.UsageError, match="not loaded from an ONNX model"):
         rc.edit.cut(rc.Program(), at="x")
+
+
+# -- heads with something behind them ---------------------------------------------------------------------------------
+
+G = np.random.default_rng(0)
+WEIGHTS = {"w1": (6, 8), "b1": (8,), "w2": (8, 4), "b2": (4,), "w3": (8, 3), "k": (4, 3, 1, 1), "kb": (4,)}
+BODY = "a = MatMul (x, w1) c = Add (a, b1) r = Relu (c) "
+LOGITS = BODY + "z = MatMul (r, w2) logits = Add (z, b2) "
+SHAPE = "s = Constant <value = int64[3] {-1, 4, 1}> () a1 = Constant <value = int64[1] {1}> () "
+
+
+def parsed(body: str, outputs: str = "probs", x: str = "float[N,6] x") -> onnx.ModelProto:
+    """A model with those of WEIGHTS that it reads."""
+    made = ", ".join(f"float[N,d{i}] {n}" for i, n in enumerate(outputs.split()))
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g ({x}) => ({made}) {{ {body} }}')
+    read = {i for n in model.graph.node for i in n.input}
+    tensors = {n: G.standard_normal(s).astype(np.float32) for n, s in WEIGHTS.items() if n in read}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in tensors.items())
+    for o in model.graph.output:
+        o.type.tensor_type.ClearField("shape")
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def scored(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    """The outputs, by ONNX Runtime; those of the program are the same."""
+    onnx.checker.check_model(model, full_check=True)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    for own, their in zip(rc.load(model, batch=len(x)).evaluate({"x": x}), theirs, strict=True):
+        np.testing.assert_allclose(own, their, rtol=1e-5, atol=1e-6)
+    return theirs
+
+
+@pytest.mark.parametrize("at", [None, "probs", "logits"])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "probs = Softmax <axis = 1> (logits)",
+        SHAPE + "q = Reshape (logits, s) h = Sigmoid (q) probs = Transpose <perm = [0, 2, 1]> (h)",
+        SHAPE + "m = ReduceMax (logits, a1) d = Sub (logits, m) e = Exp (d) t = ReduceSum (e, a1) probs = Div (e, t)",
+    ],
+)
+def test_what_follows_a_head_follows_the_new_one(behind: str, at: str | None) -> None:
+    """One output, of ten classes, made of the new weights as the old one was of the old."""
+    x = G.standard_normal((2, 6)).astype(np.float32)
+    edited = rc.edit.replace_head(parsed(LOGITS + behind), 10, at=at)
+    assert [o.name for o in edited.graph.output] == ["probs"]
+    (found,) = scored(edited, x)
+    w = {t.name: onnx.numpy_helper.to_array(t) for t in edited.graph.initializer}
+    assert {n: w[n].shape for n in ("w1", "b1", "w2", "b2")} == {"w1": (6, 8), "b1": (8,), "w2": (10, 8), "b2": (10,)}
+    z = np.maximum(x @ w["w1"] + w["b1"], 0) @ w["w2"].T + w["b2"]
+    wanted = 1 / (1 + np.exp(-z)) if "Sigmoid" in behind else np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    np.testing.assert_allclose(found.reshape(2, 10), wanted, rtol=1e-5, atol=1e-6)
+
+
+IMAGE = "k1 = Constant <value = float[4] {1, 1, 2, 2}> () c = Conv (x, k, kb) "
+
+
+@pytest.mark.parametrize(
+    ("behind", "shape"),
+    [
+        ("r = Relu (c) p = GlobalAveragePool (r) f = Flatten (p) probs = Softmax (f)", (2, 10)),
+        ("probs = Resize (c, , k1)", (2, 10, 8, 8)),
+        ("probs = Softmax <axis = 1> (c)", (2, 10, 4, 4)),
+    ],
+)
+def test_heads_that_are_convolutions(behind: str, shape: tuple[int, ...]) -> None:
+    edited = rc.edit.replace_head(parsed(IMAGE + behind, x="float[N,3,4,4] x"), 10)
+    (found,) = scored(edited, G.standard_normal((2, 3, 4, 4)).astype(np.float32))
+    assert found.shape == shape
+    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in edited.graph.initializer}
+    assert tensors["k"].shape == (10, 3, 1, 1) and abs(tensors["k"]).max() <= 1 / np.sqrt(3)
+    assert tensors["kb"].shape == (10,)
+
+
+def test_several_heads() -> None:
+    """By name, one or all of them; the others stay, and so does the order of the outputs."""
+    model = parsed(LOGITS + "probs = Softmax (logits) other = MatMul (r, w3)", "probs other")
+    with pytest.raises(rc.UsageError, match=r"2 outputs \(probs, other\): say by at= whose head"):
+        rc.edit.replace_head(model, 5)
+    x = G.standard_normal((2, 6)).astype(np.float32)
+    assert [y.shape for y in scored(rc.edit.replace_head(model, 5, at="probs"), x)] == [(2, 5), (2, 3)]
+    assert [y.shape for y in scored(rc.edit.replace_head(model, 5, at=["probs", "other"]), x)] == [(2, 5), (2, 5)]
+    both = parsed(LOGITS + "probs = Softmax (logits)", "logits probs")  # one head, two outputs
+    assert [y.shape for y in scored(rc.edit.replace_head(both, 5), x)] == [(2, 5), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("body", "at", "why"),
+    [
+        (LOGITS + "probs = Softmax (logits)", "c", r"node 'z' \(MatMul\) follows it, and needs its 8 features"),
+        (LOGITS + "probs = Mul (logits, b2)", None, r"node 'probs' \(Mul\) follows it, and needs its 4 features"),
+        (LOGITS + "s = Constant <value = int64[3] {-1, 2, 2}> () probs = Reshape (logits, s)", None, "reshapes its 4"),
+        (BODY + "probs = Softmax (r)", None, "not made by a Gemm"),
+    ],
+)
+def test_heads_that_something_needs_as_they_are(body: str, at: str | None, why: str) -> None:
+    with pytest.raises(rc.UsageError, match=why):
+        rc.edit.replace_head(parsed(body), 10, at=at)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...language.op import imports
+from ..linear.quantize import STRAIGHT
 from .basic import MS
 
 #: ONNX's numbers for the types of quantized elements
@@ -29,12 +30,12 @@ def _again(node: Any, g: Any, y: str, scale: str, zero: int) -> Any:
     kind = "u8" if t is None else t.dtype
     if kind not in _KINDS or kind == "i32":
         raise node.fail(f"quantizes to {kind}, which is not supported")
-    q = g.Round(g.Div(y, scale))
+    q = g.Round(g.Div(y, scale), domain=STRAIGHT)
     if t is not None:
         q = g.Add(q, g.Cast(g.ins[zero], to=1))
     low, high = (0, 1 << int(kind[1:])) if kind[0] == "u" else (-1 << int(kind[1:]) - 1, 1 << int(kind[1:]) - 1)
     q = g.Clip(q, g.constant(low, np.float32), g.constant(high - 1, np.float32))
-    return g.results(g.Cast(q, to=_KINDS[kind]))
+    return g.results(g.Cast(q, to=_KINDS[kind], domain=STRAIGHT))
 
 
 @imports("QuantizeLinear", "DequantizeLinear", domain=MS)
@@ -105,22 +106,12 @@ def matmul_integer_to_float(node: Any) -> Any:
     """A B + bias in real numbers; DynamicQuantizeMatMul rounds A to 8 bits first."""
     g = node.body()
     if node.op_type == "DynamicQuantizeMatMul":
-        a, b, bias = _rounded(g, g.ins[0]), _real(g, *g.ins[1:4]), g.ins[4]
+        codes, scale, zero = g.DynamicQuantizeLinear(g.ins[0], outputs=3)
+        a, b, bias = _real(g, codes, scale, zero), _real(g, *g.ins[1:4]), g.ins[4]
     else:
         a, b, bias = _real(g, g.ins[0], g.ins[2], g.ins[4]), _real(g, g.ins[1], g.ins[3], g.ins[5]), g.ins[6]
     y = g.MatMul(a, b)
     return g.results(g.Add(y, bias) if bias else y)
-
-
-def _rounded(g: Any, x: str) -> str:
-    """x on the 256 values that DynamicQuantizeLinear gives it, zero among them."""
-    zero = g.constant(0, np.float32)
-    top = g.Max(g.ReduceMax(x, keepdims=0), zero)
-    low = g.Min(g.ReduceMin(x, keepdims=0), zero)
-    scale = g.Div(g.Sub(top, low), g.constant(255, np.float32))
-    limits = zero, g.constant(255, np.float32)
-    at = g.Clip(g.Round(g.Div(g.Neg(low), scale)), *limits)
-    return g.Mul(g.Sub(g.Clip(g.Add(g.Round(g.Div(x, scale)), at), *limits), at), scale)
 
 
 @imports("QAttention", domain=MS)

@@ -1,6 +1,7 @@
 """QuantizeLinear, DequantizeLinear and the integer products: compositions over operators that there are.
 
-Integers have no gradient: a loss behind QuantizeLinear does not train what is before it.  With
+Products of integers have the gradient of the float products that they stand for (importer/whole.py).  Through
+QuantizeLinear and DequantizeLinear alone, a loss does not train what is before them.  With
 `load(..., quantization="ste")` a DequantizeLinear that reads a QuantizeLinear of the same scale and zero point becomes
 x ↦ (clip(round(x / s) + z) - z) · s in floats, where round passes gradients on unchanged: the straight-through
 estimator (Bengio et al. 2013).  x gets dy where it is not clipped, s the gradient of Esser et al. (2020).
@@ -8,6 +9,7 @@ estimator (Bengio et al. 2013).  x gets dy where it is not clipped, s the gradie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,10 @@ from ...language.op import imports
 from ...language.types import dtype_from_onnx, dtype_to_onnx
 from ..common import Ufunc
 
+#: the domain of nodes in bodies through which gradients pass
+STRAIGHT = "recompute.straight"
+#: the largest sum of products of bytes that 32 bits hold is of this many
+_MOST_TERMS = (2**31 - 1) // 255**2
 #: range of what is quantized to integers
 _RANGES = {f"{s}{n}": ((0, 2**n - 1) if s == "u" else (-(2 ** (n - 1)), 2 ** (n - 1) - 1))
            for s in "ui" for n in (2, 4, 8, 16, 32)}  # fmt: skip
@@ -114,10 +120,39 @@ def quantize(node: Any) -> Any:
     # 16 bits do not fit half precision
     work = "f32" if work in ("f16", "bf16") else work
     scale = _to(b, scale, work)
-    q = b.Cast(rounded(b, _to(b, x, work), scale, zero, kind), to=kind)
+    q = rounded(b, _to(b, x, work), scale, zero, kind, straight=True)
+    node.stand(q, stored=True)
     if node.quantized is not None:
         node.quantized[node.outputs[0]] = x, scale, zero, kind
-    return q
+    return b.Cast(q, to=kind)
+
+
+@imports("DynamicQuantizeLinear")
+def dynamic_quantize(node: Any) -> Any:
+    """x on 256 values from min(x, 0) to max(x, 0): (integers, scale, zero point), x with the gradient of the integers.
+
+    The scale of zeros is 1, as in ONNX Runtime.
+    """
+    b, x = node.builder, node.input(0)
+    zero, top = b.constant(0, x), b.constant(255, x)
+    low, high = b.Min(b.ReduceMin(x, keepdims=0), zero), b.Max(b.ReduceMax(x, keepdims=0), zero)
+    span = b.Sub(high, low)
+    scale = b.Detach(b.Where(b.Equal(span, zero), b.constant(1, x), b.Div(span, top)))
+    z = b.Detach(b.Round(b.Clip(b.Sub(zero, b.Div(low, scale)), zero, top)))
+    q = b.Add(b.RoundStraight(b.Div(x, scale)), z)
+    # only two halves that are both rounded up lead out of the range: whole numbers, so that the sum is exact
+    q = b.Add(q, b.Detach(b.Sub(b.Clip(q, zero, top), q)))
+    node.stand(q)
+    return b.Cast(q, to="u8"), scale, b.Cast(z, to="u8")
+
+
+@imports("Round", "Cast", domain=STRAIGHT)
+def straight(node: Any) -> Any:
+    """For bodies: Round with the gradient of x; Cast of whole numbers to integers, for which the float stands."""
+    if node.op_type == "Round":
+        return node.builder.RoundStraight(node.input(0))
+    node.stand(node.input(0))
+    return node.builder.Cast(node.input(0), to=dtype_from_onnx(node.attributes["to"]))
 
 
 @imports("DequantizeLinear")
@@ -133,7 +168,8 @@ def dequantize(node: Any) -> Any:
         x, own, own_zero, limits = fake
         y = rounded(b, _to(b, x, work), _to(b, own, work), own_zero, limits, straight=True)
     else:
-        y = _to(b, q, work)
+        held = node.whole(0, stored=False)
+        y = _to(b, q if held is None else held, work)
     if zero is not None:
         y = b.Sub(y, _to(b, zero, work))
     return _to(b, b.Mul(y, scale), kind)
@@ -141,9 +177,15 @@ def dequantize(node: Any) -> Any:
 
 @imports("MatMulInteger", "ConvInteger")
 def integer_product(node: Any) -> Any:
-    """Exact in f64, whose 53 bits hold every sum of 2^37 products of bytes; beyond 32 bits it wraps, as sums do."""
+    """Exact in f64, whose 53 bits hold every sum of 2^37 products of bytes; beyond 32 bits it wraps, as sums do.
+
+    A product that cannot wrap has the gradient of its factors' floats.
+    """
     g = node.body()
     y = _product(node, g, (0, 1), (2, 3), "")
+    conv = "Conv" in node.op_type
+    if math.prod(node.type(1).shape[1:] if conv else node.type(0).shape[-1:]) <= _MOST_TERMS:
+        return g.results(g.Cast(y, to=dtype_to_onnx("i32"), domain=STRAIGHT))
     return g.results(g.Cast(g.Cast(y, to=dtype_to_onnx("i64")), to=dtype_to_onnx("i32")))
 
 
@@ -180,6 +222,6 @@ def qlinear_product(node: Any) -> Any:
     factor = g.Div(g.Mul(left, by), g.Cast(g.ins[6], to=wide))
     kind = node.type(7).dtype
     low, high = _RANGES[kind]
-    q = g.Add(g.Round(g.Mul(y, factor)), g.Cast(g.ins[7], to=wide))
+    q = g.Add(g.Round(g.Mul(y, factor), domain=STRAIGHT), g.Cast(g.ins[7], to=wide))
     q = g.Clip(q, g.constant(low, np.float64), g.constant(high, np.float64))
-    return g.results(g.Cast(q, to=dtype_to_onnx(kind)))
+    return g.results(g.Cast(q, to=dtype_to_onnx(kind), domain=STRAIGHT))

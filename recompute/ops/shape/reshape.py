@@ -144,7 +144,7 @@ class Cast(Elementwise):
         if to == "f8e8m0" and node.type(0).dtype != to:
             return None  # powers of two, rounded as `round_mode` says
         saturate = node.attributes.get("saturate", 1)
-        x = node.inputs[0]
+        x = node.numbers(to)
         return x if x.dtype == to else node.emit(cls(to=to, saturate=saturate), x)
 
     @classmethod
@@ -435,7 +435,7 @@ def flatten(node: Any) -> Any:
 @imports("CastLike")
 def cast_like(node: Any) -> Any:
     """Cast to the second input's element type; its contents are not read."""
-    x, like = node.input(0), node.type(1)
+    x, like = node.numbers(node.type(1).dtype), node.type(1)
     if like.dtype == "f8e8m0" and x.dtype != like.dtype:
         return None
     saturate = node.attributes.get("saturate", 1)

@@ -1,0 +1,139 @@
+"""Which scores a model's output is made of: what losses, metrics and new heads look for behind it.
+
+Looks through what only moves or converts numbers, to Softmax, LogSoftmax or Sigmoid, or a softmax that is written out:
+exp(z) / Σ exp(z), with or without the largest z subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .ir import Block, Operator
+from .program import Program, Variable
+
+#: operators that only move or convert numbers
+MOVES = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Cast", "Identity"])
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a value is made: the operator's name, the names it reads, and its axis, if it has one."""
+
+    kind: str
+    reads: tuple[str, ...]
+    axis: int | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is behind a value: `kind` is "Softmax", "LogSoftmax", "Sigmoid", or "" where it is none of these.
+
+    `source`: the name of what that operator reads (or of the value itself); `axis`: of its classes, in `source`;
+    `moves`: names of the values that are moved copies of its result, in order, the value itself last.
+    """
+
+    kind: str
+    source: str
+    axis: int | None = None
+    moves: tuple[str, ...] = ()
+
+
+def scores_of(name: str, made: Callable[[str], Step | None]) -> Scores:
+    """What a value is made of; `made` tells how a value is made (None: it is declared)."""
+    moves, step = before_moves(name, made)
+    found = None if step is None else _activation(step, made)
+    return Scores("", name) if found is None else Scores(*found, tuple(reversed(moves)))
+
+
+def before_moves(name: str, made: Callable[[str], Step | None]) -> tuple[list[str], Step | None]:
+    """Moved copies from a value back, and how what they are copies of is made."""
+    moves = []
+    step = made(name)
+    while step is not None and step.kind in MOVES:
+        moves.append(name)
+        name = step.reads[0]
+        step = made(name)
+    return moves, step
+
+
+def _activation(step: Step, made: Callable[[str], Step | None]) -> tuple[str, str, int | None] | None:
+    if step.kind in ("Softmax", "LogSoftmax", "Sigmoid"):
+        return step.kind, step.reads[0], step.axis
+    inner = made(step.reads[0]) if step.reads else None
+    if step.kind == "Log" and inner is not None:
+        found = _activation(inner, made)
+        return ("LogSoftmax", *found[1:]) if found is not None and found[0] == "Softmax" else None
+    if step.kind not in ("Div", "Mul") or inner is None or inner.kind != "Exp":
+        return None
+    total = made(step.reads[1])
+    if step.kind == "Mul":
+        total = made(total.reads[0]) if total is not None and total.kind == "Reciprocal" else None
+    if total is None or total.kind != "ReduceSum" or total.reads[0] != step.reads[0] or total.axis is None:
+        return None
+    z = inner.reads[0]
+    shifted = made(z)
+    if shifted is not None and shifted.kind == "Sub":
+        most = made(shifted.reads[1])
+        while most is not None and most.kind in ("Identity", "Detach"):
+            most = made(most.reads[0])
+        if most is not None and most.kind == "ReduceMax" and most.reads[0] == shifted.reads[0]:
+            z = shifted.reads[0]
+    return "Softmax", z, total.axis
+
+
+def steps_of(block: Block) -> Callable[[str], Step | None]:
+    """How the values of a block are made."""
+    producers = block.producers()
+
+    def made(name: str) -> Step | None:
+        at = producers.get(name)
+        if at is None:
+            return None
+        op = block.operators[at]
+        axes = getattr(op.op, "axes", None)
+        axis = axes[0] if axes is not None and len(axes) == 1 else getattr(op.op, "axis", None)
+        return Step(op.op.name, tuple(v.name if v is not None else "" for v in op.inputs), axis)
+
+    return made
+
+
+def main_outputs(program: Program) -> list[Variable]:
+    """The floating-point outputs that no other one is made of, as hidden states and caches beside scores are."""
+    found = [v for v in program.outputs if v.value.type.is_float and v.value.ndim]
+    if len(found) < 2:
+        return found
+    made = steps_of(program.block)
+    roots = {v.name: v.name for v in found}
+    for name in roots:
+        while (step := made(roots[name])) is not None and step.kind == "Identity":
+            roots[name] = step.reads[0]
+    wanted, inner = set(roots.values()), set[str]()
+    for op in reversed(program.operators):
+        writes = {v.name for v in op.writes()}
+        if writes & inner:
+            inner |= writes  # the states beside the sequence that is used
+        if writes & (inner | wanted):
+            inner.update(v.name for v in op.reads())
+    return [v for v in found if roots[v.name] not in inner] or found
+
+
+def moved(op: Operator, shape: tuple[int, ...], axis: int | None) -> tuple[tuple[int, ...], int | None] | None:
+    """The shape and the class axis behind an operator of MOVES; None where classes are no longer along one axis."""
+    after: tuple[int, ...] = next(iter(op.writes())).shape
+    if axis is None or op.op.name in ("Cast", "Identity"):
+        return after, axis
+    if op.op.name == "Transpose":
+        perm: Any = op.op.perm  # type: ignore[attr-defined]
+        return after, tuple(perm).index(axis)
+    sizes = {_before(shape, axis): shape[axis]}
+    place = [i for i, n in enumerate(after) if sizes.get(_before(after, i)) == n]
+    return (after, place[0]) if place else None
+
+
+def _before(shape: tuple[int, ...], axis: int) -> int:
+    found = 1
+    for n in shape[:axis]:
+        found *= n
+    return found

@@ -1,0 +1,245 @@
+"""New heads in the place of old ones: `rc.edit.replace_head`."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..errors import UsageError
+from ..importer.schema import describe
+from ..language.scores import MOVES
+from ..language.types import DTYPES, dtype_from_onnx
+from .graph import Graph, edits
+from .weights import matrices
+
+__all__ = ["drawn", "features_out", "replace_head"]
+
+#: operators behind a head that take any number of features: they move numbers, make probabilities, pool or resize
+_BEHIND = MOVES | {
+    "Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Exp", "Log", "Sub", "Div", "Mul", "Relu", "Clip", "Dropout",
+    "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean", "Resize", "Upsample",
+}  # fmt: skip
+#: further ones that may read what is behind a head
+_READERS = _BEHIND | {
+    "Add", "Neg", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceLogSumExp", "ArgMax", "TopK", "Shape", "Round",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Head:
+    """The layer that makes an output: its product, the Add of its bias if that is apart, and its weight."""
+
+    product: onnx.NodeProto
+    add: onnx.NodeProto | None
+    weight: str
+    shape: tuple[int, ...]
+    onnx_type: int
+
+    @property
+    def last(self) -> onnx.NodeProto:
+        """The node that makes its result."""
+        return self.product if self.add is None else self.add
+
+    @property
+    def features(self) -> int:
+        """The features of its result."""
+        node = self.product
+        turned = any(a.name == "transB" and a.i for a in node.attribute) or self.weight != node.input[1]
+        return self.shape[0] if node.op_type == "Conv" or turned else self.shape[1]
+
+    @property
+    def bias(self) -> str:
+        """The name of its bias, "" where it has none."""
+        if self.add is not None:
+            return next(i for i in self.add.input if i not in self.product.output)
+        return self.product.input[2] if len(self.product.input) > 2 else ""
+
+
+@edits
+def replace_head(
+    model: Graph, out_features: int, *, at: str | Sequence[str] | None = None, bias: bool = True, seed: int = 0
+) -> None:
+    """Replaces the layer that makes an output by a new one with another number of features; the outputs stay.
+
+    `at`: the output, or a value before it (default: the only head); several names: several heads.  The layer is a Gemm,
+    a MatMul and perhaps an Add, or a convolution, of a weight; Softmax, Sigmoid, poolings and what only moves numbers
+    may follow it, and then follow the new one, which has the names of the old one.  Weights are drawn as for `linear`.
+    UsageError where there is no such layer, or something that follows needs the old number of features.
+    """
+    features_out(out_features)
+    outputs = model.outputs()
+    names = [at] if isinstance(at, str) else list(at or outputs)
+    for name in names:
+        model.known(name)
+    heads = {name: _head(model, name) for name in names}
+    found = {h.last.output[0]: h for h in heads.values() if h is not None}
+    if at is None and len(outputs) > 1 and len(found) != 1:
+        raise UsageError(f"the model has {len(outputs)} outputs ({', '.join(outputs)}): say by at= whose head it is")
+    missing = [n for n, h in heads.items() if h is None]
+    if missing and (at is not None or not found):
+        raise UsageError(
+            f"'{missing[0]}' is not made by a Gemm, a MatMul and perhaps an Add, or a convolution, of a weight: cut "
+            "the model where the new head begins (rc.edit.cut), and append it (rc.edit.linear)"
+        )
+    for head in found.values():
+        behind = _behind(model, head, int(out_features))
+        _replace(model, head, int(out_features), bias=bias, seed=seed)
+        _declare_again(model, behind)
+
+
+def _head(model: Graph, name: str) -> Head | None:
+    """The layer behind a value; None where something else makes it."""
+    makers, known = model.makers(), matrices(model)
+    node, add, relu = makers.get(name), None, False
+    while node is not None and node.op_type not in ("MatMul", "Gemm", "Conv"):
+        rest = [i for i in node.input if i and not _constant(model, makers, i)]
+        if node.op_type == "Add" and len(rest) == 1:
+            add = node
+        elif node.op_type in _BEHIND and rest and (len(rest) == 1 or _shifted(makers, rest)):
+            add, relu = None, relu or node.op_type == "Relu"
+        else:
+            return None
+        node = makers.get(rest[0])
+    if node is None or any(a.name in ("transA", "group") and a.i > (a.name == "group") for a in node.attribute):
+        return None
+    weight = node.input[1]
+    if node.op_type == "Conv":
+        held = model.constant(weight)
+        if held is None or (relu and held.shape[2:] != (1,) * (held.ndim - 2)):
+            return None
+        return Head(node, add, weight, held.shape, helper.np_dtype_to_tensor_dtype(held.dtype))
+    before = makers.get(weight)
+    if before is not None and before.op_type == "Transpose":
+        weight = before.input[0]
+    if relu or weight not in known or node.input[0] in known:
+        return None
+    return Head(node, add, weight, *known[weight])
+
+
+def _shifted(makers: dict[str, onnx.NodeProto], rest: list[str]) -> bool:
+    """Whether what is subtracted from a value, or multiplied by it, is made of it: softmax that is written out."""
+    other = makers.get(rest[1])
+    while other is not None and other.op_type in ("Reciprocal", "ReduceMax", "ReduceSum", "Identity"):
+        if other.input[0] == rest[0]:
+            return True
+        other = makers.get(other.input[0])
+    return False
+
+
+def _constant(model: Graph, makers: dict[str, onnx.NodeProto], name: str) -> bool:
+    return name in model.tensors or (name in makers and makers[name].op_type == "Constant")
+
+
+def _behind(model: Graph, head: Head, size: int) -> set[str]:
+    """The values that the head's result makes, where it may have another number of features.
+
+    Shapes that a Reshape gives with the old number get the new one.  UsageError for what cannot follow.
+    """
+    old, makers = head.features, model.makers()
+    found = {head.last.output[0]}
+    for node in model.nodes:
+        if found.isdisjoint(node.input):
+            continue
+        constants = [model.constant(i) for i in node.input if _constant(model, makers, i)]
+        if node.op_type == "Reshape" and node.input[0] in found and constants and constants[0] is not None:
+            _reshape(model, node, constants[0], old, size)
+        elif node.op_type not in _READERS or (
+            node.op_type in ("Add", "Sub", "Mul", "Div") and any(c is not None and c.size > 1 for c in constants)
+        ):
+            raise UsageError(
+                f"the head that makes '{head.last.output[0]}' cannot be replaced: {describe(node)} follows it, and "
+                f"needs its {old} features; cut the model before it (rc.edit.cut)"
+            )
+        found.update(node.output)
+    return found
+
+
+def _reshape(model: Graph, node: onnx.NodeProto, shape: np.ndarray, old: int, size: int) -> None:
+    """Gives a Reshape the new number of features in the place of the old one."""
+    places = [i for i, n in enumerate(shape.tolist()) if n == old]
+    if len(places) == 1 or old == size:
+        turned = shape.copy()
+        turned[places] = size
+        node.input[1] = model.fresh(f"{node.output[0]}.shape")
+        model.add_tensor(node.input[1], turned)
+        return
+    dims = model.type_of(node.input[0])
+    others = [] if dims is None else [d for d in dims[1] if d != old]
+    if places or any(n > 1 and n not in others for n in shape.tolist()):
+        raise UsageError(
+            f"{describe(node)} follows the head and reshapes its {old} features to {shape.tolist()}: cut the model "
+            "before it (rc.edit.cut)"
+        )
+
+
+def _replace(model: Graph, head: Head, size: int, *, bias: bool, seed: int) -> None:
+    """Writes the new layer in the place of the old one."""
+    node, y, x = head.product, head.last.output[0], head.product.input[0]
+    old_bias = head.bias
+    conv = node.op_type == "Conv"
+    shape = (size, *head.shape[1:]) if conv else (size, math.prod(head.shape) // head.features)
+    model.nodes = [n for n in model.nodes if n is not node and n is not head.add]
+    model.drop([node.input[1], *([old_bias] if old_bias else ())])
+    names = [model.fresh(head.weight)]
+    if bias:
+        names.append(model.fresh(old_bias or f"{head.weight.removesuffix('.weight')}.bias"))
+    numbers, limit = DTYPES[dtype_from_onnx(head.onnx_type) or "f32"], 1 / math.sqrt(math.prod(shape[1:]))
+    for n, s in zip(names, [shape, (size,)], strict=False):
+        model.add_tensor(n, drawn(n, s, limit, seed).astype(numbers))
+    place = model.place_of(x) + 1
+    for made in reversed(list(_layer(model, node, [x, *names], y))):
+        model.nodes.insert(place, made)
+    model.unfreeze(names)
+    model.also_trained(names)
+
+
+def _layer(model: Graph, old: onnx.NodeProto, reads: list[str], y: str) -> Iterator[onnx.NodeProto]:
+    """The nodes of a layer with a weight [out, ...] in the place of another."""
+    x, weight, *bias = reads
+    dims = model.type_of(x)
+    if old.op_type == "Conv":
+        made = onnx.NodeProto()
+        made.CopyFrom(old)
+        made.input[:], made.output[:] = reads, [y]
+        yield made
+    elif old.op_type == "Gemm" or (dims is not None and len(dims[1]) == 2):
+        yield helper.make_node("Gemm", reads, [y], name=y, transB=1)
+    else:
+        turned = model.fresh(f"{weight}.transposed")
+        product = model.fresh(f"{y}.product") if bias else y
+        yield helper.make_node("Transpose", [weight], [turned], name=turned, perm=[1, 0])
+        yield helper.make_node("MatMul", [x, turned], [product], name=product)
+        if bias:
+            yield helper.make_node("Add", [product, *bias], [y], name=y)
+
+
+def _declare_again(model: Graph, names: set[str]) -> None:
+    """Infers the shapes of values anew."""
+    graph = model.model.graph
+    for i in [i for i, v in enumerate(graph.value_info) if v.name in names][::-1]:
+        del graph.value_info[i]
+    changed = [o for o in graph.output if o.name in names]
+    for o in changed:
+        o.type.tensor_type.ClearField("shape")
+    for o in changed:
+        found = model.info(o.name)
+        if found is not None:
+            o.CopyFrom(found)
+
+
+def features_out(size: object) -> None:
+    """UsageError unless a number of features is one."""
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise UsageError(f"out_features must be a whole number of at least 1, not {size!r}")
+
+
+def drawn(name: str, shape: tuple[int, ...], limit: float, seed: int) -> np.ndarray:
+    """Uniform numbers in ±limit, in float64, which depend on the seed and the name only."""
+    g = np.random.Generator(np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64)))
+    return g.uniform(-limit, limit, shape)
