@@ -19,7 +19,7 @@ from ..importer.tensors import tensor_array
 from ..importer.trained import said_to_train
 from ..language.program import Program
 from ..language.types import DTYPES, dtype_from_onnx
-from ..support.files import make_folder, replacing, together
+from ..support.files import make_folder, regular, replacing, together
 from ..training.state import contents
 from .graph import Graph, edits
 from .lora import ADAPTERS, Adapter, adapters_of, add_adapters
@@ -162,8 +162,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     from safetensors.numpy import load_file
 
     try:
-        config = json.loads((folder / _CONFIG).read_text())
-        tensors = load_file(folder / _WEIGHTS)
+        config = json.loads(regular(folder / _CONFIG).read_text())
+        tensors = load_file(regular(folder / _WEIGHTS))
     except OSError as e:
         raise ModelError(f"cannot read the adapter in '{folder}': {e.strerror or e}") from None
     except (ValueError, RecursionError, SafetensorError) as e:

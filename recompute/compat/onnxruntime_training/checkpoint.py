@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError, UsageError
+from ...support.files import regular
 from ...support.tensor_file import write_arrays
 
 _ENTRY = "recompute.checkpoint"
@@ -135,7 +136,7 @@ class CheckpointState:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(os.fspath(checkpoint_uri), framework="np") as file:
+            with safe_open(regular(checkpoint_uri), framework="np") as file:
                 told = json.loads((file.metadata() or {})[_ENTRY])
                 arrays = {n: np.array(file.get_tensor(n)) for n in file.keys()}  # noqa: SIM118  no mapping
             state = cls({n: arrays[f"weight/{n}"] for n in told["weights"]}, told["trained"])
