@@ -62,7 +62,10 @@ def test_one_array_twice_constants_inputs_and_absent_state(name):
             refused(moved, f"in place, but %{out.name} is an input")
             if out.size < 10:
                 zeros = Constant.of(out.name, np.zeros(out.shape, out.type.numpy))
-                refused(dataclasses.replace(block, state=rest, constants=(zeros,)), f"in place, but %{out.name} is a constant")
+                refused(
+                    dataclasses.replace(block, state=rest, constants=(zeros,)),
+                    f"in place, but %{out.name} is a constant",
+                )
             left = tuple(None if o == out else o for o in outs)
             refused(changed(block, outputs=left), "required|must be that parameter")
             without = changed(block, inputs=tuple(None if j == at else v for j, v in enumerate(ins)), outputs=left)
