@@ -37,10 +37,7 @@ def unfit(value: Any, wanted: Any, where: str) -> str:
 
 def repr_short(value: Any) -> str:
     """A value in an error."""
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
-        return "a number of too many digits"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
