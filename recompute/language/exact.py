@@ -27,6 +27,7 @@ class Exact:
     `dataclass` keeps methods that a class has of its own: each subclass gets these two.
     """
 
+    _exact: tuple
     __slots__ = ("_exact",)  # outside of `vars`, which are the fields
 
     def __init_subclass__(cls, **kw: Any) -> None:
@@ -36,7 +37,7 @@ class Exact:
 
     def _exactly(self) -> tuple:
         try:
-            return self._exact  # type: ignore[has-type]
+            return self._exact
         except AttributeError:
             found = tuple(map(exact, vars(self).values()))
             object.__setattr__(self, "_exact", found)
@@ -46,7 +47,7 @@ class Exact:
         return self.__dict__  # copies and pickles: the fields
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and self._exactly() == other._exactly())  # type: ignore[attr-defined]
+        return self is other or (type(self) is type(other) and self._exactly() == other._exactly())
 
     def __hash__(self) -> int:
         return hash(self._exactly())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_NAMES = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false", None: "null"}
+_NAMES: dict[Any, str] = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false", None: "null"}
 
 
 def unfit(value: Any, wanted: Any, where: str) -> str:
@@ -50,5 +50,5 @@ def _is(value: Any, wanted: Any) -> bool:
 
 
 def _said(wanted: tuple) -> str:
-    kinds = {list: "a list", dict: "an object with names"}
+    kinds: dict[type, str] = {list: "a list", dict: "an object with names"}
     return " or ".join(kinds[type(w)] if type(w) in kinds else _NAMES[w] for w in wanted)
