@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_NAMES: dict[Any, str] = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false", None: "null"}
+_NAMES: dict[Any, str] = {
+    str: "a text", int: "a whole number", float: "a finite number", bool: "true or false", None: "null",
+}  # fmt: skip
 
 
 def unfit(value: Any, wanted: Any, where: str) -> str:
