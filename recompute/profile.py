@@ -23,7 +23,7 @@ from .language.text import show_attribute
 from .language.types import TensorType
 from .runtime.cpu.session import ALIGNMENT, Arena
 from .support.cache import is_own, make_private
-from .support.files import apart, cache_folder, machine, replacing
+from .support.files import apart, cache_folder, machine, regular, replacing
 
 __all__ = [
     "Profile",
@@ -182,7 +182,7 @@ def default_path() -> Path | None:
 
 def _read(path: Path) -> tuple[str, dict[str, tuple[float, float]]]:
     """The machine and the times of a file.  ValueError with what is wrong in it."""
-    with open(path, "rb") as f:
+    with open(regular(path), "rb") as f:
         raw = f.read(_LARGEST_FILE + 1)
     if raw and not raw.startswith(_MARK.encode()):
         raise _NoProfile("it begins otherwise")

@@ -24,7 +24,7 @@ from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .cpu.session import Arena, Session
 from .lowering import foreign, resolved
-from .shared.binding import far_waits
+from .shared.binding import far_waits, need_separate
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ class Executor:
                 if held and not (array.flags.writeable and array.flags.c_contiguous):  # a view of the file
                     program.data[name] = np.array(array, order="C")
             block = self._planned(program, wanted)
+            need_separate(block, program.data)
             self._join(program, block)
             arena = self._arena_for(memory_report(block).arena)
             bound = _Bound(program.block, wanted, self._open(block, program.data, progress, arena))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..budgets import parse_bytes
 from ..errors import UsageError, nearest
+from ..support.files import regular
 from . import ending as cli_ending
 from .frozen import freeze
 from .outputs import report_attention
@@ -159,7 +160,7 @@ class ModelJob:
         for item in split(self.args.checkpoints):
             if item.startswith("@"):
                 try:
-                    lines = Path(item[1:]).read_text().splitlines()
+                    lines = regular(item[1:]).read_text().splitlines()
                 except (OSError, UnicodeDecodeError) as e:
                     raise UsageError(f"--checkpoints: cannot read '{item[1:]}': {e}") from None
                 found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 
 from ..errors import ModelError, OutOfMemoryError, UsageError
 from ..language.types import DTYPES
+from ..support.files import regular
 from .base import TEXT, Column, Dataset, is_text, show_columns
 
 #: devices of DLPack whose memory the host reads: itself, and memory pinned or managed by CUDA and ROCm
@@ -29,6 +32,8 @@ class Rows:
         self._load: Callable[[], np.ndarray] | None = load
         self._lock = threading.Lock()
         self._rows: np.ndarray | None = None
+        #: the file in which `_rows` lies, and the bytes of it that it needs
+        self._mapped: tuple[Any, int] | None = None
         #: the type of the elements, if `_rows` has their bytes
         self._stored: np.dtype | None = None
 
@@ -40,6 +45,11 @@ class Rows:
     def take(self, indices: np.ndarray) -> np.ndarray:
         """A C-contiguous array of the rows, in the machine's byte order."""
         rows = self._rows if self._rows is not None else self._loaded()
+        if self._mapped is not None and self._mapped[0].size() < self._mapped[1]:
+            raise ModelError(
+                f"a mapped data file became shorter while it was used: it has {self._mapped[0].size():,} bytes of "
+                f"{self._mapped[1]:,}; write another file, and rename it, to change data that is in use"
+            )
         dtype, shape = self.column
         if self._stored is not None:
             taken = rows.take(indices, axis=0).view(self._stored)
@@ -53,7 +63,11 @@ class Rows:
         """The whole column; rows of unaligned or foreign bytes as bytes, which are copied fastest."""
         with self._lock:
             if self._rows is None and self._load is not None:
-                array = self._load().view(np.ndarray)
+                found = self._load()
+                if (mapping := getattr(found, "_mmap", None)) is not None:
+                    start = found.offset - found.offset % mmap.ALLOCATIONGRANULARITY  # type: ignore[attr-defined]
+                    self._mapped = mapping, start + len(mapping)
+                array = found.view(np.ndarray)
                 whole = array.flags.c_contiguous and array.size and not is_text(array.dtype)
                 if whole and not (array.flags.aligned and array.dtype.isnative):
                     self._stored = array.dtype
@@ -108,9 +122,8 @@ class Arrays(Dataset):
 
 def of_equal_length(rows: Mapping[str, Rows], name: str, notes: Mapping[str, str]) -> Arrays:
     """The columns of a file that have as many rows as most of them; the others (lists of class names) are noted."""
-    counts = [r.count for r in rows.values()]
-    most = max(counts, key=counts.count, default=0)
-    if counts.count(most) == max((counts.count(c) for c in counts if c != most), default=0):
+    (most, often), *others = Counter(r.count for r in rows.values()).most_common() or [(0, 0)]
+    if others and others[0][1] == often:
         return Arrays(rows, name, notes)  # which is right of two lengths cannot be known: its error
     odd = {n: f"has {r.count} rows, the other columns have {most}" for n, r in rows.items() if r.count != most}
     return Arrays({n: r for n, r in rows.items() if n not in odd}, name, {**notes, **odd})
@@ -182,7 +195,7 @@ def why_no_column(dtype: np.dtype, shape: Sequence[int], array: np.ndarray | Non
 def mapped_npy(path: str | Path) -> np.ndarray:
     """The array of an .npy file, mapped.  ModelError if it cannot be read, UsageError for Python objects."""
     try:
-        with open(path, "rb") as file:
+        with open(regular(path), "rb") as file:
             shape, fortran, dtype = npy_header(file)
             start = file.tell()
             rest = file.seek(0, 2) - start

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ModelError, UsageError, nearest
+from ..support.files import regular
 from .arrays import Arrays, Rows
 
 _PIXELS = 3 * 32 * 32
@@ -46,7 +47,7 @@ def cifar10(path: str | Path, train: bool = True, sha256: Mapping[str, str] | No
 def _records(path: Path, digest: str | None) -> np.ndarray:
     """The records of a file, checked."""
     try:
-        content = path.read_bytes()
+        content = regular(path).read_bytes()
     except OSError as e:
         raise ModelError(f"cannot read the data file '{path}': {e.strerror or e}") from None
     if not content or len(content) % _RECORD:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError, UsageError, need_extra
+from ..errors import ModelError, UsageError
 from ..support.threads import cores
 from .base import Column, Dataset
 from .drawing import uniform
+from .image_files import FORMATS, in_mode, opened_image, pillow
 from .pixels import Scale
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp"})
 #: range of the ratio of width to height of random crops, and how many are tried
 _RATIOS, _TRIES = (3 / 4, 4 / 3), 10
 
@@ -27,7 +27,7 @@ def is_image_folder(path: Path) -> bool:
 
 
 def _images(folder: Path) -> list[Path]:
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in FORMATS and not p.name.startswith("."))
     return sorted(p for p in found if p.is_file())
 
 
@@ -60,7 +60,7 @@ class ImageFolder(Dataset):
         seed: int = 0,
         workers: int | None = None,
     ) -> None:
-        _pillow()
+        pillow()
         if mode not in ("RGB", "L"):
             raise UsageError(f"mode must be 'RGB' or 'L', not '{mode}'")
         self.name, self.mode, self.flip, self.seed, self.epoch = f"'{path}'", mode, flip, seed, 0
@@ -123,7 +123,7 @@ class ImageFolder(Dataset):
             else None
         )
         try:
-            with _pillow().open(path) as image:
+            with opened_image(path) as image:
                 pixels = self._cut(image, draws)
         except MemoryError:
             raise
@@ -148,9 +148,9 @@ class ImageFolder(Dataset):
             image.draft(self.mode, (int(before[0] / factor) + 1, int(before[1] / factor) + 1))
             x, y = image.size[0] / before[0], image.size[1] / before[1]
             box = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
-        image = image if image.mode == self.mode else image.convert(self.mode)
+        image = in_mode(image, self.mode)
         if box != (0, 0, width, height) or image.size != (width, height):
-            image = image.resize((width, height), _pillow().Resampling.BILINEAR, box)
+            image = image.resize((width, height), pillow().Resampling.BILINEAR, box)
         return np.asarray(image)
 
 
@@ -185,7 +185,7 @@ def _listed(path: Path) -> tuple[list[Path], np.ndarray, tuple[str, ...]]:
         what = (
             f"'{path / empty[0]}' has no images" if empty else f"'{path}' has no folders of images, one for each class"
         )
-        raise ModelError(f"{what} ({', '.join(sorted(SUFFIXES))})")
+        raise ModelError(f"{what} ({', '.join(sorted(FORMATS))})")
     files = [f for of_class in found.values() for f in of_class]
     labels = np.repeat(np.arange(len(found)), [len(of_class) for of_class in found.values()])
     return files, labels.astype(np.int64), tuple(found)
@@ -227,11 +227,3 @@ def _random_box(
             left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
             return (left, top, left + w, top + h)
     return _middle_box(have, (height, width), 1.0)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise need_extra("Pillow", "images", "reading images") from None
-    return Image

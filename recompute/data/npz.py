@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ModelError, OutOfMemoryError, RecomputeError
+from ..support.files import regular
 from .arrays import Arrays, Rows, mapped, npy_header, of_equal_length, why_no_column
 
 #: bytes of the fixed part of a member's local header, and where in it the lengths of name and extra field are
@@ -22,7 +23,7 @@ _LOCAL, _LENGTHS = 30, 26
 def opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     """The archive; what goes wrong while it is read is one of this package's errors."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular(path)) as archive:
             yield archive
     except MemoryError:
         raise OutOfMemoryError(f"not enough memory on this machine for the arrays of '{path}'") from None

@@ -6,6 +6,8 @@ import contextlib
 import csv
 import functools
 import itertools
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError, OutOfMemoryError, UsageError, need_extra
+from ..support.files import regular
 from .arrays import Arrays, Rows
 from .base import TEXT
 
@@ -63,8 +66,8 @@ class _Table:
 
     def read(self) -> bool:
         """Reads the file; False if it has to be read again, since a column that began with numbers is text."""
-        self.blocks, self.again = [], False
-        with open(self.path, encoding="utf-8-sig", newline="") as file, _long_cells():
+        self.blocks, self.rows, self.again = [], 0, False
+        with open(regular(self.path), encoding="utf-8-sig", newline="") as file, _long_cells():
             lines = csv.reader(file, delimiter=self.separator, quoting=self.quoting, strict=True)  # type: ignore[arg-type]
             rows = self._begin(lines)
             block: list[list[str]] = []
@@ -91,7 +94,8 @@ class _Table:
         else:
             self.names = [str(i) for i in range(len(first))] if self.header is False else list(self.header)
             lines = itertools.chain([first], lines)
-        double = next((n for i, n in enumerate(self.names) if n in self.names[:i]), None)
+        count = Counter(self.names)
+        double = next((n for n in self.names if count[n] > 1), None)
         if double is not None:
             raise ModelError(f"cannot read the data file '{self.path}': two columns are called '{double}'")
         return lines
@@ -105,7 +109,7 @@ class _Table:
 
     def _convert(self, block: list[list[str]]) -> None:
         """Adds a block of rows as arrays."""
-        start = sum(len(b[0]) for b in self.blocks)
+        start, self.rows = self.rows, self.rows + len(block)
         made = []
         for i, cells in enumerate(zip(*block, strict=True)):
             array = None if i in self.texts else _numbers(cells)
@@ -170,16 +174,18 @@ def from_parquet(path: str | Path | Sequence[str | Path]) -> Arrays:
     rows: dict[str, Rows] = {}
     notes: dict[str, str] = {}
 
+    lock = threading.Lock()  # a file is read by one thread at a time
+
     def column(wanted: str) -> Any:
-        with _readable(name):
-            parts = [parquet.read_table(p, columns=[wanted], memory_map=True) for p in paths]
+        with _readable(name), lock:
+            parts = [f.read(columns=[wanted]) for f in files]
             found = pa.concat_tables(parts).column(0).combine_chunks()
             if len(found) != count:
                 raise ValueError(f"column '{wanted}' has {len(found)} rows, not {count}")
             return found
 
     with _readable(name):
-        files = [parquet.ParquetFile(p, memory_map=True) for p in paths]
+        files = [parquet.ParquetFile(regular(p)) for p in paths]
         schema, count = files[0].schema_arrow, sum(f.metadata.num_rows for f in files)
     for field in schema:
         found = _of_type(field, count, functools.partial(column, field.name), name)

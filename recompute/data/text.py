@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError, UsageError, nearest, need_extra
+from ..support.files import regular
 from .base import Dataset, Wrapped, is_text, need_column, show_column
 
 #: what of an encoding becomes a column
@@ -123,7 +124,7 @@ def _prepared(given: Any, length: int, lower: bool) -> Any:
 
 def _from_file(library: Any, path: Path, lower: bool) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular(path).read_text(encoding="utf-8")
         if path.suffix == ".json":
             return library.Tokenizer.from_str(text)
         words = text.splitlines()

@@ -13,6 +13,7 @@ import onnx
 
 from ..errors import ModelError
 from ..language.types import DTYPES, PACKED, dtype_to_onnx
+from ..support.files import regular
 
 #: the metadata entry of the model that names the file, which lies in the model's folder
 STATE_FILE = "recompute.state"
@@ -56,7 +57,7 @@ def _header(path: Path, name: str) -> tuple[int, dict[str, Any]]:
         raise ModelError(f"the state of this training step is outside the model's folder: '{name}' is not read")
     try:
         size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open(regular(path), "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, _MAX_HEADER):
                 raise ValueError("it is truncated, or no safetensors file")

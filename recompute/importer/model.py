@@ -13,6 +13,7 @@ import onnx
 
 from ..errors import ModelError, UsageError, nearest
 from ..language.types import DTYPES, PACKED, TensorType, dtype_from_onnx, show_onnx_dtype
+from ..support.files import regular
 from .beside import attach_state
 from .graphs import first_output
 from .limits import Budget
@@ -39,7 +40,7 @@ def read_model(
     else:
         path = Path(model)
         try:
-            raw = path.read_bytes()
+            raw = regular(path).read_bytes()
         except OSError as e:
             raise ModelError(f"cannot read '{path}': {e.strerror or e}") from None
         proto, folder = onnx.ModelProto(), path.resolve().parent

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
+from .exact import exact
 from .ir import Block, Constant, Operator, Role, Value
 from .op import Op, op_class
 from .types import DTYPES, TensorType
@@ -57,7 +58,7 @@ class Builder:
         self.prefix = prefix
         self.operators: list[Operator] = []
         self.constants: list[Constant] = []
-        self._known = {(c.value.type, _key(c.data)): c.value for c in constants}
+        self._known = {(c.value.type, exact(c.data)): c.value for c in constants}
         self._shared: dict[tuple, Value] = {}
 
     @staticmethod
@@ -99,10 +100,10 @@ class Builder:
         array = np.asarray(value, dtype=DTYPES[dtype])
         t = TensorType.of(array)
         data = tuple(array.reshape(-1).tolist())
-        found = self._known.get((t, _key(data)))
+        found = self._known.get((t, exact(data)))
         if found is None:
             found = Value(self.names.take(_constant_name(data, t)), t)
-            self._known[(t, _key(data))] = found
+            self._known[(t, exact(data))] = found
             self.constants.append(Constant(found, data))
         return found
 
@@ -134,11 +135,6 @@ class Builder:
         for v in values[1:]:
             total = self.Add(total, v)
         return total
-
-
-def _key(data: tuple) -> tuple:
-    # -0.0 == 0.0, True == 1 and nan != nan: constants are shared by their text
-    return tuple(map(repr, data))
 
 
 def _constant_name(data: tuple, t: TensorType) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .exact import Exact
 from .kernels import provider
 from .op import Op
 from .types import TensorType, Value
@@ -119,7 +120,7 @@ class Free(Op):
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Exact):
     """A small declared constant: its value and its elements in row-major order."""
 
     value: Value

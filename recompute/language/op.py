@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import TypeRuleError, UsageError, nearest
+from .exact import Exact, exact
 from .types import TensorType
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Op:
+class Op(Exact):
     """An operator with its attributes, not yet applied to values.
 
     A subclass defines:
@@ -117,7 +118,7 @@ class Op:
         return {
             f.name: getattr(self, f.name)
             for f in _fields(type(self))
-            if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
+            if f.default is dataclasses.MISSING or exact(getattr(self, f.name)) != exact(f.default)
         }
 
     # -- defined by subclasses ------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ def trusted() -> Iterator[None]:
 def verify(block: Block) -> Block:
     """Checks a block and returns it.
 
-    Rules: names are declared once and written once (state only by operators that update it); every read comes after
+    Rules: names are declared once and written once (state only by operators that update it,
+    which read it once, and never constants or inputs); every read comes after
     the write and before the free; types agree with the operators' type rules, and have at most 64 dimensions and a
     possible size; a constant has as many elements as its type; a recomputed operator reads no parameter or state after
     its update; outputs exist and are not freed; only copies access values in host memory, and only the wait of a copy
@@ -57,6 +58,7 @@ class _Checker:
         self.freed: set[str] = set()
         self.changed: set[str] = set()
         self.persistent = {v.name for v in block.persistent()}
+        self.constants = {c.value.name for c in block.constants}
         self.copies = Copies(self.persistent)
         self.communications = Communications()
         self.at = -1
@@ -136,28 +138,44 @@ class _Checker:
             raise self.fail(why)
         if not op.typed:
             object.__setattr__(op, "typed", True)  # operators are immutable: later passes need not check again
-        for i, v in enumerate(op.outputs):
-            if v is None:
-                continue
-            if op.op.updates:
-                self.check_update(op, i, v)
-            elif v.name in self.live or v.name in self.freed:
-                raise self.fail(f"{show_name(v.name)} is written twice")
-            else:
+        if op.op.updates:
+            self.check_updates(op)
+        else:
+            for v in op.writes():
+                if v.name in self.live or v.name in self.freed:
+                    raise self.fail(f"{show_name(v.name)} is written twice")
                 self.live[v.name] = v
         for buffer in op.scratch:
             if buffer.name in self.live or buffer.name in self.freed:
                 raise self.fail(f"scratch {show_name(buffer.name)} has the name of a value")
             self.freed.add(buffer.name)
 
-    def check_update(self, op: Operator, i: int, v: Value) -> None:
-        target = op.inputs[op.op.updates[i]]
-        if target is None or target.name != v.name or v.name not in self.persistent:
-            raise self.fail(
-                f"{op.op.name} updates its input {op.op.updates[i]} in place: output {i} must be that parameter, "
-                f"buffer or state, not {show_name(v.name)}"
-            )
-        self.changed.add(v.name)
+    def check_updates(self, op: Operator) -> None:
+        """Checks that an update writes what it reads: parameters, buffers and state, each of which it reads once."""
+        names = [None if v is None else v.name for v in op.inputs]
+        outs = [None if v is None else v.name for v in op.outputs]
+        for i, at in enumerate(op.op.updates):
+            name, out = (found[k] if k < len(found) else None for found, k in ((names, at), (outs, i)))
+            if name is None and out is None:
+                continue
+            if name is None or name != out:
+                raise self.fail(
+                    f"{op.op.name} updates its input {at} in place: output {i} must be that parameter, buffer or state"
+                    f" ({show_name(name) if name else 'absent'}), not {show_name(out) if out else 'absent'}"
+                )
+            if name in self.constants or name not in self.persistent:
+                kinds = {"a constant": self.constants, "an input": {v.name for v in self.block.inputs}}
+                kind = next((k for k, of in kinds.items() if name in of), "a computed value")
+                raise self.fail(
+                    f"{op.op.name} updates its input {at} in place, but {show_name(name)} is {kind}: declare it as a "
+                    "parameter, buffer or state"
+                )
+            if names.count(name) > 1:
+                raise self.fail(
+                    f"{op.op.name} updates {show_name(name)} in place and reads it as another input too: declare a "
+                    "state for each, or read a copy"
+                )
+            self.changed.add(name)
 
     def check_types(self, op: Operator) -> None:
         try:
@@ -167,7 +185,8 @@ class _Checker:
         except Exception:  # the type rule does not expect inputs of this number or kind
             given = ", ".join("_" if v is None else str(v.type) for v in op.inputs)
             raise self.fail(f"{op.op.name} does not accept inputs of this number or kind: ({given})") from None
-        if len(op.outputs) > len(types) or any(v is None for v in op.outputs[: op.op.required_outputs]):
+        wanted = op.outputs[: op.op.required_outputs]
+        if len(op.outputs) > len(types) or None in wanted or len(wanted) < op.op.required_outputs:
             raise self.fail(f"{op.op.name} has {len(types)} outputs, {op.op.required_outputs} of them required")
         for v, t in zip(op.outputs, types, strict=False):
             if t is None:

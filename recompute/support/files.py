@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import tempfile
 import uuid
 import zlib
@@ -57,6 +58,15 @@ def machine() -> tuple[str, str]:
 def is_special(path: Path) -> bool:
     """Whether `path` is a device or a pipe (/dev/null, /dev/stdout), which is written to and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def regular(path: str | os.PathLike[str]) -> Path:
+    """The path of a file to read; OSError for a pipe, a device or a socket, where reading might wait for ever."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder says what it is
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file: copy what it gives to a file", str(path))
+    return Path(path)
 
 
 class _Unfinished:

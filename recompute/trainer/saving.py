@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import JobError, ModelError, UsageError
 from ..language.program import Program
-from ..support.files import make_folder, why_no_folder
+from ..support.files import make_folder, regular, why_no_folder
 from ..training.state import load_state, save_state
 from ..version import __version__
 from .ranks import ONE, Ranks
@@ -184,10 +184,10 @@ def load(program: Program, checkpoint: Checkpoint) -> None:
 def _read(folder: Path) -> tuple[str, dict[str, Any]]:
     """Why a checkpoint is not complete ("" if it is), and the contents of trainer.json."""
     try:
-        position = json.loads((folder / _POSITION).read_text())
+        position = json.loads(regular(folder / _POSITION).read_text())
         if not isinstance(position, dict) or position.get("format") != FORMAT:
             return f"{_POSITION} is of another format", {}
-        state, file = position["state"], folder / _STATE
+        state, file = position["state"], regular(folder / _STATE)
         if file.stat().st_size != state["bytes"]:
             return f"{_STATE} has {file.stat().st_size:,} bytes, not {state['bytes']:,}", {}
         if _file_hash(file) != state["sha256"]:

@@ -14,6 +14,7 @@ from ..errors import ModelError, OutOfMemoryError, UsageError, nearest
 from ..language.ir import Value
 from ..language.program import Program
 from ..language.types import TensorType, dtype_name
+from ..support.files import regular
 from ..support.tensor_file import reason, write_arrays
 from .parts import Part, parts_of, stored, whole_types
 
@@ -105,7 +106,7 @@ def load_state(program: Program, path: str | PathLike[str], strict: bool = True)
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="np") as file:
+        with safe_open(regular(path), framework="np") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  no mapping
             _check(
                 program,

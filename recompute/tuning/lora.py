@@ -25,6 +25,7 @@ from onnx import helper
 from ..errors import ModelError, UsageError, nearest
 from ..importer.origin import detached
 from ..language.types import DTYPES, dtype_from_onnx
+from ..support.json_values import unfit
 from ..support.patterns import Patterns
 from .graph import Graph, edits
 from .heads import drawn
@@ -34,6 +35,13 @@ __all__ = ["Adapter", "adapters_of", "lora"]
 
 #: the entry of the model's metadata that says which adapters it has
 ADAPTERS = "recompute.adapters"
+
+
+#: what the metadata say of each adapter
+_FIELDS = {
+    "weight": str, "module": str, "kind": str, "turned": bool, "r": int, "alpha": float, "dropout": float,
+    "factor": float, "dora": bool, "sites": [{"output": str, "base": str, "bias": str, "added": [str]}],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,23 @@ def adapters_of(model: onnx.ModelProto) -> list[Adapter]:
     import json
 
     try:
-        return [Adapter(**a) for a in json.loads(graph[0])]
+        found = json.loads(graph[0])
+        why = unfit(found, [_FIELDS], "adapters") or next((w for i, a in enumerate(found) if (w := _unfit(i, a))), "")
+        made = [Adapter(**a) for a in found] if not why else []
     except (ValueError, TypeError, RecursionError):
-        raise ModelError(f"the model has damaged metadata: {ADAPTERS} does not describe adapters") from None
+        why = "it is not JSON of this version"
+    if not why and len({a.weight for a in made}) < len(made):
+        why = "one weight has two adapters"
+    if why:
+        raise ModelError(f"the model has damaged metadata: {ADAPTERS} does not describe adapters ({why})")
+    return made
+
+
+def _unfit(i: int, a: dict[str, Any]) -> str:
+    """Why the numbers of an adapter are impossible."""
+    if a["kind"] not in ("linear", "embedding") or a["r"] < 1 or not 0 <= a["dropout"] < 1:
+        return f"adapters[{i}] has an impossible kind, r or dropout"
+    return ""
 
 
 @edits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from ..errors import UsageError
+from ..errors import ModelError, UsageError
 from ..exporter.function_builder import fill_tensor
 from ..exporter.trained import export_trained
 from ..importer.tensors import tensor_array
@@ -39,6 +39,13 @@ def merged(graph: Graph, a: Adapter) -> np.ndarray:
     """The weight that does what a weight and its adapter do."""
     own = graph.constant_matrix(a.weight)
     parts = {what: _contents(graph, name).astype(np.float64) for what, name in a.tensors.items()}
+    last, first = own.shape if a.turned else own.shape[::-1]
+    wanted = {"A": (a.r, first), "B": (last, a.r), "magnitude": (last,)}
+    for what, part in parts.items():
+        if part.shape != wanted[what]:
+            raise ModelError(
+                f"'{a.tensors[what]}' is {list(part.shape)}, but the adapter of '{a.weight}' needs {list(wanted[what])}"
+            )
     change = a.factor * (parts["B"] @ parts["A"])  # [out, in]; of a table [width, rows]
     whole = own.astype(np.float64) + (change if a.turned else change.T)
     if a.dora:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -15,11 +16,13 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError, UsageError, nearest
+from ..importer.regex import Automaton
 from ..importer.tensors import tensor_array
 from ..importer.trained import said_to_train
 from ..language.program import Program
 from ..language.types import DTYPES, dtype_from_onnx
-from ..support.files import make_folder, replacing, together
+from ..support.files import make_folder, regular, replacing, together
+from ..support.json_values import repr_short, unfit
 from ..training.state import contents
 from .graph import Graph, edits
 from .lora import ADAPTERS, Adapter, adapters_of, add_adapters
@@ -29,6 +32,15 @@ __all__ = ["load_adapter", "save_adapter"]
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
+#: what the configuration says, where it does
+_TYPES = {
+    "lora_alpha": float, "lora_dropout": (float, None), "use_rslora": (bool, None),
+    "alpha_pattern": ({...: float}, None),
+}  # fmt: skip
+#: most states of the patterns of a configuration together: they are matched with the name of every module
+_MOST_STATES = 2000
+#: patterns that are names, in which a point is any character
+_NAME = re.compile(r"\^?(?:[\w/-]|\\?\.)+\$?")
 #: the end of a tensor's name → what it is
 _PARTS = {
     ".lora_A.weight": ("linear", "A"),
@@ -138,7 +150,7 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
             continue
         kinds[name.removesuffix(end)], what = _PARTS[end]
         found.setdefault(name.removesuffix(end), {})[what] = array
-    known = matrices(model)
+    known, alpha_of = matrices(model), _alphas(config, folder)
     adapters: list[Adapter] = []
     weights: list[Weight] = []
     arrays: dict[str, np.ndarray] = {}
@@ -146,7 +158,7 @@ def load_adapter(model: Graph, folder: str | PathLike[str]) -> None:
         name = _match(module, [n.removesuffix(".weight") for n in known])
         weight = f"{name}.weight" if f"{name}.weight" in known else name
         w = weight_of(model, weight, *known[weight])
-        a = _adapter(module, w, parts, config)
+        a = _adapter(module, w, parts, config, alpha_of(module))
         _check(module, a, w, parts, kinds[module])
         adapters.append(a)
         weights.append(w)
@@ -162,15 +174,18 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     from safetensors.numpy import load_file
 
     try:
-        config = json.loads((folder / _CONFIG).read_text())
-        tensors = load_file(folder / _WEIGHTS)
+        config = json.loads(regular(folder / _CONFIG).read_text())
+        tensors = load_file(regular(folder / _WEIGHTS))
     except OSError as e:
         raise ModelError(f"cannot read the adapter in '{folder}': {e.strerror or e}") from None
     except (ValueError, RecursionError, SafetensorError) as e:
         raise ModelError(f"the adapter in '{folder}' is damaged: {e}") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else None
-        raise ModelError(f"the adapter in '{folder}' is not of LoRA but of {kind!r}: only LoRA and DoRA are supported")
+        kind = repr_short(config.get("peft_type") if isinstance(config, dict) else None)
+        raise ModelError(f"the adapter in '{folder}' is not of LoRA but of {kind}: only LoRA and DoRA are supported")
+    given = {key: kind for key, kind in _TYPES.items() if key in config}
+    if why := unfit(config, given, "its configuration"):
+        raise ModelError(f"the adapter in '{folder}' is damaged: {why}")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise ModelError(f"the adapter in '{folder}' trains biases, which is not supported")
     return config, {n.removeprefix(_PREFIX): a for n, a in tensors.items()}
@@ -190,25 +205,53 @@ def _match(module: str, names: Iterable[str]) -> str:
     return near[0]
 
 
-def _adapter(module: str, w: Weight, parts: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> Adapter:
+def _adapter(
+    module: str, w: Weight, parts: Mapping[str, np.ndarray], config: Mapping[str, Any], alpha: float
+) -> Adapter:
     if not {"A", "B"} <= parts.keys():
         raise ModelError(f"the adapter of '{module}' is not complete: it has only {', '.join(parts)}")
-    rank, alpha = int(parts["A"].shape[0]), _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha", 8))
-    try:
-        factor = float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        dropout = float(config.get("lora_dropout") or 0.0)
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise ModelError(f"the adapter's configuration has lora_alpha {alpha!r} of rank {rank}") from None
-    adapter = Adapter(w.name, w.module, w.kind, w.turned, rank, float(alpha), dropout, factor, "magnitude" in parts)
+    rank, dropout = parts["A"].shape[0] if parts["A"].ndim else 0, float(config.get("lora_dropout") or 0.0)
+    if rank < 1 or not 0 <= dropout < 1:
+        raise ModelError(f"the adapter of '{module}' has rank {rank} and dropout {dropout:g}, which are impossible")
+    factor = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    adapter = Adapter(w.name, w.module, w.kind, w.turned, rank, alpha, dropout, factor, "magnitude" in parts)
     return replace(adapter, alpha=factor * rank)
 
 
-def _by_pattern(config: Mapping[str, Any], key: str, module: str, otherwise: Any) -> Any:
-    """A value that PEFT's configuration has for modules whose names end as a pattern says."""
-    for pattern, value in (config.get(key) or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return value
-    return otherwise
+def _alphas(config: Mapping[str, Any], folder: str | PathLike[str]) -> Callable[[str], float]:
+    """alpha of a module: that of the first pattern that the end of its name matches, or the one of all.
+
+    Patterns come from a file: they are matched in linear time, not by Python's `re`.
+    """
+    tests: list[tuple[Callable[[str], bool], float]] = []
+    states = 0
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if _NAME.fullmatch(pattern):
+            tests.append((functools.partial(_ends, pattern), float(value)))
+            continue
+        try:
+            Automaton(pattern)  # by itself, so that no bracket closes one of ours
+            found = Automaton(rf"(.*\.)?({pattern})")
+        except ModelError as e:
+            raise ModelError(f"the adapter in '{folder}': alpha_pattern {repr_short(pattern)}: {e}") from None
+        states += len(found.steps)
+        if states > _MOST_STATES:
+            raise ModelError(f"the adapter in '{folder}': the patterns of alpha_pattern are too long: name the modules")
+        tests.append((found.matches, float(value)))
+    alpha = float(config.get("lora_alpha", 8))
+    return lambda module: next((value for fits, value in tests if fits(module)), alpha)
+
+
+def _ends(pattern: str, module: str) -> bool:
+    """Whether a module's name is, or ends behind a point with, one of which a point stands for any character."""
+    characters = re.findall(r"\\?.", pattern.removeprefix("^").removesuffix("$"))
+    before, end = module[: -len(characters)], module[-len(characters) :]
+    whole = not before or (before.endswith(".") and not pattern.startswith("^"))
+    return (
+        whole
+        and len(end) == len(characters)
+        and all(p in (".", c, "\\" + c) for p, c in zip(characters, end, strict=True))
+    )
 
 
 def _check(module: str, a: Adapter, w: Weight, parts: Mapping[str, np.ndarray], kind: str) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..data import Dataset
-from ..errors import JobError, UsageError, need_extra
+from ..data.image_files import in_mode, opened_image, pillow
+from ..errors import JobError, UsageError
+from ..support.files import regular
 from .targets import Locations
 
 #: mean and standard deviation of ImageNet's colours, from 0 to 1
@@ -99,15 +101,12 @@ class CocoBoxes(Dataset):
 
     def _open(self, image: dict[str, Any], x: np.ndarray) -> None:
         """Writes an image's colours, scaled, to the upper left of x."""
-        try:
-            from PIL import Image
-        except ImportError:
-            raise need_extra("Pillow", "images", "reading images") from None
+        library = pillow()
         path = self.folder / image["file_name"]
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise JobError(f"{self.name}: the image '{image['file_name']}' is not inside of '{self.folder}'")
         try:
-            with Image.open(path) as opened:
+            with opened_image(path) as opened:
                 if opened.size != (image["width"], image["height"]):
                     raise JobError(
                         f"{self.name}: '{path}' is {opened.size[0]}x{opened.size[1]}, but the file says "
@@ -115,17 +114,17 @@ class CocoBoxes(Dataset):
                     )
                 scale = self._scale(*opened.size)
                 size = max(1, round(opened.size[0] * scale)), max(1, round(opened.size[1] * scale))
-                colours = np.asarray(opened.convert("RGB").resize(size, Image.Resampling.BILINEAR), np.float32) / 255
-        except (OSError, Image.DecompressionBombError) as e:
+                colours = in_mode(opened, "RGB").resize(size, library.Resampling.BILINEAR)
+        except (OSError, ValueError, library.DecompressionBombError) as e:
             raise JobError(f"{self.name}: the image '{path}' cannot be read: {e}") from e
-        colours = (colours - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
+        colours = (np.asarray(colours, np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
         x[:, : size[1], : size[0]] = colours.transpose(2, 0, 1)
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Images, annotations and categories of a file.  JobError where it is not in COCO's format."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(regular(path).read_bytes())
     except OSError as e:
         raise JobError(f"'{path}' cannot be read: {e.strerror or e}") from e
     except (ValueError, RecursionError) as e:

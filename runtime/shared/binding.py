@@ -44,6 +44,21 @@ def far_waits(block: Block) -> frozenset[str]:
     return frozenset(v.name for o in begun for v in o.writes())
 
 
+def need_separate(block: Block, arrays: Mapping[str, Any]) -> None:
+    """UsageError where an array that the block updates has memory in common with another of its arrays."""
+    updated = {v.name for o in block.operators if o.op.updates for v in o.writes()}
+    kept = (v.name for v in (*block.parameters, *block.buffers, *block.state))
+    held = sorted((a.ctypes.data, a.nbytes, n) for n in kept if isinstance(a := arrays.get(n), np.ndarray) and a.nbytes)
+    end, last = 0, ""
+    for start, nbytes, name in held if updated else ():
+        if start < end and not updated.isdisjoint((last, name)):
+            raise UsageError(
+                f"'{last}' and '{name}' have memory in common, and the program updates them one by one: give each an "
+                "array of its own (a copy)"
+            )
+        end, last = max((end, last), (start + nbytes, name))
+
+
 def contents(v: Value, arrays: Mapping[str, Any]) -> np.ndarray:
     """The array of a persistent value.  UsageError where there is none, or of another type."""
     array = arrays.get(v.name)

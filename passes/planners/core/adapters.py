@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
+from ....support.files import regular
 from .problem import FORMAT, Node, RematerialisationProblem, problem_from_dict, read_json
 
 #: what the fields of a node may be called, ours first
@@ -30,7 +31,7 @@ def read_problem(path: str | os.PathLike[str], *, repeat_backward: bool = False)
     `repeat_backward` is for the latter two: our own files say of each node whether it may run again.
     """
     try:
-        with Path(path).open("rb") as f:
+        with open(regular(path), "rb") as f:
             start = f.read(4096).lstrip()
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror or e}") from None
@@ -66,7 +67,7 @@ def problem_from_dot(path: str | os.PathLike[str], *, repeat_backward: bool = Fa
     ports and undirected edges are refused.  The order is that in which nodes are first named, as far as edges allow.
     """
     try:
-        if os.path.getsize(path) > _LARGEST_DOT:
+        if os.path.getsize(regular(path)) > _LARGEST_DOT:
             raise UsageError(f"{path} is larger than {_LARGEST_DOT >> 20} MiB")
         text = Path(path).read_text()
     except OSError as e:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ....errors import UsageError
-from ....support.files import replacing
+from ....support.files import regular, replacing
 
 T = TypeVar("T")
 #: the first field of a problem's file
@@ -180,7 +180,7 @@ def load_problem(path: str | os.PathLike[str]) -> RematerialisationProblem:
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A JSON object from a file.  UsageError where it cannot be read, or is no object."""
     try:
-        if os.path.getsize(path) > _LARGEST_FILE:
+        if os.path.getsize(regular(path)) > _LARGEST_FILE:
             raise UsageError(f"{path} is larger than {_LARGEST_FILE >> 30} GiB: this is no problem or plan of ours")
         data = json.loads(Path(path).read_text())
     except OSError as e:

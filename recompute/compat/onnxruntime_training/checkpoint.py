@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError, UsageError
+from ...support.files import regular
+from ...support.json_values import unfit
 from ...support.tensor_file import write_arrays
 
 _ENTRY = "recompute.checkpoint"
+#: what it is in the file
+_TOLD = {"weights": [str], "trained": [str], "properties": {...: (int, float, str)}, "optimizer": {...: float}}
 
 
 class Parameter:
@@ -95,6 +99,22 @@ class Properties:
         return len(self._found)
 
 
+def _check(state: CheckpointState) -> None:
+    """ValueError where the parts of a checkpoint do not fit each other."""
+    for name in state.trained:
+        if name not in state.arrays or state.arrays[name].dtype.kind != "f":
+            raise ValueError(f"'{name}' is trained, but no weight of floating-point numbers")
+    if len(set(state.trained)) < len(state.trained):
+        raise ValueError("it trains a weight twice")
+    for name, moment in state.moments.items():
+        weight = state.arrays.get(name.removesuffix("/m").removesuffix("/v"))
+        if weight is None or (moment.shape, moment.dtype) != (weight.shape, weight.dtype):
+            raise ValueError(f"the optimizer's state '{name}' fits no weight")
+    steps = state.optimizer.get("steps", 0)
+    if type(steps) is not int or not 0 <= steps < 1 << 53 or set(state.optimizer) - {"steps", "learning_rate"}:
+        raise ValueError("the optimizer's steps must be a whole number of at least 0, beside a learning_rate")
+
+
 class CheckpointState:
     """The state of a training: made by `load_checkpoint`, changed by `Module` and `Optimizer`."""
 
@@ -135,15 +155,18 @@ class CheckpointState:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(os.fspath(checkpoint_uri), framework="np") as file:
+            with safe_open(regular(checkpoint_uri), framework="np") as file:
                 told = json.loads((file.metadata() or {})[_ENTRY])
+                if why := unfit(told, _TOLD, "its description"):
+                    raise ValueError(why)
                 arrays = {n: np.array(file.get_tensor(n)) for n in file.keys()}  # noqa: SIM118  no mapping
             state = cls({n: arrays[f"weight/{n}"] for n in told["weights"]}, told["trained"])
             state.moments = {n[7:]: a for n, a in arrays.items() if n.startswith("moment/")}
             state.optimizer, state.own = dict(told["optimizer"]), dict(told["properties"])
+            _check(state)
         except FileNotFoundError:
             raise ModelError(f"cannot read '{checkpoint_uri}': there is no such file") from None
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as e:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as e:
             raise ModelError(f"cannot read '{checkpoint_uri}': it is no checkpoint of this package ({e})") from None
         return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,40 @@ import onnx
 from ...errors import ModelError
 from ...exporter.function_builder import set_metadata
 from ...importer.model import read_model
+from ...support.json_values import repr_short, unfit
 
 #: the metadata entry with the description, as JSON
 ENTRY = "recompute.artifact"
+
+_DESCRIPTIONS: dict[str, Any] = {
+    "model": {
+        "loss": (str, None), "loss_inputs": [str], "outputs": [str], "trained": [str], "frozen": [str],
+        "checkpoints": ([str], None), "memory_budget": (str, int, None),
+    },
+    "optimizer": {"name": str},
+}  # fmt: skip
+#: losses and optimizers that have names in the files
+LOSSES = ("MSELoss", "CrossEntropyLoss", "BCEWithLogitsLoss", "L1Loss")
+OPTIMIZERS = ("AdamW", "SGD")
 
 
 def described(model: onnx.ModelProto, description: dict[str, Any]) -> onnx.ModelProto:
     """The model with a description."""
     set_metadata(model, {ENTRY: json.dumps(description)})
     return model
+
+
+def _unknown(found: dict[str, Any]) -> str:
+    """What a description names that there is not; "" for nothing."""
+    if found["kind"] == "optimizer":
+        return "" if found["name"] in OPTIMIZERS else f"there is no optimizer {repr_short(found['name'])}"
+    if found["loss"] not in (None, *LOSSES):
+        return f"there is no loss {repr_short(found['loss'])}"
+    weights = [*found["trained"], *found["frozen"]]
+    double = next((n for n, count in Counter(weights).items() if count > 1), None)
+    if double is not None or not found["trained"]:
+        return "it trains nothing" if double is None else f"it names the weight {repr_short(double)} twice"
+    return "it has more than two loss_inputs" if len(found["loss_inputs"]) > 2 else ""
 
 
 def read_artifact(path: str | PathLike[str], kind: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -39,4 +65,6 @@ def read_artifact(path: str | PathLike[str], kind: str) -> tuple[onnx.ModelProto
         )
     if found["kind"] != kind:
         raise ModelError(f"'{path}' holds the {found['kind']}, but the {kind} is needed")
+    if why := unfit(found, _DESCRIPTIONS[kind], "its description") or _unknown(found):
+        raise ModelError(f"'{path}' is damaged: {why}")
     return model, found

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 
 from ...budgets import parse_budget
-from ...errors import UsageError
+from ...errors import ModelError, UsageError
 from ...exporter.compiled import save_model, without_fields
 from ...exporter.function_builder import fill_tensor
 from ...exporter.inference import in_inference, restricted
 from ...importer.load import load
 from ...language.program import Program, Variable
+from ...language.types import TensorType, dtype_from_onnx
 from ...passes import Target
 from ...places import named_place
 from ...planning.request import request
@@ -77,10 +78,8 @@ class Module:
         self._models = {True: read_artifact(train_model_uri, "model")}
         if eval_model_uri is not None:
             self._models[False] = read_artifact(eval_model_uri, "model")
-        weights = set(self._models[True][1]["trained"]) | set(self._models[True][1]["frozen"])
-        if weights != set(state.arrays):
-            name = sorted(weights ^ set(state.arrays))[0]
-            raise UsageError(f"the checkpoint is not of this model: '{name}' is in one of them only")
+        for model, told in self._models.values():
+            _check(model, told, state)
         self._executor = Executor()
         self._programs: OrderedDict[Any, tuple[Program, list[str], list[str]]] = OrderedDict()
         self._version, self._calls, self._reset = state.version, 0, True
@@ -232,6 +231,27 @@ class Module:
         in_inference(made.graph)
         restricted(made.graph, list(graph_output_names))
         save_model(made, os.fspath(inference_model_uri))
+
+
+def _check(model: onnx.ModelProto, told: dict[str, Any], state: CheckpointState) -> None:
+    """UsageError where a model and a checkpoint do not fit each other; ModelError where a model is damaged."""
+    weights = {*told["trained"], *told["frozen"]}
+    if weights != set(state.arrays) or set(told["trained"]) != set(state.trained):
+        odd = weights ^ set(state.arrays) or set(told["trained"]) ^ set(state.trained)
+        raise UsageError(f"the checkpoint is not of this model: '{min(odd)}' is in one of them only")
+    inputs = {i.name: i.type.tensor_type for i in model.graph.input}
+    for name in sorted(weights):
+        if name not in inputs:
+            raise ModelError(f"the model is damaged: its weight '{name}' is none of its inputs")
+        shape = [d.dim_value for d in inputs[name].shape.dim]
+        wanted, given = dtype_from_onnx(inputs[name].elem_type), TensorType.of(state.arrays[name])
+        if [wanted, *shape] != [given.dtype, *given.shape]:
+            raise UsageError(
+                f"the checkpoint is not of this model: '{name}' is {given} there, but {wanted or 'no tensor'}{shape} "
+                "in the model"
+            )
+    if not model.graph.output:
+        raise ModelError("the model is damaged: it has no output")
 
 
 def _filled(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> onnx.ModelProto:

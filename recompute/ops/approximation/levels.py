@@ -269,15 +269,15 @@ def slope_of(op: Op, bits: int, dtype: str = "f32", others: Sequence[Any] = ()) 
     if dtype not in ("f16", "bf16", "f32", "f64"):
         return None
     if op.name in PIECEWISE:
-        return _exact(op, dtype, tuple(None if a is None else float(np.asarray(a)) for a in others))
+        return _exact(op, dtype, tuple(None if a is None else repr(float(np.asarray(a))) for a in others))
     if op.name not in SMOOTH or not _well_formed(op):
         return None
     return best_steps(op)[bits - 1]
 
 
 @functools.lru_cache(maxsize=256)
-def _exact(op: Op, dtype: str, others: tuple[float | None, ...]) -> Steps | None:
-    return exact_steps(op, dtype, others)
+def _exact(op: Op, dtype: str, others: tuple[str | None, ...]) -> Steps | None:
+    return exact_steps(op, dtype, tuple(None if a is None else float(a) for a in others))
 
 
 def _well_formed(op: Op) -> bool:

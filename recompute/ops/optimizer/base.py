@@ -54,6 +54,14 @@ class Update(Op, abstract=True):
 
     def infer(self, *inputs: TensorType | None) -> tuple[TensorType, ...]:
         """Types as they are: state has w's shape, the learning rate is a float scalar, the step counter i64[]."""
+        needed = dict.fromkeys(self.updates[1 : self.required_outputs], "state")
+        needed |= {0: "parameter", 1: "gradient", self.rate_at: "learning rate"}
+        needed |= {} if self.step_at is None else {self.step_at: "step counter"}
+        for i, what in sorted(needed.items()):
+            if i >= len(inputs) or inputs[i] is None:
+                raise self.fail(f"input {i}, its {what}, is absent", *inputs)
+        if len(inputs) > self.unscale_at + 1:
+            raise self.fail(f"takes {self.unscale_at + 1} inputs at most", *inputs)
         w, g, rate = inputs[0], inputs[1], inputs[self.rate_at]
         assert w is not None and g is not None and rate is not None
         if g.shape != w.shape or not (w.is_float and g.is_float):

@@ -155,6 +155,12 @@ class RMSPropUpdate(Update):
     rate_at = 3
     flops_per_element = 12
 
+    def infer(self, *inputs):
+        """As of all updates; momentum has a state."""
+        if self.momentum and (len(inputs) < 6 or inputs[5] is None):
+            raise self.fail("input 5, the state of its momentum, is absent", *inputs)
+        return super().infer(*inputs)
+
     def part(self, xp, w, g, state, factors, t):
         """In one temporary."""
         s, a, v = state

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import ModelError
 from ...language.op import Op
 from ...language.types import TensorType
-from .nodes import node_of
+from .nodes import node_of, pixels_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Reference(Op):
     def compute(self, xp, ins, outs, scratch):
         """One run of the evaluator; arrays of a device are copied to the host and back."""
         feed = {f"x{i}": a.get() if hasattr(a, "get") else a for i, a in enumerate(ins) if a is not None}
+        if self.kind == "ImageDecoder":
+            pixels_of(feed["x0"])
         try:
             found = _evaluator(self.node, self.opset).run(None, feed)
         except Exception as e:

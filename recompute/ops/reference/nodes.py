@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
-from typing import Any
+import io
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, TypeRuleError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: operators that onnx's evaluator may run: they have no gradient, or none that anybody trains
 REFERENCE = {
@@ -22,6 +26,8 @@ REFERENCE = {
     },
     "ai.onnx.preview.training": {"Adagrad", "Adam", "Momentum"},
 }  # fmt: skip
+#: Pillow's names of the formats of ImageDecoder
+_IMAGES = ("BMP", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 #: attributes that loops of the evaluator go up to, for every row
 _COUNTED, _MOST_COUNTED = ("max_skip_count", "max_gram_length", "min_gram_length"), 1000
 
@@ -121,3 +127,19 @@ def _children_by_name(given: dict[str, list[Any]]) -> tuple[dict[Any, list[Any]]
         roots.setdefault(tree, (tree, name))
         found[tree, name] = [] if mode == b"LEAF" else [(tree, a), (tree, b)]
     return found, list(roots.values())
+
+
+def pixels_of(encoded: np.ndarray) -> int:
+    """How many pixels the bytes of an image say that it has; 0 without Pillow.
+
+    ModelError for what is damaged, or of a format that ImageDecoder does not name: some of Pillow's start programs.
+    """
+    try:
+        import PIL.Image
+    except ImportError:  # the evaluator raises the error
+        return 0
+    try:
+        with PIL.Image.open(io.BytesIO(encoded.tobytes()), formats=_IMAGES) as image:
+            return image.size[0] * image.size[1]
+    except Exception:  # damaged images raise exceptions of many kinds
+        raise ModelError(f"its image is damaged, or of none of the formats {', '.join(_IMAGES)}") from None

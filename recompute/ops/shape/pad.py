@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.exact import exact
 from ...language.factors import in_step
 from ...language.layouts import Turned, turned_pads, turned_whole
 from ...language.op import imports
@@ -97,7 +98,9 @@ class Pad(Move):
     def export(self, g, ins, outs):
         """ONNX Pad."""
         x = g.type(ins[0])
-        value = [g.array(x.numpy.type(self.value))] if self.mode == "constant" and self.value else []
+        value = (
+            [g.array(x.numpy.type(self.value))] if self.mode == "constant" and exact(self.value) != exact(0.0) else []
+        )
         g.node("Pad", [ins[0], g.ints(self.pads), *value], outs, mode=self.mode)
         return True
 

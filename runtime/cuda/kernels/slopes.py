@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from ....language.ir import Operator
 
 
-def _numbers(values: Sequence[float], dtype: str) -> str:
-    """A list in C, each rounded to the computing type."""
-    return ", ".join(f"({COMPUTE[dtype]}){value!r}" for value in values)
+def _numbers(values: Sequence[float], dtype: str) -> tuple[str, ...]:
+    """Numbers in C, each rounded to the computing type: 0.0 and -0.0 are two."""
+    return tuple(f"({COMPUTE[dtype]}){value!r}" for value in values)
 
 
 @functools.lru_cache(maxsize=256)
-def codes(dtype: str, bounds: tuple[float, ...], bits: int, *, even: bool) -> Kernel:
+def codes(dtype: str, bounds: tuple[str, ...], bits: int, *, even: bool) -> Kernel:
     """The number of bounds that each element is above."""
     a = COMPUTE[dtype]
     body = f"""    const long long group = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = group * 8;
     if (first >= n) return;
-    const {a} bounds[{len(bounds)}] = {{{_numbers(bounds, dtype)}}};
+    const {a} bounds[{len(bounds)}] = {{{", ".join(bounds)}}};
     unsigned word = 0;
     for (int i = 0; i < 8 && first + i < n; i++) {{
         const {a} given = widen(x[first + i]), v = {"given < 0 ? -given : given" if even else "given"};
@@ -39,12 +39,12 @@ def codes(dtype: str, bounds: tuple[float, ...], bits: int, *, even: bool) -> Ke
 
 
 @functools.lru_cache(maxsize=256)
-def scaled(dtype: str, table: tuple[float, ...], bits: int) -> Kernel:
+def scaled(dtype: str, table: tuple[str, ...], bits: int) -> Kernel:
     """dx = dy · table[code]."""
     c, a = C_TYPES[dtype], COMPUTE[dtype]
     body = f"""    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    static const {a} table[{len(table)}] = {{{_numbers(table, dtype)}}};
+    static const {a} table[{len(table)}] = {{{", ".join(table)}}};
     const long long at = i * {bits} >> 3;
     const int shift = (int)(i * {bits} & 7);
     unsigned word = codes[at];
@@ -71,5 +71,6 @@ class Slopes(Family):
         if not x.size:
             return []
         if rule.name == "SlopeCodes":
-            return [codes(x.dtype, rule.bounds, rule.bits, even=bool(rule.even))(-(-x.size // 8), x, y, x.size, y.size)]
-        return [scaled(x.dtype, rule.table(), rule.bits)(x.size, x, ins[1], y, x.size)]
+            made = codes(x.dtype, _numbers(rule.bounds, x.dtype), rule.bits, even=bool(rule.even))
+            return [made(-(-x.size // 8), x, y, x.size, y.size)]
+        return [scaled(x.dtype, _numbers(rule.table(), x.dtype), rule.bits)(x.size, x, ins[1], y, x.size)]
