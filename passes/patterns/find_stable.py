@@ -22,7 +22,7 @@ class FindStable(Pass):
 
     For the forward pass; `load` runs it.  Found are the logarithm of a sigmoid, of a softmax and of sums of
     exponentials, log(1 + x), exp(x) - 1, sigmoid and softmax of exponentials, sin(x) / x, the angle made of
-    atan(y / x), x · log(y) that is 0 with x, binary cross entropy of a sigmoid, and a deviation whose root is taken.
+    atan(y / x), x · log(y) that is 0 with x, binary cross entropy of a sigmoid, and roots of deviations and norms.
     What they replace stays for its other readers, until `dead-code`.
     """
 
@@ -168,6 +168,16 @@ def _log_of_rest(s: Search, op: Operator) -> Value | None:
     return s.b.Neg(s.b.Softplus(inner))
 
 
+def _logit(s: Search, op: Operator) -> Value | None:
+    """ln(x / (1 - x)), as a difference: it has a gradient at 0 and 1, too."""
+    ratio = s.made(op.inputs[0], "Div")
+    rest = None if ratio is None else s.made(ratio.inputs[1], "Sub")
+    if ratio is None or rest is None or rest.inputs[1] != ratio.inputs[0] or not s.close(rest.inputs[0], 1.0):
+        return None
+    x = ratio.inputs[0]
+    return s.b.Sub(s.b.Log(x), s.b.Log1p(s.b.Neg(x)))
+
+
 def _log_of_exponentials(s: Search, op: Operator) -> Value | None:
     """ln Σ e^x, of a sum or of ReduceLogSum."""
     total = op if op.op.name == "ReduceLogSum" else s.made(op.inputs[0], "ReduceSum")
@@ -306,10 +316,23 @@ def _deviation(s: Search, op: Operator) -> Value | None:
     square = None if mean is None else s.made(mean.inputs[0], "Mul")
     if square is None or square.inputs[0] != square.inputs[1] or s.made(square.inputs[0], "Sub") is None:
         return None
+    return _root(s, op)
+
+
+def _norm(s: Search, op: Operator) -> Value | None:
+    """(Σ |x|^p)^(1/p): no gradient where it is 0, as PyTorch's norm."""
+    inner = s.made(s.of(op.inputs[0], "ReduceSum"), "Pow")
+    e = s.number(op.inputs[1])
+    p = None if inner is None else s.number(inner.inputs[1])
+    return None if not e or p is None or not math.isclose(e * p, 1.0, rel_tol=_CLOSE) else _root(s, op)
+
+
+def _root(s: Search, op: Operator) -> Value:
+    """A root that is 0 at 0 and has no gradient there."""
     b, x = s.b, op.inputs[0]
     zero, one = b.constant(0, op.outputs[0]), b.constant(1, op.outputs[0])
     none = b.Equal(x, zero)
-    return b.Where(none, zero, b.Sqrt(b.Where(none, one, x)))
+    return b.Where(none, zero, b.emit(op.op, b.Where(none, one, x), *op.inputs[1:]))
 
 
 def _one_clip(s: Search, op: Operator) -> Value | None:
@@ -322,7 +345,7 @@ def _one_clip(s: Search, op: Operator) -> Value | None:
 
 
 _RULES: dict[str, tuple[Callable[[Search, Operator], Value | None], ...]] = {
-    "Log": (_log_of_activation, _log_of_sum, _log_of_rest, _log_of_exponentials),
+    "Log": (_log_of_activation, _log_of_sum, _log_of_rest, _log_of_exponentials, _logit),
     "ReduceLogSum": (_log_of_exponentials,),
     "Sub": (_less_one, _log_softmax),
     "Add": (_less_one,),
@@ -331,5 +354,6 @@ _RULES: dict[str, tuple[Callable[[Search, Operator], Value | None], ...]] = {
     "Where": (_sinc, _angle, _angle_of_any, _product_with_log),
     "Max": (_bounded,),
     "Sqrt": (_deviation,),
+    "Pow": (_norm,),
     "Clip": (_one_clip,),
 }

@@ -249,7 +249,7 @@ class Clip(Elementwise, onnx=True):
 
 @dataclass(frozen=True)
 class ClipGrad(Elementwise):
-    """(x, lowest?, highest?, dy) → 0 where x is at or beyond a bound, whatever dy is, else dy."""
+    """(x, lowest?, highest?, dy) → dy where x is between the bounds, else 0, whatever dy is."""
 
     flops_per_element = 3
 
@@ -268,23 +268,24 @@ class ClipGrad(Elementwise):
         """dy, and 0 over it for each bound."""
         x, lowest, highest, dy = ins
         outs[0][...] = dy
-        for bound, beyond in ((lowest, xp.less_equal), (highest, xp.greater_equal)):
+        for bound, within in ((lowest, xp.greater), (highest, xp.less)):
             if bound is not None:
-                beyond(x, bound, out=scratch[0])
+                within(x, bound, out=scratch[0])
+                xp.logical_not(scratch[0], out=scratch[0])
                 xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, x, lowest, highest, dy):
         """As the numerics."""
-        dy = dy if lowest is None else where(x <= lowest, 0, dy)
-        return dy if highest is None else where(x >= highest, 0, dy)
+        dy = dy if lowest is None else where(x > lowest, dy, 0)
+        return dy if highest is None else where(x < highest, dy, 0)
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""
         zero = b.constant(0, dy)
         if lowest is not None:
-            dy = b.Where(b.LessOrEqual(x, lowest), zero, dy)
+            dy = b.Where(b.Greater(x, lowest), dy, zero)
         if highest is not None:
-            dy = b.Where(b.GreaterOrEqual(x, highest), zero, dy)
+            dy = b.Where(b.Less(x, highest), dy, zero)
         return (dy,)
 
     def gradient(self, b, ins, outs, grads):

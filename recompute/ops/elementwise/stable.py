@@ -1,4 +1,4 @@
-"""Functions whose formulas lose or overflow where they need not: `find-stable` finds them where they are written out."""
+"""Functions whose formulas overflow or cancel where they need not; `find-stable` finds those that are written out."""
 
 from __future__ import annotations
 
@@ -111,11 +111,12 @@ class Atan2(Elementwise):
         """dy · x / (x² + y²) and -dy · y / (x² + y²), 0 in the origin; x and y scaled, so that no square overflows."""
         y, x = ins
         far = b.Max(b.Abs(x), b.Abs(y))
-        origin = b.Equal(far, b.constant(0, far))
-        far = b.Where(origin, b.constant(1, far), far)
+        zero, one = b.constant(0, far), b.constant(1, far)
+        origin = b.Equal(far, zero)
+        far = b.Where(b.Or(origin, b.Equal(far, b.constant(math.inf, far))), one, far)
         p, q = b.Div(x, far), b.Div(y, far)
         squares = b.Add(b.Mul(p, p), b.Mul(q, q))
-        scale = b.Div(grads[0], b.Where(origin, b.constant(1, far), b.Mul(squares, far)))
+        scale = b.Div(grads[0], b.Where(origin, one, b.Mul(squares, far)))
         return [b.sum_to(b.Mul(scale, p), y.shape), b.Neg(b.sum_to(b.Mul(scale, q), x.shape))]
 
     @classmethod
