@@ -296,6 +296,13 @@ def _product_with_log(s: Search, op: Operator) -> Value | None:
     return b.Mul(x, b.emit(log.op, safe))
 
 
+def _shrunk(s: Search, op: Operator) -> Value | None:
+    """0 · x where nothing is left of x, which has no gradient: PyTorch's softshrink."""
+    rest = s.made(op.inputs[2], "Mul")
+    x = None if rest is None else s.beside(rest, 0.0)
+    return None if x is None or rest is None else s.b.Where(*op.inputs[:2], s.b.Detach(rest.outputs[0]))
+
+
 def _bounded(s: Search, op: Operator) -> Value | None:
     """max(ln σ(x), -100), as PyTorch's binary cross entropy is lowered."""
     log = s.of(s.of(s.beside(op, -BCE_BOUND), "Neg"), "Softplus")
@@ -351,7 +358,7 @@ _RULES: dict[str, tuple[Callable[[Search, Operator], Value | None], ...]] = {
     "Add": (_less_one,),
     "Div": (_softmax, _sigmoid),
     "Reciprocal": (_sigmoid,),
-    "Where": (_sinc, _angle, _angle_of_any, _product_with_log),
+    "Where": (_sinc, _angle, _angle_of_any, _product_with_log, _shrunk),
     "Max": (_bounded,),
     "Sqrt": (_deviation,),
     "Pow": (_norm,),

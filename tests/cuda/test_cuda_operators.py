@@ -70,10 +70,10 @@ DIFFER = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [n for n in OPS if n not in DIFFER])
-def test_extreme_numbers(name: str) -> None:
+@pytest.mark.parametrize("operator", [n for n in OPS if n not in DIFFER])
+def test_extreme_numbers(operator: str) -> None:
     """Infinities, NaN, zeros of both signs and others, as NumPy's numerics have them."""
-    for seed, case in enumerate(cases(OPS[name])):
+    for seed, case in enumerate(cases(OPS[operator])):
         if not any(a is not None and a.dtype == np.float64 for a in case.inputs):
             continue
         case = extreme(case, seed, np.float64)

@@ -95,6 +95,12 @@ def layer_norm(b: Any, x: Any) -> Any:
     return b.Slice(y, starts=(0,), ends=(1,), axes=(1,), steps=(1,))
 
 
+def softshrink(b: Any, x: Any) -> Any:
+    """As PyTorch's exporter writes it."""
+    half, zero = b.constant(0.5, x), b.constant(0, x)
+    return b.Where(b.Greater(b.Abs(x), half), b.Sub(x, b.Mul(b.Sign(x), half)), b.Mul(x, zero))
+
+
 def reduced(name: str) -> Code:
     return named(name, axes=(1,), keepdims=0)
 
@@ -112,7 +118,7 @@ SPECIAL: dict[str, Code] = {
     "root of Relu": root(named("Relu")), "root of Clip": root(lambda b, x: clip(b, x, 0)),
     "Acos of Clip": lambda b, x: b.Acos(clip(b, x, -1, 1)), "log of Clip": lambda b, x: b.Log(clip(b, x, 0)),
     "root of Relu6": root(named("Relu6")), "root of HardSigmoid": root(named("HardSigmoid", alpha=1 / 6)),
-    "root of HardSwish": root(lambda b, x: b.Abs(b.HardSwish(x))), "root of Shrink": root(named("Shrink", bias=0.5)),
+    "root of HardSwish": root(lambda b, x: b.Abs(b.HardSwish(x))), "root of Shrink": root(softshrink),
     "root of ThresholdedRelu": root(named("ThresholdedRelu")), "root of Celu": root(named("Celu")),
     "binary cross entropy of Sigmoid, 0": cross_entropy(0), "binary cross entropy of Sigmoid, 1": cross_entropy(1),
     "root of Where": root(lambda b, x: b.Where(b.Greater(x, b.constant(0, x)), x, b.constant(0, x))),
