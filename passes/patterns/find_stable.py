@@ -12,8 +12,8 @@ from ...ops.elementwise.stable import BCE_BOUND
 from ..attention.known import Known
 from ..base import Pass
 
-#: how close a number has to be to the formula's, which may be rounded to half precision
-_CLOSE = 1e-3
+#: by how much π may be rounded (to half precision), and the product of an exponent and its inverse
+_ROUNDED = 1e-3
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,11 @@ class Search:
         """What takes an operator's place; the last output gets its name."""
         for rule in _RULES.get(op.op.name, ()):
             self.b.operators.clear()
-            self.b.prefix = next(op.writes()).name
+            out = _result(op)
+            self.b.prefix = out.name
             found = rule(self, op)
-            if found is not None and found.type == op.outputs[0].type:
-                return [o.renamed({found.name: op.outputs[0].name}) for o in self.b.operators]
+            if found is not None and found.type == out.type:
+                return [o.renamed({found.name: out.name}) for o in self.b.operators]
         return None
 
     def made(self, v: Value | None, *names: str) -> Operator | None:
@@ -95,9 +96,9 @@ class Search:
         return None
 
     def close(self, v: Value | None, number: float) -> bool:
-        """Whether a value is this number, but for rounding."""
+        """Whether a value is this number; π may be rounded."""
         found = self.number(v)
-        return found is not None and math.isclose(found, number, rel_tol=_CLOSE)
+        return found == number or (found is not None and number == math.pi and abs(found - number) < _ROUNDED)
 
     def exponent(self, v: Value | None) -> Value | None:
         """x, where a value is e^x or c^x."""
@@ -106,7 +107,7 @@ class Search:
             return self.of(v, "Exp")
         base, x = power.inputs
         c = self.number(base)
-        if c is None or c <= 0 or x is None or x.type != power.outputs[0].type:
+        if c is None or c <= 0 or x is None or x.type != _result(power).type:
             return None
         return self.b.Mul(x, self.b.constant(math.log(c), x))
 
@@ -115,7 +116,11 @@ class Search:
         op = self.made(v, "ReduceSum")
         if op is None or x is None or self.of(op.inputs[0], "Exp") != x:
             return None
-        return op if _one_axis(op, x) is not None and op.outputs[0].ndim == x.ndim else None
+        return op if _one_axis(op, x) is not None and _result(op).ndim == x.ndim else None
+
+
+def _result(op: Operator) -> Value:
+    return next(op.writes())
 
 
 def _one_axis(op: Operator, x: Value) -> int | None:
@@ -162,7 +167,7 @@ def _log_of_rest(s: Search, op: Operator) -> Value | None:
     inner = s.of(x, "Sigmoid")
     if inner is None:
         return s.b.Log1p(s.b.Neg(x))
-    readers = (s.block.operators[i] for i in s.readers.get(op.outputs[0].name, ()))
+    readers = (s.block.operators[i] for i in s.readers.get(_result(op).name, ()))
     if any(r.op.name in ("Clip", "Max") and s.close(r.inputs[1], -BCE_BOUND) for r in readers if len(r.inputs) > 1):
         return None
     return s.b.Neg(s.b.Softplus(inner))
@@ -200,7 +205,7 @@ def _less_one(s: Search, op: Operator) -> Value | None:
 def _log_softmax(s: Search, op: Operator) -> Value | None:
     """x - ln Σ e^x."""
     x, total = op.inputs[0], s.made(op.inputs[1], "ReduceLogSumExp")
-    if x is None or total is None or total.inputs[0] != x or total.outputs[0].ndim != x.ndim:
+    if x is None or total is None or total.inputs[0] != x or _result(total).ndim != x.ndim:
         return None
     axis = _one_axis(total, x)
     return None if axis is None else s.b.LogSoftmax(x, axis=axis)
@@ -217,9 +222,8 @@ def _softmax(s: Search, op: Operator) -> Value | None:
     if shifted is not None:
         y, most = shifted.inputs
         largest = s.made(s.of(most, "Detach") or most, "ReduceMax")
-        same = largest is not None and largest.inputs[0] == y and y is not None and most is not None
-        if same and _one_axis(largest, y) == axis and most.ndim == y.ndim:
-            x = y
+        if largest is not None and y is not None and largest.inputs[0] == y and _result(largest).ndim == y.ndim:
+            x = y if _one_axis(largest, y) == axis else x
     return s.b.Softmax(x, axis=axis)
 
 
@@ -254,8 +258,8 @@ def _angle(s: Search, op: Operator) -> Value | None:
     if behind is None or turned is None or ratio is None or not s.close(behind.inputs[1], 0.0):
         return None
     y, x = ratio.inputs
-    above, up, down = s.made(turned.inputs[0], "Greater"), s.made(turned.inputs[1], "Add"), turned.inputs[2]
-    down = s.made(down, "Sub")
+    above = s.made(turned.inputs[0], "Greater")
+    up, down = s.made(turned.inputs[1], "Add"), s.made(turned.inputs[2], "Sub")
     if behind.inputs[0] != x or above is None or above.inputs[0] != y or not s.close(above.inputs[1], 0.0):
         return None
     if up is None or down is None or s.beside(up, math.pi) != op.inputs[2]:
@@ -331,13 +335,13 @@ def _norm(s: Search, op: Operator) -> Value | None:
     inner = s.made(s.of(op.inputs[0], "ReduceSum"), "Pow")
     e = s.number(op.inputs[1])
     p = None if inner is None else s.number(inner.inputs[1])
-    return None if not e or p is None or not math.isclose(e * p, 1.0, rel_tol=_CLOSE) else _root(s, op)
+    return None if not e or p is None or not abs(e * p - 1) < _ROUNDED else _root(s, op)
 
 
 def _root(s: Search, op: Operator) -> Value:
     """A root that is 0 at 0 and has no gradient there."""
     b, x = s.b, op.inputs[0]
-    zero, one = b.constant(0, op.outputs[0]), b.constant(1, op.outputs[0])
+    zero, one = b.constant(0, _result(op)), b.constant(1, _result(op))
     none = b.Equal(x, zero)
     return b.Where(none, zero, b.emit(op.op, b.Where(none, one, x), *op.inputs[1:]))
 
