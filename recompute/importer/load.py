@@ -19,6 +19,7 @@ from ..errors import ModelError, ModelWarning, RecomputeError, UsageError
 from ..language.ir import Block, Value
 from ..language.op import IMPORTERS, REGISTRY
 from ..language.program import Program
+from ..passes.patterns.find_stable import find_stable
 from . import masks
 from .control import CONTROL, on_sequences
 from .convert import prepare
@@ -337,6 +338,7 @@ class Importer(ImportState):
             operators=(*self.casts, *self.builder.operators),
             outputs=tuple(outputs),
         )
+        block = find_stable(block)
         program = Program(block, self.data, source=source)
         program.imported = block
         values = block.values()

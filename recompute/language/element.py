@@ -189,7 +189,7 @@ UFUNCS: dict[str, Callable[..., Expr]] = {
 #: the same for floats only
 FLOAT_UFUNCS: dict[str, Callable[..., Expr]] = {
     "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "sin": sin, "cos": cos, "reciprocal": reciprocal,
-    "floor": floor, "ceil": ceil, "rint": rint,
+    "floor": floor, "ceil": ceil, "rint": rint, "expm1": expm1, "log1p": log1p,
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import cuda_cases
 import numpy as np
 import pytest
+from test_extremes import KERNELS_DIFFER, extreme, same
 
 from recompute.ops.loss.scale import InverseIfFinite
 from recompute.ops.optimizer.norm_updates import GlobalNorm
@@ -59,6 +60,27 @@ def test_operator(name: str, family: str, compiled: None, capfd: pytest.CaptureF
     for case, bindings in runs:
         cuda_cases.check(case, bindings)
     assert "runtime error" not in capfd.readouterr().err, "what C++ leaves undefined (cuda_cases.level)"
+
+
+#: operators whose kernels give other numbers there on purpose, and why (beside those of the processor's kernels)
+DIFFER = {
+    **KERNELS_DIFFER,
+    **dict.fromkeys(("GRUGrad", "LSTM", "RNN", "RNNGrad"), "no state before the first step is not multiplied"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("operator", [n for n in OPS if n not in DIFFER])
+def test_extreme_numbers(operator: str) -> None:
+    """Infinities, NaN, zeros of both signs and others, as NumPy's numerics have them."""
+    for seed, case in enumerate(cases(OPS[operator])):
+        if not any(a is not None and a.dtype == np.float64 for a in case.inputs):
+            continue
+        case = extreme(case, seed, np.float64)
+        for b in cuda_cases.bound(case, device())[:1]:
+            with np.errstate(all="ignore"):
+                for got, want in zip(b.run(0xFF), cuda_cases.reference(case), strict=True):
+                    same(got, want, f"{case.op}: its kernel")
 
 
 def larger() -> list[Case]:

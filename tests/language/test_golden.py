@@ -25,6 +25,7 @@ from recompute.passes.loss.find_head import FindHead
 from recompute.passes.lowering.scatter_gradients import ScatterGradients
 from recompute.passes.patterns.find_gates import FindGates
 from recompute.passes.patterns.find_norms import FindNorms
+from recompute.passes.patterns.find_stable import FindStable
 from recompute.passes.quantisation.quantize_aware import QuantizeAware
 from recompute.passes.slicing.open_batch_norms import OpenBatchNorms
 from recompute.passes.slicing.slicing import Slice
@@ -53,9 +54,9 @@ def test_rewrite(path: Path, request: pytest.FixtureRequest) -> None:
         assert show(after) == expected
     if any(isinstance(p, (ForTest, QuantizeAware)) for p in pipeline(line)):
         return  # computes something else: tests/training/test_modes.py, tests/passes/test_quantize_aware.py
-    tolerances = {Precision: 2.0**-5, FindAttention: 2.0**-18, FindHead: 2.0**-18, Slice: 2.0**-20}
-    patterns = {FindNorms: 2.0**-18, FindGates: 2.0**-18, OpenBatchNorms: 2.0**-18, ScatterGradients: 2.0**-20}
-    compare_values(before, after, tolerance=max((tolerances | patterns).get(type(p), 0.0) for p in pipeline(line)))
+    tolerances = {Precision: 2.0**-5, Slice: 2.0**-20, ScatterGradients: 2.0**-20}
+    tolerances |= dict.fromkeys((FindAttention, FindHead, FindNorms, FindGates, FindStable, OpenBatchNorms), 2.0**-18)
+    compare_values(before, after, tolerance=max(tolerances.get(type(p), 0.0) for p in pipeline(line)))
 
 
 def compare_values(before: Block, after: Block, *, tolerance: float = 0.0) -> None:

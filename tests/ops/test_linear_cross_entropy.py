@@ -117,10 +117,11 @@ def test_a_label_that_is_no_word(providers: Any) -> None:
 
 @pytest.mark.parametrize("providers", PROVIDERS, ids=str)
 def test_no_label_counts(providers: Any) -> None:
-    """The mean of none is NaN, as in PyTorch; the sum is 0."""
+    """The mean of none is NaN and its gradient 0, as in PyTorch; the sum is 0."""
     arrays = {"x": np.ones((3, 2)), "w": np.ones((4, 2)), "y": np.full(3, -100)}
     with np.errstate(all="ignore"):
-        assert np.isnan(run({"ignore_index": -100}, arrays, providers)[0])
+        loss, *gradients = run({"ignore_index": -100}, arrays, providers)
+    assert np.isnan(loss) and len(gradients) == 2 and not any(a.any() for a in gradients)
     found = run({"ignore_index": -100, "reduction": "sum"}, arrays, providers)
     assert all(not a.any() for a in found)
 

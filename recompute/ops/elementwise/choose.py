@@ -115,8 +115,12 @@ class Max(Ufunc, onnx=True):
 
     @classmethod
     def from_onnx(cls, node):
-        """Any number of inputs."""
-        return _chain(cls, node)
+        """Any number of inputs; PyTorch's exporter writes a clamp to numbers as Max and Min."""
+        bound = node.constant(1) if len(node.inputs) == 2 and node.source.startswith("aten.clamp") else None
+        if bound is None or bound.ndim:
+            return _chain(cls, node)
+        x, bound = node.inputs
+        return node.emit(Clip(), x, *((None, bound) if cls is Min else (bound,)))
 
     @classmethod
     def samples(cls, draw):
@@ -197,15 +201,15 @@ class Clip(Elementwise, onnx=True):
         return x if highest is None else minimum(x, highest)
 
     def gradient(self, b, ins, outs, grads):
-        """dy within the bounds, ends included; to a bound what was cut by it (as PyTorch's clamp)."""
+        """dy between the bounds, 0 at them (as PyTorch's clamp since 2.14); to a bound what was cut by it."""
         x, lowest, highest = (*ins, None, None)[:3]
         dy, zero = grads[0], b.constant(0, grads[0])
         found = [b.ClipGrad(x, lowest, highest, dy)]
-        above = b.Greater(x, highest) if highest is not None else None
+        above = b.GreaterOrEqual(x, highest) if highest is not None else None
         if above is not None and lowest is not None:
             above = b.Or(above, b.Less(highest, lowest))
         if lowest is not None:
-            below = b.Less(x, lowest)
+            below = b.LessOrEqual(x, lowest)
             if highest is not None:
                 below = b.And(below, b.Less(lowest, highest))
             found.append(b.sum_to(b.Where(below, dy, zero), ()))
@@ -227,6 +231,10 @@ class Clip(Elementwise, onnx=True):
                 bounds[i] = node.builder.constant(node.attributes[name], x)
             elif bounds[i] is not None and bounds[i].ndim and bounds[i].size == 1:
                 bounds[i] = node.builder.Reshape(bounds[i], shape=())
+        if x.type.is_float and any(v is not None and node.constant(i) is None for i, v in enumerate(bounds, 1)):
+            for op, bound in zip((Max(), Min()), bounds, strict=True):  # a bound that is trained shares with x at a tie
+                x = x if bound is None else node.emit(op, x, bound)
+            return x
         return x if bounds == [None, None] else node.emit(cls(), x, *bounds)
 
     @classmethod
@@ -241,7 +249,7 @@ class Clip(Elementwise, onnx=True):
 
 @dataclass(frozen=True)
 class ClipGrad(Elementwise):
-    """(x, lowest?, highest?, dy) → 0 where x is beyond a bound, whatever dy is, else dy."""
+    """(x, lowest?, highest?, dy) → dy where x is between the bounds, else 0, whatever dy is."""
 
     flops_per_element = 3
 
@@ -260,23 +268,24 @@ class ClipGrad(Elementwise):
         """dy, and 0 over it for each bound."""
         x, lowest, highest, dy = ins
         outs[0][...] = dy
-        for bound, beyond in ((lowest, xp.less), (highest, xp.greater)):
+        for bound, within in ((lowest, xp.greater), (highest, xp.less)):
             if bound is not None:
-                beyond(x, bound, out=scratch[0])
+                within(x, bound, out=scratch[0])
+                xp.logical_not(scratch[0], out=scratch[0])
                 xp.copyto(outs[0], outs[0].dtype.type(0), where=scratch[0])
 
     def element(self, x, lowest, highest, dy):
         """As the numerics."""
-        dy = dy if lowest is None else where(x < lowest, 0, dy)
-        return dy if highest is None else where(x > highest, 0, dy)
+        dy = dy if lowest is None else where(x > lowest, dy, 0)
+        return dy if highest is None else where(x < highest, dy, 0)
 
     def expand(self, b, x, lowest, highest, dy):
         """A choice for each bound."""
         zero = b.constant(0, dy)
         if lowest is not None:
-            dy = b.Where(b.Less(x, lowest), zero, dy)
+            dy = b.Where(b.Greater(x, lowest), dy, zero)
         if highest is not None:
-            dy = b.Where(b.Greater(x, highest), zero, dy)
+            dy = b.Where(b.Less(x, highest), dy, zero)
         return (dy,)
 
     def gradient(self, b, ins, outs, grads):

@@ -217,7 +217,8 @@ class Acosh(Function, onnx=True):
 
     def gradient(self, b, ins, outs, grads):
         """dy / √(x² - 1)."""
-        return [b.Div(grads[0], b.Sqrt(b.Neg(_one_minus(b, ins[0]))))]
+        x = ins[0]
+        return [b.Div(grads[0], b.Sqrt(b.Sub(b.Mul(x, x), b.constant(1, x))))]
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class LeakyRelu(Tiled, onnx=True):
     def tile(self, xp, ins, out, mask):
         """alpha · x, then x over it."""
         xp.multiply(ins[0], self.alpha, out=out)
-        if 0 <= self.alpha <= 1:
+        if 0 < self.alpha <= 1:
             xp.maximum(out, ins[0], out=out)
             return
         xp.greater(ins[0], 0, out=mask)
@@ -88,7 +88,7 @@ class LeakyRelu(Tiled, onnx=True):
     def element(self, x):
         """As the numerics."""
         low = x * self.alpha
-        return maximum(low, x) if 0 <= self.alpha <= 1 else where(x > 0, x, low)
+        return maximum(low, x) if 0 < self.alpha <= 1 else where(x > 0, x, low)
 
     def gradient(self, b, ins, outs, grads):
         """From the output, whose sign is x's for alpha ≥ 0; alpha · dy at the kink, as PyTorch."""

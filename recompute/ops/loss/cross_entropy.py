@@ -84,7 +84,7 @@ class LabelLoss(Op, abstract=True):
     # -- numerics -------------------------------------------------------------------------------------------------
 
     def label_types(self, scores: TensorType, weights: TensorType | None) -> tuple[TensorType, ...]:
-        """Scratch: positions of a tile's first classes and of its labels, which are ignored, one number a label,
+        """Scratch: positions of a tile's first classes and of its labels, which count for nothing, one number a label,
         weights of the labels, weights of the classes."""
         n, classes, inner, step = _form(scores)
         kind = wide(scores.dtype)
@@ -92,7 +92,7 @@ class LabelLoss(Op, abstract=True):
         return (
             TensorType("i64", (tile,)),
             TensorType("i64", (tile,)),
-            TensorType("bool", (tile,)),
+            TensorType("bool", (n * inner if self.weighs(weights) else tile,)),
             TensorType(kind, (n * inner,)),
             TensorType(kind, (n * inner if self.weighs(weights) else 0,)),
             TensorType(kind, (classes if weights is not None else 0,)),
@@ -187,21 +187,30 @@ class LabelLoss(Op, abstract=True):
         elif self.reduction == "mean":
             count = self.expanded_count(b, found, labels, dloss)
             dloss = b.Div(dloss, count if found is None else divisor(b, count))
-        return dloss if found is None else b.Mul(found, dloss)
+        return dloss if found is None else counting(b, found, dloss)
 
-    def scales(self, xp: Any, dloss: Any, label_weights: Any, out: Any) -> None:
-        """The gradient of each row's plain loss, into `out` [N · D]."""
+    def scales(self, xp: Any, dloss: Any, temps: Any) -> None:
+        """The gradient of each row's plain loss, into the number of each label; 0 where it counts for nothing."""
+        nothing, out, label_weights = temps[2:5]
         out[...] = dloss.reshape(-1) if self.reduction == "none" else dloss
         if self.reduction == "mean":
             count = xp.sum(label_weights) if label_weights.size else out.size
             xp.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
         if label_weights.size:
             xp.multiply(out, label_weights, out=out)
+            xp.equal(label_weights, 0, out=nothing)
+            xp.copyto(out, 0, where=nothing)
 
 
 def divisor(b: Any, count: Any) -> Any:
     """What a mean's gradient divides by: 1 where no label counts, so that the gradient is 0 there."""
     return b.Where(b.Equal(count, b.constant(0, count)), b.constant(1, count), count)
+
+
+def counting(b: Any, weights: Any, dloss: Any) -> Any:
+    """weights · dloss, 0 where a label counts for nothing, whatever dloss is."""
+    zero = b.constant(0, weights)
+    return b.Where(b.Equal(weights, zero), zero, b.Mul(weights, dloss))
 
 
 def _form(scores: Any) -> tuple[int, int, int, int]:
@@ -380,7 +389,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
     def compute(self, xp, ins, outs, scratch):
         """exp(l) - 1 at the labels, exp(l) elsewhere, times each row's scale."""
         log_prob, labels, weights, dloss = ins
-        numbers, label_weights = scratch[3], scratch[4]
+        numbers = scratch[3]
         n, classes, inner, _ = _form(log_prob)
         shape = (n, classes, inner)
         lp, out = log_prob.reshape(shape), outs[0].reshape(shape)
@@ -390,7 +399,7 @@ class SoftmaxCrossEntropyGrad(LabelLoss):
             xp.exp(lp[samples], out=tile)
             xp.expm1(numbers[rows], out=numbers[rows])
             tile.reshape(-1)[at] = numbers[rows]
-        self.scales(xp, dloss, label_weights, numbers)
+        self.scales(xp, dloss, scratch)
         xp.multiply(out, numbers.reshape(n, 1, inner), out=out, casting="unsafe")
 
     def expand(self, b, log_prob, labels, weights, dloss):

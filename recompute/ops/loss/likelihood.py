@@ -104,13 +104,13 @@ class NegativeLogLikelihoodGrad(LabelLoss):
     def compute(self, xp, ins, outs, scratch):
         """0, then the labels' numbers; the walk over tiles is done twice where weights must be summed first."""
         labels, weights, dloss = ins
-        numbers, label_weights = scratch[3], scratch[4]
+        numbers = scratch[3]
         out = outs[0].reshape(self.shape[0], -1)
         out.fill(0)
         if self.weighs(weights):
             for _ in self.tiles(xp, outs[0], labels, weights, scratch):
                 pass
-        self.scales(xp, dloss, label_weights, numbers)
+        self.scales(xp, dloss, scratch)
         xp.negative(numbers, out=numbers)
         for samples, rows, at, _ in self.tiles(xp, outs[0], labels, weights, scratch):
             out[samples].reshape(-1)[at] = numbers[rows]

@@ -32,7 +32,7 @@ from ...language.types import TensorType
 from ..norm.fused import as_type
 from ..shape.reshape import reshape
 from ..tiles import wide
-from .cross_entropy import divisor
+from .cross_entropy import counting, divisor
 from .linear_tiles import Sizes, Tiles, held_rows, slice_of, slices
 
 
@@ -297,7 +297,7 @@ def expanded_gradients(op: LinearLoss, b: Any, ins: Any, made: Any, dloss: Any) 
     elif op.reduction == "mean":
         count = count_of(b, counted, labels, dloss)
         dloss = b.Div(dloss, count if counted is None else divisor(b, count))
-    share = dloss if counted is None else b.Mul(counted, dloss)
+    share = dloss if counted is None else counting(b, counted, dloss)
     p = b.Exp(b.Sub(t, lse))
     if op.z_loss:
         p = b.Mul(p, b.Add(b.Mul(lse, b.constant(2 * op.z_loss, lse)), b.constant(1, lse)))

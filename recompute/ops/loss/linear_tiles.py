@@ -197,6 +197,8 @@ class Tiles:
             count = xp.sum(self.weights)
             xp.divide(out, count + (count == 0), out=out)  # where no label counts, all gradients are 0
         xp.multiply(out, self.weights[rows], out=out)
+        if op.ignore_index is not None:
+            xp.copyto(out, 0, where=self.ignored[rows])
 
     def reduce(self, out: Any) -> None:
         """The rows' losses to the result."""

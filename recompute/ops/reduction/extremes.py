@@ -23,6 +23,19 @@ class Extreme(Reduce, abstract=True):
 
     autocast = "follow"
 
+    @classmethod
+    def from_onnx(cls, node: Any) -> Any:
+        """That along one axis in PyTorch (`max(dim)`) is the element at its index, to which alone the gradient goes."""
+        v = super().from_onnx(node)
+        op, x = node.builder.operators[-1].op, node.input(0)
+        one = isinstance(op, cls) and op.axes is not None and len(op.axes) == 1 and x.ndim and x.type.is_float
+        if not one or node.source not in ("aten.max.dim", "aten.min.dim"):
+            return v
+        b, axis = node.builder, op.axes[0]
+        b.operators.pop()
+        at = (b.ArgMax if cls is ReduceMax else b.ArgMin)(x, axis=axis)
+        return reshape(b, b.GatherElements(x, at, axis=axis), v.shape)
+
     def scratch(self, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
         """None: choosing is exact in every type."""
         return ()
@@ -96,31 +109,31 @@ class ShareTies(Op):
         return (x,)
 
     def scratch(self, ins, outs):
-        """The counts."""
-        return (ins[1].with_dtype(wide(ins[1].dtype)),)
+        """The mask, and the counts."""
+        return (ins[0].with_dtype("bool"), ins[1].with_dtype(wide(ins[1].dtype)))
 
     def compute(self, xp, ins, outs, scratch):
-        """The mask in the output, then dy / n over it."""
+        """0, then dy / n where the mask is."""
         x, y, dy = ins
-        xp.equal(x, y, out=outs[0])
-        axes = _repeated(x, y)
-        xp.sum(outs[0], axis=axes, dtype=scratch[0].dtype, keepdims=True, out=scratch[0])
-        xp.divide(dy, scratch[0], out=scratch[0])
-        xp.multiply(outs[0], scratch[0], out=outs[0], casting="unsafe")
+        mask, share = scratch
+        xp.equal(x, y, out=mask)
+        xp.sum(mask, axis=_repeated(x, y), dtype=share.dtype, keepdims=True, out=share)
+        xp.divide(dy, share, out=share)
+        outs[0].fill(0)
+        xp.copyto(outs[0], share, where=mask, casting="unsafe")
 
     def expand(self, b, x, y, dy):
         """Mask, count, quotient."""
-        mask = b.Cast(b.Equal(x, y), to=x.dtype)
-        count = b.ReduceSum(mask, axes=_repeated(x, y))
-        return (b.Mul(mask, b.Div(dy, count)),)
+        mask = b.Equal(x, y)
+        count = b.ReduceSum(b.Cast(mask, to=x.dtype), axes=_repeated(x, y))
+        return (b.Where(mask, b.Div(dy, count), b.constant(0, dy)),)
 
     def gradient(self, b, ins, outs, grads):
         """Linear in dy."""
         x, y, _ = ins
-        mask = b.Cast(b.Equal(x, y), to=x.dtype)
-        axes = _repeated(x, y)
-        total = b.ReduceSum(b.Mul(mask, grads[0]), axes=axes)
-        return [None, None, b.Div(total, b.ReduceSum(mask, axes=axes))]
+        mask, axes = b.Equal(x, y), _repeated(x, y)
+        total = b.ReduceSum(b.Where(mask, grads[0], b.constant(0, x)), axes=axes)
+        return [None, None, b.Div(total, b.ReduceSum(b.Cast(mask, to=x.dtype), axes=axes))]
 
     @classmethod
     def samples(cls, draw):

@@ -103,7 +103,8 @@ def _label_scales(labels, weights, dloss, scales, classes, reduction, ignored, i
     if count == 0.0:  # no label counts
         count = 1.0
     for r in range(labels.size):
-        scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
+        if scales[r] != 0.0:  # what counts for nothing has no gradient, whatever follows
+            scales[r] *= float(dloss[r if reduction == _NONE else 0]) / count
 
 
 def shares(labels: Any, weights: Any, dloss: Any, scales: Any, classes: int, options: tuple[int, ...]) -> Call:

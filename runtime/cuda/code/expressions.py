@@ -16,7 +16,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=",
           "xor": "^"}  # fmt: skip
 _FUNCTIONS = {"sqrt", "exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "pow", "floor", "ceil", "rint",
               "trunc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "copysign", "fmod",
-              "exp2", "log2", "cbrt"}  # fmt: skip
+              "exp2", "log2", "cbrt", "atan2"}  # fmt: skip
 #: functions of integers; what is divided by 0 is 0, and the least number by -1 itself, as on NumPy
 _OF_INTEGERS = {"fmod": "{1} == 0 ? 0 : {0} % {1}", "quotient": "{1} == 0 ? 0 : {0} / {1}", "shl": "{0} << {1}",
                 "shr": "{0} >> {1}", "floor": "{0}", "ceil": "{0}", "rint": "{0}", "trunc": "{0}"}  # fmt: skip

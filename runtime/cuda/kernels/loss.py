@@ -134,7 +134,7 @@ def scales(dtype: str, label: str) -> Kernel:
     }
     s = block_reduce(s, Plus());
     for (long long i = threadIdx.x; i < rows; i += blockDim.x)
-        out[i] = out[i] * widen(dloss[each ? i : 0]) / (count && s != 0 ? s : 1.0);
+        if (out[i] != 0) out[i] = out[i] * widen(dloss[each ? i : 0]) / (count && s != 0 ? s : 1.0);
 """
     c = C_TYPES[dtype]
     return Kernel(
