@@ -58,9 +58,13 @@ def test_a_worker_ends_with_its_parent(number: int) -> None:
 
 
 class _Sleeps:
-    """Work that takes a minute."""
+    """Work that takes a minute, and says that it has begun."""
+
+    def __init__(self) -> None:
+        self.begun, self.begin = os.pipe()
 
     def stage(self, place: int) -> Any:
+        os.write(self.begin, b".")
         time.sleep(60)
 
 
@@ -70,5 +74,6 @@ def test_an_error_does_not_wait_for_workers(monkeypatch: pytest.MonkeyPatch) -> 
     started = time.monotonic()
     work: Any = _Sleeps()
     with pytest.raises(InterruptedError), compiled_stages._made(work, [0, 1]):
+        assert os.read(work.begun, 1) == b"."
         raise InterruptedError
     assert time.monotonic() - started < 30
