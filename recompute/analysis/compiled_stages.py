@@ -114,5 +114,5 @@ def _made(work: _Work, places: Sequence[int]) -> Iterator[Iterable[CompiledStage
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()  # else the end of this block would wait for what it compiles
+                worker.terminate()  # else the end of this process would wait for what it compiles
             raise

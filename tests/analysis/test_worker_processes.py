@@ -69,11 +69,15 @@ class _Sleeps:
 
 
 @linux
-def test_an_error_does_not_wait_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     started = time.monotonic()
     work: Any = _Sleeps()
     with pytest.raises(InterruptedError), compiled_stages._made(work, [0, 1]):
         assert os.read(work.begun, 1) == b"."
         raise InterruptedError
+    os.close(work.begin)
+    while os.read(work.begun, 1):  # until the last worker has ended: the exit of this process would wait for it
+        pass
+    os.close(work.begun)
     assert time.monotonic() - started < 30
