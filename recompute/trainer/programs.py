@@ -57,6 +57,7 @@ class Programs:
         self.loss, self.outputs = loss, tuple(dict.fromkeys([loss, *outputs]))
         self.ranks = ranks
         self.executor = Executor(place, engine=ranks.engine)
+        self.executor.compares = False  # the trainer does, before it does anything else with other ranks
         self._again = program.again if optimizer is not None else None
         self._optimizer = None if optimizer is None else unused(optimizer)
         #: the optimizer's name, and those of the wrappers that change its results

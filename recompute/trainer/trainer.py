@@ -21,6 +21,7 @@ from ..places import Place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer
+from .alike import compare_evaluations, compare_runs
 from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
 from .evaluation import evaluated
@@ -149,6 +150,7 @@ class Trainer:
         _whole("epochs", epochs)
         saving = Saving(save) if isinstance(save, (str, PathLike)) else save
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
+        compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
         resumed: int | None = None
         if resume:
             resumed = take_over(run, self.program, self._facts(run), self._called)
@@ -397,6 +399,7 @@ class Trainer:
         """The mean loss and the metrics over a dataset, in inference mode."""
         feeding = self._evaluating(data)
         feeding.batch = _whole("batch", batch) or self.programs.evaluated
+        compare_evaluations(self, feeding)
         return self._evaluated(feeding, Progress())
 
     def _evaluating(self, data: Any) -> Feeding:
