@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, named_place
+from ..runtime.communication.started import given_rank, started_together
 from ..support.files import replacing
 from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
@@ -26,32 +27,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argparse.Namespace(verbose=False)
     with cli_ending.prepared(args):
         try:
-            code = _run(_parsed(argv, args))
+            code = _run(argv, args)
             cli_ending.flush()
         except BaseException as e:
             code = cli_ending.exit_code(e, args.verbose, "recompute-train")
     return code
 
 
-def _parsed(argv: Sequence[str] | None, args: argparse.Namespace) -> argparse.Namespace:
-    """The parsed arguments; where they are wrong, those that were started with this process end, too."""
+def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
+    """Errors that all ranks have are printed once; one that this process has alone ends all of them."""
     try:
-        return parser().parse_args(argv, args)
-    except SystemExit as e:
-        if e.code:
-            ends_like_first("its command line is wrong")
-        raise
-
-
-def _run(args: argparse.Namespace) -> int:
-    """Errors that all ranks have are printed once."""
-    try:
+        parser().parse_args(argv, args)
         meet(args.mesh)
         ranks = ranks_of(args.mesh, None if args.mesh is None else named_place(args.place))
     except RecomputeError as e:
         if ends_like_first(str(e)):
             return e.exit_code
-        raise
+        raise type(e)(f"rank {given_rank()}: {e}") if started_together() > 1 else e from None
     args.quiet |= not ranks.leads
     try:
         check(args)

@@ -15,12 +15,12 @@ def compare_runs(trainer: Trainer, run: Run, **options: Any) -> None:
     """UsageError, on all ranks, that names what they do not have alike: options, data, model, weights or state."""
     if trainer.ranks.size == 1:
         return
-    facts = {**options, "epochs": run.epochs, "monitor": run.monitor, **_of_data(trainer, "data", run.data)}
-    facts["metrics"] = ", ".join(type(m).__name__ for m in trainer.metrics)
-    saving = run.saving
-    facts["save"] = saving and f"steps={saving.steps}, keep={saving.checkpoints.keep}, log_ranks={saving.log_ranks}"
+    facts = {**options, "epochs": run.epochs, **_of_data(trainer, "data", run.data)}
     if run.eval_data is not None:
         facts |= _of_data(trainer, "data of the evaluation", run.eval_data)
+    facts["monitor"], facts["metrics"] = run.monitor, ", ".join(type(m).__name__ for m in trainer.metrics)
+    saving = run.saving
+    facts["save"] = saving and f"steps={saving.steps}, keep={saving.checkpoints.keep}, log_ranks={saving.log_ranks}"
     trainer.ranks.must_be_same("the comparison of all ranks' models, data and options", facts, trainer.program)
 
 

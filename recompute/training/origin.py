@@ -96,16 +96,17 @@ def _bytes(array: np.ndarray) -> Any:
 
 def options_of(optimizer: Any) -> dict[str, str]:
     """The options of an optimizer and of those that it wraps, `Adam.learning_rate` → "0.001"."""
-    found: dict[str, str] = {}
+    found = {"optimizer": ""}
     while optimizer is not None:
         name = type(optimizer).__name__
-        found |= {
-            f"{name}.{_public(option)}": text if len(text := _described(value)) < _LONG else _short(text)
-            for option, value in vars(optimizer).items()
-            if option not in _OWN
-        }
+        found["optimizer"] += f" of {name}" if found["optimizer"] else name
+        for option, value in vars(optimizer).items():
+            if dataclasses.is_dataclass(value) and option not in _OWN:
+                found |= {f"{name}.{option}": text for option, text in _fields(value, 1).items()}
+            elif option not in _OWN:
+                found[f"{name}.{_public(option)}"] = _described(value)
         optimizer = getattr(optimizer, "inner", None)
-    return found
+    return {name: text if len(text) < _LONG else _short(text) for name, text in found.items()}
 
 
 def _short(text: str) -> str:
@@ -136,9 +137,14 @@ def _described(value: Any, depth: int = 0) -> str:
         return f"[{', '.join(each if isinstance(value, Sequence) else sorted(each))}]"
     if callable(value) and hasattr(value, "__qualname__"):
         return str(value.__qualname__)
+    inside = (f"{name}={text}" for name, text in _fields(value, depth + 1).items())
+    return f"{type(value).__name__}({', '.join(inside)})"
+
+
+def _fields(value: Any, depth: int) -> dict[str, str]:
+    """The fields of an object, as texts."""
     if dataclasses.is_dataclass(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     else:
         fields = dict(getattr(value, "__dict__", {}))
-    inside = (f"{n.lstrip('_')}={_described(v, depth + 1)}" for n, v in fields.items() if n not in _OWN)
-    return f"{type(value).__name__}({', '.join(inside)})"
+    return {n.lstrip("_"): _described(v, depth) for n, v in fields.items() if n not in _OWN}

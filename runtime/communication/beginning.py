@@ -6,8 +6,10 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from ...support.children import as_worker
 from .started import given_deadline, given_rank, started_together
@@ -38,11 +40,25 @@ def bounded_beginning() -> Iterator[None]:
         finally:
             os._exit(0)
     os.close(read)
+    handlers = _without_handlers()
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         os.close(write)
         os.waitpid(child, 0)
+
+
+def _without_handlers() -> dict[int, Any]:
+    """Has signals end this process at once, which Python's handlers would not do before MPI has begun; those handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    taken = {n: handler for n, handler in found.items() if callable(handler)}
+    for number in taken:
+        signal.signal(number, signal.SIG_DFL)
+    return taken
 
 
 def _look(read: int, limit: float, parent: int) -> None:
