@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, named_place
-from ..runtime.communication.started import given_rank, started_together
+from ..runtime.communication.started import given_rank
 from ..support.files import replacing
 from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
@@ -43,7 +43,7 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
     except RecomputeError as e:
         if ends_like_first(str(e)):
             return e.exit_code
-        raise type(e)(f"rank {given_rank()}: {e}") if started_together() > 1 else e from None
+        raise type(e)(f"rank {given_rank()}: {e}") if given_rank() not in ("", "0") else e from None
     args.quiet |= not ranks.leads
     try:
         check(args)

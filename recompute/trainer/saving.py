@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -35,7 +36,6 @@ from .whole import write_state
 FORMAT = "recompute-checkpoint-1"
 _STATE, _POSITION = "state.safetensors", "trainer.json"
 _NAME = re.compile(r"step-(\d{9,})")
-_UNFINISHED = re.compile(r"\.step-\d+\.[0-9a-f]{8}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,6 @@ class Checkpoints:
         there = self._there()
         kept |= set(sorted(there)[-self.keep :])
         old = [p for step, p in there.items() if step not in kept]
-        old += [p for p in self.root.iterdir() if _UNFINISHED.fullmatch(p.name)]  # of a process that was killed
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -184,6 +183,9 @@ def load(program: Program, checkpoint: Checkpoint) -> None:
 def _read(folder: Path) -> tuple[str, dict[str, Any]]:
     """Why a checkpoint is not complete ("" if it is), and the contents of trainer.json."""
     try:
+        for name in (_POSITION, _STATE):
+            if not stat.S_ISREG((folder / name).stat().st_mode):  # the reading of a pipe would not end
+                return f"{name} is no file", {}
         position = json.loads((folder / _POSITION).read_text())
         if not isinstance(position, dict) or position.get("format") != FORMAT:
             return f"{_POSITION} is of another format", {}

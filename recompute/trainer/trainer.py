@@ -26,6 +26,7 @@ from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
 from .evaluation import evaluated
 from .feeding import Feeding
+from .folder import occupied
 from .history import History
 from .interrupts import SIGNALLED, Interrupts
 from .log import Log
@@ -151,7 +152,21 @@ class Trainer:
         saving = Saving(save) if isinstance(save, (str, PathLike)) else save
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
         compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
-        resumed: int | None = None
+        with self._alone(saving):
+            return self._fitted(run, eval_batch, resume=resume)
+
+    @contextlib.contextmanager
+    def _alone(self, saving: Saving | None) -> Iterator[None]:
+        """Inside, no other run has the folder; rank 0 asks for it."""
+        with contextlib.ExitStack() as stack:
+            if saving is not None:
+                folder = saving.folder
+                self.ranks.first("the lock of the folder", lambda: _nothing(stack.enter_context(occupied(folder))))
+            yield
+
+    def _fitted(self, run: Run, eval_batch: int | None, *, resume: bool) -> History:
+        """The run, in a folder of its own."""
+        saving, resumed = run.saving, None
         if resume:
             resumed = take_over(run, self.program, self._facts(run), self._called)
         else:
@@ -161,7 +176,7 @@ class Trainer:
             self.ranks.together("the log", lambda: self._log(run, saving, resumed))
         growth = contextlib.nullcontext() if self.ranks.mesh is None else ResidentGrowth()
         try:
-            run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
+            run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=run.epochs)
             with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop), growth as grown:
                 self._epochs(run)
             self._end(run, None if run.reason in SIGNALLED or saving is None else saving.folder, grown)
@@ -218,7 +233,7 @@ class Trainer:
             epoch = Epoch(feeding.samples, batch, not drop_last and not why)
             if not epoch.batches:
                 raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
-        run = Run(feeding, other, epochs, epoch, saving, ranks=self.ranks)
+        run = Run(feeding, other, epochs, epoch, saving, drop_last=drop_last, ranks=self.ranks)
         run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
         known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
         for wanted in (run.monitor, *(c.monitor for c in self.callbacks if isinstance(c, EarlyStopping))):
@@ -387,7 +402,11 @@ class Trainer:
         """What must be the same when the run is resumed."""
         facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
         facts |= {"loss": self.loss, "optimizer": self.programs.optimizer}
-        return {**facts, "micro_batches": self.programs.micro_batches}
+        return {**facts, "micro_batches": self.programs.micro_batches, "options": self._options(run)}
+
+    def _options(self, run: Run) -> dict[str, str]:
+        """The options that change the bits of a run, as texts."""
+        return {**self.programs.options, "drop_last": str(run.drop_last), "epochs": str(run.epochs)}
 
     def _save(self, run: Run, epoch: int, batch: int) -> None:
         """A checkpoint from which epoch `epoch` goes on at batch `batch`."""

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from .parts import Part, parts_of, stored
 #: elements that are hashed at a time
 _PIECE = 1 << 20
 #: how deep options are described, and how many characters of them are shown
-_DEEP, _LONG = 8, 120
+_DEEP, _LONG = 8, 600
 #: options that say which rank this is, or on which machine, and what belongs to a program that was made
 _OWN = frozenset({"rank", "inner", "_program", "_state", "_named", "_target", "_cost"})
 
@@ -94,14 +95,20 @@ def _bytes(array: np.ndarray) -> Any:
     return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
-def options_of(optimizer: Any) -> dict[str, str]:
-    """The options of an optimizer and of those that it wraps, `Adam.learning_rate` → "0.001"."""
+def options_of(optimizer: Any, only: Mapping[type, frozenset[str]] = MappingProxyType({})) -> dict[str, str]:
+    """The options of an optimizer and of those that it wraps, `Adam.learning_rate` → "0.001".
+
+    `only`: of optimizers of some classes, only these.
+    """
     found = {"optimizer": ""}
     while optimizer is not None:
         name = type(optimizer).__name__
         found["optimizer"] += f" of {name}" if found["optimizer"] else name
+        wanted = next((names for kind, names in only.items() if isinstance(optimizer, kind)), None)
         for option, value in vars(optimizer).items():
-            if dataclasses.is_dataclass(value) and option not in _OWN:
+            if wanted is not None and option not in wanted:
+                continue
+            if option == "_parallel" and value is not None:
                 found |= {f"{name}.{option}": text for option, text in _fields(value, 1).items()}
             elif option not in _OWN:
                 found[f"{name}.{_public(option)}"] = _described(value)

@@ -51,7 +51,7 @@ def bounded_beginning() -> Iterator[None]:
 
 
 def _without_handlers() -> dict[int, Any]:
-    """Has signals end this process at once, which Python's handlers would not do before MPI has begun; those handlers."""
+    """Has signals end this process at once, as Python's handlers run only when MPI has begun; gives those handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
