@@ -151,10 +151,10 @@ class Executor:
 
         UsageError, on all of them, that names what is different.
         """
-        self._alike.add(program)
         if self.engine is not None and self.engine.mesh.ranks > 1 and far_waits(session.block):
             facts = {} if program.origin is None else program.origin.facts
             must_be_same(self.engine, "the comparison of all ranks' weights", facts, values_to_compare(program))
+        self._alike.add(program)
 
     def session(
         self,

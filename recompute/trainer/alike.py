@@ -16,6 +16,7 @@ def compare_runs(trainer: Trainer, run: Run, **options: Any) -> None:
     if trainer.ranks.size == 1:
         return
     facts = {**options, "epochs": run.epochs, **_of_data(trainer, "data", run.data)}
+    facts["evaluation"] = run.eval_data is not None
     if run.eval_data is not None:
         facts |= _of_data(trainer, "data of the evaluation", run.eval_data)
     facts["monitor"], facts["metrics"] = run.monitor, ", ".join(type(m).__name__ for m in trainer.metrics)

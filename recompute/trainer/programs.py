@@ -20,7 +20,7 @@ from ..training.recompute_optimizer import RecomputeOptimizer
 from .ranks import ONE, Ranks
 
 #: the options of recomputation and slices that change results
-_CHANGING = {RecomputeOptimizer: frozenset({"_slices", "_allowed", "_merge"})}
+_CHANGING: dict[type, frozenset[str]] = {RecomputeOptimizer: frozenset({"_slices", "_allowed", "_merge"})}
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _without_handlers() -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    taken = {n: handler for n, handler in found.items() if callable(handler)}
+    taken: dict[int, Any] = {n: handler for n, handler in found.items() if callable(handler)}
     for number in taken:
         signal.signal(number, signal.SIG_DFL)
     return taken
