@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import JobError, UsageError
 from ..support.files import make_folder
+from .ranks import Ranks
 
 try:
     import fcntl
@@ -45,6 +46,15 @@ def occupied(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (folder / LOCK).unlink()
         os.close(lock)
+
+
+@contextlib.contextmanager
+def occupied_by(ranks: Ranks, folder: Path | None) -> Iterator[None]:
+    """`occupied` by a run of several ranks, of which the first has the lock.  None: no folder."""
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            ranks.first("the lock of the folder", lambda: stack.enter_context(occupied(folder)))
+        yield
 
 
 def _locked(path: Path) -> int:

@@ -49,7 +49,7 @@ class Ranks:
         """The same on rank 0; nothing on others."""
         return [value]
 
-    def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program) -> None:
+    def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:
         """UsageError, on all ranks, that names the first of the facts, or of the program's options, weights and state,
         that is not the same on all of them."""
 
@@ -91,10 +91,10 @@ class _Many(Ranks):
         found = list(self.engine.collect(what, None if self.leads else value, 0))
         return [value, *found[1:]] if self.leads else []
 
-    def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program) -> None:
-        own = {} if program.origin is None else program.origin.facts
+    def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:
+        own = {} if program is None or program.origin is None else program.origin.facts
         texts = {name: str(value) for name, value in facts.items()}
-        must_be_same(self.engine, what, {**texts, **own}, values_to_compare(program))
+        must_be_same(self.engine, what, {**texts, **own}, {} if program is None else values_to_compare(program))
 
     def first(self, what: str, function: Callable[[], T]) -> T:
         found: Any = None

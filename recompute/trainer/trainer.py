@@ -21,12 +21,12 @@ from ..places import Place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer
-from .alike import compare_evaluations, compare_runs
+from .alike import compare_evaluations, compare_runs, in_step
 from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
 from .evaluation import evaluated
 from .feeding import Feeding
-from .folder import occupied
+from .folder import occupied_by
 from .history import History
 from .interrupts import SIGNALLED, Interrupts
 from .log import Log
@@ -152,17 +152,8 @@ class Trainer:
         saving = Saving(save) if isinstance(save, (str, PathLike)) else save
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
         compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
-        with self._alone(saving):
+        with occupied_by(self.ranks, None if saving is None else saving.folder):
             return self._fitted(run, eval_batch, resume=resume)
-
-    @contextlib.contextmanager
-    def _alone(self, saving: Saving | None) -> Iterator[None]:
-        """Inside, no other run has the folder; rank 0 asks for it."""
-        with contextlib.ExitStack() as stack:
-            if saving is not None:
-                folder = saving.folder
-                self.ranks.first("the lock of the folder", lambda: _nothing(stack.enter_context(occupied(folder))))
-            yield
 
     def _fitted(self, run: Run, eval_batch: int | None, *, resume: bool) -> History:
         """The run, in a folder of its own."""
@@ -288,7 +279,7 @@ class Trainer:
         run.progress.epoch(number, run.epochs, None if run.epoch is None else run.epoch.batches, first)
         done = first
         with ahead(self._batches(run, number, first)) as feeds:
-            for feed, count in feeds:
+            for feed, count in in_step(feeds, run.data, self.ranks):
                 loss = self._step(run, feed, count)
                 done += 1
                 run.total, run.samples = run.total + loss * count, run.samples + count
@@ -402,11 +393,8 @@ class Trainer:
         """What must be the same when the run is resumed."""
         facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
         facts |= {"loss": self.loss, "optimizer": self.programs.optimizer}
-        return {**facts, "micro_batches": self.programs.micro_batches, "options": self._options(run)}
-
-    def _options(self, run: Run) -> dict[str, str]:
-        """The options that change the bits of a run, as texts."""
-        return {**self.programs.options, "drop_last": str(run.drop_last), "epochs": str(run.epochs)}
+        options = {**self.programs.options, "drop_last": str(run.drop_last), "epochs": str(run.epochs)}
+        return {**facts, "micro_batches": self.programs.micro_batches, "options": options}
 
     def _save(self, run: Run, epoch: int, batch: int) -> None:
         """A checkpoint from which epoch `epoch` goes on at batch `batch`."""

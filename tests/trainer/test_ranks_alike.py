@@ -110,6 +110,14 @@ CASES = {
 }  # fmt: skip
 
 
+def streamed(rank: int, what: str) -> list[dict[str, np.ndarray]]:
+    """Batches; rank 1 has fewer of them, or one of another size."""
+    sizes = [16, 16, 16]
+    if rank:
+        sizes = [16, 16] if what == "stream" else [16, 8, 16]
+    return [data(count, seed) for seed, count in enumerate(sizes)]
+
+
 def step(rank: int, what: str, zero: int) -> None:
     """A step by an executor, without a trainer."""
     file = trainer_cases.model()
@@ -132,6 +140,9 @@ def _main(folder: Path) -> None:
         for zero in (0, 3):
             found[f"step: {what}, {zero}"] = said(lambda w=what, z=zero: step(rank, w, z))  # type: ignore[misc]
     one = made(rank, "")
+    for what in ("stream", "sizes"):
+        found[what] = said(lambda w=what: made(rank, "").fit(streamed(rank, w)))  # type: ignore[misc]
+    found["evaluated stream"] = said(lambda: made(rank, "").evaluate(streamed(rank, "stream")))
     found["evaluated"] = said(lambda: one.evaluate(data(16, seed=rank)))
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
@@ -154,6 +165,8 @@ def test_every_difference_is_named_on_all_ranks(mpi: None, tmp_path: Path) -> No
             "the ranks do not have the same Adam.learning_rate: 0.1 on rank 0; 0.5 on rank 1"
         )
         wanted[f"step: nothing, {zero}"] = "nothing"
+    wanted["stream"] = "the ranks do not have the same batch 3 of "
+    wanted["sizes"] = wanted["evaluated stream"] = "the ranks do not have the same batch 2 of "
     wanted["evaluated"] = "the ranks do not have the same data of the evaluation"
     assert {what: text[: len(wanted[what])] for what, text in found.items()} == wanted
     assert "0.01 on rank 0; 0.02 on rank 1; ranks train one model together" in found["Adam.learning_rate"]
