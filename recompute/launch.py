@@ -9,17 +9,22 @@ too (what rank a process is, MPI says); but if one is killed, nobody says which 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .errors import MissingExtraError, RecomputeError, UsageError, need_extra
 from .runtime.communication.rank import main as rank_of
 from .runtime.communication.started import given_rank
+from .support.children import ends_with
 from .support.threads import cores
 
 
@@ -66,13 +71,29 @@ def launch(arguments: argparse.Namespace) -> int:
     environment.setdefault("OMP_NUM_THREADS", str(max(cores() // arguments.nproc, 1)))
     if arguments.deadline is not None:
         environment["RECOMPUTE_DEADLINE"] = str(arguments.deadline)
-    with subprocess.Popen(command(arguments), env=environment) as process:
+    end = functools.partial(ends_with, os.getpid(), signal.SIGTERM)
+    with subprocess.Popen(command(arguments), env=environment, preexec_fn=end) as process, _passed_on(process):
         while True:
             try:
                 code = process.wait()
                 return code if code >= 0 else 128 - code
             except KeyboardInterrupt:
                 continue  # the processes got it, too, and end
+
+
+@contextlib.contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Inside, signals that would end this process alone go to the launcher, which ends all ranks."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    main = threading.current_thread() is threading.main_thread()
+    taken = [n for n in numbers if main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -20,6 +20,8 @@ from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
+from ..training.origin import values_to_compare
+from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
 from .cpu.session import Arena, Session
@@ -77,6 +79,9 @@ class Executor:
         self._open = _opener(self.place, self.engine)
         self._shared: Arena | None = None
         self._turn = threading.Lock()
+        #: whether ranks compare their weights before the first step of a program
+        self.compares = True
+        self._alike: weakref.WeakSet[Program] = weakref.WeakSet()
         self._sessions: weakref.WeakKeyDictionary[Program, _Bound] = weakref.WeakKeyDictionary()
 
     @property
@@ -126,6 +131,8 @@ class Executor:
                 f"program '{program.block.name}' cannot train: its parameters hold their averages until the end of "
                 "`applied(program)`"
             )
+        if program.mesh is not None and self.compares and program not in self._alike:
+            self._compare(program, session)
         self._feed(session, {} if feed is None else feed)
         if not session.keeps_newest and isinstance(program.data, Arrays):  # what a device has trained is copied back
             program.data.held_by(None)
@@ -138,6 +145,16 @@ class Executor:
             if session.updating:
                 program.broken = f"a step failed after its first update ({_short(e)})"
             raise
+
+    def _compare(self, program: Program, session: Any) -> None:
+        """Compares what a program was made from, and its weights and state, with those of the other ranks.
+
+        UsageError, on all of them, that names what is different.
+        """
+        if self.engine is not None and self.engine.mesh.ranks > 1 and far_waits(session.block):
+            facts = {} if program.origin is None else program.origin.facts
+            must_be_same(self.engine, "the comparison of all ranks' weights", facts, values_to_compare(program))
+        self._alike.add(program)
 
     def session(
         self,

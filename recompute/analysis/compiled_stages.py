@@ -16,6 +16,7 @@ from ..compiling.compiler import CompiledStep, StepFigures
 from ..compiling.steps import Steps
 from ..language.ir import Block
 from ..language.verify import trusted, verify
+from ..support.children import as_worker
 from ..training.parallel import PIPELINE, Parallel
 from ..training.pipeline import cuts_of, with_own_layers
 
@@ -86,8 +87,9 @@ class _Work:
 _work: _Work | None = None
 
 
-def _begin(work: _Work) -> None:
+def _begin(work: _Work, parent: int) -> None:
     global _work
+    as_worker(parent)
     _work = work
 
 
@@ -104,10 +106,13 @@ def _made(work: _Work, places: Sequence[int]) -> Iterator[Iterable[CompiledStage
         yield map(work.stage, places)
         return
     copies = multiprocessing.get_context("fork")
-    with warnings.catch_warnings(), ProcessPoolExecutor(count, copies, _begin, (work,)) as pool:
+    others = set(multiprocessing.active_children())
+    with warnings.catch_warnings(), ProcessPoolExecutor(count, copies, _begin, (work, os.getpid())) as pool:
         warnings.simplefilter("ignore", DeprecationWarning)  # copies run Python alone, whatever threads there are
         try:
             yield pool.map(_stage, places)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # else the end of this process would wait for what it compiles
             raise

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..errors import RecomputeError, UsageError
 from ..places import CPUPlace, named_place
+from ..runtime.communication.started import given_rank
 from ..support.files import replacing
-from ..trainer.ranks import Ranks, ranks_of, started_rank
+from ..trainer.ranks import Ranks, ends_like_first, meet, ranks_of
 from . import ending as cli_ending
 from .model import ModelJob, ModelReport
 from .train_arguments import check, parser
@@ -26,21 +27,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argparse.Namespace(verbose=False)
     with cli_ending.prepared(args):
         try:
-            code = _run(parser().parse_args(argv, args))
+            code = _run(argv, args)
             cli_ending.flush()
         except BaseException as e:
             code = cli_ending.exit_code(e, args.verbose, "recompute-train")
     return code
 
 
-def _run(args: argparse.Namespace) -> int:
-    """Errors that all ranks have are printed once."""
+def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
+    """Errors that all ranks have are printed once; one that this process has alone ends all of them."""
     try:
+        parser().parse_args(argv, args)
+        meet(args.mesh)
         ranks = ranks_of(args.mesh, None if args.mesh is None else named_place(args.place))
-    except UsageError as e:
-        if started_rank():
+    except RecomputeError as e:
+        if ends_like_first(str(e)):
             return e.exit_code
-        raise
+        raise type(e)(f"rank {given_rank()}: {e}") if given_rank() not in ("", "0") else e from None
     args.quiet |= not ranks.leads
     try:
         check(args)

@@ -167,6 +167,8 @@ class Program:
     shardings: Mapping[str, Any] = MappingProxyType({})
     #: the parameters and state that they do divide (`recompute.training.shardings.DividedValue`)
     divided: Mapping[str, Any] = MappingProxyType({})
+    #: what it was made from, as ranks compare it (`recompute.training.origin.Origin`)
+    origin: Any = None
     #: the block as it was loaded from `source`
     imported: Block | None = None
     #: the recomputation plan that was applied last

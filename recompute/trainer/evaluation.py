@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RecomputeError, UsageError
+from .alike import in_step
 from .batches import ahead, samples_of
 from .feeding import Feeding
 from .programs import Programs
@@ -23,7 +24,7 @@ def evaluated(programs: Programs, metrics: Sequence[Any], data: Feeding, progres
     ranks, names = programs.ranks, programs.fetched(training=False)
     sums, done = _Sums(metrics, data.name), 0
     with ahead(data.in_order(ranks.rank, ranks.size)) as feeds:
-        for feed, new in feeds:
+        for feed, new in in_step(feeds, data, ranks):
             program = programs.evaluation(samples_of(feed))
             inputs = {v.name for v in program.block.inputs}
             values = programs.executor.run(program, {n: a for n, a in feed.items() if n in inputs}, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,11 +13,12 @@ from ..data import Dataset, Stream, check_values, dataset, fitted, limits_of
 from ..data.base import need_column
 from ..language.ir import Value
 from ..language.program import Program
+from ..training.origin import digest
 from .batches import Epoch, samples_of
 from .order import Order
 
-#: samples by which data are recognised
-_HASHED = 16
+#: samples by which data are recognised, at least; and bytes that are read for it, about
+_HASHED, _BYTES = 16, 1 << 28
 
 
 class Beside(Dataset):
@@ -67,6 +69,26 @@ class Feeding:
             return {"stream": True}
         columns = {n: f"{np.dtype(t)}{list(s)}" for n, (t, s) in sorted(self._source.columns.items())}
         return {"samples": self.samples, "columns": columns, "contents": self._contents(), "shuffle": self._shuffle}
+
+    def digest(self) -> str:
+        """A digest of all samples, "" of a stream.
+
+        Of columns that are costly to read (decoded images), and of the part of data beyond 256 MiB, evenly spaced
+        samples stand for all.
+        """
+        if self.streams:
+            return ""
+        count, source, found = len(self._source), self._source.at_epoch(0), hashlib.sha256()
+        for costly in (False, True):
+            names = [n for n in sorted(source.columns) if (n in source.costly) == costly]
+            size = sum(t.itemsize * math.prod(s) for t, s in (source.columns[n] for n in names)) or 1
+            most = min(count, _HASHED if costly else max(_HASHED, _BYTES // size))
+            chosen = np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+            step = max(1, _BYTES // 16 // size)
+            for at in range(0, len(chosen) if names else 0, step):
+                taken = source.read(chosen[at : at + step], names)
+                found.update("".join(f"{n}:{digest(taken[n])};" for n in names).encode())
+        return found.hexdigest()[:16]
 
     def _contents(self) -> str:
         """A hash of some samples, from the first to the last: other data of the same form are noticed."""

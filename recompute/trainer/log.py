@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,11 @@ class Log:
         self._board: Any = _board(folder, resumed_at) if tensorboard else None
         if folder is None:
             return
-        path = folder / (f"log.rank{rank}.jsonl" if rank else "log.jsonl")
+        self._path = path = folder / (f"log.rank{rank}.jsonl" if rank else "log.jsonl")
         try:
             make_folder(folder)
             kept = _until(path, resumed_at, epoch) if resumed_at is not None else b""
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_bytes(kept)
-            temporary.replace(path)
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by `close`
+            self._file = _begun(path, kept)
         except OSError as e:
             raise JobError(f"cannot write '{path}': {e.strerror or e}") from None
 
@@ -47,7 +45,7 @@ class Log:
             try:
                 self._file.write(json.dumps({"event": event, "step": step, **facts}) + "\n")
             except OSError as e:
-                raise JobError(f"cannot write '{self._file.name}': {e.strerror or e}") from None
+                raise JobError(f"cannot write '{self._path}': {e.strerror or e}") from None
             if event != "step" or time.monotonic() > self._flushed + _SECONDS:
                 self.flush()
         if self._board is not None:
@@ -61,7 +59,7 @@ class Log:
             try:
                 self._file.flush()
             except OSError as e:
-                raise JobError(f"cannot write '{self._file.name}': {e.strerror or e}") from None
+                raise JobError(f"cannot write '{self._path}': {e.strerror or e}") from None
             self._flushed = time.monotonic()
 
     def close(self) -> None:
@@ -84,17 +82,34 @@ def _until(path: Path, step: int, epoch: int) -> bytes:
     """The lines of a log up to a step, and the results of epochs before `epoch`: what came after is done again."""
     if not path.exists():
         return b""
+    if not path.is_file():  # the reading of a pipe would not end
+        raise JobError(f"'{path}' is no file: remove it to go on without the log so far")
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             found = json.loads(line)
             fits = line.endswith(b"\n") and found["step"] <= step
             fits &= found["event"] != "epoch" or found["epoch"] < epoch
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             fits = False
         if fits:
             kept.append(line)
     return b"".join(kept)
+
+
+def _begun(path: Path, kept: bytes) -> Any:
+    """A new file with this beginning, in the place of what is there; open, for more text.  It follows no link."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    file = open(temporary, "x", encoding="utf-8")  # noqa: SIM115  closed by `Log.close`
+    try:
+        file.buffer.write(kept)
+        file.flush()
+        temporary.replace(path)
+    except BaseException:
+        file.close()
+        temporary.unlink(missing_ok=True)
+        raise
+    return file
 
 
 class _Board:

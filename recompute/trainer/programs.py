@@ -14,9 +14,13 @@ from ..passes import memory_report
 from ..places import CPUPlace, Place
 from ..runtime import Executor
 from ..training.modes import for_test, share_arrays
+from ..training.origin import options_of
 from ..training.protocol import AnyOptimizer
 from ..training.recompute_optimizer import RecomputeOptimizer
 from .ranks import ONE, Ranks
+
+#: the options of recomputation and slices that change results
+_CHANGING: dict[type, frozenset[str]] = {RecomputeOptimizer: frozenset({"_slices", "_allowed", "_merge"})}
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,13 @@ class Programs:
         self.loss, self.outputs = loss, tuple(dict.fromkeys([loss, *outputs]))
         self.ranks = ranks
         self.executor = Executor(place, engine=ranks.engine)
+        self.executor.compares = False  # the trainer does, before it does anything else with other ranks
         self._again = program.again if optimizer is not None else None
         self._optimizer = None if optimizer is None else unused(optimizer)
         #: the optimizer's name, and those of the wrappers that change its results
         self.optimizer = described(optimizer)
+        #: the options that change its results (`recompute.training.origin.options_of`)
+        self.options = options_of(optimizer, _CHANGING)
         self._most = program.block.batch or 1  # samples of a micro-batch, with gradient merge
         if optimizer is not None:
             optimizer.minimize(program[loss])

@@ -6,7 +6,7 @@ and what each decides for itself (a signal) through `agreed`, so that all of the
 
 from __future__ import annotations
 
-import os
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,8 +14,11 @@ import numpy as np
 
 from ..communication.mesh import Mesh
 from ..errors import RecomputeError, UsageError
+from ..language.program import Program
 from ..places import CPUPlace, Place
-from ..runtime.communication.started import given_rank, size_variable
+from ..runtime.communication.agreement import must_be_same
+from ..runtime.communication.started import given_rank, started_together
+from ..training.origin import values_to_compare
 from ..training.parallel import DataParallel
 from ..training.protocol import AnyOptimizer
 
@@ -45,6 +48,10 @@ class Ranks:
     def gather(self, what: str, value: T) -> list[T]:
         """The same on rank 0; nothing on others."""
         return [value]
+
+    def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:
+        """UsageError, on all ranks, that names the first of the facts, or of the program's options, weights and state,
+        that is not the same on all of them."""
 
     def first(self, what: str, function: Callable[[], T]) -> T:
         """What a function returns, or raises, on rank 0: on all ranks."""
@@ -83,6 +90,11 @@ class _Many(Ranks):
     def gather(self, what: str, value: T) -> list[T]:
         found = list(self.engine.collect(what, None if self.leads else value, 0))
         return [value, *found[1:]] if self.leads else []
+
+    def must_be_same(self, what: str, facts: Mapping[str, Any], program: Program | None = None) -> None:
+        own = {} if program is None or program.origin is None else program.origin.facts
+        texts = {name: str(value) for name, value in facts.items()}
+        must_be_same(self.engine, what, {**texts, **own}, {} if program is None else values_to_compare(program))
 
     def first(self, what: str, function: Callable[[], T]) -> T:
         found: Any = None
@@ -123,14 +135,14 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ran
         return mesh
     if mesh is None:
         return Ranks()
-    found = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    found = meet(mesh)
     if [name for name, _ in found.axes] != ["dp"]:
         raise UsageError(f"mesh '{found}': a run has the one axis dp so far, such as dp={max(found.ranks, 2)}")
     if found.ranks == 1:
-        given = os.environ.get(size_variable(os.environ, srun=False), "").strip()
-        started = int(given) if given.isdigit() else 1
-        if started > 1:
-            raise UsageError(f"the mesh {found} is one process, but {started} were started: start it without mpiexec")
+        if started_together() > 1:
+            raise UsageError(
+                f"the mesh {found} is one process, but {started_together()} were started: start it without mpiexec"
+            )
         return Ranks(found)
     if not isinstance(place or CPUPlace(), CPUPlace):
         raise UsageError("several ranks run on the CPU only so far: leave the place out, or the mesh")
@@ -146,10 +158,35 @@ def ranks_of(mesh: Mesh | str | Ranks | None, place: Place | None = None) -> Ran
     return _Many(found)
 
 
-def started_rank() -> int:
-    """Which of the processes this is that a launcher has started, before they communicate; 0 where none says so."""
-    given = given_rank()
-    return int(given) if given.isdigit() else 0
+def meet(mesh: Mesh | str | None) -> Mesh:
+    """The mesh, which all processes compare that an MPI launcher has started with this one; "" and None: no ranks.
+
+    UsageError on all of them where they have different ones.
+    """
+    together = _communicates()
+    if together:  # from here on an error of this process ends all of them
+        from ..runtime.communication.mpi import compare_meshes, watch
+
+        watch()
+    found = mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh or "")
+    if together:
+        compare_meshes(str(found))
+    return found
+
+
+def _communicates() -> bool:
+    """Whether others were started with this process, and it can communicate with them."""
+    return started_together() > 1 and importlib.util.find_spec("mpi4py") is not None
+
+
+def ends_like_first(error: str) -> bool:
+    """Whether the first process that was started with this one ends with the same error, before there are ranks."""
+    if not _communicates():
+        given = given_rank()
+        return given.isdigit() and given != "0"
+    from ..runtime.communication.mpi import watch
+
+    return bool(watch().ends_like_first(error))
 
 
 def shared(

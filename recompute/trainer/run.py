@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..language.program import Program
 from .batches import Epoch
 from .callbacks import Callback
@@ -15,7 +16,12 @@ from .history import History
 from .log import Log
 from .progress import Progress
 from .ranks import ONE, Ranks
-from .saving import Checkpoints, Saving, load
+from .saving import Checkpoint, Checkpoints, Saving, load
+
+#: characters of an option that an error shows
+_LONGEST = 200
+#: values of options that change nothing
+_NEUTRAL = {"none", "None", "[]", "False"}
 
 
 @dataclass
@@ -27,6 +33,7 @@ class Run:
     epochs: int
     epoch: Epoch | None
     saving: Saving | None
+    drop_last: bool = False
     monitor: str = ""
     log: Log = field(default_factory=lambda: Log(None, None))
     history: History = field(default_factory=History)
@@ -84,6 +91,8 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
         return None
     p = found.position
     for name, now in facts.items():
+        if name == "options":
+            continue
         if p.get(name) != now and name == "micro_batches":
             raise UsageError(_other_pieces(str(there.root.parent), p.get(name), now))
         if p.get(name) != now:
@@ -91,12 +100,10 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
                 f"the run in '{there.root.parent}' cannot go on: its {name.replace('_', ' ')} was "
                 f"{p.get(name)}, now it is {now}; the same bits need the same data, batch and seed"
             )
+    run.history.notes += _other_options(str(there.root.parent), p.get("options"), facts["options"])
     wrong = _wrong(p, found.step)
     if wrong:
-        raise UsageError(
-            f"'{found.folder}' cannot be resumed: '{wrong}' in its trainer.json is missing or has no possible value "
-            f"({str(p.get(wrong))[:40]}); the file was changed. Remove this folder to go on from the checkpoint before"
-        )
+        raise UsageError(_changed(found, wrong, str(p.get(wrong))))
     load(program, found)
     run.history.steps = run.history.resumed_at = found.step
     run.history.epochs, run.history.best = list(p["epochs"]), p["best"]
@@ -104,8 +111,42 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
     run.first_epoch, run.first_batch = int(p["epoch"]), int(p["batch"])
     run.total, run.samples = float(p["total"]), int(p["samples"])
     for callback, state in zip(callbacks, p["callbacks"], strict=False):
-        callback.set_state(state)
+        try:
+            callback.set_state(state)
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
+            raise UsageError(_changed(found, "callbacks", str(e))) from None
     return found.step
+
+
+def _changed(found: Checkpoint, name: str, why: str) -> str:
+    """Why a checkpoint cannot be resumed that no run has written."""
+    return (
+        f"'{found.folder}' cannot be resumed: '{name}' in its trainer.json is missing or has no possible value "
+        f"({printable(why)[:40]}); the file was changed. Remove this folder to go on from the checkpoint before"
+    )
+
+
+def _other_options(folder: str, before: Any, now: dict[str, str]) -> list[str]:
+    """Notes on options that may differ from those of the run that was saved: more epochs, and a schedule over them.
+
+    UsageError that names another option with both values.
+    """
+    if not isinstance(before, dict):  # of a version that did not write them
+        return []
+    notes, longer = [], before.get("epochs") != now["epochs"]
+    for name in sorted({*now, *before} - {"epochs", "optimizer"}):
+        was, is_now = (printable(str(options.get(name, "none")), _LONGEST) for options in (before, now))
+        if was == is_now or {was, is_now} <= _NEUTRAL:
+            continue
+        alike = [re.sub(r"-?[0-9][0-9.e+-]*", "0", text) for text in (was, is_now)]
+        if longer and name.endswith(".learning_rate") and "(" in is_now and alike[0] == alike[1]:
+            notes.append(f"the schedule is another one, for other epochs: {was} before, {is_now} now")
+            continue
+        raise UsageError(
+            f"the run in '{folder}' cannot go on: its option {name} was {was}, now it is {is_now}; resume it with the "
+            "same options, or begin another run from its model.onnx (another --save)"
+        )
+    return notes
 
 
 def _other_pieces(folder: str, before: Any, now: Any) -> str:
@@ -126,6 +167,12 @@ def _plan_facts(program: Program) -> dict[str, Any]:
     return {} if plan is None else {"recomputed": len(plan.reruns), "checkpoints": list(plan.checkpoints)}
 
 
+def _is_result(epoch: dict[str, Any]) -> bool:
+    """Whether it may be the results of an epoch."""
+    train = epoch.get("train")
+    return isinstance(train, dict) and isinstance(train.get("loss"), float)
+
+
 def _wrong(p: dict[str, Any], step: int) -> str:
     """The first entry of a trainer.json that no run has written; "" if there is none."""
 
@@ -141,6 +188,7 @@ def _wrong(p: dict[str, Any], step: int) -> str:
         "samples": count(p.get("samples"), 0, 1 << 63),
         "total": isinstance(p.get("total"), float),
         **dicts,
+        "epochs": dicts["epochs"] and all(_is_result(e) for e in p["epochs"]),
         "best": best is None
         or (isinstance(best, dict) and count(best.get("step"), 0, step) and isinstance(best.get("value"), float)),
     }

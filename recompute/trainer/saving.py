@@ -35,7 +35,6 @@ from .whole import write_state
 FORMAT = "recompute-checkpoint-1"
 _STATE, _POSITION = "state.safetensors", "trainer.json"
 _NAME = re.compile(r"step-(\d{9,})")
-_UNFINISHED = re.compile(r"\.step-\d+\.[0-9a-f]{8}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,6 @@ class Checkpoints:
         there = self._there()
         kept |= set(sorted(there)[-self.keep :])
         old = [p for step, p in there.items() if step not in kept]
-        old += [p for p in self.root.iterdir() if _UNFINISHED.fullmatch(p.name)]  # of a process that was killed
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -21,10 +21,12 @@ from ..places import Place
 from ..runtime.communication.memory import ResidentGrowth
 from ..training.averages import applied, averages_of
 from ..training.protocol import AnyOptimizer
+from .alike import compare_evaluations, compare_runs, in_step
 from .batches import Epoch, ahead, batches, samples_of
 from .callbacks import Callback, EarlyStopping, better, mode_of, monitored
 from .evaluation import evaluated
 from .feeding import Feeding
+from .folder import occupied_by
 from .history import History
 from .interrupts import SIGNALLED, Interrupts
 from .log import Log
@@ -149,7 +151,13 @@ class Trainer:
         _whole("epochs", epochs)
         saving = Saving(save) if isinstance(save, (str, PathLike)) else save
         run = self._begin(data, epochs, eval_data, shuffle, drop_last, saving)
-        resumed: int | None = None
+        compare_runs(self, run, resume=resume, drop_last=drop_last, eval_batch=eval_batch)
+        with occupied_by(self.ranks, None if saving is None else saving.folder):
+            return self._fitted(run, eval_batch, resume=resume)
+
+    def _fitted(self, run: Run, eval_batch: int | None, *, resume: bool) -> History:
+        """The run, in a folder of its own."""
+        saving, resumed = run.saving, None
         if resume:
             resumed = take_over(run, self.program, self._facts(run), self._called)
         else:
@@ -159,7 +167,7 @@ class Trainer:
             self.ranks.together("the log", lambda: self._log(run, saving, resumed))
         growth = contextlib.nullcontext() if self.ranks.mesh is None else ResidentGrowth()
         try:
-            run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=epochs)
+            run.log.write("begin", run.history.steps, peak_bytes=peak.total, seed=self.seed, epochs=run.epochs)
             with shown(peak.total, quiet=self.quiet) as run.progress, Interrupts(self.stop), growth as grown:
                 self._epochs(run)
             self._end(run, None if run.reason in SIGNALLED or saving is None else saving.folder, grown)
@@ -216,7 +224,7 @@ class Trainer:
             epoch = Epoch(feeding.samples, batch, not drop_last and not why)
             if not epoch.batches:
                 raise UsageError(f"{feeding.name} has {feeding.samples} samples, fewer than a batch of {batch}")
-        run = Run(feeding, other, epochs, epoch, saving, ranks=self.ranks)
+        run = Run(feeding, other, epochs, epoch, saving, drop_last=drop_last, ranks=self.ranks)
         run.monitor = self.monitor or ("eval.loss" if other is not None else "train.loss")
         known = ["train.loss", *(f"eval.{n}" for n in ("loss", *(m.name for m in self.metrics)) if other is not None)]
         for wanted in (run.monitor, *(c.monitor for c in self.callbacks if isinstance(c, EarlyStopping))):
@@ -271,7 +279,7 @@ class Trainer:
         run.progress.epoch(number, run.epochs, None if run.epoch is None else run.epoch.batches, first)
         done = first
         with ahead(self._batches(run, number, first)) as feeds:
-            for feed, count in feeds:
+            for feed, count in in_step(feeds, run.data, self.ranks):
                 loss = self._step(run, feed, count)
                 done += 1
                 run.total, run.samples = run.total + loss * count, run.samples + count
@@ -385,7 +393,8 @@ class Trainer:
         """What must be the same when the run is resumed."""
         facts = {"seed": self.seed, "batch_size": self.programs.batch, "data": run.data.facts()}
         facts |= {"loss": self.loss, "optimizer": self.programs.optimizer}
-        return {**facts, "micro_batches": self.programs.micro_batches}
+        options = {**self.programs.options, "drop_last": str(run.drop_last), "epochs": str(run.epochs)}
+        return {**facts, "micro_batches": self.programs.micro_batches, "options": options}
 
     def _save(self, run: Run, epoch: int, batch: int) -> None:
         """A checkpoint from which epoch `epoch` goes on at batch `batch`."""
@@ -397,6 +406,7 @@ class Trainer:
         """The mean loss and the metrics over a dataset, in inference mode."""
         feeding = self._evaluating(data)
         feeding.batch = _whole("batch", batch) or self.programs.evaluated
+        compare_evaluations(self, feeding)
         return self._evaluated(feeding, Progress())
 
     def _evaluating(self, data: Any) -> Feeding:

@@ -92,6 +92,11 @@ class Parallel:
             raise UsageError(f"sync_batch_norm and a pipeline (mesh {self.mesh}) are not combined: leave one out")
 
     @property
+    def divides(self) -> bool:
+        """Whether ranks have parts of parameters, or some of them."""
+        return self.mesh.ranks > 1 and (bool(self.zero) or self.mesh.ranks > self.ranks)
+
+    @property
     def ranks(self) -> int:
         """How many there are along the axis; one where the mesh does not have it."""
         return dict(self.mesh.axes).get(self.axis, 1)

@@ -29,6 +29,7 @@ from ..planning.request import Request, check_limits, request
 from ..planning.step import plan_step, target_of
 from .base import begin_training, names_of, program_of
 from .merge import Merge
+from .origin import held, origin_of
 from .pipeline import own_pairs
 from .protocol import ParamsGrads, WrappedOptimizer
 
@@ -284,6 +285,10 @@ class RecomputeOptimizer(WrappedOptimizer):
             )
         if self._offload and self._allowed:
             raise UsageError("values in host memory are not combined with approximations: leave one of them out")
+        from ..runtime.communication.started import started_together
+
+        if self._parallel is not None and started_together() > 1:
+            program.origin = origin_of(program, self, divides=self._parallel.divides)
         merge = self._merge if self._parallel is None else self._parallel.merge(self._merge)
         if merge is not None:
             if whole_last(self._slices)[1]:
@@ -366,7 +371,10 @@ class RecomputeOptimizer(WrappedOptimizer):
         """What ranks do together in the updates; then the plan."""
         if self._parallel is not None:
             self._parallel.over_ranks(program, self._parallel.pieces(self._merge))
-        return self._planned(program)
+        found = self._planned(program)
+        if program.origin is not None and program.origin.whole:
+            program.origin.held = held(program)
+        return found
 
     def _planned(self, program: Program) -> list[Operator]:
         """Plans the step, applies the plan, and returns the optimizer's operators."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,10 @@ from ...communication.mesh import Mesh
 from ...communication.verify_ranks import verify_events
 from ...errors import UsageError, VerifyError
 from ...language.ir import Block
+from .engine import Engine
+
+#: why a difference between ranks is an error
+_ONE_MODEL = "ranks train one model together: start all of them with the same files and options"
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,39 @@ def agree(cards: Sequence[Card], mesh: Mesh) -> dict[str, str]:
     return {channel: axis for c in cards for channel, axis in c.channels.items()}
 
 
-def _by_rank(found: Sequence[str]) -> str:
+def must_be_same(engine: Engine, what: str, facts: Mapping[str, str], values: Mapping[str, str] | None = None) -> None:
+    """UsageError, on all ranks, that names the first fact that is not the same on all of them.
+
+    `facts`: what every rank must have, by name; `values`: what those must have alike that have it (parts of values).
+    Every rank calls it, with its own; `what` says what for, where one does not come.
+    """
+    own = hashlib.sha256(repr((sorted(facts.items()), sorted((values or {}).items()))).encode()).digest()
+    if len(set(engine.collect(what, own))) > 1:
+        check_same(engine.collect(what, (dict(facts), dict(values or {}))))
+
+
+def check_same(found: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> None:
+    """UsageError for the first difference between ranks' facts and values (see `must_be_same`)."""
+    for name in dict.fromkeys(n for facts, _ in found for n in facts):
+        texts = [facts.get(name, "none") for facts, _ in found]
+        if len(set(texts)) > 1:
+            raise UsageError(f"the ranks do not have the same {name}: {_by_rank(texts)}; {_ONE_MODEL}")
+    different = []
+    for name in dict.fromkeys(n for _, values in found for n in values):
+        here = {rank: values[name] for rank, (_, values) in enumerate(found) if name in values}
+        if len(set(here.values())) > 1:
+            different.append((name, here))
+    if different:
+        name, here = different[0]
+        more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+        shown = _by_rank([f"digest {d}" for d in here.values()], list(here))
+        raise UsageError(f"the ranks do not have the same contents of {name}{more}: {shown}; {_ONE_MODEL}")
+
+
+def _by_rank(found: Sequence[str], numbers: Sequence[int] | None = None) -> str:
     """`1.0 on ranks 0, 2; 1.1 on rank 1`."""
     ranks: dict[str, list[int]] = {}
-    for rank, what in enumerate(found):
+    for rank, what in zip(numbers or range(len(found)), found, strict=True):
         ranks.setdefault(what, []).append(rank)
     return "; ".join(f"{what} on rank{'s' * (len(on) > 1)} {_listed(on)}" for what, on in ranks.items())
 

@@ -19,7 +19,8 @@ from ...language.ir import Block, Operator
 from ...ops.communication.base import Communication
 from ...version import __version__
 from . import moves
-from .agreement import Card, agree, card
+from .agreement import Card, agree, card, check_same
+from .beginning import bounded_beginning
 from .channel import Channel
 from .engine import Engine, Transfer, path_of
 from .watch import Watch
@@ -47,8 +48,18 @@ def load_mpi() -> Any:
 @functools.cache
 def watch() -> Watch:
     """The watch over this process's ranks; there is one for all engines."""
-    mpi = load_mpi()
-    return Watch(mpi, mpi.COMM_WORLD.Dup())
+    with bounded_beginning():
+        mpi = load_mpi()
+        return Watch(mpi, mpi.COMM_WORLD.Dup())
+
+
+def compare_meshes(mesh: str) -> None:
+    """UsageError, on all processes that MPI has started, where they are ranks of different meshes; all call it."""
+    one = watch()
+    with one.waiting("the comparison of all ranks' meshes", ""):
+        moves.finish(one.comm.Ibarrier())
+        found = one.comm.allgather(mesh or "none")
+    check_same([({"mesh": text}, {}) for text in found])
 
 
 class MpiEngine(Engine):
@@ -60,10 +71,11 @@ class MpiEngine(Engine):
     """
 
     def __init__(self, mesh: Mesh | str | None = None, deadline: float | None = None) -> None:
-        self._mpi = load_mpi()
         self._watch = watch()
+        self._mpi = load_mpi()
         size, self.rank = self._watch.size, self._watch.rank
         self.mesh = Mesh.of(dp=size) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+        compare_meshes(str(self.mesh))
         if self.mesh.ranks != size:
             raise UsageError(
                 f"the mesh {self.mesh} has {self.mesh.ranks} ranks, but {size} started: start as many as the "

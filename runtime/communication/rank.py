@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+from ...support.children import ends_with
 from .started import given_rank
 
 
@@ -22,8 +23,9 @@ def main(arguments: list[str]) -> int:
         _bind(int(arguments[1]))
         arguments = arguments[2:]
     read, write = os.pipe()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if not child:
+        ends_with(parent)
         os.close(read)
         _run(arguments, write)
         return 0

@@ -28,6 +28,7 @@ from typing import Any
 
 from ...errors import UsageError
 from .engine import now
+from .started import given_deadline
 
 #: seconds between two looks, for an answer, and the deadline where none is given; deadlines for one that answers
 LOOK, ANSWER, DEADLINE, BUSY = 0.05, 3.0, 60.0, 10
@@ -88,12 +89,7 @@ class Watch:
 
     def set_deadline(self, seconds: float | None) -> None:
         """The deadline in seconds; None: that of the environment's RECOMPUTE_DEADLINE, or 60."""
-        text = os.environ.get("RECOMPUTE_DEADLINE", "")
-        if seconds is None and text:
-            try:
-                seconds = float(text)
-            except ValueError:
-                raise UsageError(f"RECOMPUTE_DEADLINE is '{text}', which is no number of seconds") from None
+        seconds = given_deadline() if seconds is None else seconds
         if seconds is not None:
             if not seconds > 0:
                 raise UsageError(f"the deadline must be more than 0 seconds, not {seconds}")

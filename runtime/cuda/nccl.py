@@ -108,6 +108,11 @@ class NcclEngine(Engine):
         """Programs and versions of all ranks, each time; then new channels are opened, on all of them."""
         self._open(self.control.agreed(card(block, self.versions, self.mesh, self.rank), block.name))
 
+    def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
+        """See `Engine.collect`: over MPI."""
+        found: list[Any] = self.control.collect(what, value, root)
+        return found
+
     def _open(self, channels: dict[str, str]) -> None:
         """A communicator and a stream for each new channel, in the same order on all ranks."""
         new = [n for n in sorted(channels) if n not in self._channels and self.mesh.size(channels[n]) > 1]

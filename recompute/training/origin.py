@@ -1,0 +1,157 @@
+"""What ranks compare before they train one model together: the model, its weights and state, the optimizer.
+
+A rank may have parts of values (ZeRO, tensor parallelism) or some of the layers (pipelines).  What several ranks have
+alike must be the same; and what was divided must have been cut out of the same whole values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..language.program import Program, Variable
+from ..language.text import show
+from .parts import Part, parts_of, stored
+
+#: elements that are hashed at a time
+_PIECE = 1 << 20
+#: how deep options are described, and how many characters of them are shown
+_DEEP, _LONG = 8, 600
+#: options that say which rank this is, or on which machine, and what belongs to a program that was made
+_OWN = frozenset({"rank", "inner", "_program", "_state", "_named", "_target", "_cost"})
+
+
+@dataclass
+class Origin:
+    """What a program of several ranks was made from.
+
+    `facts`: what must be the same on all ranks; `whole`: digests of values before they were divided; `held`: those of
+    what this rank got of them.  A program that was changed since has other ones: then `whole` says nothing.
+    """
+
+    facts: dict[str, str]
+    whole: dict[str, str] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+
+
+def origin_of(program: Program, optimizer: Any, *, divides: bool) -> Origin:
+    """That of a program before its backward pass is added; `divides`: ranks will have parts of it.
+
+    Linear in the model's bytes if it divides.
+    """
+    whole = {v.name: digest(program.data[v.name]) for v in stored(program) if v.name in program.data} if divides else {}
+    return Origin({**options_of(optimizer), "model": _short(show(program.block))}, whole)
+
+
+def held(program: Program) -> dict[str, str]:
+    """Digests of what this rank has of parameters, buffers and state, by name and part.  Linear in their bytes."""
+    parts = parts_of(program)
+    there = [v for v in stored(program) if dict.get(program.data, v.name) is not None]
+    return {f"'{v.name}'{_place(parts.get(v.name))}": digest(program.data[v.name]) for v in there}
+
+
+def values_to_compare(program: Program) -> dict[str, str]:
+    """`held`, and digests of the whole values that were divided, if nothing was changed since."""
+    found = held(program)
+    origin = program.origin
+    if origin is not None and origin.whole and all(found.get(n) == d for n, d in origin.held.items()):
+        return {**found, **{f"'{n}' (whole)": d for n, d in origin.whole.items()}}
+    return found
+
+
+def _place(part: Part | None) -> str:
+    """Which part of a value it is: the same text on the ranks that have the same part."""
+    if part is None:
+        return ""
+    where = [(how.axis, part.mesh.coordinate(part.rank, how.axis)) for how, _ in part.cuts]
+    return f" (part {', '.join(f'{axis}={at}' for axis, at in where)}{' ' * bool(where)}from {part.low})"
+
+
+def digest(array: Any) -> str:
+    """A digest of an array's type, shape and contents, which takes no memory of its size."""
+    host = array.get() if hasattr(array, "get") else np.asarray(array)
+    found = hashlib.sha256(f"{host.dtype}{host.shape}".encode())
+    if host.dtype == object:
+        found.update("\0".join(map(str, host.reshape(-1))).encode())
+    elif host.size and not any(host.strides):  # one number everywhere, which takes no memory
+        piece = np.full(min(host.size, _PIECE), host[(0,) * host.ndim], host.dtype)
+        for begin in range(0, host.size, _PIECE):
+            found.update(_bytes(piece[: host.size - begin]))
+    elif host.flags.c_contiguous:
+        found.update(_bytes(host))
+    else:
+        for begin in range(0, host.size, _PIECE):
+            found.update(_bytes(host.flat[begin : begin + _PIECE]))
+    return found.hexdigest()[:16]
+
+
+def _bytes(array: np.ndarray) -> Any:
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
+
+
+def options_of(optimizer: Any, only: Mapping[type, frozenset[str]] = MappingProxyType({})) -> dict[str, str]:
+    """The options of an optimizer and of those that it wraps, `Adam.learning_rate` → "0.001".
+
+    `only`: of optimizers of some classes, only these.
+    """
+    found = {"optimizer": ""}
+    while optimizer is not None:
+        name = type(optimizer).__name__
+        found["optimizer"] += f" of {name}" if found["optimizer"] else name
+        wanted = next((names for kind, names in only.items() if isinstance(optimizer, kind)), None)
+        for option, value in vars(optimizer).items():
+            if wanted is not None and option not in wanted:
+                continue
+            if option == "_parallel" and value is not None:
+                found |= {f"{name}.{option}": text for option, text in _fields(value, 1).items()}
+            elif option not in _OWN:
+                found[f"{name}.{_public(option)}"] = _described(value)
+        optimizer = getattr(optimizer, "inner", None)
+    return {name: text if len(text) < _LONG else _short(text) for name, text in found.items()}
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _public(option: str) -> str:
+    return {"_rate": "learning_rate", "_clip": "grad_clip"}.get(option, option.lstrip("_"))
+
+
+def _described(value: Any, depth: int = 0) -> str:
+    """A text that is the same for equal options, in every process."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)} {digest(value)}"
+    if isinstance(value, Variable):
+        return value.name
+    if depth > _DEEP:
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        pairs = (f"{k}: {_described(v, depth + 1)}" for k, v in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, (Sequence, set, frozenset)):
+        each = [_described(v, depth + 1) for v in value]
+        return f"[{', '.join(each if isinstance(value, Sequence) else sorted(each))}]"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    inside = (f"{name}={text}" for name, text in _fields(value, depth + 1).items())
+    return f"{type(value).__name__}({', '.join(inside)})"
+
+
+def _fields(value: Any, depth: int) -> dict[str, str]:
+    """The fields of an object, as texts."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    else:
+        fields = dict(getattr(value, "__dict__", {}))
+    return {n.lstrip("_"): _described(v, depth) for n, v in fields.items() if n not in _OWN}
