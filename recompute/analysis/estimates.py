@@ -203,8 +203,8 @@ def estimate_steps(
 
 
 def _by_batch(steps: Steps, batch: int, step: CompiledStep, progress: Callable[[str], None]) -> BatchFunction:
-    """Memory by batch, at batches that can be cut into micro-batches."""
-    each = steps.micro_batches
+    """Memory by batch, at batches that can be cut into micro-batches and slices."""
+    each = steps.each
 
     def peak(n: int) -> int:
         progress(f"compiling batch {n * each}")

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..language.program import Compiled, Program, Variable
 from ..language.verify import trusted
 from ..passes import RecomputePlan, Target
 from ..passes.planners.fit.problem import Fitting
+from ..passes.slicing.slicing import parse_slicing
 from ..planning.step import lower, target_of
 from ..training import losses
 from ..training.finite import stop_on_nan
@@ -101,6 +103,12 @@ class Steps:
         if not isinstance(optimizer, RecomputeOptimizer) or optimizer._parallel is None:
             return 1
         return int(optimizer._parallel.pieces(optimizer._merge))
+
+    @property
+    def each(self) -> int:
+        """What batches that are tried are multiples of: the micro-batches, or the slices that cut the batch."""
+        slices = map(parse_slicing, getattr(self._optimizer, "_slices", ()))
+        return math.lcm(self.micro_batches, *(s.pieces for s in slices if s.axis == 0))
 
     def for_ranks(self, parallel: Any) -> Steps:
         """The same steps with other options of data parallelism."""
