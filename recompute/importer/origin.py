@@ -122,7 +122,7 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
     plain = any(node.op_type == "Constant" for node in model.graph.node)  # optimisation makes initializers of them
     shared = _merged(model, floats) if targets and not plain else {}
     if missing and shared:
-        name, count = next(iter(shared.items()))
+        count, name = max((c, n) for n, c in shared.items())
         yield f"equal parameters are merged and train as one ('{name}' is read by {count} normalisations)"
     if made and (missing or not targets):
         yield f"weights with made-up names may be copies of tied ones ({_some(made)})"

@@ -14,18 +14,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 import recompute as rc
 from recompute import models
+from recompute.analysis import biggest_batch, estimates
+from recompute.analysis import compare as comparison
 from recompute.cli import main
 from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import attach_loss
 
 
 def network() -> onnx.ModelProto:
-    """x [N, 3, 8, 8] → Conv → BatchNormalization → Relu → LSTM over the rows → Gemm → 4 scores."""
+    """x [N, 3, 4, 4] → Conv → BatchNormalization → Relu → LSTM over the rows → Gemm → 4 scores."""
     g = np.random.default_rng(0)
     shapes = {"conv.w": (6, 3, 3, 3), "conv.b": (6,), "s": (6,), "b": (6,), "m": (6,), "v": (6,),
-              "w": (1, 20, 48), "r": (1, 20, 5), "fc.w": (4, 5), "fc.b": (4,)}  # fmt: skip
+              "w": (1, 20, 24), "r": (1, 20, 5), "fc.w": (4, 5), "fc.b": (4,)}  # fmt: skip
     weights = [numpy_helper.from_array(g.uniform(0.1, 0.3, s).astype(np.float32), n) for n, s in shapes.items()]
-    weights += [numpy_helper.from_array(np.array([8, -1, 48], np.int64), "rows")]
+    weights += [numpy_helper.from_array(np.array([4, -1, 24], np.int64), "rows")]
     nodes = [
         helper.make_node("Conv", ["x", "conv.w", "conv.b"], ["c"], pads=[1, 1, 1, 1]),
         helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
@@ -36,10 +38,20 @@ def network() -> onnx.ModelProto:
         helper.make_node("Squeeze", ["h"], ["q"], axes=[0]),
         helper.make_node("Gemm", ["q", "fc.w", "fc.b"], ["y"], transB=1),
     ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 4, 4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few batches and strategies: it is the steps that are compared."""
+    monkeypatch.setattr(estimates, "_MOST_BATCHES", 3)
+    monkeypatch.setattr(comparison, "PLANNERS", {})
+    monkeypatch.setattr(biggest_batch, "LARGEST_BATCH", 8)
+    monkeypatch.setattr(biggest_batch, "best_k", lambda *_: None)
+    monkeypatch.setattr(biggest_batch, "lowest_plan", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +71,7 @@ OPTIONS: list[list[str]] = [
     ["--optimizer", "momentum"],
     ["--group", "fc.*:lr=0.1"],
     ["--batch", "6"],
-    ["--input-shapes", "x:[4,3,8,8]"],
+    ["--input-shapes", "x:[4,3,4,4]"],
     ["--loss", "mse"],
     ["--checkpoints", "c,l"],
     ["--offload"],
@@ -173,4 +185,4 @@ def test_what_an_estimate_does_not_consider_is_refused(model: str) -> None:
     for words in (["--strategy", "chen"], ["--plan", "p.json"]):
         assert main([model, "--estimate", "--batch", "2", *words]) == 2
     with pytest.raises(rc.UsageError, match="a Program is loaded already"):
-        rc.estimate(rc.load(model, batch=2), input_shapes={"x": [4, 3, 8, 8]})
+        rc.estimate(rc.load(model, batch=2), input_shapes={"x": [4, 3, 4, 4]})
