@@ -156,6 +156,15 @@ def test_programs_at_another_batch_are_made_as_they_were(model: str) -> None:
         assert rc.estimate(made(2), batch=6).peak_bytes == step.figures.peak_bytes, made.__name__
 
 
+def test_a_model_that_cannot_have_one_sample_is_estimated_at_others() -> None:
+    """Squeeze without axes takes the batch's axis at batch 1: then Gemm has no matrix."""
+    made = network()
+    del made.graph.node[6].attribute[:]
+    found = rc.estimate(made, batch=4)
+    assert found.by_batch is None and "memory by batch is not known" in found.notes[-1]
+    assert found.peak_bytes == rc.estimate(network(), batch=4).peak_bytes
+
+
 def test_a_program_with_operators_by_hand_has_one_batch(model: str) -> None:
     program = rc.load(model, batch=2)
     b = program.builder()
