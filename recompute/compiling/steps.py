@@ -39,8 +39,8 @@ class Steps:
     `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is already a training step).
     `loss`: the name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None to choose by
     the model's output.  `checkpoints`: names or globs of values to keep.  `input_shapes` fixes dimensions besides the
-    batch; `loading`: how it is loaded else.  `target`: what the steps are compiled for (None: this CPU); `offload`:
-    checkpoints are offloaded; `stop_on_nan`: see `rc.stop_on_nan`.
+    batch; `trainable` or `loading`: how it is loaded else.  `target`: what the steps are compiled for (None: this CPU);
+    `offload`: checkpoints are offloaded; `stop_on_nan`: see `rc.stop_on_nan`.
     UsageError if a dimension other than the batch is dynamic.
     """
 
@@ -53,6 +53,7 @@ class Steps:
         checkpoints: Sequence[Any] | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         options: Mapping[str, Any] | None = None,
+        trainable: Sequence[str] | None = None,
         loading: Loading | None = None,
         target: Target | None = None,
         offload: bool = False,
@@ -68,7 +69,7 @@ class Steps:
         self.target, self._offload = target_of(target), offload
         assert self.target.cost is not None
         self.cost: CostModel = self.target.cost
-        self._source = source_of(model, input_shapes or {}, options or {}, loading or Loading())
+        self._source = source_of(model, input_shapes or {}, options or {}, loading or Loading(trainable=trainable))
         self._stop_on_nan = stop_on_nan
         if self.target.precision is not None and self.is_step:
             raise UsageError("the program is already a training step, and minimize() fixed its precision: leave it out")
