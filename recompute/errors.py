@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 #: the middle of longer names, and of longer messages, is left out
 _LONGEST_NAME, _LONGEST_MESSAGE = 240, 8000
@@ -64,7 +65,14 @@ class UsageError(RecomputeError, ValueError):
 
 
 class BudgetError(UsageError):
-    """No plan was found that fits a memory budget, or none exists."""
+    """No plan was found that fits a memory budget, or none exists.
+
+    `lowest`: the step with the lowest peak that was found (`passes.planners.fit.problem.Fitted`), if one was made;
+    `sure`: that with the lowest peak that is found for any budget that it fits.
+    """
+
+    lowest: Any = None
+    sure: Any = None
 
 
 class JobError(RecomputeError, RuntimeError):

@@ -22,11 +22,24 @@ from .region import Graph, Region, around, grown
 def whole_backward(graph: Graph, forward: Region) -> Region | None:
     """All operators of the backward pass that run in slices with those of a forward pass; None if there are none.
 
-    Recomputed operators are among them.
+    Recomputed operators are among them, and what the forward pass computes of their results, such as running
+    statistics that are updated late.
     """
     starts = {n: s.place for n, s in forward.states.items() if isinstance(s, Cut)}
-    region = grown(graph, sorted({*graph.backward, *graph.repeated}), starts, forward.size)
+    again = {*graph.backward, *graph.repeated, *_of_repeated(graph)}
+    region = grown(graph, sorted(again), starts, forward.size)
     return region if region.members else None
+
+
+def _of_repeated(graph: Graph) -> list[int]:
+    """The operators of the forward pass that need results of recomputed ones."""
+    made = {v.name for i in graph.repeated for v in graph.operators[i].writes()}
+    found = []
+    for i in graph.forward:
+        if any(v.name in made for v in graph.operators[i].reads()):
+            found.append(i)
+            made.update(v.name for v in graph.operators[i].writes())
+    return found
 
 
 def reads_sums(graph: Graph, region: Region) -> bool:

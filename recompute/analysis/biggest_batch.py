@@ -18,6 +18,7 @@ from ..compiling.steps import Loss, Steps
 from ..errors import MissingExtraError, UsageError
 from ..passes import Target
 from ..passes.planners.core.watch import Watch
+from ..passes.planners.fit.refusal import held_text
 from ..passes.target import target_given
 from ..planning.request import check_limits
 from ..report.memory_text import max_batch_text
@@ -159,7 +160,7 @@ def max_batch_of(
             "Give a model whose first dimension is dynamic"
         )
     peaks = _Peaks(steps, progress)
-    each = steps.micro_batches
+    each = steps.each
     found: dict[Strategy, int] = {}
 
     def largest(s: Strategy, guess: int) -> int:
@@ -292,7 +293,7 @@ class _Peaks:
 
 
 def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
-    each = steps.micro_batches
+    each = steps.each
     at, more = max(batch, each), SLICES if s.slices else each
     for part in (at // 2, at // 4):
         if len(peaks.known[s]) < _CURVE and not s.slices:
@@ -317,9 +318,11 @@ def _row(steps: Steps, s: Strategy, batch: int, peaks: _Peaks) -> BatchOf:
 
 def _hopeless(steps: Steps, budget: int, at_one: Mapping[str, int]) -> None:
     least = min(at_one, key=at_one.__getitem__)
+    plain = steps.compile(steps.each)
     raise UsageError(
-        f"{human_bytes(budget)} cannot hold even batch {steps.micro_batches} of {steps.name}: it takes at least "
-        f"{human_bytes(at_one[least])} ({least}), plain {human_bytes(at_one['plain'])}"
+        f"{human_bytes(budget)} cannot hold even batch {steps.each} of {steps.name}: it takes at least "
+        f"{human_bytes(at_one[least])} ({least}), plain {human_bytes(at_one['plain'])}. "
+        f"{held_text(plain.program.block, plain.figures.peak_bytes)}"
     )
 
 
@@ -378,7 +381,7 @@ def _next_trial(fits: Mapping[int, int], over: Mapping[int, int], budget: int) -
 def advice(steps: Steps, batch: int, budget: int, progress: Callable[[str], None] = lambda text: None) -> str:
     """Advice for a batch that does not fit: the biggest batch that fits, and the cheapest plan for this batch."""
     peaks = _Peaks(steps, progress)
-    lines, each = [], steps.micro_batches
+    lines, each = [], steps.each
     asked = Strategy("as asked", steps.resolved(steps.asked))
     if steps.open_batch:
         fitting = each * largest_fitting(lambda n: peaks(asked, n * each), budget, guess=max(2, batch // each // 2))

@@ -13,7 +13,7 @@ from ..compiling.compiler import CompiledStep
 from ..compiling.sources import Model
 from ..compiling.steps import Loss, Steps
 from ..cost import operator_cost
-from ..errors import UsageError
+from ..errors import ModelError, UsageError
 from ..language.ir import Block, Free, Operator, Role
 from ..language.text import show_operator
 from ..passes import ALIGNMENT, Target, memory_report
@@ -197,14 +197,19 @@ def estimate_steps(
     progress(f"compiling batch {batch}")
     plain = steps.compile(batch)
     step = plain if steps.asked is None else steps.compile(batch, steps.asked)
-    by_batch = _by_batch(steps, batch, step, progress) if steps.open_batch else None
+    by_batch, notes = None, tuple[str, ...]()
+    try:
+        by_batch = _by_batch(steps, batch, step, progress) if steps.open_batch else None
+    except (ModelError, UsageError) as e:  # such as a Squeeze of all axes at batch 1
+        notes = (f"memory by batch is not known, as the model cannot be had at all of them: {e}",)
     found = estimate_step(steps.name, batch, plain, step, by_batch)
-    return dataclasses.replace(found, ranks=ranks_of_steps(steps, batch, steps.asked, plain, network))
+    ranks = ranks_of_steps(steps, batch, steps.asked, plain, network)
+    return dataclasses.replace(found, ranks=ranks, notes=(*found.notes, *notes))
 
 
 def _by_batch(steps: Steps, batch: int, step: CompiledStep, progress: Callable[[str], None]) -> BatchFunction:
-    """Memory by batch, at batches that can be cut into micro-batches."""
-    each = steps.micro_batches
+    """Memory by batch, at batches that can be cut into micro-batches and slices."""
+    each = steps.each
 
     def peak(n: int) -> int:
         progress(f"compiling batch {n * each}")

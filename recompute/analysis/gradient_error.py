@@ -11,7 +11,6 @@ from ..language.ir import Block, Role
 from ..language.program import Program
 from ..ops.approximation.sketch import Sketch
 from ..ops.approximation.variance import batch_variance, sketch_variance
-from ..training.data import synthetic_batch
 
 #: steps whose gradients are compared
 STEPS = 3
@@ -19,12 +18,11 @@ STEPS = 3
 _NOISE = 1e-5
 
 
-def gradient_errors(
-    plain: CompiledStep, step: CompiledStep, loss: str, seed: int, specs: Any, place: Any = None
-) -> dict[str, Any]:
-    """Runs a few steps with exact and with approximate gradients, each from the exact step's parameters and state.
+def gradient_errors(plain: CompiledStep, step: CompiledStep, loss: str, feed: Any, place: Any = None) -> dict[str, Any]:
+    """Runs a few steps with exact and with other gradients, each from the exact step's parameters and state.
 
-    `same_loss`: whether the loss, which nothing approximates, has the same bits; `relative_error`: ‖ĝ - g‖ / ‖g‖ over
+    `same_loss`: whether the loss, which nothing approximates, has the same bits; `loss_error`: its largest relative
+    difference; `relative_error`: ‖ĝ - g‖ / ‖g‖ over
     all parameters together, the mean of the steps; `parameters`: the own error of each whose gradient is more than
     rounding (that of a key's bias in attention is 0); `worst`: the largest of them;
     `sketches`: for each sketched weight the variance that the sketch adds, beside that which the choice of the batch
@@ -33,11 +31,10 @@ def gradient_errors(
     from ..runtime import Executor
 
     exact, near = plain.program.clone(), step.program.clone()
-    feed = synthetic_batch(exact, seed, specs)
     gradients = gradients_of(exact.logical)
     executors = Executor(place), Executor(place)
     errors: list[dict[str, tuple[float, float]]] = []
-    same = True
+    same, off = True, 0.0
     for _ in range(STEPS):
         for name, array in exact.data.items():
             near.data[name][...] = array
@@ -46,6 +43,8 @@ def gradient_errors(
             for e, p in zip(executors, (exact, near), strict=True)
         ]
         same = same and np.array_equal(found[0][loss], found[1][loss])
+        of = [float(np.asarray(f[loss], np.float64).reshape(())) for f in found]
+        off = max(off, abs(of[1] - of[0]) / max(abs(of[0]), 1e-30))
         errors.append({p: _squares(found[0][g], found[1][g]) for p, g in gradients.items()})
     mean = {p: (sum(e[p][0] for e in errors), sum(e[p][1] for e in errors)) for p in gradients}
     least = _NOISE**2 * sum(b for _, b in mean.values())
@@ -53,7 +52,7 @@ def gradient_errors(
     worst = max(own, key=lambda p: own[p], default="")
     total = [sum(a for a, _ in e.values()) / (sum(b for _, b in e.values()) or 1.0) for e in errors]
     return {
-        "same_loss": bool(same), "steps": STEPS, "relative_error": float(np.mean(np.sqrt(total))),
+        "same_loss": bool(same), "loss_error": off, "steps": STEPS, "relative_error": float(np.mean(np.sqrt(total))),
         "worst": {"parameter": worst, "relative_error": own.get(worst, 0.0)},
         "parameters": own, "sketches": _sketches(near, feed, executors[1]),
     }  # fmt: skip

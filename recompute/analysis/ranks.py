@@ -195,7 +195,7 @@ def estimate_ranks(
     found = RanksEstimate(
         mesh=str(mesh), ranks=ranks, zero=parallel.zero, micro_batches=pieces, batch=whole, batch_per_rank=local,
         classes=classes_of(programs, ranks), channels=channels_of(block), links=(),
-        compute_seconds=compute_seconds(block, cost), costs=cost.name,
+        compute_seconds=compute_seconds(block, cost), costs=cost.name, notes=_idle_axes(block, mesh),
     )  # fmt: skip
     if network is None:
         return found
@@ -210,7 +210,7 @@ def estimate_ranks(
         found, network=str(network), channels=channels, links=_links(block, network, mesh, total),
         step_seconds=total, communication_seconds=clock.moving, hidden_seconds=clock.hidden,
         stalled_seconds=clock.stalls, one_rank_seconds=alone,
-        efficiency=None if alone is None else _share(alone, total), notes=more,
+        efficiency=None if alone is None else _share(alone, total), notes=(*found.notes, *more),
     )  # fmt: skip
 
 
@@ -270,6 +270,17 @@ def _links(block: Block, network: Network, mesh: Mesh, seconds: float) -> tuple[
             sent[name] = sent.get(name, 0) + n
     rates = {INSIDE: network.inside, ACROSS: network.across}
     return tuple(LinkUse(name, n, _share(n / rates[name], seconds)) for name, n in sorted(sent.items()))
+
+
+def _idle_axes(block: Block, mesh: Mesh) -> tuple[str, ...]:
+    """A note on each axis of a mesh along which nothing is divided: its ranks would all do the same."""
+    used = {o.op.axis for o in communications(block) if isinstance(o.op, Communication)}
+    return tuple(
+        f"nothing is divided along {axis}: its {size} ranks hold and compute the same; give a number of ranks "
+        f"that divides the step's heads or channels, or leave {axis} out"
+        for axis, size in mesh.axes
+        if size > 1 and axis not in used
+    )
 
 
 def _one_rank(

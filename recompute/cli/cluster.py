@@ -11,14 +11,13 @@ from ..support.tables import human_bytes
 from .job import Job
 from .job import progress as progress_of
 from .parsing import whole
-from .values import input_shapes, split, target_of, zoo_option
+from .values import input_shapes, loading_of, target_of, zoo_option
 
 AUTO = "auto"
 #: options of one rank's step
 _EXCLUDED = (
     "run", "check", "output", "dump_ir", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
     "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
-    "freeze",
 )  # fmt: skip
 #: options that `--mesh auto` chooses
 _CHOSEN = ("zero", "micro_batches", "schedule", "chunks", "checkpoints")
@@ -105,7 +104,7 @@ def answer(job: Job) -> bool:
         "loss": args.loss,
         "options": dict(zoo_option(o) for o in args.option),
         "input_shapes": input_shapes(args.input_shapes),
-        "trainable": split(args.trainable) if args.trainable else None,
+        "loading": loading_of(args),
     }
     with progress_of(args) as update:
         stages = _found(job, model, update) if args.cluster == AUTO else _given(job, model, update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         Executor(there)  # reports a missing device or library now, not after planning
     if args.batch is not None and args.batch < 1:
         raise UsageError(f"--batch must be at least 1, not {args.batch}")
-    for name in ("data", "stop_on_nan", "save_trained"):
+    if args.data is not None and args.run is None and not args.check:
+        raise UsageError("--data needs --run N or --check")
+    for name in ("stop_on_nan", "save_trained"):
         if getattr(args, name) and args.run is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --run N")
     if not 0 <= args.seed < 1 << 63:
@@ -278,12 +280,8 @@ class _Job(ModelJob):
         from ..report import pictures
         from ..runtime import Executor
         from ..support.tables import progress_bar, progress_binding
-        from ..training.data import npz_batches, synthetic_batch
 
-        if self.args.data is not None:
-            batches = npz_batches(self.args.data, step.program)
-        else:
-            batches = itertools.repeat(synthetic_batch(step.program, self.args.seed, self.specs))
+        batches = self.batches(step.program)
         quiet = self.args.quiet
         executor = Executor(named_place(self.args.place))
         with progress_binding(quiet=quiet) as binding:
@@ -313,6 +311,14 @@ class _Job(ModelJob):
         write_models(self, step)  # before steps that are only timed
         if pictures.paths(self.args) or self.args.profile is not None:
             self.time_operators(step, loss, next(batches), executor)
+
+    def batches(self, program: Any) -> Iterator[dict[str, Any]]:
+        """What is fed: the batches of --data, or one synthetic batch again and again."""
+        from ..training.data import npz_batches, synthetic_batch
+
+        if self.args.data is not None:
+            return npz_batches(self.args.data, program)
+        return itertools.repeat(synthetic_batch(program, self.args.seed, self.specs))
 
     def time_operators(self, step: Any, loss: str, feed: Any, executor: Any) -> None:
         """Times each operator; with --profile, prints where the time goes."""

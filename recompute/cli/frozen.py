@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .values import split, target_of
+from .values import target_of
 
 if TYPE_CHECKING:
     from .job import Job
 
 
-def freeze(program: Any, patterns: str) -> Any:
-    """Freezes parameters of a program; returns a program that shares its arrays, with nothing frozen."""
+def unfrozen(program: Any) -> Any:
+    """A program that shares the arrays of another one, which will be frozen."""
     from ..language.program import Program
 
     before = Program(program.block, program.data, source=program.source)
     before.take_origin(program)
-    program.freeze(split(patterns), eval=True)
     return before
 
 

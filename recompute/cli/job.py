@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import UsageError
 from ..planning.request import Request, request
 from ..support.tables import progress_status
-from .values import input_shapes, split, target_of, zoo_option
+from .values import input_shapes, loading_of, target_of, zoo_option
 
 if TYPE_CHECKING:
     from ..compiling.steps import Steps
@@ -65,9 +65,10 @@ def steps_of(job: Job) -> Steps:
         checkpoints=job.checkpoint_patterns(),
         input_shapes=input_shapes(args.input_shapes),
         options=options,
-        trainable=split(args.trainable) if args.trainable else None,
+        loading=loading_of(args),
         target=target_of(args),
         offload=args.offload,
+        stop_on_nan=args.stop_on_nan,
     )
 
 

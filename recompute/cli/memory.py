@@ -57,6 +57,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         except UsageError as e:
             raise UsageError(f"--memory-budget: {e}") from None
         _check_unit(args)
+    for name in ("strategy", "plan"):
+        if args.estimate and getattr(args, name) is not None:
+            raise UsageError(f"--estimate is of the plain step, or of that with --checkpoints: leave out --{name}")
     if not args.max_batch:
         return
     if args.budget is None:
@@ -164,8 +167,10 @@ def _refuse(steps: Steps, batch: int, amount: Budget, progress: Callable[[str], 
     if peak <= budget:
         return
     from ..analysis.biggest_batch import advice
+    from ..passes.planners.fit.refusal import held_text
 
-    lines = advice(steps, batch, budget, progress)
+    plain = steps.compile(batch)
+    lines = f"{advice(steps, batch, budget, progress)}\n  {held_text(plain.program.block, plain.figures.peak_bytes)}"
     raise UsageError(
         f"{_said(steps, batch)} takes {human_bytes(peak)}, but --memory-budget is {human_bytes(budget)}\n  {lines}"
     )

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..budgets import parse_bytes
 from ..errors import UsageError, nearest
 from ..support.files import regular
 from . import ending as cli_ending
-from .frozen import freeze
+from .frozen import unfrozen
 from .outputs import report_attention
-from .values import input_shapes, split, zoo_option
+from .values import input_shapes, loading_of, split, zoo_option
 
 
 @dataclass
@@ -57,12 +56,11 @@ class ModelJob:
     def load(self) -> Any:
         """The model as a program with fixed shapes."""
         from .. import models
-        from ..importer import load as onnx_import
         from ..models.common import parameters as zoo_parameters
 
         args = self.args
         source: Any = args.model
-        options: dict[str, Any] = {}
+        loading, trains = loading_of(args), None
         batch = args.batch
         if not Path(args.model).is_file() and args.model in models.names():
             source = self.build_zoo(models)
@@ -73,21 +71,13 @@ class ModelJob:
             near = nearest(args.model, models.names())
             raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
         shapes = input_shapes(args.input_shapes)
-        options["max_seconds"] = args.max_seconds
-        options["max_bytes"] = None if args.max_bytes is None else parse_bytes(args.max_bytes)
-        if args.trainable:
-            options["trainable"] = split(args.trainable)
-        elif self.without_weights:
-            options["trainable"] = list(zoo_parameters(source))
-        if args.unroll:
-            options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
+        if self.without_weights and loading.trainable is None:
+            trains = list(zoo_parameters(source))
         if isinstance(source, str):
-            batch = self.default_batch(source, batch, shapes, options["max_bytes"])
-        program = onnx_import.load(
-            source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
-        )
-        if args.freeze:
-            self.unfrozen = freeze(program, args.freeze)
+            batch = self.default_batch(source, batch, shapes, loading.max_bytes)
+        program = loading.read(source, trains, batch=batch, input_shapes=shapes or None, init=args.init)
+        self.unfrozen = None if loading.freeze is None else unfrozen(program)
+        loading.frozen(program)
         if args.fuse_attention and args.verbose:
             report_attention(self, program)
         self.report.inputs = {v.name: str(v.type) for v in program.block.inputs}
@@ -131,13 +121,9 @@ class ModelJob:
         """The name of the loss, which is appended if the model has none."""
         from ..compiling.steps import attach_loss
 
-        self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss)
+        self.report.loss, self.report.loss_reason = attach_loss(program, self.args.loss, self.args.stop_on_nan)
         if self.args.loss is None:
             self.say(f"loss: {self.report.loss_reason} (--loss sets it)")
-        if self.args.stop_on_nan:
-            from ..training.finite import stop_on_nan
-
-            stop_on_nan(program[self.report.loss])
         return self.report.loss
 
     def optimizer(self, rate: Any = None, clip: Any = None) -> Any:

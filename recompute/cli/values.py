@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    from ..compiling.sources import Loading
     from ..passes.target import Target
 
 
@@ -36,6 +37,21 @@ def target_of(args: argparse.Namespace) -> Target:
         rebuild=not args.no_rebuild,
         fuse_attention=args.fuse_attention,
         fuse_head=not args.no_fuse_head,
+    )
+
+
+def loading_of(args: argparse.Namespace) -> Loading:
+    """How the options say that the model is loaded, batch and shapes aside."""
+    from ..budgets import parse_bytes
+    from ..compiling.sources import Loading
+
+    return Loading(
+        trainable=split(args.trainable) if args.trainable else None,
+        freeze=split(args.freeze) if args.freeze else None,
+        unroll=split(args.unroll) if isinstance(args.unroll, str) else bool(args.unroll),
+        seed=args.seed,
+        max_seconds=args.max_seconds,
+        max_bytes=None if args.max_bytes is None else parse_bytes(args.max_bytes),
     )
 
 

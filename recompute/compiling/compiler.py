@@ -74,11 +74,11 @@ def compile_step(
     loss: str,
     optimizer: AnyOptimizer,
     *,
-    checkpoints: Sequence[str] | None = None,
+    checkpoints: Sequence[str] | str | None = None,
     budget: str | int | Budget | None = None,
     recompute: Request | None = None,
     target: Target | None = None,
-    fetch: Sequence[str] = (),
+    fetch: Sequence[str] | str = (),
     dump: Path | str | None = None,
     plain: CompiledStep | None = None,
     **options: Any,
@@ -97,6 +97,7 @@ def compile_step(
     unknown options.
     """
     target = target_from(target, options)
+    fetch = [fetch] if isinstance(fetch, str) else fetch
     wanted, offload = _request_from(budget, recompute, options)
     optimizer, wanted = _asked(with_precision(optimizer, target.precision), wanted, checkpoints, offload=offload)
     target = target_of(target)
@@ -136,7 +137,7 @@ def _request_from(budget: Any, wanted: Request | None, options: dict[str, Any]) 
 
 
 def _asked(
-    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | None, *, offload: bool
+    optimizer: AnyOptimizer, wanted: Request | None, checkpoints: Sequence[str] | str | None, *, offload: bool
 ) -> tuple[Any, Request | None]:
     """The optimizer, with the checkpoints, and the request, which may be the optimizer's."""
     if isinstance(optimizer, RecomputeOptimizer) and optimizer.recomputes and offload:
@@ -154,7 +155,7 @@ def _asked(
         allowed = wanted.allowed if wanted is not None else ()
         if wanted is not None and wanted.plans:
             raise UsageError("checkpoints and a budget, strategy or plan both define what is kept: give one of them")
-        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(list(checkpoints)).set_offload(offload)
+        optimizer = RecomputeOptimizer(optimizer).set_checkpoints(checkpoints).set_offload(offload)
         if allowed:
             optimizer.set_approximations([str(a) for a in allowed])
         wanted = None

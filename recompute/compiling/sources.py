@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from ..importer.model import open_dimensions, read_model
 from ..language.ir import Role
 from ..language.program import Program
 from ..models.common import parameters
-from ..training import losses
 
 #: the default batch of a model with a dynamic batch dimension
 DEFAULT_BATCH = 32
@@ -27,6 +27,32 @@ DEFAULT_BATCH = 32
 _SMALL_BYTES = 1024
 
 Model = str | os.PathLike[str] | onnx.ModelProto | Program
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded, its batch and shapes aside: the same for an estimate and for the step that runs.
+
+    The options of `load`, and `freeze`: names or globs of parameters that do not train (`Program.freeze`, with `eval`).
+    """
+
+    trainable: str | Sequence[str] | None = None
+    freeze: str | Sequence[str] | None = None
+    unroll: bool | Sequence[str] = False
+    seed: int = 0
+    max_seconds: float | None = None
+    max_bytes: int | None = None
+
+    def read(self, model: str | onnx.ModelProto, trainable: Sequence[str] | None = None, **more: Any) -> Program:
+        """The program, with nothing frozen.  `trainable`: in place of this one's; `more`: of `load`."""
+        wanted = [self.trainable] if isinstance(self.trainable, str) else self.trainable
+        more |= {"unroll": self.unroll, "seed": self.seed}
+        more |= {"max_seconds": self.max_seconds, "max_bytes": self.max_bytes}
+        return onnx_import.load(model, trainable=trainable or wanted, **more)
+
+    def frozen(self, program: Program) -> Program:
+        """The program without what does not train."""
+        return program if self.freeze is None else program.freeze(self.freeze, eval=True)
 
 
 class Source:
@@ -43,25 +69,27 @@ class Source:
 
 
 def source_of(
-    model: Model, shapes: Mapping[str, Sequence[int]], options: Mapping[str, Any], trainable: Sequence[str] | None
+    model: Model, shapes: Mapping[str, Sequence[int]], options: Mapping[str, Any], loading: Loading
 ) -> Source:
-    """The source of a model."""
+    """The source of a model.  UsageError for options that do not apply to it."""
     if isinstance(model, Program):
-        return _Given(model, shapes)
+        if shapes or options or loading != Loading():
+            raise UsageError("a Program is loaded already: give shapes, options and what trains to rc.load")
+        return _Given(model)
     if isinstance(model, str) and not Path(model).is_file() and model in models.names():
-        return _Zoo(model, options, trainable)
+        return _Zoo(model, options, loading)
     if options:
         raise UsageError("options apply only to networks of the zoo")
     if isinstance(model, str) and not Path(model).exists():
         raise UsageError(f"'{model}' is neither a file nor a network of the zoo{nearest(model, models.names())}")
-    return _File(model, shapes, trainable)
+    return _File(model, shapes, loading)
 
 
 class _Zoo(Source):
     """Source of a zoo network, built without weights."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], trainable: Sequence[str] | None) -> None:
-        self.name, self._options, self._trainable = name, dict(options), trainable
+    def __init__(self, name: str, options: Mapping[str, Any], loading: Loading) -> None:
+        self.name, self._options, self._loading = name, dict(options), loading
         try:
             self.default = models.info(name, **self._options).default_batch
         except ValueError as e:
@@ -69,7 +97,8 @@ class _Zoo(Source):
 
     def at(self, batch: int, loss: Any) -> Program:
         model = weightless(self.name, batch, self._options)
-        return onnx_import.load(model, trainable=self._trainable or list(parameters(model)))
+        trains = list(parameters(model)) if self._loading.trainable is None else None
+        return self._loading.frozen(self._loading.read(model, trains))
 
 
 def weightless(name: str, batch: int, options: Mapping[str, Any]) -> onnx.ModelProto:
@@ -92,11 +121,9 @@ def weightless(name: str, batch: int, options: Mapping[str, Any]) -> onnx.ModelP
 class _File(Source):
     """Source of a path or ModelProto.  It is read once; trained contents are not kept after that."""
 
-    def __init__(
-        self, model: Any, shapes: Mapping[str, Sequence[int]], trainable: Sequence[str] | None, **load: Any
-    ) -> None:
+    def __init__(self, model: Any, shapes: Mapping[str, Sequence[int]], loading: Loading) -> None:
         self.name = "the model" if isinstance(model, onnx.ModelProto) else str(model)
-        proto = prepare(read_model(model))
+        proto = prepare(read_model(model, max_bytes=loading.max_bytes))
         self._axes = _batch_axes(proto.graph, shapes)
         self._shapes = {n: tuple(s) for n, s in shapes.items()}
         sizes = {s[0] for n, s in self._shapes.items() if n in self._axes and s}
@@ -105,15 +132,18 @@ class _File(Source):
             self.fixed = self.default = first[0] if first else 1
         elif len(sizes) == 1:
             self.default = sizes.pop()
-        self._load = {"trainable": trainable, **load}
-        self._proto = proto
-        program = self.at(self.default, None)
-        self._load["trainable"] = [v.name for v in program.block.parameters] or None
+        self._loading, self._proto = loading, proto
+        self._trains: list[str] | None = None
+        program = self._read(self.default)
+        self._trains = [v.name for v in program.block.parameters] or None
         self._proto = without_contents(proto, {v.name for v in program.block.parameters})
 
     def at(self, batch: int, loss: Any) -> Program:
+        return self._loading.frozen(self._read(batch))
+
+    def _read(self, batch: int) -> Program:
         shapes = {n: (batch, *s[1:]) if n in self._axes and s else s for n, s in self._shapes.items()}
-        return onnx_import.load(self._proto, batch=batch if self._axes else None, input_shapes=shapes, **self._load)
+        return self._loading.read(self._proto, self._trains, batch=batch if self._axes else None, input_shapes=shapes)
 
 
 def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> set[str]:
@@ -148,6 +178,7 @@ def without_contents(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto
     """The model (opset ≥ 9) with fills in place of the large initializers in `names`: same program, no weights."""
     light = onnx.ModelProto(ir_version=model.ir_version)
     light.opset_import.extend(model.opset_import)
+    light.metadata_props.extend(model.metadata_props)
     graph = light.graph
     graph.name = model.graph.name
     graph.input.extend(model.graph.input)
@@ -172,39 +203,28 @@ def without_contents(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto
 
 
 class _Given(Source):
-    """Source of a Program; for another batch it is loaded again from its model."""
+    """Source of a Program; for another batch it is made again (`Program.again`)."""
 
-    def __init__(self, program: Program, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, program: Program) -> None:
         self.name = f"program '{program.block.name}'"
         self._program = program
         self.is_step = any(op.role is Role.OPTIMIZE for op in program.operators)
         self.default = 1 if program.block.batch is None else program.block.batch
-        self._file: _File | None = None
-        if not self.is_step and program.source is not None and open_dimensions(program.source.graph):
-            own = {v.name: v.shape for v in program.block.inputs if _has_input(program.source, v.name)}
-            names = [v.name for v in program.block.parameters]
-            self._file = _File(program.source, {**own, **shapes}, names)
-            self._file.name = self.name
-        if self._file is None or self._file.fixed is not None:
+        if self.is_step or program.again is None or not _has_open_batch(program):
             self.fixed = self.default
 
     def at(self, batch: int, loss: Any) -> Program:
-        if batch == self.default:
-            p = self._program
-            again = Program(p.block, dict(p.data), source=p.source)
-            again.aliases, again.plan = dict(p.aliases), p.plan
-            return again
-        assert self._file is not None
-        program = self._file.at(batch, loss)
-        appended = [op for op in self._program.operators if op.role is Role.LOSS]
-        if appended and (loss is None or (isinstance(loss, str) and loss not in losses.NAMES and loss not in program)):
-            name = next(appended[-1].writes()).name
-            raise UsageError(
-                f"the loss '{name}' was appended to {self.name} at batch {self.default}; other batches need a loss "
-                f"to append: loss='{losses.NAMES[0]}' (or another of rc.losses, or a function of the program)"
-            )
-        return program
+        if batch != self.default:
+            assert self._program.again is not None
+            return self._program.again(batch)
+        p = self._program
+        same = Program(p.block, dict(p.data), source=p.source)
+        same.take_origin(p)
+        same.plan, same.compiled = p.plan, p.compiled
+        return same
 
 
-def _has_input(model: onnx.ModelProto, name: str) -> bool:
-    return any(i.name == name for i in model.graph.input)
+def _has_open_batch(program: Program) -> bool:
+    """Whether the first dimension of an input is dynamic in the program's model."""
+    names = {v.name for v in program.block.inputs}
+    return program.source is not None and any(n in names and not i for n, i in open_dimensions(program.source.graph))

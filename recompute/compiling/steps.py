@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,14 @@ from ..language.program import Compiled, Program, Variable
 from ..language.verify import trusted
 from ..passes import RecomputePlan, Target
 from ..passes.planners.fit.problem import Fitting
+from ..passes.slicing.slicing import parse_slicing
 from ..planning.step import lower, target_of
 from ..training import losses
+from ..training.finite import stop_on_nan
 from ..training.optimizers import Adam, RecomputeOptimizer
 from ..training.protocol import AnyOptimizer
 from .compiler import CompiledStep, StepFigures, compile_step, figures, plain_fitting, resolve_checkpoints
-from .sources import Model, source_of
+from .sources import Loading, Model, source_of
 
 #: what a step keeps: checkpoints, or the values that a plan does not recompute; None: everything
 Kept = Sequence[str] | RecomputePlan | None
@@ -36,7 +39,8 @@ class Steps:
     `model`: a path, a ModelProto, a name of the zoo, or a Program (one with updates is already a training step).
     `loss`: the name of a scalar value, one of `losses.NAMES`, a function from Program to Variable, or None to choose by
     the model's output.  `checkpoints`: names or globs of values to keep.  `input_shapes` fixes dimensions besides the
-    batch.  `target`: what the steps are compiled for (None: this CPU); `offload`: checkpoints are offloaded.
+    batch; `trainable` or `loading`: how it is loaded else.  `target`: what the steps are compiled for (None: this CPU);
+    `offload`: checkpoints are offloaded; `stop_on_nan`: see `rc.stop_on_nan`.
     UsageError if a dimension other than the batch is dynamic.
     """
 
@@ -50,8 +54,10 @@ class Steps:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         options: Mapping[str, Any] | None = None,
         trainable: Sequence[str] | None = None,
+        loading: Loading | None = None,
         target: Target | None = None,
         offload: bool = False,
+        stop_on_nan: bool = False,
     ) -> None:
         if isinstance(optimizer, RecomputeOptimizer):
             checkpoints = checkpoints or optimizer._checkpoints
@@ -63,7 +69,8 @@ class Steps:
         self.target, self._offload = target_of(target), offload
         assert self.target.cost is not None
         self.cost: CostModel = self.target.cost
-        self._source = source_of(model, input_shapes or {}, options or {}, trainable)
+        self._source = source_of(model, input_shapes or {}, options or {}, loading or Loading(trainable=trainable))
+        self._stop_on_nan = stop_on_nan
         if self.target.precision is not None and self.is_step:
             raise UsageError("the program is already a training step, and minimize() fixed its precision: leave it out")
         self._programs: dict[int, tuple[Program, str]] = {}
@@ -98,6 +105,12 @@ class Steps:
             return 1
         return int(optimizer._parallel.pieces(optimizer._merge))
 
+    @property
+    def each(self) -> int:
+        """What batches that are tried are multiples of: the micro-batches, or the slices that cut the batch."""
+        slices = map(parse_slicing, getattr(self._optimizer, "_slices", ()))
+        return math.lcm(self.micro_batches, *(s.pieces for s in slices if s.axis == 0))
+
     def for_ranks(self, parallel: Any) -> Steps:
         """The same steps with other options of data parallelism."""
         found, optimizer = copy.copy(self), copy.copy(self._optimizer)
@@ -130,7 +143,7 @@ class Steps:
         if batch not in self._programs:
             self._programs.clear()  # only the last program is kept: of other batches, figures suffice
             program = self._source.at(self.batch(batch), self._loss)
-            self._programs[batch] = program, attach_loss(program, self._loss)[0]
+            self._programs[batch] = program, attach_loss(program, self._loss, self._stop_on_nan)[0]
         return self._programs[batch]
 
     @property
@@ -150,7 +163,12 @@ class Steps:
             if checkpoints is not None:
                 raise UsageError("the program is already a training step: give the checkpoints to its optimizer")
             whole = self._source.at(self.batch(batch), None)
-            if not whole.block.addresses:
+            known = whole.compiled if whole.compiled and whole.compiled.logical is whole.logical else None
+            if known is not None and known.target.makes_the_same_as(self.target):
+                whole.lower_to(known)  # as a planner has made it
+            elif known is not None and known.refit is not None:
+                whole.lower_to(known.refit(self.target))
+            elif not whole.block.addresses:
                 lower(whole, self.target)
             step = CompiledStep(whole, whole.plan, figures(whole.block, self.cost, whole.logical), self.cost)
         else:
@@ -241,8 +259,17 @@ class Steps:
         return self.figures(batch, kept).peak_bytes
 
 
-def attach_loss(program: Program, wanted: Loss) -> tuple[str, str]:
-    """(name of the loss, why it was chosen); the loss is appended to the program if the model has none."""
+def attach_loss(program: Program, wanted: Loss, stop: bool = False) -> tuple[str, str]:
+    """(name of the loss, why it was chosen); the loss is appended to the program if the model has none.
+
+    `stop`: a step ends where the loss is not finite (`rc.stop_on_nan`)."""
+    found = _attached(program, wanted)
+    if stop:
+        stop_on_nan(program[found[0]])
+    return found
+
+
+def _attached(program: Program, wanted: Loss) -> tuple[str, str]:
     if isinstance(wanted, Variable):
         wanted = wanted.name
     if callable(wanted):

@@ -35,7 +35,7 @@ FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 )
 #: names that are told in one message, at most
-_MOST = 6
+_MOST = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Origin:
     def warn(self, stacklevel: int) -> None:
         """Tells once what was lost (ModelWarning), with the remedy."""
         if self.lost:
-            text = f"the exporter's optimisation lost parameters: {'; '.join(self.lost)}; {REMEDY}"
+            text = f"the exporter lost parameters: {'; '.join(self.lost)}. {REMEDY}"
             warnings.warn(text, ModelWarning, stacklevel=stacklevel)
 
 
@@ -123,19 +123,16 @@ def _lost(model: onnx.ModelProto, targets: dict[str, str], missing: tuple[str, .
     norms = [n for n in missing if f"{n.rpartition('.')[0]}.running_mean" in targets]
     folded = [n for n in norms if f"{n.rpartition('.')[0]}.running_mean" not in floats]
     if folded:
-        yield (
-            f"batch normalisation is folded into the weights before it ({_some(folded)}): it is neither trained nor "
-            "normalises by the batch"
-        )
+        yield f"batch normalisation is folded into weights and does not train ({_some(folded)})"
     plain = any(node.op_type == "Constant" for node in model.graph.node)  # optimisation makes initializers of them
     shared = _merged(model, floats) if targets and not plain else {}
     if missing and shared:
-        names = ", ".join(f"'{n}' is read by {c} normalisations" for n, c in list(shared.items())[:3])
-        yield f"equal parameters are merged into one, which trains as one ({names})"
+        count, name = max((c, n) for n, c in shared.items())
+        yield f"equal parameters are merged and train as one ('{name}' is read by {count} normalisations)"
     if made and (missing or not targets):
-        yield f"weights have made-up names and may be transposed copies of tied ones ({_some(made)})"
+        yield f"weights with made-up names may be copies of tied ones ({_some(made)})"
     if missing and not (folded or shared or made) and _optimized(model):
-        yield f"parameters are missing ({_some(missing)}): merged with equal ones, or folded into others"
+        yield f"parameters are merged or folded into others ({_some(missing)})"
 
 
 def _merged(model: onnx.ModelProto, floats: dict[str, onnx.TensorProto]) -> dict[str, int]:
@@ -161,8 +158,4 @@ def _some(names: list[str] | tuple[str, ...]) -> str:
 
 
 #: how to export so that nothing is lost
-REMEDY = (
-    "export with torch.onnx.export(model, args, file, dynamo=True, optimize=False), or load the module itself with "
-    "rc.from_torch(model, args); of this file, rc.load(..., untie=True) separates merged parameters, and "
-    "tie={copy: original} ties copies again: docs/pytorch.md"
-)
+REMEDY = "Export with optimize=False, use rc.from_torch, or repair this file with untie= and tie=: docs/pytorch.md"

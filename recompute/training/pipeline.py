@@ -34,6 +34,7 @@ def cuts_of(program: Program, pipe: Pipe, cuts: Sequence[str] | None) -> tuple[s
     """
     if cuts is None:
         cuts = balanced_cuts(program.block, pipe.stages, _work, pipe.ranks)
+    cuts = [cuts] if isinstance(cuts, str) else cuts
     if len(cuts) != pipe.stages - 1:
         raise UsageError(
             f"pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, but {pipe.ranks} ranks with {pipe.chunks} "

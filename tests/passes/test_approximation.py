@@ -149,7 +149,7 @@ def test_gradient_errors() -> None:
     errors = {}
     for allowed in ("store:8", "store:2", "sketch:0.25:rows"):
         step = compile_step(program, loss.name, rc.SGD(0.1), allowed=allowed)
-        found = gradient_errors(plain, step, loss.name, 0, specs)
+        found = gradient_errors(plain, step, loss.name, synthetic_batch(plain.program, 0, specs))
         assert found["same_loss"] and found["worst"]["relative_error"] >= found["relative_error"] / 2
         errors[allowed] = found["relative_error"]
     assert 0 < errors["store:8"] < 0.1 * errors["store:2"] < 0.5

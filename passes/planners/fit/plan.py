@@ -15,8 +15,9 @@ from ...target import Target
 from ..base import plan, planner
 from ..core.derive import Derived
 from ..core.watch import current
-from ..methods.auto import Auto, forget
+from ..methods.auto import REMEDY, Auto, forget
 from .problem import Fitted, Fitting, Prices, Seconds
+from .refusal import lower, lowest_quickly, refuse_below_state, refused
 from .search import CLOSE, searched
 from .with_approximations import approximated_first, with_approximations
 from .with_offload import fastest
@@ -64,6 +65,8 @@ def fit_within(
     """
     if budget is not None and (unrepeated := fitting._unrepeated_within(budget)) is not None:
         return unrepeated
+    if budget is not None and isinstance(planner(strategy, **(options or {})), Auto):
+        refuse_below_state(fitting, budget, strategy)
     if budget is None or not allowed or fitting.plain.peak <= budget:  # then nothing need be approximated
         return _exact(fitting, budget, strategy, options, offload=offload, slicing=slicing)
     near = with_approximations(fitting, budget, strategy, options, allowed)
@@ -133,11 +136,15 @@ def _in_slices_or_not(
         found = in_slices.fits
         if not watch.take_interrupt(found is not None):
             raise
+    quick = in_slices.least
     if found is None:
         in_slices.searched(lambda f: candidates(f, budget, strategy, options, _SLICED_TRIES, within=budget))
         found = in_slices.fits
     if found is None:
-        raise refusal
+        lowest = lower(refusal.lowest, in_slices.least)
+        if lowest is None or lowest is refusal.lowest:
+            raise refusal
+        raise refused(fitting, budget, strategy, lowest, lower(refusal.sure, quick))
     if found.plan.slices:
         watch.best(found)
         verify(found.compiled)
@@ -157,17 +164,27 @@ def _unsliced(
 ) -> Fitted:
     """The best step that runs no part in slices, and needs more than it has without recomputation."""
     found = [fitting.plain] if budget is not None and fitting.plain.peak <= budget else []
-    refusal = _collect(fitting, found, budget, strategy, options, offload=offload)
+    try:
+        refusal = _collect(fitting, found, budget, strategy, options, offload=offload)
+    except BudgetError as e:
+        assert budget is not None
+        least = lowest_quickly(fitting)
+        raise refused(fitting, budget, strategy, least, least, str(e).removesuffix(REMEDY)) from None
     watch = current()
     if offload and budget is not None and not watch.interrupted:
         best_with_host = fastest(fitting, found, budget, strategy, options or {})
         if best_with_host is None:
-            refusal = refusal or _misses(fitting, budget, strategy, min(f.peak for f in found))
+            refusal = refusal or str(refused(fitting, budget, strategy, min(found, key=lambda f: f.peak)))
             raise BudgetError(f"{refusal} (nor does it fit with values in host memory)")
         return best_with_host
     best = fitting.best_of(found, budget)
     if budget is not None and best.peak > budget:
-        raise BudgetError(_misses(fitting, budget, strategy, min(best.peak, fitting.plain.peak)))
+        sure = lowest_quickly(fitting) if isinstance(planner(strategy, **(options or {})), Auto) else None
+        if sure is None or sure.peak > budget:
+            lowest = lower(lower(best, fitting.plain), sure)
+            assert lowest is not None
+            raise refused(fitting, budget, strategy, lowest, sure)
+        best = sure
     verify(best.compiled)
     return best
 
@@ -265,11 +282,3 @@ def _tries(
             goal = max(goal, planned.outcome.peak) + (budget - found.peak)
         else:
             return
-
-
-def _misses(fitting: Fitting, budget: int, strategy: str, least: int) -> str:
-    more = f"; no plan of any strategy can need less than {fitting.least:,}" if fitting.least <= budget else ""
-    return (
-        f"strategy '{strategy}' finds no plan that fits {budget:,} bytes: its lowest peak is {least:,}{more}. "
-        "Give a larger budget, a smaller batch, or another strategy"
-    )

@@ -204,6 +204,7 @@ def quick_frontier_of(problem: RematerialisationProblem) -> Frontier:
         frontier = Frontier(problem)
         sweep(frontier, max(6, int(48 / _large(problem))))
         watch.spend(_SWEPT * len(problem))
+        frontier.first = frontier.lowest
         known = _frontiers[id(problem)] = problem, frontier
         while len(_frontiers) > _REMEMBERED:
             _frontiers.popitem(last=False)
@@ -232,13 +233,15 @@ def _large(problem: RematerialisationProblem) -> float:
     return max(1.0, len(problem) / 3000)
 
 
+#: how an error ends that says what is proven
+REMEDY = ". Give a larger budget, or a smaller batch"
+
+
 def refuse_hopeless(problem: RematerialisationProblem, budget: int, bound: float | None = None) -> None:
     """BudgetError where the bound (given where it is known) proves that the budget holds no schedule."""
     least = least_budget(problem)
+    text = f"{problem.name}: no schedule fits into {budget:,} bytes"
     if budget < least:
-        raise BudgetError(
-            f"{problem.name}: no schedule fits into {budget:,} bytes: at least {least:,} are needed even with full "
-            "recomputation. Give a larger budget, or a smaller batch"
-        )
+        raise BudgetError(f"{text}: at least {least:,} are needed even with full recomputation{REMEDY}")
     if math.isinf(lower_bound(problem, budget) if bound is None else bound):
-        raise BudgetError(f"{problem.name}: no schedule fits into {budget:,} bytes, even with full recomputation")
+        raise BudgetError(f"{text}, even with full recomputation{REMEDY}")

@@ -71,7 +71,7 @@ def find_mesh(
     `network`: how fast ranks send, such as "node=8,nvlink=450GB/s,net=50GB/s"; tensor parallelism stays in a node.
     `budget`: bytes of a rank (None: the device's memory).  `target`: with the cost model of a device, such as
     `rc.Target(cost=rc.cost.device("h100-80"), precision="bf16")`.  `progress` is called with what is being done.
-    `model_options`: `loss`, `options`, `input_shapes` and `trainable` of `rc.estimate`.
+    `model_options`: `loss`, `options`, `input_shapes`, `trainable` and `loading` of `Steps`.
     UsageError for a device of unknown memory without a budget, and for batches that ranks cannot share.
     """
     return Search(model, ranks, batch, network, optimizer, budget, target, progress, model_options).run()

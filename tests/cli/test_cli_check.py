@@ -1,0 +1,106 @@
+"""`--check` and budgets that are too small: what slices promise, data that is given, and budgets that work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from recompute.cli import main
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file: x [N, 3, 16, 16] → Conv → Relu → GlobalAveragePool → Gemm, whose activations are large."""
+    g = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(g.standard_normal(s).astype(np.float32) / 4, n)
+        for n, s in (("w", (16, 3, 3, 3)), ("fc", (4, 16)))
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Exp", ["c"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["e"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "fc"], ["y"], transB=1),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])
+    graph = helper.make_graph(nodes, "wide", [x], [y], weights)
+    path = tmp_path_factory.mktemp("models") / "wide.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
+def report(tmp_path: Path, *words: str) -> dict[str, Any]:
+    """What a successful command writes as JSON."""
+    assert main([*words, "--json", str(tmp_path / "r.json"), "-q"]) == 0
+    return json.loads((tmp_path / "r.json").read_text())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_slices_are_held_to_their_own_promise(optimizer: str, wide: str, tmp_path: Path) -> None:
+    """Sums over slices are close, and not the same bits: Adam makes steps of full size of the difference."""
+    found = report(tmp_path, wide, "--batch", "8", "--memory-budget", "50%", "--check", "--optimizer", optimizer)
+    assert found["planned"]["slices"]
+    slices = found["check"]["slices"]
+    assert slices["passed"] and slices["tolerance"] == 1024 * 2**-24  # roundings of float32
+    assert slices["relative_error"] <= slices["tolerance"] and slices["loss_error"] <= slices["tolerance"]
+
+
+def test_gradients_that_are_wrong_do_not_pass(
+    wide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recompute.analysis import check
+
+    monkeypatch.setattr(check, "slices_tolerance", lambda program: -1.0)
+    assert main([wide, "--batch", "8", "--memory-budget", "50%", "--check"]) == 1
+    assert "--check found a difference" in capsys.readouterr().err
+
+
+def test_a_check_feeds_the_data_that_is_given(wide: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    feed = {"x": np.full((2, 3, 16, 16), 100, np.float32), "label": np.zeros(2, np.int64)}
+    np.savez(tmp_path / "d.npz", **feed)
+    words = [wide, "--batch", "2", "--checkpoints", "c", "--check", "--data", str(tmp_path / "d.npz")]
+    main([*words, "--json", str(tmp_path / "r.json")])
+    losses = json.loads((tmp_path / "r.json").read_text())["check"]["steps"]["losses"]
+    assert losses[0] is None  # no finite number: exp(100 · w) overflows; synthetic data does not
+    assert None not in report(tmp_path, *words[:6])["check"]["steps"]["losses"]
+
+
+@pytest.mark.parametrize("words", [[], ["--no-slicing"], ["--optimizer", "sgd"]])
+@pytest.mark.parametrize("share", ["1%", "30%"])
+def test_the_budget_that_an_error_names_works(
+    share: str, words: list[str], wide: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [wide, "--batch", "4", *words]
+    if main([*command, "--memory-budget", share]) == 0:
+        pytest.fail("the budget is large enough")
+    said = capsys.readouterr().err
+    named = re.search(r"Give a budget of (\d+B) or more", said)
+    assert named is not None and "Every plan holds parameters 1,984" in said
+    found = report(tmp_path, *command, "--memory-budget", named[1])
+    step = found["recompute"] or found["plain"]
+    assert step["peak_bytes"] <= int(named[1][:-1])
+
+
+def test_less_than_parameters_and_state_is_refused_without_a_search(
+    wide: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recompute.passes.planners.fit.with_slices import Sliced
+
+    monkeypatch.setattr(Sliced, "quickly", lambda self: pytest.fail("a search"))
+    assert main([wide, "--batch", "4", "--memory-budget", "2%"]) == 2
+    # 496 numbers, and Adam's two moments of each beside its step and rate
+    assert "at least 5,9" in (said := capsys.readouterr().err) and "parameters 1,984 + optimizer state 3,9" in said
+
+
+def test_a_mesh_that_divides_nothing_is_told(wide: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([wide, "--batch", "4", "--mesh", "tp=3"]) == 0
+    assert "nothing is divided along tp: its 3 ranks hold and compute the same" in capsys.readouterr().out
