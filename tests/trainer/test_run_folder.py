@@ -96,7 +96,7 @@ def test_a_log_that_no_run_has_written(tmp_path: Path) -> None:
     assert (tmp_path / "log.jsonl").read_text() == f"{fine}\n"
     (tmp_path / "log.jsonl").unlink()
     os.mkfifo(tmp_path / "log.jsonl")
-    with pytest.raises(JobError, match="is no file"):
+    with pytest.raises(JobError, match="not a file"):
         Log(tmp_path, 5)
 
 
@@ -104,7 +104,7 @@ def test_a_pipe_is_no_checkpoint(saved: Path) -> None:
     (folder,) = (saved / "checkpoints").iterdir()
     (folder / "trainer.json").unlink()
     os.mkfifo(folder / "trainer.json")
-    with pytest.raises(JobError, match=r"trainer.json is no file"):
+    with pytest.raises(JobError, match=r"trainer.json: it is a pipe"):
         resumed(saved)
 
 
