@@ -260,7 +260,8 @@ class _Writer:
         w, names = self.w, self.a.tensors
         rows = self.number(1 if w.turned else 0, "lora_axis_of_W")
         last = self.number(1, "lora_axis")
-        squares = self.put("ReduceSumSquare", [w.name, rows], "lora_squares", keepdims=0)
+        square = self.put("Mul", [w.name, w.name], "lora_square")
+        squares = self.put("ReduceSum", [square, rows], "lora_squares", keepdims=0)
         if w.turned:
             cross = self.put("Mul", [self.put("MatMul", [w.name, down], "lora_WA"), names["B"]], "lora_cross")
         else:
