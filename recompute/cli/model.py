@@ -12,7 +12,7 @@ from ..errors import UsageError, nearest
 from . import ending as cli_ending
 from .frozen import freeze
 from .outputs import report_attention
-from .values import input_shapes, split, zoo_option
+from .values import bound, input_shapes, sizes, split, zoo_option
 
 
 @dataclass
@@ -72,6 +72,8 @@ class ModelJob:
             near = nearest(args.model, models.names())
             raise UsageError(f"'{args.model}' is neither a file nor a network of the zoo{near}")
         shapes = input_shapes(args.input_shapes)
+        dims = options["dims"] = sizes(args.dim)
+        options["set"] = dict(bound(s) for s in args.set)
         options["max_seconds"] = args.max_seconds
         options["max_bytes"] = None if args.max_bytes is None else parse_bytes(args.max_bytes)
         if args.trainable:
@@ -81,7 +83,7 @@ class ModelJob:
         if args.unroll:
             options["unroll"] = args.unroll if args.unroll is True else split(args.unroll)
         if isinstance(source, str):
-            batch = self.default_batch(source, batch, shapes, options["max_bytes"])
+            batch = self.default_batch(source, batch, shapes or dims, options["max_bytes"])
         program = onnx_import.load(
             source, batch=batch, input_shapes=shapes or None, init=args.init, seed=args.seed, **options
         )
@@ -111,9 +113,7 @@ class ModelJob:
         except ValueError as e:
             raise UsageError(str(e)) from None
 
-    def default_batch(
-        self, path: str, batch: int | None, shapes: dict[str, tuple], max_bytes: int | None
-    ) -> int | None:
+    def default_batch(self, path: str, batch: int | None, shapes: dict[str, Any], max_bytes: int | None) -> int | None:
         """The batch for a file whose first dimension alone is dynamic: 32, which is then printed."""
         if batch is not None or shapes:
             return batch

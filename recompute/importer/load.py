@@ -28,6 +28,7 @@ from .fold import fold, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
+from .inputs import bind
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
@@ -52,6 +53,8 @@ class Further(Limits, total=False):
 
     tie: Mapping[str, str] | None
     untie: bool | str | Sequence[str] | None
+    dims: Mapping[str, int] | None
+    set: Mapping[str, Any] | None
 
 
 def load(
@@ -80,25 +83,28 @@ def load(
 
     `further` (docs/import.md): the limits `max_bytes` and `max_seconds`; `untie=True`, or names and globs: parameters
     that the exporter merged as they were equal train apart; `tie={"val_7": "embedding.weight"}`: the first is the
-    second, or its transpose, again.
+    second, or its transpose, again; `dims={"src_len": 16}`: sizes of open dimensions by their names in the file, or as
+    `INPUT.AXIS`; `set={"rate": 16000}`: inputs are bound to numbers or arrays, and are inputs no more.
 
     Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
     for options that do not fit the model.
     """
     if mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
+    dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable)
     importer = Importer(
         current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
     )
-    importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
+    bind(importer, values)
+    importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
     importer.unroll.check(importer.graph)
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, {**given, **limits})
+    program.again = _again(source, program, {**given, **limits, **({"set": values} if values else {})})
     if trainable is None:
         rule.origin.warn(stacklevel=3)
     if init is not None:
