@@ -24,6 +24,7 @@ from .control import CONTROL, on_sequences
 from .convert import prepare
 from .costs import check_sizes
 from .dropout import with_dropout
+from .ends import without_maps
 from .fold import fold, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
@@ -137,12 +138,16 @@ class Importer(ImportState):
     """Walks the graph in order and emits operators."""
 
     _cause: Exception | None = None
+    #: outputs that are left out, and the scores that stand for them
+    left: Mapping[str, str] = {}
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Imports every node; nodes that cannot be are gathered into one ModelError."""
-        self.run_nodes(self.graph.node)
+        nodes, self.left = without_maps(self.graph)
+        self.used.update(self.left.values())
+        self.run_nodes(nodes)
         if self._problems:
             self._refuse()
 
@@ -275,15 +280,15 @@ class Importer(ImportState):
     def program(self, source: onnx.ModelProto) -> Program:
         """The imported program; outputs that are other values become copies of them."""
         outputs = []
-        for o in self.graph.output:
-            masks.check_output(self, o.name)
-            if o.name not in self.env and o.name not in self.known:
-                raise ModelError(f"output '{o.name}' is never written")
-            v = self.value(o.name, "", 0)
-            if v.name != o.name or v in self.inputs or o.name in self.parameters:
+        for name in dict.fromkeys(self.left.get(o.name, o.name) for o in self.graph.output):
+            masks.check_output(self, name)
+            if name not in self.env and name not in self.known:
+                raise ModelError(f"output '{name}' is never written")
+            v = self.value(name, "", 0)
+            if v.name != name or v in self.inputs or name in self.parameters:
                 copy = self.builder.emit(REGISTRY["Identity"](), v)
-                if v.name != o.name:  # the name was kept for it
-                    copy = self._rename_last(copy, o.name)
+                if v.name != name:  # the name was kept for it
+                    copy = self._rename_last(copy, name)
                 v = copy
             outputs.append(v.name)
         floats = [n for n, k in self.known.items() if k.type.is_float]

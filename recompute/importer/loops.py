@@ -130,7 +130,7 @@ def _trip_count(importer: ImportState, node: onnx.NodeProto) -> int | None:
 def _condition(importer: ImportState, name: str, what: str) -> bool:
     known = importer.contents(name)
     if known is None:
-        raise ModelError(f"{what} ('{name}') {unknown(importer, name)}")
+        raise ModelError(f"{what} {unknown(importer, name)}")
     if known.array.size != 1:
         raise ModelError(f"{what} has {known.array.size} elements, it needs one")
     return bool(known.array.reshape(()))

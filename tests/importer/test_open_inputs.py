@@ -157,3 +157,21 @@ def test_dimensions_by_name() -> None:
 def test_dimensions_that_do_not_fit(dims: dict[str, int], why: str) -> None:
     with pytest.raises(rc.UsageError, match=why):
         rc.load(_open(), batch=2, dims=dims)
+
+
+@pytest.mark.parametrize(
+    ("domain", "op_type", "why"),
+    [
+        ("com.microsoft", "DynamicQuantizeLSTM", r"'n' \(com.microsoft.DynamicQuantizeLSTM\): the operator "
+         r"DynamicQuantizeLSTM of the domain 'com.microsoft' is not supported: export"),
+        ("com.microsoft", "FusedMatMu", r"not supported \(did you mean FusedMatMul"),
+        ("", "Sigmoyd", r"not supported \(did you mean Sigmoid\?\)"),
+        ("", "NoSuchThing", "this operator is not supported: export"),
+    ],
+)  # fmt: skip
+def test_unknown_operators_are_named_and_only_misspellings_get_a_hint(domain: str, op_type: str, why: str) -> None:
+    node = helper.make_node(op_type, ["x"], ["y"], name="n", domain=domain)
+    model = _model([node], [value("x", 1, [3])], [value("y", 1, [3])], {})
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(rc.ModelError, match=why):
+        rc.load(model)
