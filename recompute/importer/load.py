@@ -7,11 +7,13 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import onnx
 
 from .. import ops  # noqa: F401  registers all
@@ -34,6 +36,7 @@ from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
+from .rebatch import fixed_batch, rebatched
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
@@ -73,7 +76,8 @@ def load(
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
-    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name.
+    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name; in a
+    file that fixes its batch it opens it, after a check on samples.
     `trainable`: names or globs of what is trained (default: what the file says; or float initializers with at least
     one dimension, and weights of constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout
     and BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
@@ -94,6 +98,8 @@ def load(
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
+    if batch is not None and not input_shapes and fixed_batch(source.graph) not in (None, batch):
+        source = rebatched(source, batch, functools.partial(_results, {**limits, "set": values, "dims": dims}))
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable)
     importer = Importer(
@@ -111,6 +117,15 @@ def load(
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
+
+
+def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of a model in inference mode."""
+    fed = {n: a for n, a in feed.items() if n not in (further.get("set") or {})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        program = load(model, mode="eval", input_shapes={n: a.shape for n, a in fed.items()}, **further)
+    return dict(zip((v.name for v in program.outputs), program.evaluate(fed), strict=True))
 
 
 def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto]:
