@@ -36,7 +36,7 @@ from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
-from .rebatch import fixed_batch, rebatched
+from .rebatch import rebatched
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import ImportState
@@ -76,8 +76,8 @@ def load(
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
-    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name; in a
-    file that fixes its batch it opens it, after a check on samples.
+    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name; a
+    batch that the file fixes is opened, after a check on samples.
     `trainable`: names or globs of what is trained (default: what the file says; or float initializers with at least
     one dimension, and weights of constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout
     and BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
@@ -91,15 +91,15 @@ def load(
     second, or its transpose, again; `dims={"src_len": 16}`: sizes of open dimensions by their names in the file, or as
     `INPUT.AXIS`; `set={"rate": 16000}`: inputs are bound to numbers or arrays, and are inputs no more.
 
-    Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
-    for options that do not fit the model.
+    ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError for
+    options that do not fit.
     """
     if mode not in MODES:
         raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
-    if batch is not None and not input_shapes and fixed_batch(source.graph) not in (None, batch):
-        source = rebatched(source, batch, functools.partial(_results, {**limits, "set": values, "dims": dims}))
+    run = functools.partial(_results, {**limits, "set": values, "dims": dims})
+    source = rebatched(source, None if input_shapes else batch, run)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable)
     importer = Importer(
@@ -108,10 +108,9 @@ def load(
     bind(importer, values)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
-    importer.unroll.check(importer.graph)
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, {**given, **limits, **({"set": values} if values else {})})
+    program.again = _again(source, program, {**given, **limits, "set": values})
     if trainable is None:
         rule.origin.warn(stacklevel=3)
     if init is not None:
@@ -165,6 +164,7 @@ class Importer(ImportState):
         self.run_nodes(nodes)
         if self._problems:
             self._refuse()
+        self.unroll.check(self.graph)
 
     def _refuse(self) -> None:
         """Raises all that could not be imported as one ModelError."""

@@ -34,6 +34,8 @@ __all__ = ["Adapter", "adapters_of", "lora"]
 
 #: the entry of the model's metadata that says which adapters it has
 ADAPTERS = "recompute.adapters"
+#: element types of quantised weights
+_CODES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,22 @@ def chosen(model: Graph, patterns: str | Sequence[str], who: str) -> list[Weight
     wanted = Patterns(patterns)
     useless = wanted.useless(known)
     if useless is not None:
+        refuse_codes(model, useless, who)
         raise UsageError(f"{who}: no matrix of the model is called '{useless}'{nearest(useless, known)}")
     return [weight_of(model, n, shape, kind) for n, (shape, kind) in known.items() if wanted.fit(n)]
+
+
+def refuse_codes(model: Graph, pattern: str, who: str) -> None:
+    """UsageError where a pattern names weights of whole numbers that no DequantizeLinear makes floats of."""
+    wanted = Patterns(pattern)
+    for t in model.tensors.values():
+        if t.data_type in _CODES and len(t.dims) == 2 and wanted.fit(t.name):
+            readers = [f"{n.op_type} (node '{n.name or n.output[0]}')" for n in model.nodes if t.name in n.input]
+            raise UsageError(
+                f"{who}: '{t.name}' holds whole numbers, which {', '.join(readers) or 'nothing'} reads: only weights "
+                "of MatMul, Gemm and Gather are supported, in floating point or behind DequantizeLinear. Take the "
+                "model from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
+            )
 
 
 def _floats(model: Graph) -> list[str]:

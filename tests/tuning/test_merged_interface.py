@@ -45,3 +45,24 @@ def test_an_old_file_gets_no_inputs_and_no_domains_of_its_editor() -> None:
     merged = rc.merge_adapters(rc.lora(model, "w", r=2))
     assert [i.name for i in merged.graph.input] == ["x"]
     assert [o.domain for o in merged.opset_import] == [""]
+
+
+@pytest.mark.parametrize("form", ["MatMulInteger", "Cast"])
+@pytest.mark.parametrize("pattern", ["codes", "co*", "*"])
+def test_adapters_on_whole_numbers_are_refused_by_name(form: str, pattern: str) -> None:
+    value, make = helper.make_tensor_value_info, helper.make_node
+    codes = onnx.numpy_helper.from_array(RNG.integers(-5, 5, (4, 3)).astype(np.int8), "codes")
+    scale = onnx.numpy_helper.from_array(np.float32(0.1), "scale")
+    nodes = {
+        "MatMulInteger": [make("MatMulInteger", ["x", "codes"], ["i"]), make("Cast", ["i"], ["f"], to=1)],
+        "Cast": [
+            make("Cast", ["codes"], ["c"], to=1),
+            make("Mul", ["c", "scale"], ["w"]),
+            make("MatMul", ["x", "w"], ["f"]),
+        ],
+    }[form]
+    kind = 3 if form == "MatMulInteger" else 1
+    graph = helper.make_graph(nodes, "g", [value("x", kind, [2, 4])], [value("f", 1, [2, 3])], [codes, scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(rc.UsageError, match=rf"'codes' holds whole numbers, which {form} \(node .*quantize_frozen"):
+        rc.lora(model, pattern)
