@@ -82,29 +82,24 @@ def load(
     one dimension, and weights of constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout
     and BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
     nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`).
-    `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
-    may be a checkpoint; names or globs (of nodes or their outputs) choose which.
+    `unroll=True` (or names, globs) writes RNN, GRU and LSTM step by step: states `Y/3/h` may be checkpoints.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
 
-    `further` (docs/import.md): the limits `max_bytes` and `max_seconds`; `untie=True`, or names and globs: parameters
-    that the exporter merged as they were equal train apart; `tie={"val_7": "embedding.weight"}`: the first is the
-    second, or its transpose, again; `dims={"src_len": 16}`: sizes of open dimensions by their names in the file, or as
-    `INPUT.AXIS`; `set={"rate": 16000}`: inputs are bound to numbers or arrays, and are inputs no more.
-
+    `further` (docs/import.md): limits `max_bytes`, `max_seconds`; `untie=True` (or names, globs) and `tie={"val_7":
+    "embedding.weight"}` part and join parameters; `dims={"src_len": 16}`: sizes of open dimensions by their names in
+    the file, or as `INPUT.AXIS`; `set={"rate": 16000}`: inputs are bound to values.
     ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError for
     options that do not fit.
     """
-    if mode not in MODES:
-        raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
+    training = _training(mode)
     dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
     run = functools.partial(_results, {**limits, "set": values, "dims": dims})
     source = rebatched(source, None if input_shapes else batch, run)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable)
-    importer = Importer(
-        current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
-    )
+    options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
+    importer = Importer(current, training=training, **options)
     bind(importer, values)
     importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
@@ -116,6 +111,13 @@ def load(
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
     return program
+
+
+def _training(mode: str) -> bool | None:
+    """What a mode says about Dropout and BatchNormalization.  UsageError if there is no such mode."""
+    if mode not in MODES:
+        raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
+    return MODES[mode]
 
 
 def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
