@@ -103,11 +103,11 @@ class MissingExtraError(JobError, ImportError):
     """An optional library is missing; the message names the extra that installs it."""
 
 
-def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
-    """` (did you mean a, b?)` with the most similar names, or "" if there are none."""
+def nearest(name: str, known: Iterable[str], n: int = 3, *, close: bool = False) -> str:
+    """` (did you mean a, b?)` with the most similar names, or "" if there are none; `close`: misspellings only."""
     known = list(known)
-    found = difflib.get_close_matches(name, known, n=n, cutoff=0.5)
-    if not found:
+    found = difflib.get_close_matches(name, known, n=n, cutoff=0.85 if close else 0.5)
+    if not found and not close:
         found = [k for k in known if name and name.lower() in k.lower()][:n]
     return f" (did you mean {', '.join(found)}?)" if found else ""
 

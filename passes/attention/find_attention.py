@@ -14,7 +14,7 @@ from ..base import Pass
 from ..cleanup.dead_code import prune
 from .known import Known
 from .levels import Level, finest, refined
-from .masks import Masks
+from .masks import Bias, Masks
 from .scores import NotAttentionError, Scores, Walk, Weights
 
 
@@ -215,8 +215,8 @@ class _Search(Walk):
             masks.add(bias, level, 1.0)
         operands = [_Operand(q, level, level), *(self.operand(x, level, False, q.dtype) for x in (k, v))]
         if (
-            [b[0] for b in masks.biases] == [x for x in (bias,) if x is not None]
-            and not masks.hidden
+            all(isinstance(e, Bias) and e.band is None for e in masks.entries)
+            and [e.value for e in masks.entries] == [x for x in (bias,) if x is not None]
             and (all(x.value == old for x, old in zip(operands, (q, k, v), strict=True)))
         ):
             return None
@@ -243,25 +243,26 @@ class _Search(Walk):
             q = b.Mul(q, self.regrouped(by, level, fine))
         if tuple(q.shape[:-2]) != fine:
             q = b.Expand(q, shape=(*fine, *q.shape[-2:]))
-        bias = None
-        for x, level in masks.emit(q.dtype):
-            x = self.regrouped(x, level, fine)
-            bias = x if bias is None else b.Add(bias, x)
+        masks.settle()
+        q, bias = masks.emit(q, lambda x, level: self.regrouped(x, level, fine))
         scale = attention.scale * operands[0].scale * operands[1].scale
         attention = replace(attention, scale=scale, first=masks.first, last=masks.last)
         more = [bias] if bias is not None or step is not None else []
-        found = self.applied(attention, [q, k, v, *more, *([] if step is None else [step])], operands[2].scale)
+        found = self.applied(attention, [q, k, v, *more, *([] if step is None else [step])])
+        found = masks.revived(found, v, lambda x, level: self.regrouped(x, level, fine))
+        factor = operands[2].scale
+        found = found if factor == 1 else b.Mul(found, b.constant(factor, found))
         found = found if found.shape == y.shape else b.Reshape(found, shape=y.shape)
         return [o.renamed({found.name: y.name}) for o in b.operators]
 
-    def applied(self, attention: TiledAttention, inputs: list[Value | None], scale: float) -> Value:
+    def applied(self, attention: TiledAttention, inputs: list[Value | None]) -> Value:
         """Emits attention; NotAttentionError where its rule refuses the types."""
         try:
             found = self.builder.emit(attention, *inputs, want=1)
         except RecomputeError as e:
             raise NotAttentionError(str(e)) from None
         assert isinstance(found, Value)
-        return found if scale == 1 else self.builder.Mul(found, self.builder.constant(scale, found))
+        return found
 
     def fitted(self, x: _Operand, fine: Level) -> Value:
         """An operand at the finest level, as rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +45,35 @@ class Known:
             plain = not (o.op.random or o.op.updates or o.op.copies)
             if plain and all(v.name in self.names for v in o.reads()):
                 self.names.update(v.name for v in o.writes())
+        self._fed = self._from({v.name for v in block.inputs})
+        self._learned = self._from({v.name for v in block.parameters})
         self._bands: dict[tuple[str, bool, int, int], Band | None] = {}
 
     def __contains__(self, v: Value | None) -> bool:
         return v is not None and v.name in self.names
+
+    def _from(self, names: set[str]) -> set[str]:
+        """These names, and those of all that is computed from them."""
+        for o in self.block.operators:
+            if any(v.name in names for v in o.reads()):
+                names.update(v.name for v in o.writes())
+        return names
+
+    def fed(self, v: Value) -> bool:
+        """Whether a value depends on the step's inputs."""
+        return v.name in self._fed
+
+    def learned(self, v: Value) -> bool:
+        """Whether a value depends on parameters."""
+        return v.name in self._learned
+
+    def least(self, v: Value) -> float:
+        """The least number of a known value; -inf where it cannot be evaluated."""
+        if v.ndim < 2:
+            found = self._whole(v)
+            return -math.inf if found is None else float(found.min(initial=math.inf))
+        parts = [-math.inf if x is None else float(x.min(initial=math.inf)) for _, x in self.rows(v)]
+        return min(parts, default=math.inf)
 
     def number(self, v: Value | None) -> float | None:
         """The one number that a known float is; None for others."""

@@ -105,6 +105,14 @@ def add_model(what: argparse._ArgumentGroup) -> None:
         "--input-shapes", metavar="X:[...]", action="append", default=[], help="the full shape of an input"
     )
     what.add_argument(
+        "--dim", metavar="NAME=N", action="append", default=[],
+        help="the size of an open dimension, by its name in the file or as INPUT.AXIS; may be repeated",
+    )  # fmt: skip
+    what.add_argument(
+        "--set", metavar="INPUT=V", action="append", default=[],
+        help="bind an input to a number, or to a list of numbers: rate=16000; may be repeated",
+    )  # fmt: skip
+    what.add_argument(
         "--option", metavar="K=V", action="append", default=[], help="an option of a zoo network (seq=512)"
     )
     what.add_argument("--seq", type=whole, metavar="N", help="short for --option seq=N")

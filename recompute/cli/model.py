@@ -74,7 +74,7 @@ class ModelJob:
         if self.without_weights and loading.trainable is None:
             trains = list(zoo_parameters(source))
         if isinstance(source, str):
-            batch = self.default_batch(source, batch, shapes, loading.max_bytes)
+            batch = self.default_batch(source, batch, shapes or loading.dims, loading.max_bytes)
         program = loading.read(source, trains, batch=batch, input_shapes=shapes or None, init=args.init)
         self.unfrozen = None if loading.freeze is None else unfrozen(program)
         loading.frozen(program)
@@ -102,9 +102,7 @@ class ModelJob:
         except ValueError as e:
             raise UsageError(str(e)) from None
 
-    def default_batch(
-        self, path: str, batch: int | None, shapes: dict[str, tuple], max_bytes: int | None
-    ) -> int | None:
+    def default_batch(self, path: str, batch: int | None, shapes: dict[str, Any], max_bytes: int | None) -> int | None:
         """The batch for a file whose first dimension alone is dynamic: 32, which is then printed."""
         if batch is not None or shapes:
             return batch

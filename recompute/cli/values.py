@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ def loading_of(args: argparse.Namespace) -> Loading:
         seed=args.seed,
         max_seconds=args.max_seconds,
         max_bytes=None if args.max_bytes is None else parse_bytes(args.max_bytes),
+        dims=sizes(args.dim),
+        set=dict(bound(s) for s in args.set),
     )
 
 
@@ -75,6 +78,28 @@ def input_shapes(items: Sequence[str]) -> dict[str, tuple[int, ...]]:
             except ValueError:
                 raise UsageError(f"--input-shapes: cannot read '{part}' (expected e.g. x:[64,3,224,224])") from None
     return shapes
+
+
+def sizes(items: Sequence[str]) -> dict[str, int]:
+    """Sizes of open dimensions by name, from `name=16`.  UsageError if one cannot be parsed."""
+    found: dict[str, int] = {}
+    for item in items:
+        name, _, size = item.rpartition("=")
+        if not name or not size.isdecimal():
+            raise UsageError(f"--dim: cannot read '{item}' (expected e.g. src_len=16)")
+        found[name] = int(size)
+    return found
+
+
+def bound(text: str) -> tuple[str, Any]:
+    """(input, number or list) of `rate=16000` or `sizes=[1,2]`.  UsageError if it cannot be parsed."""
+    name, sign, value = text.partition("=")
+    try:
+        if not sign or not name:
+            raise ValueError
+        return name, json.loads({"True": "true", "False": "false"}.get(value, value))
+    except ValueError:
+        raise UsageError(f"--set: cannot read '{text}' (expected e.g. rate=16000)") from None
 
 
 def zoo_option(text: str) -> tuple[str, Any]:

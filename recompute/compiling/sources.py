@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,15 @@ class Loading:
     seed: int = 0
     max_seconds: float | None = None
     max_bytes: int | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    set: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, model: str | onnx.ModelProto, trainable: Sequence[str] | None = None, **more: Any) -> Program:
         """The program, with nothing frozen.  `trainable`: in place of this one's; `more`: of `load`."""
         wanted = [self.trainable] if isinstance(self.trainable, str) else self.trainable
         more |= {"unroll": self.unroll, "seed": self.seed}
         more |= {"max_seconds": self.max_seconds, "max_bytes": self.max_bytes}
+        more |= {"dims": self.dims, "set": self.set}
         return onnx_import.load(model, trainable=trainable or wanted, **more)
 
     def frozen(self, program: Program) -> Program:

@@ -9,6 +9,7 @@ import onnx
 
 from ..errors import ModelError
 from .costs import MAX_SEQUENCE
+from .inputs import unknown
 from .limits import NODE
 from .loops import unroll_loop, unroll_scan
 from .state import ImportState
@@ -25,7 +26,7 @@ def _split_to_sequence(importer: ImportState, node: onnx.NodeProto) -> None:
     if len(node.input) > 1 and node.input[1]:
         known = importer.contents(node.input[1])
         if known is None:
-            raise ModelError("its split sizes are computed from data; a static program needs them known")
+            raise ModelError(f"its split, '{node.input[1]}', {unknown(importer, node.input[1])}")
         given = known.array
         size = int(given) if given.ndim == 0 else 0
         if size > 0:
@@ -66,7 +67,7 @@ def _sequence_at(importer: ImportState, node: onnx.NodeProto) -> None:
 def _position(importer: ImportState, name: str, length: int) -> int:
     known = importer.contents(name)
     if known is None:
-        raise ModelError("its position is computed from data; a static program needs it known")
+        raise ModelError(f"its position {unknown(importer, name)}")
     at = int(known.array.reshape(()))
     if not -length <= at <= length:
         raise ModelError(f"position {at} is outside of a sequence of {length}")

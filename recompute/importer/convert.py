@@ -23,26 +23,34 @@ _LARGE_BYTES = 1 << 16
 _PARKED = "onnx_recompute.parked"
 
 
-def prepare(model: onnx.ModelProto, budget: Budget | None = None) -> onnx.ModelProto:
-    """The model with its functions inlined and its opset converted; weights are shared, not copied.
+def prepare(model: onnx.ModelProto, budget: Budget | None = None, *, oldest: int = TARGET_OPSET) -> onnx.ModelProto:
+    """The model with its functions inlined; weights are shared, not copied.
 
-    LimitError if its inlined functions exceed `budget`.
+    Opsets before `oldest` are converted to `TARGET_OPSET`.  LimitError if its inlined functions exceed `budget`.
     """
     opset = main_opset(model)
     if opset < MIN_OPSET:
         raise ModelError(f"the model uses opset {opset}; opsets {MIN_OPSET} and later are supported")
-    if not model.functions and opset >= TARGET_OPSET:
+    if not model.functions and opset >= oldest:
         return model
     light, weights, constants = _without_weights(model)
     if light.functions:
         check_functions(light, budget or Budget())
         light = _inlined(light)
-    if opset < TARGET_OPSET:
+    if opset < oldest:
         _drop_unread_statistics(light.graph)
         light = _converted(light, opset)
+    _give_back(light, model, weights)
+    return _with_constants(light, constants) if constants else light
+
+
+def _give_back(light: onnx.ModelProto, model: onnx.ModelProto, weights: list[onnx.TensorProto]) -> None:
+    """Puts the large weights, which were inputs, into their place again."""
     for t in weights:
         light.graph.initializer.append(t)
-    return _with_constants(light, constants) if constants else light
+    names = {t.name for t in weights} - {i.name for i in model.graph.input}
+    for i in [i for i in light.graph.input if i.name in names]:
+        light.graph.input.remove(i)
 
 
 def raised(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -60,11 +68,7 @@ def raised(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         ) from None
     light.metadata_props.extend(model.metadata_props)
     light.ir_version = max(light.ir_version, 10)
-    for t in weights:
-        light.graph.initializer.append(t)
-    names = {t.name for t in weights} - {i.name for i in model.graph.input}
-    for i in [i for i in light.graph.input if i.name in names]:
-        light.graph.input.remove(i)
+    _give_back(light, model, weights)
     return _with_constants(light, constants) if constants else light
 
 
@@ -118,6 +122,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         converted = version_converter.convert_version(model, TARGET_OPSET)
         if parked:
             _park_unknown(converted.graph, None)
+            for own in [o for o in converted.opset_import if o.domain == _PARKED]:
+                converted.opset_import.remove(own)
         for node in converted.graph.node:
             if node.op_type == "Resize" and not resized.isdisjoint(node.output):
                 _resize_from_the_corner(node)

@@ -7,11 +7,13 @@ replaced by their ONNX function body, where they have one.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import onnx
 
 from .. import ops  # noqa: F401  registers all
@@ -25,14 +27,17 @@ from .control import CONTROL, on_sequences
 from .convert import prepare
 from .costs import check_sizes
 from .dropout import with_dropout
+from .ends import without_maps
 from .fold import fold, is_weight, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
+from .inputs import bind
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
 from .node import NodeContext
 from .origin import source_operator
+from .rebatch import rebatched
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
 from .state import BUFFERS, ImportState
@@ -58,6 +63,8 @@ class Further(Limits, total=False):
 
     tie: Mapping[str, str] | None
     untie: bool | str | Sequence[str] | None
+    dims: Mapping[str, int] | None
+    set: Mapping[str, Any] | None
 
 
 def load(
@@ -75,37 +82,37 @@ def load(
 ) -> Program:
     """Reads an ONNX model as a Program of forward operators.
 
-    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name.
+    `input_shapes` fixes shapes; `batch` the first symbolic dimension of every input, and dimensions of that name; a
+    batch that the file fixes is opened, after a check on samples.
     `trainable`: names or globs of what is trained (default: what the file says; or float initializers with at least
     one dimension, and weights of constant nodes, minus normalisation statistics and masks).  `mode="train"`: Dropout
     and BatchNormalization train, also in files exported for inference; `"eval"`: they do not; `"file"`: those do whose
     nodes say so.  `init="he"` or `"glorot"` draws weights anew (seeded by `seed`).
-    `unroll=True` writes RNN, GRU and LSTM step by step, so that each step's state is a value (`Y/3/h`, `Y/3/c`) that
-    may be a checkpoint; names or globs (of nodes or their outputs) choose which.
+    `unroll=True` (or names, globs) writes RNN, GRU and LSTM step by step: states `Y/3/h` may be checkpoints.
     `quantization="ste"`: QuantizeLinear, then DequantizeLinear, pass gradients on as if they did not round.
 
-    `further` (docs/import.md): the limits `max_bytes` and `max_seconds`; `untie=True`, or names and globs: parameters
-    that the exporter merged as they were equal train apart; `tie={"val_7": "embedding.weight"}`: the first is the
-    second, or its transpose, again.
-
-    Raises ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError
-    for options that do not fit the model.
+    `further` (docs/import.md): limits `max_bytes`, `max_seconds`; `untie=True` (or names, globs) and `tie={"val_7":
+    "embedding.weight"}` part and join parameters; `dims={"src_len": 16}`: sizes of open dimensions by their names in
+    the file, or as `INPUT.AXIS`; `set={"rate": 16000}`: inputs are bound to values.
+    ModelError for files that are broken or hold what cannot be run (all such nodes in one error), UsageError for
+    options that do not fit.
     """
-    if mode not in MODES:
-        raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
+    training = _training(mode)
+    dims, values = further.pop("dims", None) or {}, further.pop("set", None) or {}
     limits, budget, source = _read(model, further)
+    run = functools.partial(_results, {**limits, "set": values, "dims": dims})
+    source = rebatched(source, None if input_shapes else batch, run)
     current, pairs = prepare(source, budget), quantized_pairs(quantization)
     rule = rule_of(source, current.graph, trainable, straight=pairs is not None)
-    importer = Importer(
-        current, training=MODES[mode], seed=seed, rule=rule, budget=budget, unroll=unroll, quantized=pairs
-    )
+    options: Any = {"seed": seed, "rule": rule, "budget": budget, "unroll": unroll, "quantized": pairs}
+    importer = Importer(current, training=training, **options)
     importer.declare_changed(source)
-    importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch))
+    bind(importer, values)
+    importer.declare_inputs(fixed_inputs(importer.graph, importer.initializers, input_shapes or {}, batch, dims))
     importer.run()
-    importer.unroll.check(importer.graph)
     program = importer.program(source)
     given = {"trainable": trainable, "mode": mode, "seed": seed, "unroll": unroll, "quantization": quantization}
-    program.again = _again(source, program, {**given, **limits})
+    program.again = _again(source, program, {**given, **limits, "set": values})
     _warn(importer, trainable)
     if init is not None:
         initialise(program, init, seed, max_bytes=limits.get("max_bytes") or memory_bytes())
@@ -126,6 +133,22 @@ def _warn(importer: Importer, trainable: Sequence[str] | None) -> None:
     if importer.without_gradient:
         said = ", ".join(dict.fromkeys(importer.without_gradient[:3]))
         warnings.warn(f"integers pass no gradient on at {said}: {_THROUGH}", ModelWarning, stacklevel=3)
+
+
+def _training(mode: str) -> bool | None:
+    """What a mode says about Dropout and BatchNormalization.  UsageError if there is no such mode."""
+    if mode not in MODES:
+        raise UsageError(f"mode must be {' or '.join(map(repr, MODES))}, not '{mode}'")
+    return MODES[mode]
+
+
+def _results(further: Further, model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of a model in inference mode."""
+    fed = {n: a for n, a in feed.items() if n not in (further.get("set") or {})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        program = load(model, mode="eval", input_shapes={n: a.shape for n, a in fed.items()}, **further)
+    return dict(zip((v.name for v in program.outputs), program.evaluate(fed), strict=True))
 
 
 def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto]:
@@ -153,14 +176,19 @@ class Importer(ImportState):
     """Walks the graph in order and emits operators."""
 
     _cause: Exception | None = None
+    #: outputs that are left out, and the scores that stand for them
+    left: Mapping[str, str] = {}
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Imports every node; nodes that cannot be are gathered into one ModelError."""
-        self.run_nodes(self.graph.node)
+        nodes, self.left = without_maps(self.graph)
+        self.used.update(self.left.values())
+        self.run_nodes(nodes)
         if self._problems:
             self._refuse()
+        self.unroll.check(self.graph)
 
     def _refuse(self) -> None:
         """Raises all that could not be imported as one ModelError."""
@@ -315,15 +343,15 @@ class Importer(ImportState):
         """The imported program; outputs that are other values become copies of them."""
         self.keep_buffers()
         outputs = []
-        for o in self.graph.output:
-            masks.check_output(self, o.name)
-            if o.name not in self.env and o.name not in self.known:
-                raise ModelError(f"output '{o.name}' is never written")
-            v = self.value(o.name, "", 0)
-            if v.name != o.name or v in self.inputs or o.name in self.parameters:
+        for name in dict.fromkeys(self.left.get(o.name, o.name) for o in self.graph.output):
+            masks.check_output(self, name)
+            if name not in self.env and name not in self.known:
+                raise ModelError(f"output '{name}' is never written")
+            v = self.value(name, "", 0)
+            if v.name != name or v in self.inputs or name in self.parameters:
                 copy = self.builder.emit(REGISTRY["Identity"](), v)
-                if v.name != o.name:  # the name was kept for it
-                    copy = self._rename_last(copy, o.name)
+                if v.name != name:  # the name was kept for it
+                    copy = self._rename_last(copy, name)
                 v = copy
             outputs.append(v.name)
         floats = [n for n, k in self.known.items() if k.type.is_float]

@@ -16,6 +16,7 @@ from onnx.helper import make_node
 from ..errors import ModelError
 from ..language.types import DTYPES, dtype_from_onnx
 from .graphs import first_output
+from .inputs import unknown
 from .limits import NODE
 from .state import ImportState
 from .subgraph import Subgraph, final_names
@@ -120,9 +121,7 @@ def _trip_count(importer: ImportState, node: onnx.NodeProto) -> int | None:
         return None
     known = importer.contents(node.input[0])
     if known is None:
-        raise ModelError(
-            f"its trip count ('{node.input[0]}') is computed from data; a static program needs it known at compile time"
-        )
+        raise ModelError(f"its trip count ('{node.input[0]}') {unknown(importer, node.input[0])}")
     if known.array.size != 1:
         raise ModelError(f"its trip count has {known.array.size} elements, it needs one")
     return int(known.array.reshape(()))
@@ -131,7 +130,7 @@ def _trip_count(importer: ImportState, node: onnx.NodeProto) -> int | None:
 def _condition(importer: ImportState, name: str, what: str) -> bool:
     known = importer.contents(name)
     if known is None:
-        raise ModelError(f"{what} is computed from data ('{name}'); a static program needs it known at compile time")
+        raise ModelError(f"{what} {unknown(importer, name)}")
     if known.array.size != 1:
         raise ModelError(f"{what} has {known.array.size} elements, it needs one")
     return bool(known.array.reshape(()))

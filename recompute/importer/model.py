@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -209,6 +210,7 @@ def fixed_inputs(
     initializers: Mapping[str, object],
     shapes: Mapping[str, Sequence[int]],
     batch: int | None,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, TensorType]:
     """The types of the graph's real inputs with every dimension known.
 
@@ -225,7 +227,11 @@ def fixed_inputs(
     for name, shape in shapes.items():
         if not all(isinstance(d, (int, np.integer)) and d >= 0 for d in shape):
             raise UsageError(f"input_shapes: '{name}' needs whole numbers that are not negative, not {list(shape)}")
-    symbols = _symbols(inputs, shapes, batch)
+    symbols = {**_sizes(inputs, sizes or {}), **_symbols(inputs, shapes, batch)}
+    for name, size in (sizes or {}).items():
+        if symbols[name] != size:
+            raise UsageError(f"dims: '{name}' is {size}, but the batch or an input's shape makes it {symbols[name]}")
+    _check_open(inputs, shapes, symbols, batch)
     types = {i.name: _fixed(i, shapes.get(i.name), symbols, batch) for i in inputs}
     for name, t in types.items():
         if why := t.impossible():
@@ -256,6 +262,59 @@ def _symbols(
     return found
 
 
+def _sizes(inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Given sizes of open dimensions, checked."""
+    known = list(dict.fromkeys(_open_names(inputs)))
+    for name, size in sizes.items():
+        if name not in known:
+            which = f"; open are: {', '.join(known)}" if known else "; no input has open dimensions"
+            raise UsageError(f"dims: no open dimension is called '{name}'{nearest(name, known)}{which}")
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise UsageError(f"dims: '{name}' must be a whole number of at least 1, not {size!r}")
+    return {n: int(size) for n, size in sizes.items()}
+
+
+def _open_names(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, list[tuple[str, int]]]:
+    """Where each open dimension stands, as (input, axis), by its name: its symbol, or `INPUT.AXIS`."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for i in inputs:
+        for axis, d in enumerate(i.type.tensor_type.shape.dim):
+            if not d.HasField("dim_value") or d.dim_value < 0:
+                found.setdefault(d.dim_param or f"{i.name}.{axis}", []).append((i.name, axis))
+    return found
+
+
+def _check_open(
+    inputs: Sequence[onnx.ValueInfoProto],
+    shapes: Mapping[str, Sequence[int]],
+    symbols: Mapping[str, int],
+    batch: int | None,
+) -> None:
+    """UsageError that names every dimension that is left open, and what fixes them."""
+    found = {
+        name: where
+        for name, places in _open_names(inputs).items()
+        if name not in symbols
+        and (where := [(i, a) for i, a in places if i not in shapes and not (a == 0 and batch is not None)])
+    }
+    if not found:
+        return
+    first = [n for n, places in found.items() if any(axis == 0 for _, axis in places)]
+    others = [n for n in found if n not in first]
+    listed = ", ".join(
+        f"{n} ({', '.join(f'axis {axis} of {i}' for i, axis in places)})"
+        if f"{places[0][0]}.{places[0][1]}" != n
+        else n
+        for n, places in found.items()
+    )
+    api = [*(["batch=8"] if first else []), *([f"dims={dict.fromkeys(others, 16)}"] if others else [])]
+    command = [*(["--batch 8"] if first else []), *(f"--dim {shlex.quote(n)}=16" for n in others)]
+    raise UsageError(
+        f"{'dimensions' if len(found) > 1 else 'a dimension'} of the inputs {'are' if len(found) > 1 else 'is'} open: "
+        f"{listed}. Give sizes, for example {', '.join(api)} ({' '.join(command)})"
+    )
+
+
 def _fixed(
     i: onnx.ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[str, int], batch: int | None
 ) -> TensorType:
@@ -281,14 +340,9 @@ def _fixed(
         raise UsageError(f"input '{i.name}' has no shape in the model: give input_shapes={{'{i.name}': (...)}}")
     shape = []
     for axis, d in enumerate(dims):
-        size = d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, 0)
+        size = d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param or f"{i.name}.{axis}", 0)
         if size <= 0 and axis == 0 and batch is not None and not d.dim_value:
             size = batch
-        if size <= 0 and not (d.HasField("dim_value") and d.dim_value == 0):
-            raise UsageError(
-                f"input '{i.name}' is {_show(dims)}: dimension {axis} is open. Give batch=N or "
-                f"input_shapes={{'{i.name}': (...)}} (--batch N, --input-shapes {i.name}:[...])"
-            )
         shape.append(size)
     return TensorType(dtype, tuple(shape))
 

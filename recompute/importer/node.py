@@ -13,6 +13,7 @@ from ..language.op import Op
 from ..language.types import TensorType
 from .body import Body
 from .graphs import first_output
+from .inputs import unknown
 from .origin import source_operator
 from .schema import describe
 from .state import ImportState
@@ -117,8 +118,9 @@ class NodeContext:
         """`constant(i)`, or a ModelError that states that `what` must be known."""
         found = self.constant(i)
         if found is None:
-            given = "is absent" if self.type(i) is None else "is computed from data"
-            raise self.fail(f"its {what} (input {i}) {given}; a static program needs it known at compile time")
+            absent = "is absent; a static program needs it known at compile time"
+            given = absent if self.type(i) is None else unknown(self._importer, self.name(i))
+            raise self.fail(f"its {what} (input {i}) {given}")
         return found
 
     def wants(self, i: int) -> bool:

@@ -6,11 +6,12 @@ import onnx
 
 from ..errors import ModelError, nearest
 from ..language.ir import Value
-from ..language.op import REGISTRY
+from ..language.op import IMPORTERS, REGISTRY
 from ..language.types import TensorType, dtype_from_onnx
 from ..ops.reference.evaluator import reference
 from ..ops.reference.nodes import admitted, check_attributes
 from .fold import infer_outputs
+from .schema import has_operator
 from .state import ImportState
 
 
@@ -22,7 +23,7 @@ def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tu
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     if not admitted(domain, node.op_type):
-        raise ModelError(f"{name}: this operator is not supported{nearest(node.op_type, REGISTRY)}")
+        raise ModelError(f"{name}: {_unsupported(domain, node.op_type)}")
     check_attributes(node)
     opset = importer.opset_of(domain)
     types = _output_types(importer, node, opset)
@@ -43,6 +44,19 @@ def emit_reference(importer: ImportState, node: onnx.NodeProto, name: str) -> tu
     made = importer.builder.emit(reference(copy, opset, types), *ins, want=len(types))
     found = iter(made if isinstance(made, tuple) else (made,))
     return tuple(next(found) if n else None for n in node.output)
+
+
+def _unsupported(domain: str, op_type: str) -> str:
+    """Why an operator cannot run, and what to do."""
+    if domain:
+        known = [name for own, name in IMPORTERS if own == domain]
+        hint = nearest(op_type, known, close=True)
+        says = f"the operator {op_type} of the domain '{domain}' is not supported{hint}"
+        return (
+            f"{says}: export the model with operators of ONNX in its place, or as the file was before it was optimized"
+        )
+    hint = nearest(op_type, [n for n in REGISTRY if has_operator(n, onnx.defs.onnx_opset_version())], close=True)
+    return f"this operator is not supported{hint}: export the model with other operators, or cut it off"
 
 
 def _output_types(importer: ImportState, node: onnx.NodeProto, opset: int) -> tuple[str, ...] | None:

@@ -6,13 +6,17 @@ the node that has the subgraph: `y/then_branch/w`.  All runs of the subgraph sha
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 
-from ..errors import ModelError
+from ..errors import ModelError, ModelWarning
 from .graphs import first_output, graphs_of, names_read
+from .inputs import inputs_behind, unknown
+from .schema import describe
 from .state import ImportState
 
 _OURS = ("", "ai.onnx")
@@ -163,21 +167,71 @@ _EACH_TIME = {"Bernoulli", "Multinomial", "Dropout", "BiasDropout", "BitmaskDrop
 
 
 def take_branch(importer: ImportState, node: onnx.NodeProto) -> None:
-    """Inlines the chosen branch of an If with a known condition."""
+    """Inlines the chosen branch of an If with a known condition; of others both, and Where chooses a result."""
     condition = importer.contents(node.input[0])
     if condition is None:
-        raise ModelError("its condition is computed from data; a static program needs it known at compile time")
+        return _take_both(importer, node)
     if condition.array.size != 1:
         raise ModelError(f"its condition has {condition.array.size} elements, it needs one")
     branch = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
-    body = Subgraph(importer, node, branch)
-    if len(body.graph.output) < len(node.output):
-        raise ModelError(f"its {branch} has {len(body.graph.output)} outputs, the node {len(node.output)}")
+    body = _branch(importer, node, branch)
     body.targets = final_names(body, node.output)
     names = body.inline(f"{first_output(node)}/{branch}", {})
     for inner, outer in zip(body.graph.output, node.output, strict=False):
         if outer:
             importer.alias(outer, names.get(inner.name, inner.name))
+    return None
+
+
+def _branch(importer: ImportState, node: onnx.NodeProto, branch: str) -> Subgraph:
+    body = Subgraph(importer, node, branch)
+    if len(body.graph.output) < len(node.output):
+        raise ModelError(f"its {branch} has {len(body.graph.output)} outputs, the node {len(node.output)}")
+    return body
+
+
+def _take_both(importer: ImportState, node: onnx.NodeProto) -> None:
+    """Runs both branches, and chooses by the condition.  ModelError where they have side effects or differ in type."""
+    base, why = first_output(node), f"its condition {unknown(importer, node.input[0])}"
+    if importer.type_of(node.input[0]).size != 1:
+        raise ModelError(f"its condition has {importer.type_of(node.input[0]).size} elements, it needs one")
+    found: list[list[str]] = []
+    problems = importer.problems()
+    for branch in ("then_branch", "else_branch"):
+        body = _branch(importer, node, branch)
+        if _draws(body.nodes):
+            raise ModelError(f"{why}; its {branch} draws random numbers or updates statistics, so that it may not run")
+        names = body.inline(f"{base}/{branch}", {})
+        found.append([names.get(o.name, o.name) for o in body.graph.output])
+    if importer.problems() > problems:
+        raise ModelError(f"{why}, or else both of its branches must run")
+    shape, condition = f"{base}/condition/shape", f"{base}/condition"
+    importer.known[shape] = importer.constant(np.zeros(0, np.int64))
+    nodes = [onnx.helper.make_node("Reshape", [node.input[0], shape], [condition])]
+    for out, a, b in zip(node.output, *found, strict=False):
+        if not out:
+            continue
+        if any(x in importer.sequences or x in importer.nothing for x in (a, b)):
+            raise ModelError(f"{why}; its output '{out}' is a sequence or an optional")
+        one, other = importer.type_of(a), importer.type_of(b)
+        if one != other:
+            raise ModelError(f"{why}; its branches give '{out}' the types {one} and {other}")
+        nodes.append(onnx.helper.make_node("Where", [condition, a, b], [out]))
+    importer.used.update(names_read(nodes))
+    warnings.warn(
+        f"{describe(node)}: its condition is computed from data, so that both of its branches are computed and one is "
+        f"chosen{_bound(inputs_behind(importer, node.input[0]))}",
+        ModelWarning,
+        stacklevel=2,
+    )
+    importer.run_nodes(nodes)
+
+
+def _bound(behind: Sequence[str]) -> str:
+    """What binds inputs, for a warning."""
+    shown = ", ".join(f"{n!r}: VALUE" for n in behind)
+    options = " ".join(f"--set {n}=VALUE" for n in behind)
+    return f"; set={{{shown}}} ({options}) computes one of them" if behind else ""
 
 
 def final_names(body: Subgraph, outputs: Sequence[str], skip: int = 0) -> dict[str, str]:

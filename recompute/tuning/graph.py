@@ -36,6 +36,8 @@ Model = File | Program
 P = ParamSpec("P")
 #: initializers up to this size may define shapes
 _SMALL_BYTES = 1024
+#: the first opset that has all nodes which edits write; older models are converted
+_OLDEST = 13
 
 
 class Editing(Protocol[P]):
@@ -267,12 +269,12 @@ class Graph:
 
 
 def model_of(model: Model) -> onnx.ModelProto:
-    """An own copy of a model, without functions and in opset 18 or later; of a program its model with its contents.
+    """An own copy of a model, without functions and in opset 13 or later; of a program its model with its contents.
 
     Of a file all tensors are in it, those of other files too.
     """
     source = source_of(model) if isinstance(model, Program) else read_model(model)
-    made = prepare(source)
+    made = prepare(source, oldest=_OLDEST)
     copy = onnx.ModelProto()
     copy.CopyFrom(made)
     if made is not source:

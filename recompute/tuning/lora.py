@@ -35,6 +35,8 @@ __all__ = ["Adapter", "adapters_of", "lora"]
 
 #: the entry of the model's metadata that says which adapters it has
 ADAPTERS = "recompute.adapters"
+#: element types of quantised weights
+_CODES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 
 
 #: what the metadata say of each adapter
@@ -148,8 +150,22 @@ def chosen(model: Graph, patterns: str | Sequence[str], who: str) -> list[Weight
     wanted = Patterns(patterns)
     useless = wanted.useless(known)
     if useless is not None:
+        refuse_codes(model, useless, who)
         raise UsageError(f"{who}: no matrix of the model is called '{useless}'{nearest(useless, known)}")
     return [weight_of(model, n, shape, kind) for n, (shape, kind) in known.items() if wanted.fit(n)]
+
+
+def refuse_codes(model: Graph, pattern: str, who: str) -> None:
+    """UsageError where a pattern names weights of whole numbers that no DequantizeLinear makes floats of."""
+    wanted = Patterns(pattern)
+    for t in model.tensors.values():
+        if t.data_type in _CODES and len(t.dims) == 2 and wanted.fit(t.name):
+            readers = [f"{n.op_type} (node '{n.name or n.output[0]}')" for n in model.nodes if t.name in n.input]
+            raise UsageError(
+                f"{who}: '{t.name}' holds whole numbers, which {', '.join(readers) or 'nothing'} reads: only weights "
+                "of MatMul, Gemm and Gather are supported, in floating point or behind DequantizeLinear. Take the "
+                "model from before it was quantised, and rc.quantize_frozen, which stores its weights in 8 bits"
+            )
 
 
 def _floats(model: Graph) -> list[str]:
@@ -282,7 +298,8 @@ class _Writer:
         w, names = self.w, self.a.tensors
         rows = self.number(1 if w.turned else 0, "lora_axis_of_W")
         last = self.number(1, "lora_axis")
-        squares = self.put("ReduceSumSquare", [w.name, rows], "lora_squares", keepdims=0)
+        square = self.put("Mul", [w.name, w.name], "lora_square")
+        squares = self.put("ReduceSum", [square, rows], "lora_squares", keepdims=0)
         if w.turned:
             cross = self.put("Mul", [self.put("MatMul", [w.name, down], "lora_WA"), names["B"]], "lora_cross")
         else:

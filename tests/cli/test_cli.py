@@ -150,7 +150,7 @@ def wrong_files(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     add("empty", b"", "holds no graph")
     add("text", b"this is no model at all", "no ONNX model")
     add("unknown", small_model("NoSuchOp", domain="custom").SerializeToString(), "node 'second' (custom.NoSuchOp)")
-    add("open", small_model(shape=[2, None]).SerializeToString(), "dimension 1 is open")
+    add("open", small_model(shape=[2, None]).SerializeToString(), "--dim x.1=16")
     outside = small_model()
     t = outside.graph.initializer[0]
     t.ClearField("raw_data")

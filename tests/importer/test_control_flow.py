@@ -293,7 +293,7 @@ ABOVE = [node("ReduceMax", ["v"], ["top"], keepdims=0), constant("one", 1.0, "fl
         (loop_of([SAME, node("Nothing", ["v"], ["v1"], name="odd")], [constant("n", 5)]),
          r"node 'y/0/odd' \(Nothing\): this operator is not supported"),
         ([*SUM, node("Greater", ["s", "s"], ["c"]), node("If", ["c"], ["y"], name="the_if",
-          then_branch=graph([], [], [info("x")]), else_branch=graph([], [], [info("x")]))],
+          then_branch=graph([], [], [info("x")]), else_branch=graph([], [], [info("s")]))],
          r"node 'the_if' \(If\): its condition is computed from data"),
     ],
 )  # fmt: skip

@@ -6,18 +6,21 @@ Sums over a window's taps run in float32, sums over pixels in float32 along a ro
 from __future__ import annotations
 
 import functools
-import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ....ops.window import Window
 from ...shared.convolved import Convolved
 from ..code import packing as transposed
 from ..code.emit import Code, module
 from ..code.tiles import fma, load_lanes, machine, store_lanes
 from ..device import native
 from ..device.native import Call
-from .sweep import axis_phases
 
 #: products of floats below which one thread does all
 _ALONE = 1 << 19
@@ -34,26 +37,71 @@ def vectors(channels: int) -> int:
     return min(range(4, 0, -1), key=lambda v: -(-count // v) * v)
 
 
-def _reads(c: Convolved) -> list[list[list[tuple[int, int]]]]:
-    """For each axis and position of the result: the (tap, source position) inside the source."""
-    w = c.geometry.window
-    backward = c.kind == "input"
-    sizes, results = (w.out, w.inp) if backward else (w.inp, w.out)
-    found = []
-    for axis, (size, result) in enumerate(zip(sizes, results, strict=True)):
-        positions: list[list[tuple[int, int]]] = [[] for _ in range(result)]
-        for p in axis_phases(w, axis, backward=backward):
-            for q in range(p.count):
-                at = [(k, p.stride * q + o) for k, o in p.taps]
-                positions[p.start + p.step * q] = [(k, s) for k, s in at if 0 <= s < size]
-        found.append(positions)
-    return found
+@dataclass(frozen=True)
+class Reach:
+    """What the positions of the result read along an axis, inside the source.
+
+    `first` [positions, 2]: the first tap and its source position; `count` [positions]: taps; `steps`: from one tap and
+    source position to the next.
+    """
+
+    first: np.ndarray
+    count: np.ndarray
+    steps: tuple[int, int]
+
+    def words(self, units: tuple[int, int]) -> tuple[Any, ...]:
+        """Words of a kernel: (offset of the first tap's weights, of its source, taps), and the steps of both offsets.
+
+        `units`: elements from one tap's weights, and from one source position, to the next.
+        """
+        table = np.concatenate([self.first * units, self.count[:, None]], axis=1)
+        return np.ascontiguousarray(table, np.int64), self.steps[0] * units[0], self.steps[1] * units[1]
 
 
-def _flat(lists: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each list starts (and the last one ends), and all pairs."""
-    starts = np.cumsum([0, *(len(x) for x in lists)], dtype=np.int64)
-    return starts, np.array([p for x in lists for p in x], np.int64).reshape(-1, 2)
+#: an axis of one position and one tap
+_ONE = Reach(np.zeros((1, 2), np.int64), np.ones(1, np.int64), (0, 0))
+
+
+def reach(w: Window, axis: int, *, backward: bool) -> Reach:
+    """The reach of the output's positions along an axis, or of the input's where `backward`.
+
+    Forward, output o reads source o·s - b + k·d with tap k; backward, input p reads source (p + b - k·d) / s with the
+    taps k that divide.
+    """
+    s, d, b, kernel = w.strides[axis], w.dilations[axis], w.begin[axis], w.kernel[axis]
+    if not backward:
+        origin, step = np.arange(w.out[axis], dtype=np.int64) * s - b, 1
+        low, high = -origin, w.inp[axis] - 1 - origin  # bounds of k·d
+    else:
+        origin, step = np.arange(w.inp[axis], dtype=np.int64) + b, s // math.gcd(s, d)
+        low, high = origin - (w.out[axis] - 1) * s, origin
+    k, last = -(-np.maximum(low, 0) // d), np.minimum(high // d, kernel - 1)
+    if backward:
+        residues = np.full(s, -1, np.int64)
+        residues[np.arange(step) * d % s] = np.arange(step)
+        residue = residues[origin % s]
+        k = np.where(residue < 0, last + 1, k + (residue - k) % step)
+    source = (origin - k * d) // s if backward else origin + k * d
+    count = np.maximum((last - k) // step + 1, 0)
+    return Reach(np.stack([k, source], axis=1), count, (step, -step * d // s if backward else d))
+
+
+def combined(reaches: list[Reach], kernel: Sequence[int], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """For each position of several axes the taps that reach it, the last axis fastest.
+
+    Where each position's pairs start (and the last one's end), and the pairs (tap, source position), as flat numbers.
+    """
+    starts, pairs = np.array([0, 1], np.int64), np.zeros((1, 2), np.int64)
+    for axis, taps, size in zip(reaches, kernel, source, strict=True):
+        counts = np.multiply.outer(np.diff(starts), axis.count).reshape(-1)
+        before = np.cumsum([0, *counts], dtype=np.int64)
+        owner = np.repeat(np.arange(counts.size), counts)
+        outer, inner = np.divmod(owner, len(axis.count))
+        major, minor = np.divmod(np.arange(owner.size) - before[owner], axis.count[inner])
+        here = axis.first[inner] + minor[:, None] * np.array(axis.steps)
+        pairs = pairs[starts[outer] + major] * (taps, size) + here
+        starts = before
+    return starts, pairs
 
 
 class _Depth:
@@ -69,21 +117,16 @@ class _Depth:
         self.source = w.out if c.kind == "input" else w.inp
         self.result = w.inp if c.kind == "input" else w.out
 
-    def row_taps(self, axes: list[list[list[tuple[int, int]]]]) -> list[list[tuple[int, int]]]:
-        """For each row of the result the rows of the window that reach it: (offset in the source, in the weights)."""
-        kernel = self.c.geometry.window.kernel
-        width, step = kernel[-1] * self.pitch, self.source[-1] * self.channels
-        lists = []
-        for n in range(self.c.geometry.batch):
-            for place in itertools.product(*axes):
-                row = []
-                for taps in itertools.product(*place):
-                    number, at = 0, n
-                    for (k, s), count, size in zip(taps, kernel, self.source, strict=False):
-                        number, at = number * count + k, at * size + s
-                    row.append((at * step, number * width))
-                lists.append(row)
-        return lists
+    def rows(self, *, backward: bool) -> tuple[Any, ...]:
+        """Words of a kernel: for each row of the result the rows of the window that reach it (see `_row`)."""
+        w = self.c.geometry.window
+        *outer, line = [reach(w, a, backward=backward) for a in range(len(w.kernel) - 1)] or [_ONE]
+        step = self.source[-1] * self.channels
+        units = (w.kernel[-1] * self.pitch, step)
+        starts, pairs = combined(outer, w.kernel[:-2], self.source[:-2])
+        plane = (w.kernel[-2] * units[0], self.source[-2] * step) if len(w.kernel) > 1 else (0, 0)
+        heights = (len(starts) - 1, len(line.count), math.prod(self.source[:-1]) * step)
+        return starts, pairs * plane, *line.words(units), *heights
 
 
 class DepthSums(_Depth):
@@ -108,43 +151,86 @@ class DepthSums(_Depth):
         ]
 
     def _rows(self, source: Any, packed: Any, result: Any) -> Call:
-        *axes, last = _reads(self.c)
-        lists = self.row_taps(axes)
-        columns = _flat([[(s * self.channels, k * self.pitch) for k, s in at] for at in last])
-        words = (source, packed, result, *_flat(lists), *columns, self.result[-1], self.channels, self.pitch, self.taps)
-        return Call(native.compile_ir(_sums(self.vectors)), words, len(lists), result.size * self.taps > _ALONE)
+        backward = self.c.kind == "input"
+        last = reach(self.c.geometry.window, len(self.result) - 1, backward=backward)
+        columns, rows = last.words((self.pitch, self.channels)), math.prod(self.result[:-1])
+        sizes = (self.result[-1], self.channels, self.pitch, self.taps)
+        words = (source, packed, result, *self.rows(backward=backward), *columns, *sizes)
+        total = self.c.geometry.batch * rows
+        return Call(native.compile_ir(_sums(self.vectors)), words, total, result.size * self.taps > _ALONE)
+
+
+def _triple(f: Code, table: str, index: str) -> tuple[str, str, str]:
+    first, second, third = (f.word(table, f.add(f.mul(index, 3), i)) for i in range(3))
+    return first, second, third
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the result inside a kernel: names of the numbers that its rows of the window follow from."""
+
+    pairs: str
+    begin: str
+    end: str
+    line: tuple[str, str, str]
+    next_w: str
+    next_x: str
+    sample: str
+
+    @contextmanager
+    def taps(self, f: Code) -> Iterator[tuple[str, str]]:
+        """Loops over the window's rows: (offset in the weights, in the source)."""
+        first_w, first_x, inside = self.line
+        with f.loop(self.begin, self.end) as r:
+            plane_w, plane_x = (f.word(self.pairs, f.add(f.mul(r, 2), i)) for i in range(2))
+            at_w, at_x = f.add(plane_w, first_w), f.add(self.sample, plane_x, first_x)
+            with f.loop(0, inside) as u:
+                yield f.add(at_w, f.mul(u, self.next_w)), f.add(at_x, f.mul(u, self.next_x))
+
+
+def _row(f: Code, at: int, row: str) -> _Row:
+    """Row `row` by the words from `at` on: planes' starts and taps, the lines' reach, planes of a sample, lines of a
+    plane, elements of a sample."""
+    starts, pairs, lines = (f.word("%args", at + i, "ptr") for i in range(3))
+    next_w, next_x, planes, height, size = (f.word("%args", at + i) for i in range(3, 8))
+    sample, line = f.div(row, f.mul(planes, height)), f.rem(row, height)
+    plane = f.rem(f.div(row, height), planes)
+    begin, end = f.word(starts, plane), f.word(starts, f.add(plane, 1))
+    return _Row(pairs, begin, end, _triple(f, lines, line), next_w, next_x, f.mul(sample, size))
 
 
 @functools.cache
 def _sums(count: int) -> str:
-    """IR over rows: (source, weights, result, rows' starts and taps, columns' starts and taps, pixels, channels,
-    elements from one tap's weights to the next, taps)."""
+    """IR over rows: (source, weights, result, `_row`'s words, the columns' reach, pixels, channels, elements from one
+    tap's weights to the next, taps)."""
     width, v = machine().width, machine().vector
     f = Code()
-    source, weights, result, rstart, rows, cstart, columns = (f.word("%args", i, "ptr") for i in range(7))
-    pixels, channels, pitch, taps = (f.word("%args", i) for i in range(7, 11))
+    source, weights, result = (f.word("%args", i, "ptr") for i in range(3))
+    columns = f.word("%args", 11, "ptr")
+    next_w, next_x, pixels, channels, pitch, taps = (f.word("%args", i) for i in range(12, 18))
     bias = f.at(weights, f.mul(taps, pitch))
-    with f.loop("%begin", "%end") as row, f.loop(0, pixels) as pixel:
-        r0, r1 = f.word(rstart, row), f.word(rstart, f.add(row, 1))
-        q0, q1 = f.word(cstart, pixel), f.word(cstart, f.add(pixel, 1))
-        out = f.at(result, f.mul(f.add(f.mul(row, pixels), pixel), channels))
-        with f.loop(0, channels, count * width) as c:
-            lanes = _lanes(f, channels, c, count)
-            sums = [
-                f.variable(v, f.let(f"load {v}, ptr {f.at(bias, f.add(c, j * width))}, align 4")) for j in range(count)
-            ]
-            with f.loop(r0, r1) as r:
-                xs = f.at(source, f.add(f.word(rows, f.mul(r, 2)), c))
-                ws = f.at(weights, f.add(f.word(rows, f.add(f.mul(r, 2), 1)), c))
-                with f.loop(q0, q1) as q:
-                    x, w = f.at(xs, f.word(columns, f.mul(q, 2))), f.at(ws, f.word(columns, f.add(f.mul(q, 2), 1)))
-                    for j, s in enumerate(sums):
-                        a = load_lanes(f, f.at(x, j * width), lanes[j])
-                        b = f.let(f"load {v}, ptr {f.at(w, j * width)}, align 4")
-                        f.set(s, v, fma(f, a, b, f.get(s, v)))
-            for j, s in enumerate(sums):
-                at = f.at(out, f.add(c, j * width))
-                store_lanes(f, f.get(s, v), at, lanes[j])
+    with f.loop("%begin", "%end") as row:
+        here = _row(f, 3, row)
+        with f.loop(0, pixels) as pixel:
+            first_w, first_x, inside = _triple(f, columns, pixel)
+            out = f.at(result, f.mul(f.add(f.mul(row, pixels), pixel), channels))
+            with f.loop(0, channels, count * width) as c:
+                lanes = _lanes(f, channels, c, count)
+                sums = [
+                    f.variable(v, f.let(f"load {v}, ptr {f.at(bias, f.add(c, j * width))}, align 4"))
+                    for j in range(count)
+                ]
+                with here.taps(f) as (at_w, at_x):
+                    ws, xs = f.at(weights, f.add(at_w, first_w, c)), f.at(source, f.add(at_x, first_x, c))
+                    with f.loop(0, inside) as q:
+                        x, w = f.at(xs, f.mul(q, next_x)), f.at(ws, f.mul(q, next_w))
+                        for j, s in enumerate(sums):
+                            a = load_lanes(f, f.at(x, j * width), lanes[j])
+                            b = f.let(f"load {v}, ptr {f.at(w, j * width)}, align 4")
+                            f.set(s, v, fma(f, a, b, f.get(s, v)))
+                for j, s in enumerate(sums):
+                    at = f.at(out, f.add(c, j * width))
+                    store_lanes(f, f.get(s, v), at, lanes[j])
     return module(f)
 
 
@@ -163,8 +249,8 @@ class DepthWeight(_Depth):
 
     def __init__(self, c: Convolved) -> None:
         super().__init__(c)
-        self.rows = c.geometry.batch * c.geometry.window.positions // self.result[-1]
-        self.parts = min(_PARTS, self.rows)
+        self.lines = c.geometry.batch * c.geometry.window.positions // self.result[-1]
+        self.parts = min(_PARTS, self.lines)
 
     def scratch(self) -> list[int]:
         """Elements (float32) of the buffer of float64 sums [parts, taps, channels]."""
@@ -173,17 +259,11 @@ class DepthWeight(_Depth):
     def calls(self, x: Any, y: Any, w: Any, sums: Any) -> list[Call]:
         """Sums of each part, then over the parts."""
         window = self.c.geometry.window
-        *axes, last = _reads(self.c)
         width = window.kernel[-1]
-        spans = []
-        for k in range(width):
-            inside = [(q, s) for q, at in enumerate(last) for tap, s in at if tap == k]
-            first = inside[0] if inside else (0, 0)
-            spans.append((first[0] * self.channels, len(inside), first[1] * self.channels))
-        parts = np.array([self.rows * i // self.parts for i in range(self.parts + 1)], np.int64)
+        parts = np.array([self.lines * i // self.parts for i in range(self.parts + 1)], np.int64)
         steps = (window.strides[-1] * self.channels, window.out[-1] * self.channels)
-        arrays = (x, y, sums, parts, *_flat(self.row_taps(axes)), np.array(spans, np.int64))
-        words = (*arrays, width, self.channels, *steps, self.taps, self.pitch)
+        words = (x, y, sums, parts, *self.rows(backward=False), self._spans(), width, self.channels, *steps)
+        words = (*words, self.taps, self.pitch)
         parallel = y.size * self.taps > _ALONE
         total = (sums, w, self.parts, self.taps, self.pitch)
         return [
@@ -191,27 +271,33 @@ class DepthWeight(_Depth):
             Call(native.compile_ir(_totals()), total, self.channels, parallel),
         ]
 
+    def _spans(self) -> np.ndarray:
+        """For each tap of a row: the first output pixel that it reaches, how many, and the source of the first."""
+        w = self.c.geometry.window
+        spans = (w.span(-1, k) for k in range(w.kernel[-1]))
+        return np.array([(lo * self.channels, hi - lo, first * self.channels) for lo, hi, first in spans], np.int64)
+
 
 @functools.cache
 def _products(count: int) -> str:
-    """IR over parts: (x, y, sums, the parts' first rows, rows' starts and taps, spans of a row's taps, how many of
-    these, channels, elements from an x to the next, from a row of y to the next, taps, elements of a tap's sums)."""
+    """IR over parts: (x, y, sums, the parts' first rows, `_row`'s words, spans of a row's taps, how many of these,
+    channels, elements from an x to the next, from a row of y to the next, taps, elements of a tap's sums)."""
     v, block = machine().vector, count * machine().width
     f = Code()
-    x, y, sums, parts, starts, rows, spans = (f.word("%args", i, "ptr") for i in range(7))
-    width, channels, step, line, taps, pitch = (f.word("%args", i) for i in range(7, 13))
+    x, y, sums, parts = (f.word("%args", i, "ptr") for i in range(4))
+    spans = f.word("%args", 12, "ptr")
+    width, channels, step, line, taps, pitch = (f.word("%args", i) for i in range(13, 19))
     size = f.mul(taps, pitch)
     with f.loop("%begin", "%end") as part:
         own = f.at(sums, f.mul(part, size), "double")
         f.zero(own, f.mul(size, 8))
         with (
             f.loop(f.word(parts, part), f.word(parts, f.add(part, 1))) as row,
-            f.loop(f.word(starts, row), f.word(starts, f.add(row, 1))) as r,
+            _row(f, 4, row).taps(f) as (at_w, at_x),
             f.loop(0, channels, block) as c,
         ):
-            xs = f.at(x, f.add(f.word(rows, f.mul(r, 2)), c))
-            ys = f.at(y, f.add(f.mul(row, line), c))
-            to = f.at(own, f.add(f.word(rows, f.add(f.mul(r, 2), 1)), c), "double")
+            xs, ys = f.at(x, f.add(at_x, c)), f.at(y, f.add(f.mul(row, line), c))
+            to = f.at(own, f.add(at_w, c), "double")
             lanes = _lanes(f, channels, c, count)
             with f.loop(0, width) as t:
                 first, n, at = (f.word(spans, f.add(f.mul(t, 3), i)) for i in range(3))

@@ -1,0 +1,105 @@
+"""Operators of ai.onnx.ml as scikit-learn's exporter writes them, beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import recompute as rc
+from recompute.errors import ModelWarning
+
+onnxruntime = pytest.importorskip("onnxruntime")
+ML = "ai.onnx.ml"
+X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+X[1] = 0
+X[2, 1] = np.nan
+WHOLE = np.arange(20, dtype=np.int64).reshape(5, 4) % 4
+C = [0.5, -1.0, 0.25, 2.0, 1.5, 0.75, -0.5, 1.0, 0.1, -0.2, 0.3, -0.4]
+
+
+def _model(node: onnx.NodeProto, kind: int = 1, outputs: Any = (("y", 1),), more: Any = ()) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    declared = [value(n, k, None) if isinstance(k, int) else onnx.ValueInfoProto(name=n, type=k) for n, k in outputs]
+    graph = helper.make_graph([node, *more], "g", [value("x", kind, ["N", 4])], declared)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ML, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _node(op_type: str, outputs: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op_type, ["x"], outputs.split(), domain=ML, **attributes)
+
+
+def _theirs(model: onnx.ModelProto, x: np.ndarray) -> list[Any]:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
+
+
+FINITE = np.nan_to_num(X)
+CASES = {
+    "scaler": (_node("Scaler", offset=[1.0, 2.0, 3.0, 4.0], scale=[0.5, 0.25, 2.0, 1.0]), FINITE),
+    "scaler of integers": (_node("Scaler", offset=[1.0], scale=[0.5]), WHOLE),
+    "max": (_node("Normalizer", norm="MAX"), np.abs(FINITE)),
+    "l1": (_node("Normalizer", norm="L1"), FINITE),
+    "l2": (_node("Normalizer", norm="L2"), FINITE),
+    "imputer of NaN": (_node("Imputer", imputed_value_floats=[1.0, 2.0, 3.0, 4.0], replaced_value_float=np.nan), X),
+    "imputer of a number": (_node("Imputer", imputed_value_int64s=[7], replaced_value_int64=2), WHOLE),
+    "binarizer": (_node("Binarizer", threshold=0.3), FINITE),
+    "one hot": (_node("OneHotEncoder", cats_int64s=[0, 2, 3], zeros=1), WHOLE),
+    "regressor": (_node("LinearRegressor", coefficients=C[:4], intercepts=[0.5]), FINITE),
+    "regressor of three": (_node("LinearRegressor", coefficients=C, intercepts=[0.5, 1.0, 2.0], targets=3), FINITE),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_onnx_runtime(name: str) -> None:
+    node, x = CASES[name]
+    model = _model(node, 1 if x.dtype == np.float32 else 7, (("y", 7 if name == "imputer of a number" else 1),))
+    program = rc.load(model, batch=5)
+    assert all(o.op.name != "Reference" for o in program.operators)
+    np.testing.assert_allclose(program.evaluate({"x": x})[0], _theirs(model, x)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_classifiers(rows: int, transform: str) -> None:
+    """Labels and scores."""
+    options = {"coefficients": C[: 4 * rows], "intercepts": [0.3, -0.2, 0.1][:rows], "post_transform": transform}
+    labels = [5, 9] if rows == 1 else [4, 2, 8]
+    node = _node("LinearClassifier", "label y", classlabels_ints=labels, **options)
+    model = _model(node, outputs=(("label", 7), ("y", 1)))
+    found = rc.load(model, batch=5).evaluate({"x": FINITE})
+    for ours, theirs in zip(found, _theirs(model, FINITE), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_maps_and_labels_of_text_are_left_out() -> None:
+    """With a word; the scores are the output, once."""
+    names = ["a", "b", "c"]
+    node = _node("LinearClassifier", "label y", classlabels_strings=names, coefficients=C, intercepts=[0.0] * 3)
+    zipped = helper.make_node("ZipMap", ["y"], ["map"], domain=ML, classlabels_strings=names)
+    entry = helper.make_map_type_proto(8, helper.make_tensor_type_proto(1, []))
+    model = _model(node, outputs=(("label", 8), ("map", helper.make_sequence_type_proto(entry))), more=[zipped])
+    with pytest.warns(ModelWarning, match="'label', 'map' are maps or strings.*the scores 'y' are the outputs"):
+        program = rc.load(model, batch=5)
+    assert [v.name for v in program.outputs] == ["y"]
+    theirs = [list(row.values()) for row in _theirs(model, FINITE)[1]]
+    np.testing.assert_allclose(program.evaluate({"x": FINITE})[0], theirs, rtol=1e-5)
+
+
+def test_a_network_behind_a_scaler_trains() -> None:
+    """The gradient of the mean of y² through (x - 1) · 0.5: with s = (x - 1) / 2, sᵀ · 2 s w / size."""
+    w = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+    node = helper.make_node("Scaler", ["x"], ["s"], domain=ML, offset=[1.0], scale=[0.5])
+    model = _model(node, more=[helper.make_node("MatMul", ["s", "w"], ["y"])])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    program = rc.load(model, batch=5)
+    rc.SGD(1.0).minimize(rc.losses.mse(program))
+    label = next(v.name for v in program.inputs if v.name != "x")
+    rc.Executor().run(program, {"x": FINITE, label: np.zeros((5, 3), np.float32)}, [program.loss])
+    s = (FINITE - 1) * 0.5
+    np.testing.assert_allclose(w - np.asarray(program.data["w"]), s.T @ (2 * s @ w / 15), rtol=1e-3, atol=1e-5)
