@@ -74,7 +74,7 @@ class ModelJob:
         if self.without_weights and loading.trainable is None:
             trains = list(zoo_parameters(source))
         if isinstance(source, str):
-            batch = self.default_batch(source, batch, shapes or loading.dims, loading.max_bytes)
+            batch = self.default_batch(source, batch, shapes or dict(loading.dims), loading.max_bytes)
         program = loading.read(source, trains, batch=batch, input_shapes=shapes or None, init=args.init)
         self.unfrozen = None if loading.freeze is None else unfrozen(program)
         loading.frozen(program)

@@ -127,7 +127,7 @@ class _File(Source):
     def __init__(self, model: Any, shapes: Mapping[str, Sequence[int]], loading: Loading) -> None:
         self.name = "the model" if isinstance(model, onnx.ModelProto) else str(model)
         proto = prepare(read_model(model, max_bytes=loading.max_bytes))
-        self._axes = _batch_axes(proto.graph, shapes)
+        self._axes = _batch_axes(proto.graph, shapes, loading)
         self._shapes = {n: tuple(s) for n, s in shapes.items()}
         sizes = {s[0] for n, s in self._shapes.items() if n in self._axes and s}
         if not self._axes:
@@ -149,10 +149,13 @@ class _File(Source):
         return self._loading.read(self._proto, self._trains, batch=batch if self._axes else None, input_shapes=shapes)
 
 
-def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> set[str]:
+def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], loading: Loading) -> set[str]:
     """Inputs whose first dimension is the dynamic batch.  UsageError if other dimensions are dynamic."""
     dims = {i.name: i.type.tensor_type.shape.dim for i in graph.input}
-    is_open = open_dimensions(graph)
+    fixed = {
+        (n, a) for n, ds in dims.items() for a, d in enumerate(ds) if {d.dim_param, f"{n}.{a}"} & set(loading.dims)
+    }
+    is_open = [(n, a) for n, a in open_dimensions(graph) if n not in loading.set and (n, a) not in fixed]
     batch = {name for name, axis in is_open if axis == 0}
     symbols = {dims[name][0].dim_param for name in batch} - {""}
     known = {d.dim_param for n in shapes if n in dims for d in dims[n]} - {""}
@@ -164,7 +167,8 @@ def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> 
         raise UsageError(
             f"input '{name}' has a dynamic dimension {axis}{f' ({symbol})' * bool(symbol)} besides the batch, but only "
             f"the batch may be dynamic. Fix it: input_shapes={{'{name}': [{example}]}} "
-            f"(--input-shapes {name}:[{example}]) with your own sizes; the batch in it may vary"
+            f"(--input-shapes {name}:[{example}], or --dim {symbol or f'{name}.{axis}'}=N) with your own sizes; the batch "
+            "in it may vary"
         )
     return batch
 

@@ -33,7 +33,7 @@ class CutSweep(Planner):
         """The cheapest of the sweep that fits, or the one with the lowest peak."""
         frontier = Frontier(problem)
         sweep(frontier, self.cuts)
-        point = frontier.best(budget) or frontier.lowest
+        point = (None if budget is None else frontier.best(budget)) or frontier.lowest
         return plan_of(point.sequence)
 
     def bound(self, problem: RematerialisationProblem, budget: int) -> float:
