@@ -167,8 +167,8 @@ def _batch_axes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], loa
         raise UsageError(
             f"input '{name}' has a dynamic dimension {axis}{f' ({symbol})' * bool(symbol)} besides the batch, but only "
             f"the batch may be dynamic. Fix it: input_shapes={{'{name}': [{example}]}} "
-            f"(--input-shapes {name}:[{example}], or --dim {symbol or f'{name}.{axis}'}=N) with your own sizes; the batch "
-            "in it may vary"
+            f"(--input-shapes {name}:[{example}], or --dim {symbol or f'{name}.{axis}'}=N) with your own sizes; the "
+            "batch in it may vary"
         )
     return batch
 
