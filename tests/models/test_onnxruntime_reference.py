@@ -34,7 +34,11 @@ def by_model(section: str) -> dict[str, dict[str, Any]]:
 OPERATORS, NETWORKS = by_model("operators"), by_model("networks")
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+#: ONNX Runtime's gradient at a bound is 1, PyTorch's and ours 0 (docs/extremes.md)
+OTHERWISE = {"Clip at the limits"}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - OTHERWISE))
 def test_operators(name: str) -> None:
     found = single.run(single.CASES[name], "f32")
     for value, (at, shape) in OPERATORS[name].items():

@@ -27,6 +27,10 @@ class Cotangent(Op):
         """Zeros."""
         outs[0][...] = 0
 
+    def expand(self, b, x):
+        """Zeros."""
+        return (b.fill(0.0, x),)
+
     def gradient(self, b, ins, outs, grads):
         """None."""
         return [None]
