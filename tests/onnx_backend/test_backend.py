@@ -110,9 +110,8 @@ def test_the_evaluator_has_no_gradient() -> None:
     assert [o.op.name for o in program.operators] == ["Reference", "Mul"]
     x, w = np.array([[2, 2, 3, 0, 1], [3, 3, 3, 2, 0]]), np.ones((2, 2), np.float32)
     assert rc.Executor().run(program, {"x": x, "w": w}, ["y"])[0].tolist() == [[2, 1], [1, 3]]
-    nodes = "(float[4,2] x) => (float[4,2] y) <float[2,2] w = {1,2,3,4}>" \
-            "{ h = MatMul(x, w) "\
-            "y = ai.onnx.ml.LabelEncoder<keys_floats = [1.0], values_floats = [2.0], default_float = 0.5>(h) }"  # fmt: skip
+    encoder = "ai.onnx.ml.LabelEncoder<keys_floats = [1.0], values_floats = [2.0], default_float = 0.5>"
+    nodes = f"(float[4,2] x) => (float[4,2] y) <float[2,2] w = {{1,2,3,4}}> {{ h = MatMul(x, w) y = {encoder}(h) }}"
     binary = model(nodes)
     binary.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
     program = rc.load(binary)

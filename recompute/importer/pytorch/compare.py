@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +12,9 @@ import numpy as np
 
 from ...language.program import Program
 from ...language.types import DTYPES
-from ..compare import Wanted, differences, distance
+from ..compare import Wanted, differences
 from .call import INNER, Call, tensors_of
-from .causes import functions
+from .causes import functions, hooks
 
 #: the loss of a module that has none: the sum of its outputs, each element times a number of its own
 _PROBE = "recompute.probe"
@@ -59,8 +58,8 @@ def compare_with_module(program: Program, module: Any, call: Call, all_trained: 
     loss = _PROBE if probe is not program else program.outputs[0].name
     wanted = Wanted(feed, outputs, own, theirs.buffers)
     found = differences(probe, wanted, loss)
-    if found and (slack := _rounding(module, call, theirs, outputs)):
-        found = differences(probe, dataclasses.replace(wanted, slack=slack), loss)
+    if found and not hooks(module) and (exact := _exact(module, call, outputs)):  # copies have no hooks
+        found = differences(probe, replace(wanted, exact=exact), loss)
     return Result(found, [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else [])
 
 
@@ -107,33 +106,22 @@ def _module_step(module: Any, call: Call) -> _Step:
     )
 
 
-def _rounding(
-    module: Any, call: Call, theirs: _Step, outputs: Mapping[str, np.ndarray]
-) -> dict[tuple[str, str], float]:
-    """How far the module is from itself in float64; {} where it cannot be computed so."""
+def _exact(module: Any, call: Call, outputs: Mapping[str, np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
+    """What a copy of the module gives in float64; {} where it cannot be computed so."""
     import torch
 
-    single = [t for t in tensors_of(module).values() if t.is_floating_point()]
-    if all(t.dtype == torch.float64 for t in single):
+    if all(t.dtype == torch.float64 for t in tensors_of(module).values() if t.is_floating_point()):
         return {}
     try:
         other = copy.deepcopy(call.module).double()
         double = replace(_with_inputs(call, lambda x: x.double()), module=other)
-        inner = getattr(other, INNER) if call.module is not module else other
         with _without_dropout():
-            exact = _module_step(inner, double)
+            made = _module_step(other if call.module is module else getattr(other, INNER), double)
     except Exception:  # modules that compute in one type only, or cannot be copied
         return {}
-    found = {}
-    for name, ours, exact_output in zip(outputs, theirs.outputs, exact.outputs, strict=False):
-        found["output", name] = distance(ours, exact_output)[0]
-    for name, gradient in theirs.gradients.items():
-        exactly = exact.gradients.get(name)
-        if gradient is not None and exactly is not None:
-            found["gradient of", name] = distance(gradient, exactly)[0]
-    for name, buffer in theirs.buffers.items():
-        found["buffer", name] = distance(buffer, exact.buffers[name])[0]
-    return found
+    found = {("output", n): a for n, a in zip(outputs, made.outputs, strict=False)}
+    found |= {("gradient of", n): g for n, g in made.gradients.items() if g is not None}
+    return found | {("buffer", n): b for n, b in made.buffers.items()}
 
 
 def _with_inputs(call: Call, change: Callable[[Any], Any]) -> Call:
