@@ -82,7 +82,8 @@ def run_once(program: Program, wanted: Wanted, loss: str) -> dict[tuple[str, str
         block.operators, outputs=tuple(dict.fromkeys([*block.outputs, *names.values(), *grads.values()]))
     )
     fetched = list(dict.fromkeys([*names.values(), *grads.values()]))
-    arrays = dict(zip(fetched, Executor().run(copy, dict(wanted.feed), fetched), strict=True))
+    with np.errstate(all="ignore"):
+        arrays = dict(zip(fetched, Executor().run(copy, dict(wanted.feed), fetched), strict=True))
     made: dict[tuple[str, str], np.ndarray | None] = {("output", n): arrays[names[n]] for n in outputs}
     for n, p in own.items():
         made["gradient of", n] = arrays[grads[p]] if p in grads else None

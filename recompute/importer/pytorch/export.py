@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import onnx
 
@@ -21,7 +22,7 @@ from ..state import BUFFERS
 from .call import INNER, Call, tensors_of, with_buffers
 from .causes import dropped_arguments
 from .functions import kept_gradients
-from .lowering import lowered
+from .lowering import lowered, plain_attention
 from .names import rename, without_prefix
 
 #: the name of an output that is what a buffer holds afterwards
@@ -103,9 +104,9 @@ def _plain_attention(wanted: bool) -> contextlib.AbstractContextManager[Any]:
     """Attention as plain operators, which exporters take where they do not take its kernels."""
     if not wanted:
         return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    import torch
 
-    return sdpa_kernel(SDPBackend.MATH)
+    return mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", plain_attention)
 
 
 # -- dynamo -----------------------------------------------------------------------------------------------------------
@@ -259,14 +260,16 @@ def _quiet() -> Iterator[None]:
     """Without the exporters' own remarks."""
     import torch
 
-    name = "_jit_set_onnx_log_output_stream"  # TorchScript prints whole graphs where it fails
-    getattr(torch._C, name, lambda stream: None)("stderr")
+    switch = getattr(torch._C, "_jit_set_onnx_log_enabled", lambda on: None)
+    switch(False)
+    # TorchScript's exporter switches it on, and prints the whole graph where it fails
+    silent = mock.patch.object(torch._C, "_jit_set_onnx_log_enabled", lambda on: None, create=True)
     loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "torch")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng():
+        with warnings.catch_warnings(), torch.random.fork_rng(), silent:
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -151,3 +151,27 @@ def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: int | None = None) 
     import torch
 
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), ord=p, dim=-1)
+
+
+def plain_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`torch.nn.functional.scaled_dot_product_attention` by its documentation's formula."""
+    import torch
+
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.size(-3) // x.size(-3), -3) for x in (k, v))
+    scores = q @ k.transpose(-2, -1) * (q.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None:
+        hidden = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if hidden else scores + attn_mask
+    return torch.dropout(torch.softmax(scores, -1), dropout_p, True) @ v
