@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...language.factors import aligned
 from ...language.ir import Block, Operator, Value
 from ...language.op import Op, imports
 from ...language.text import parse, show
@@ -22,6 +23,10 @@ class Cotangent(Op):
     def infer(self, x):
         """x's type."""
         return (x,)
+
+    def axis_factors(self, ins, outs):
+        """All."""
+        return aligned(ins, outs)
 
     def compute(self, xp, ins, outs, scratch):
         """Zeros."""
