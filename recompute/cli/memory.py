@@ -15,6 +15,7 @@ from ..support.tables import human_bytes
 from . import costs as cli_costs
 from .job import Job, steps_of
 from .job import progress as progress_of
+from .parsing import given_budget
 from .plan import is_problem
 
 if TYPE_CHECKING:
@@ -50,13 +51,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     cli_costs.check_arguments(args)
     args.budget = None
     if args.memory_budget is not None:
-        from ..budgets import parse_budget
-
-        try:
-            args.budget = parse_budget(args.memory_budget)
-        except UsageError as e:
-            raise UsageError(f"--memory-budget: {e}") from None
-        _check_unit(args)
+        args.budget = given_budget(args.memory_budget, small=bool(args.model and is_problem(args.model)))
     for name in ("strategy", "plan"):
         if args.estimate and getattr(args, name) is not None:
             raise UsageError(f"--estimate is of the plain step, or of that with --checkpoints: leave out --{name}")
@@ -69,18 +64,6 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in ("batch", "run", "output", "check", "estimate"):
         if getattr(args, name) not in (None, False):
             raise UsageError(f"--max-batch only finds the batch and runs nothing: leave out --{name}")
-
-
-def _check_unit(args: argparse.Namespace) -> None:
-    """UsageError for a small number without a unit, which is hardly meant in bytes (a planning problem may be so
-    small)."""
-    text, amount = args.memory_budget.strip(), args.budget.bytes
-    if amount is None or amount >= 1_000_000 or text[-1].isalpha() or (args.model and is_problem(args.model)):
-        return
-    meant = f"{text}%, or {text}GiB" if amount <= 100 else f"{text}MB"
-    raise UsageError(
-        f"--memory-budget {text} is {text} bytes: did you mean {meant}? (% is a share of the plain step's peak)"
-    )
 
 
 def check_data(args: argparse.Namespace, program: Any = None) -> None:

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any, NoReturn
 
+from ..budgets import Budget, parse_budget
 from ..errors import UsageError, nearest
 from .ending import say
 
@@ -135,3 +136,18 @@ def _setting(text: str, value: str) -> Any:
         return float(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}': expected a number, true or false, not '{value}'") from None
+
+
+def given_budget(text: str, *, small: bool = False) -> Budget:
+    """--memory-budget.  UsageError for a small number without a unit, hardly meant in bytes, unless `small`."""
+    try:
+        budget = parse_budget(text)
+    except UsageError as e:
+        raise UsageError(f"--memory-budget: {e}") from None
+    text, amount = text.strip(), budget.bytes
+    if amount is None or amount >= 1_000_000 or text[-1].isalpha() or small:
+        return budget
+    meant = f"{text}%, or {text}GiB" if amount <= 100 else f"{text}MB"
+    raise UsageError(
+        f"--memory-budget {text} is {text} bytes: did you mean {meant}? (% is a share of the plain step's peak)"
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..support.files import why_not_writable
 from .arguments import add_loading, add_model
-from .parsing import Parser, real, whole
+from .parsing import Parser, given_budget, real, whole
 
 SHORT = """\
 usage: recompute-train MODEL --data FILE [options]
@@ -117,6 +117,8 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("give a model: an .onnx file or a zoo name (recompute-compile --list-models prints them)")
     if args.data is None:
         raise UsageError("give the samples to train on: --data FILE")
+    if args.budget is not None:
+        given_budget(args.budget)
     if args.checkpoints is not None and args.budget is not None:
         raise UsageError("--checkpoints and --memory-budget both define what is recomputed: give one of them")
     for name in ("resume", "save_steps", "tensorboard", "log_ranks"):

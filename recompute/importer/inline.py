@@ -1,4 +1,4 @@
-"""The size of a model after inlining of its functions, computed before onnx's inliner copies them."""
+"""Defaults of functions' attributes, and the size of a model after inlining, before onnx's inliner copies functions."""
 
 from __future__ import annotations
 
@@ -29,6 +29,24 @@ class _Size:
     converted: int = 0
     depth: int = 0
     calls: list[tuple[_Key, int, int]] = field(default_factory=list)  # callee, bytes and references of its attributes
+
+
+def with_defaults(model: onnx.ModelProto, budget: Budget) -> onnx.ModelProto:
+    """The model, or a copy whose calls of functions say every attribute: onnx's inliner forgets the defaults."""
+    defaults = {_key(f.domain, f.name, f): f.attribute_proto for f in model.functions if f.attribute_proto}
+    if not defaults:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    todo = [copy.graph.node, *(f.node for f in copy.functions)]
+    while todo:
+        for node in todo.pop():
+            given = {a.name for a in node.attribute}
+            more = [a for a in defaults.get(_key(node.domain, node.op_type, node), ()) if a.name not in given]
+            budget.take(sum(a.ByteSize() for a in more))
+            node.attribute.extend(more)
+            todo += [g.node for a in node.attribute for g in graphs_of(a)]
+    return copy
 
 
 def check_functions(model: onnx.ModelProto, budget: Budget) -> None:

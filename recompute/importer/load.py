@@ -32,6 +32,7 @@ from .fold import fold, is_weight, remember, static_shape_value
 from .function import expand_function
 from .graphs import names_read
 from .initialize import initialise
+from .inline import with_defaults
 from .inputs import bind
 from .limits import Budget, LimitError, Limits, budget_of, memory_bytes
 from .model import at_batch, fixed_inputs, read_model, with_own_statistics
@@ -40,6 +41,7 @@ from .origin import source_operator
 from .rebatch import rebatched
 from .reference import emit_reference
 from .schema import attribute_value, check_node, describe, quantized_pairs
+from .sparse import without_sparse
 from .state import BUFFERS, ImportState
 from .ties import repaired
 from .trained import rule_of
@@ -156,7 +158,8 @@ def _read(model: Any, further: Further) -> tuple[Limits, Budget, onnx.ModelProto
     tie, untie = further.pop("tie", None), further.pop("untie", None)
     limits = cast("Limits", further)
     budget = budget_of(limits)
-    return limits, budget, repaired(with_dropout(with_own_statistics(read_model(model, budget=budget))), tie, untie)
+    source = with_defaults(without_sparse(read_model(model, budget=budget), budget), budget)
+    return limits, budget, repaired(with_dropout(with_own_statistics(source)), tie, untie)
 
 
 def _again(source: onnx.ModelProto, program: Program, options: dict[str, Any]) -> Callable[[int], Program]:

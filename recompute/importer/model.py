@@ -48,6 +48,10 @@ def read_model(
         try:
             proto.ParseFromString(raw)
         except Exception:
+            if raw.startswith(b"version https://git-lfs"):
+                raise ModelError(
+                    f"'{path}' is only Git LFS's pointer to the model: `git lfs pull` fetches it"
+                ) from None
             raise ModelError(f"'{path}' is no ONNX model, or it is truncated ({len(raw):,} bytes)") from None
         if not proto.graph.node and not proto.graph.output:
             raise ModelError(f"'{path}' holds no graph: it is empty, truncated or no ONNX model")

@@ -11,7 +11,7 @@ from test_cpu_pooling import PROVIDER, run
 
 from recompute.language.op import op_class
 from recompute.ops.vision.resize import Resize, ResizeGrad
-from recompute.ops.vision.resize_maps import NEAREST
+from recompute.ops.vision.resize_maps import NEAREST, coordinates, nearest
 from recompute.runtime.cpu.device import jit
 from recompute.runtime.cpu.kernels import resize
 from recompute.testing import cases
@@ -84,3 +84,10 @@ def test_others_are_left_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
         shape=(2, 3, 4, 5), scales=(1.0, 1.0, -2.0, 2.0), coordinate_transformation_mode="half_pixel_symmetric"
     )
     assert not PROVIDER.accepts(applied(back, np.zeros((2, 3, 8, 10), np.float32)))
+
+
+def test_ties_but_for_rounding() -> None:
+    """(4 + 0.5) / 0.3 - 0.5 is 14.5, also where 0.3 is a float32; numbers of ONNX Runtime 1.32 (and of its #28291)."""
+    for rule, want in (("round_prefer_ceil", [1, 5, 8, 11, 15, 18]), ("round_prefer_floor", [1, 4, 8, 11, 14, 18])):
+        at = coordinates("half_pixel", 20, 6, (6 / 20, 0.0, 1.0), np.float32)
+        assert nearest(rule, at, 20).tolist() == want

@@ -67,3 +67,8 @@ def test_nearest(rule: str) -> None:
 def test_one_launch_an_axis() -> None:
     found = run(Resize(shape=(1, 1, 8, 6), mode="linear"), floats("f16", 1, 1, 4, 3), units=64)
     assert launched(found) == ["resize_linear_f16_f32", "resize_linear_f32_f16"]
+
+
+@pytest.mark.parametrize("rule", ["round_prefer_floor", "round_prefer_ceil"])
+def test_ties_but_for_rounding(rule: str) -> None:
+    both({"mode": "nearest", "nearest_mode": rule}, (1, 1, 1, 20), (1, 1, 1, 6))

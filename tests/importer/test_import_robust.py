@@ -203,3 +203,9 @@ def test_what_crashed_onnx_or_took_for_ever(made: onnx.NodeProto, opset: int, wh
     inputs = [info("x", 2, 3), info("i", 2, 1, kind=7), info("p", 1, 1, 4)]
     with pytest.raises(rc.ModelError, match=why):
         rc.load(model([made], inputs, [info("y")], (weight("w", 3),), opset))
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(rc.ModelError, match="git lfs pull"):
+        rc.load(tmp_path / "m.onnx")

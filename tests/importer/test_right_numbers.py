@@ -131,3 +131,41 @@ def test_the_padding_row_of_a_table_is_not_trained() -> None:
             nodes[1],
         ]
         rc.load(model(by_count, feed, {"t": table, "pad": np.array(-1), "by": np.array(True)}))
+
+
+def test_defaults_of_a_functions_attributes_are_used() -> None:
+    """onnx's inliner drops them, and LeakyRelu then has its own slope, 0.01."""
+    text = """
+    < ir_version: 9, opset_import: [ "" : 17, "local" : 1] >
+    main (float[3] x) => (float[3] y, float[3] z) { y = local.f (x)  z = local.f <slope = 0.5> (x) }
+    < opset_import: [ "" : 17 ], domain: "local" >
+    f <slope: float = 0.25> (x) => (y) { y = LeakyRelu <alpha: float = @slope> (x) }
+    """
+    program = rc.load(onnx.parser.parse_model(text))
+    y, z = rc.Executor().run(program, {"x": np.array([-1, 2, -4], F32)}, ["y", "z"])
+    assert y.tolist() == [-0.25, 2, -1] and z.tolist() == [-0.5, 2, -2]
+
+
+@pytest.mark.parametrize("places", [[1, 5, 11], [[0, 1], [1, 2], [3, 2]]])
+def test_sparse_initializers_are_dense(places: list) -> None:
+    made = model([helper.make_node("MatMul", ["x", "w"], ["y"]), *summed_only("y")], {"x": X}, {})
+    values = numpy_helper.from_array(np.array([2, -3, 0.5], F32), "w")
+    where = numpy_helper.from_array(np.array(places, np.int64), "places")
+    made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, where, [4, 3]))
+    loss, taken = step(made, {"x": X})
+    dense = np.zeros((4, 3), F32)
+    dense[[0, 1, 3], [1, 2, 2]] = 2, -3, 0.5
+    np.testing.assert_allclose(loss, (X @ dense).sum(), rtol=1e-6)
+    np.testing.assert_allclose(taken["w"], np.repeat(X.sum(0)[:, None], 3, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_broken_sparse_initializer_is_named() -> None:
+    made = model(summed_only("w"), {}, {})
+    values, where = (numpy_helper.from_array(np.array(a), n) for a, n in ((np.ones(2, F32), "w"), ([1, 12], "places")))
+    made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, where, [4, 3]))
+    with pytest.raises(rc.ModelError, match="sparse initializer 'w'"):
+        rc.load(made)
+
+
+def summed_only(name: str) -> list[Any]:
+    return [helper.make_node("ReduceSum", [name], ["loss"], keepdims=0)]

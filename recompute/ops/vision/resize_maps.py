@@ -16,6 +16,8 @@ COORDINATES = (
 #: what is done along an axis: output by input size, and the part of the input that is resized (tf_crop_and_resize)
 Span = tuple[float, float, float]
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+#: the relative distance (two roundings in float32) from halfway between two elements that counts as halfway
+TIE = 2.5e-7
 
 
 def coordinates(mode: str, size: int, out: int, span: Span, kind: Any) -> np.ndarray:
@@ -40,8 +42,11 @@ def coordinates(mode: str, size: int, out: int, span: Span, kind: Any) -> np.nda
 
 
 def nearest(mode: str, at: np.ndarray, size: int) -> np.ndarray:
-    """Indices of the nearest elements."""
+    """Indices of the nearest elements.  What is halfway but for the rounding of `at` is halfway, as in ONNX Runtime."""
     half = at.dtype.type(0.5)
+    if mode.startswith("round"):
+        tie = np.floor(at) + half
+        at = np.where(np.abs(at - tie) <= at.dtype.type(TIE) * np.abs(tie), tie, at)
     if mode == "round_prefer_floor":
         found = np.ceil(at - half)
     elif mode == "round_prefer_ceil":

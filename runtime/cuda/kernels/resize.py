@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....language.types import TensorType
+from ....ops.vision.resize_maps import TIE
 from ..code.parts import WIDE, division, divisor
 from ..code.strided import copy
 from ..device.kernel import C_TYPES, COMPUTE, Buffer, Call, Fill, Kernel
@@ -33,8 +34,8 @@ _COORDINATES = {
     "tf_half_pixel_for_nn": "(x + K(0.5)) / s",
 }
 _NEAREST = {
-    "round_prefer_floor": "ceilf(at - 0.5f)",
-    "round_prefer_ceil": "floorf(at + 0.5f)",
+    "round_prefer_floor": "ceilf(tied(at) - 0.5f)",
+    "round_prefer_ceil": "floorf(tied(at) + 0.5f)",
     "floor": "floorf(at)",
     "ceil": "ceilf(at)",
 }
@@ -62,6 +63,11 @@ DEVICE K place(int position, int size, int out, double scale)
 {{
     const K x = (K)position, s = (K)scale;
     return {_COORDINATES[self.coordinates]};
+}}
+DEVICE float tied(float at)
+{{
+    const float tie = floorf(at) + 0.5f;
+    return fabsf(at - tie) <= {TIE}f * fabsf(tie) ? tie : at;
 }}
 DEVICE int lowest(int position, int size, int out, double scale)
 {{
