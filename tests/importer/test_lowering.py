@@ -28,6 +28,9 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "log of sums": (aten.logcumsumexp.default, ([-1000.0, 2.0, 1000.0, 999.0], 0), {}),
     "mean of scattered": (aten.scatter_reduce.two, (_ROWS, 0, _PLACES, _OTHER, "mean"), {}),
     "mean, without self": (aten.scatter_reduce.two, (_ROWS, 0, _PLACES, _OTHER, "mean"), {"include_self": False}),
+    "stable sort": (aten.sort.stable, (_OTHER, ), {"stable": True, "dim": 1, "descending": True}),
+    "third smallest": (aten.kthvalue.default, ([[3.0, 1.0, 2.0, 4.0]], 3, 1, True), {}),
+    "median of four": (aten.median.dim, ([[3.0, 1.0, 2.0, 4.0]], 1), {}),
     "places": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {}),
     "places on the right": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {"right": True}),
 }
@@ -47,6 +50,7 @@ def _run(function: Any, given: tuple[Any, ...], options: dict[str, Any]) -> list
     """The value, and gradients of a sum in which every element counts otherwise."""
     args = [_tensor(a) for a in given]
     y = function(*args, **options)
+    y = y[0] if isinstance(y, tuple) else y
     leaves = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
     if not y.is_floating_point():
         return [y]

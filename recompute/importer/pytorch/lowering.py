@@ -54,6 +54,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten.linalg_vector_norm.default: _norm,
         aten.scatter_reduce.two: _scatter_mean,
         aten.searchsorted.Tensor: _places,
+        aten.sort.stable: _stable_sort,
+        aten.kthvalue.default: _kth,
+        aten.median.dim: _median,
         aten.cumprod.default: _running(lambda x: x.prod(-1), 1.0),
         aten.logcumsumexp.default: _running(lambda x: x.logsumexp(-1), -math.inf),
         **{getattr(aten.std, o): _deviation(getattr(aten.var, o)) for o in ("default", "dim", "correction")},
@@ -168,7 +171,7 @@ def _distances_within(x: Any, p: float = 2.0) -> Any:
 
 
 def _between(difference: Any, p: float) -> Any:
-    """Norms of differences; at p = infinity every largest one has the whole gradient, as PyTorch's distances have it."""
+    """Norms of differences; at p = infinity each of the largest has the whole gradient, as in PyTorch's distances."""
     import torch
 
     if p != math.inf:
@@ -246,3 +249,25 @@ def _places(sorted_sequence: Any, x: Any, *, out_int32: bool = False, right: boo
     before = torch.le if right or other.get("side") == "right" else torch.lt
     rows = sorted_sequence.unsqueeze(-2) if sorted_sequence.ndim > 1 else sorted_sequence
     return before(rows, x.unsqueeze(-1)).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _stable_sort(x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+    """ONNX's sorting is stable."""
+    import torch
+
+    return torch.ops.aten.sort.default(x, dim, descending)
+
+
+def _kth(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """The k-th smallest, and where it is."""
+    import torch
+
+    if x.ndim == 0:
+        return NotImplemented
+    found = (t.narrow(dim, k - 1, 1) for t in torch.ops.aten.sort.default(x, dim, False))
+    return tuple(t if keepdim else t.squeeze(dim) for t in found)
+
+
+def _median(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """Of an even number of elements, the lower one."""
+    return NotImplemented if x.ndim == 0 else _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
