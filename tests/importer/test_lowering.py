@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "log of sums": (aten.logcumsumexp.default, ([-1000.0, 2.0, 1000.0, 999.0], 0), {}),
     "mean of scattered": (aten.scatter_reduce.two, (_ROWS, 0, _PLACES, _OTHER, "mean"), {}),
     "mean, without self": (aten.scatter_reduce.two, (_ROWS, 0, _PLACES, _OTHER, "mean"), {"include_self": False}),
-    "stable sort": (aten.sort.stable, (_OTHER, ), {"stable": True, "dim": 1, "descending": True}),
+    "stable sort": (aten.sort.stable, (_OTHER,), {"stable": True, "dim": 1, "descending": True}),
     "third smallest": (aten.kthvalue.default, ([[3.0, 1.0, 2.0, 4.0]], 3, 1, True), {}),
     "median of four": (aten.median.dim, ([[3.0, 1.0, 2.0, 4.0]], 1), {}),
     "places": (aten.searchsorted.Tensor, ([-1.0, 0.0, 0.0, 2.0], _ROWS), {}),
