@@ -1,4 +1,4 @@
-"""Trains a module beside PyTorch, as `rc.from_torch` imports it: losses, weights and buffers of three steps."""
+"""Trains modules beside PyTorch, as `rc.from_torch` imports them: losses, weights and buffers of three steps."""
 
 from __future__ import annotations
 
@@ -49,6 +49,62 @@ class Case:
     make: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Any, ...]]
     optimizers: Optimizers = SGD
+
+
+Parts = Callable[[], Any]
+CASES: list[Case] = []
+_HOSTS = {
+    "torch": "https://github.com/pytorch/pytorch/issues/",
+    "ort": "https://github.com/microsoft/onnxruntime/issues/",
+    "script": "https://github.com/microsoft/onnxscript/issues/",
+    "tf": "https://github.com/tensorflow/tensorflow/issues/",
+    "jax": "https://github.com/jax-ml/jax/issues/",
+    "peft": "https://github.com/huggingface/peft/issues/",
+}
+
+
+def add(
+    name: str, source: str, said: str, loss: Any, inputs: Any = (), optimizers: Optimizers = SGD, **parts: Parts
+) -> None:
+    """A case: `loss(parts, *inputs)`; inputs are shapes of random numbers, or tensors."""
+    host, _, number = source.partition("#")
+    CASES.append(
+        Case(
+            name,
+            _HOSTS[host] + number if number else source,
+            said,
+            lambda: Made(loss, **{k: part() for k, part in parts.items()}),
+            lambda: tuple(torch.randn(*x) if isinstance(x, tuple) else x for x in inputs) or (torch.ones(1),),
+            optimizers,
+        )
+    )
+
+
+def W(values: Any) -> Parts:
+    """A parameter of these values, or of this shape."""
+    return lambda: nn.Parameter(torch.randn(*values) if isinstance(values, tuple) else torch.tensor(values))
+
+
+def each(name: str, source: str, said: str, f: Any, **values: Any) -> None:
+    """A function of parameters, each element of which counts otherwise."""
+    parts = {k: W(v) for k, v in values.items()}
+    add(name, source, said, lambda s, one: _spread(f(*(getattr(s, k) for k in values))) * one.sum(), **parts)
+
+
+def over(name: str, source: str, said: str, f: Any, shape: tuple[int, ...] = (2, 3, 5, 6), **parts: Parts) -> None:
+    """A function of an image that is scaled by parameters."""
+    scale = (shape[1], *[1] * (len(shape) - 2))
+    add(name, source, said, lambda s, x: _spread(f(s, s.scale * x)), (shape,), scale=W(scale), **parts)
+
+
+def layer(name: str, source: str, said: str, f: Any, inputs: Any, **parts: Parts) -> None:
+    """A function of its inputs and parts."""
+    add(name, source, said, lambda s, *x: _spread(f(s, *x)), inputs, **parts)
+
+
+def _spread(y: torch.Tensor) -> torch.Tensor:
+    factors = torch.sin(torch.arange(1, y.numel() + 1, dtype=y.dtype)).reshape(y.shape)
+    return (y * factors).sum() / 4 + y.pow(2).mean() / 16
 
 
 def run(case: Case) -> tuple[str, str]:

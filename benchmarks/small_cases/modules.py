@@ -1,13 +1,12 @@
-"""Small modules after public reports of wrong numbers: gradients at edges, losses, pooling, resizing, attention, layers."""
+"""Small modules after public reports of wrong numbers: edges, losses, optimizers, pooling, resizing, attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from beside import SGD, Case, Made, Optimizers, run
+from beside import CASES, SGD, Optimizers, W, add, each, layer, over, run
 from torch import nn
 
 import recompute as rc
@@ -16,61 +15,6 @@ from recompute import clip
 __all__ = ["CASES", "run"]
 
 T, INF = torch.tensor, float("inf")
-Parts = Callable[[], Any]
-CASES: list[Case] = []
-_HOSTS = {
-    "torch": "https://github.com/pytorch/pytorch/issues/",
-    "ort": "https://github.com/microsoft/onnxruntime/issues/",
-    "script": "https://github.com/microsoft/onnxscript/issues/",
-    "tf": "https://github.com/tensorflow/tensorflow/issues/",
-    "jax": "https://github.com/jax-ml/jax/issues/",
-    "peft": "https://github.com/huggingface/peft/issues/",
-}
-
-
-def add(
-    name: str, source: str, said: str, loss: Any, inputs: Any = (), optimizers: Optimizers = SGD, **parts: Parts
-) -> None:
-    """A case: `loss(parts, *inputs)`; inputs are shapes of random numbers, or tensors."""
-    host, _, number = source.partition("#")
-    CASES.append(
-        Case(
-            name,
-            _HOSTS[host] + number if number else source,
-            said,
-            lambda: Made(loss, **{k: part() for k, part in parts.items()}),
-            lambda: tuple(torch.randn(*x) if isinstance(x, tuple) else x for x in inputs) or (torch.ones(1),),
-            optimizers,
-        )
-    )
-
-
-def W(values: Any) -> Parts:
-    """A parameter of these values, or of this shape."""
-    return lambda: nn.Parameter(torch.randn(*values) if isinstance(values, tuple) else T(values))
-
-
-def each(name: str, source: str, said: str, f: Any, **values: Any) -> None:
-    """A function of parameters, each element of which counts otherwise."""
-    parts = {k: W(v) for k, v in values.items()}
-    add(name, source, said, lambda s, one: _spread(f(*(getattr(s, k) for k in values))) * one.sum(), **parts)
-
-
-def over(name: str, source: str, said: str, f: Any, shape: tuple[int, ...] = (2, 3, 5, 6), **parts: Parts) -> None:
-    """A function of an image that is scaled by parameters."""
-    scale = (shape[1], *[1] * (len(shape) - 2))
-    add(name, source, said, lambda s, x: _spread(f(s, s.scale * x)), (shape,), scale=W(scale), **parts)
-
-
-def layer(name: str, source: str, said: str, f: Any, inputs: Any, **parts: Parts) -> None:
-    """A function of its inputs and parts."""
-    add(name, source, said, lambda s, *x: _spread(f(s, *x)), inputs, **parts)
-
-
-def _spread(y: torch.Tensor) -> torch.Tensor:
-    factors = torch.sin(torch.arange(1, y.numel() + 1, dtype=y.dtype)).reshape(y.shape)
-    return (y * factors).sum() / 4 + y.pow(2).mean() / 16
-
 
 # -- gradients at edges -----------------------------------------------------------------------------------------------
 
@@ -229,11 +173,17 @@ class _Clipped(torch.optim.SGD):
 
 
 for _name, _source, _said, _theirs, _ours in (
-    ("adam_decay", _FLAG, "Adam decays as AdamW does", lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.3), lambda: rc.Adam(0.05, weight_decay=0.3)),
-    ("adamw_decay", _BITS, "decay in the wrong order", lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.3), lambda: rc.AdamW(0.05, weight_decay=0.3)),
-    ("amsgrad", "torch#51539", "Adam with decay and amsgrad", lambda p: torch.optim.Adam(p, 0.05, amsgrad=True, weight_decay=0.1), lambda: rc.Adam(0.05, amsgrad=True, weight_decay=0.1)),
-    ("nesterov", "https://github.com/oysteijo/simd_neuralnet/issues/10", "Nesterov's momentum half works", lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True), lambda: rc.Nesterov(0.05, momentum=0.9)),
-    ("clipped", "https://github.com/huggingface/transformers/issues/35203", "the gradient's norm is not that of the batch", lambda p: _Clipped(p, 0.125), lambda: rc.SGD(0.125, grad_clip=clip.ClipGradByGlobalNorm(0.1))),
+    ("adam_decay", _FLAG, "Adam decays as AdamW does",
+     lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.3), lambda: rc.Adam(0.05, weight_decay=0.3)),
+    ("adamw_decay", _BITS, "decay in the wrong order",
+     lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.3), lambda: rc.AdamW(0.05, weight_decay=0.3)),
+    ("amsgrad", "torch#51539", "Adam with decay and amsgrad",
+     lambda p: torch.optim.Adam(p, 0.05, amsgrad=True, weight_decay=0.1),
+     lambda: rc.Adam(0.05, amsgrad=True, weight_decay=0.1)),
+    ("nesterov", "https://github.com/oysteijo/simd_neuralnet/issues/10", "Nesterov's momentum half works",
+     lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True), lambda: rc.Nesterov(0.05, momentum=0.9)),
+    ("clipped", "https://github.com/huggingface/transformers/issues/35203", "the gradient's norm is not the batch's",
+     lambda p: _Clipped(p, 0.125), lambda: rc.SGD(0.125, grad_clip=clip.ClipGradByGlobalNorm(0.1))),
 ):  # fmt: skip
     scored(_name, _source, _said, F.cross_entropy, T([0, 2, 1, 1]), optimizers=(_theirs, _ours))
 
