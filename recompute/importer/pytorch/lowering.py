@@ -54,6 +54,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten.linalg_vector_norm.default: _norm,
         aten.scatter_reduce.two: _scatter_mean,
         aten.searchsorted.Tensor: _places,
+        aten._weight_norm.default: _weight_norm,
         aten.sort.stable: _stable_sort,
         aten.kthvalue.default: _kth,
         aten.median.dim: _median,
@@ -271,3 +272,8 @@ def _kth(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
 def _median(x: Any, dim: int, keepdim: bool = False) -> Any:
     """Of an even number of elements, the lower one."""
     return NotImplemented if x.ndim == 0 else _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """Of a vector each element is normalised by itself; the exporter takes the norm of all."""
+    return v * (g / v.abs()) if v.ndim == 1 and dim == 0 else NotImplemented
