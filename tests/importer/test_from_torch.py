@@ -164,6 +164,13 @@ RIGHT: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "two outputs": (lambda: Net(_two, a=_a(), b=_a()), _x),
     "moving average": (lambda: Net(_moving, a=_a(), m=torch.zeros(3), seen=torch.tensor(0)), _x),
     "written buffer": (lambda: Net(_written, a=_a(), m=torch.zeros(3)), _x),
+    "padded attention": (
+        lambda: Net(
+            lambda m, x: m.a(x, x, x, key_padding_mask=IDS[:, :2] == 5)[0].pow(2).mean(),
+            a=nn.MultiheadAttention(4, 2, batch_first=True),
+        ),
+        lambda: (torch.randn(2, 2, 4),),
+    ),
     "spectral norm": (lambda: Net(_mean, a=nn.utils.spectral_norm(_a()), b=nn.Linear(3, 1)), _x),
     "siamese batch normalisation": (
         lambda: Net(lambda m, x: (m.n(m.a(x)) - m.n(m.a(2 * x) + 1)).pow(2).mean(), a=_a(), n=nn.BatchNorm1d(3)),

@@ -177,6 +177,8 @@ def _without_dropout() -> Any:
                 return args[0].fill_(p) if func is torch.Tensor.bernoulli_ else args[0]
             if name in _WITH_DROPOUT:
                 position, word = _WITH_DROPOUT[name]
+                if word == "dropout" and len(args) > 3 and not isinstance(args[3], bool):
+                    position += 1  # of packed sequences, whose batch sizes come second
                 if len(args) > position:
                     args = (*args[:position], 0.0, *args[position + 1 :])
                 else:
@@ -189,7 +191,7 @@ def _without_dropout() -> Any:
 #: functions with an argument for dropout: its position and its name
 _WITH_DROPOUT = {
     "scaled_dot_product_attention": (4, "dropout_p"),
-    "multi_head_attention_forward": (11, "dropout_p"),
+    "multi_head_attention_forward": (10, "dropout_p"),
     "lstm": (5, "dropout"),
     "gru": (5, "dropout"),
     "rnn_tanh": (5, "dropout"),

@@ -85,7 +85,10 @@ def exported(call: Call, exporter: str) -> Iterator[Exported]:
         if error is None:
             return
         failed.append(f"{name}: {type(error).__name__}: {_reason(str(error))}")
-    advice = next((f"\n{a}" for text, a in _ADVICE.items() if text in "".join(failed)), "")
+    said = "".join(failed)
+    advice = next((f"\n{a}" for text, a in _ADVICE.items() if text in said), "")
+    if not advice and (unknown := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", said)):
+        advice = f"\nONNX has no form of PyTorch's {unknown[1]}: write it with plain operators (where, gather, sums)"
     raise ModelError("PyTorch cannot export this module:\n  " + "\n  ".join(failed) + advice)
 
 

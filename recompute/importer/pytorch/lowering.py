@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,17 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten.lstm.input: _lstm,
         aten.cdist.default: _distances,
         aten._cdist_forward.default: _distances,
+        aten.pdist.default: _distances_within,
+        aten.linalg_vector_norm.default: _norm,
+        aten.scatter_reduce.two: _scatter_mean,
+        aten.searchsorted.Tensor: _places,
+        aten._weight_norm.default: _weight_norm,
+        aten.sort.stable: _stable_sort,
+        aten.kthvalue.default: _kth,
+        aten.median.dim: _median,
+        aten.cumprod.default: _running(lambda x: x.prod(-1), 1.0),
+        aten.logcumsumexp.default: _running(lambda x: x.logsumexp(-1), -math.inf),
+        **{getattr(aten.std, o): _deviation(getattr(aten.var, o)) for o in ("default", "dim", "correction")},
     }
 
 
@@ -148,9 +160,123 @@ def _lstm(
 
 def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
     """Distances of all pairs of rows."""
+    return _between(a.unsqueeze(-2) - b.unsqueeze(-3), p)
+
+
+def _distances_within(x: Any, p: float = 2.0) -> Any:
+    """Distances of each pair of different rows, once."""
+    count = int(x.shape[0])
+    first = [i for i in range(count) for _ in range(i + 1, count)]
+    second = [j for i in range(count) for j in range(i + 1, count)]
+    return _between(x[first] - x[second], p)
+
+
+def _between(difference: Any, p: float) -> Any:
+    """Norms of differences; at p = infinity each of the largest has the whole gradient, as in PyTorch's distances."""
     import torch
 
-    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), ord=p, dim=-1)
+    if p != math.inf:
+        return torch.linalg.vector_norm(difference, ord=p, dim=-1)
+    sizes = difference.abs()
+    largest = sizes.detach().amax(-1, keepdim=True)
+    those = torch.where(sizes == largest, sizes, 0.0).sum(-1)
+    return those + (largest.squeeze(-1) - those).detach()
+
+
+def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Norms whose roots have no gradient at 0, as PyTorch defines it."""
+    import torch
+
+    if ord in (0, 1, 2, math.inf, -math.inf) or ord < 0 or x.is_complex():
+        return NotImplemented
+    sizes = x.abs().to(dtype or x.dtype)
+    none = sizes == 0
+    powers = torch.where(none, 0.0, torch.where(none, 1.0, sizes) ** ord)
+    total = powers.sum() if dim is None else powers.sum(dim, keepdim)
+    if dim is None and keepdim:
+        total = total.reshape([1] * x.ndim)
+    none = total == 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, total) ** (1 / ord))
+
+
+def _deviation(variance: Any) -> Callable[..., Any]:
+    """Standard deviations, which have no gradient at 0, as PyTorch defines it."""
+
+    def decomposed(x: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        squares = variance(x, *args, **kwargs)
+        none = squares == 0
+        return torch.where(none, 0.0, torch.where(none, 1.0, squares).sqrt())
+
+    return decomposed
+
+
+def _scatter_mean(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """Means of what is scattered to one place."""
+    import torch
+
+    if reduce != "mean":
+        return NotImplemented
+    src = src[tuple(slice(n) for n in index.shape)]
+    count = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))
+    if include_self:
+        return x.scatter_add(dim, index, src) / (count + 1)
+    means = torch.zeros_like(x).scatter_add(dim, index, src) / count.clamp(min=1)
+    return torch.where(count == 0, x, means)
+
+
+def _running(reduced: Callable[[Any], Any], nothing: float) -> Callable[..., Any]:
+    """Reductions of all beginnings of an axis."""
+
+    def decomposed(x: Any, dim: int, *, dtype: Any = None) -> Any:
+        import torch
+
+        if x.ndim == 0:
+            return x.to(dtype or x.dtype)
+        rows = x.to(dtype or x.dtype).movedim(dim, -1)
+        first = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool).tril()
+        return reduced(torch.where(first, rows.unsqueeze(-2), nothing)).movedim(-1, dim)
+
+    return decomposed
+
+
+def _places(sorted_sequence: Any, x: Any, *, out_int32: bool = False, right: bool = False, **other: Any) -> Any:
+    """How many of a row come before each of x."""
+    import torch
+
+    if other.get("sorter") is not None:
+        return NotImplemented
+    before = torch.le if right or other.get("side") == "right" else torch.lt
+    rows = sorted_sequence.unsqueeze(-2) if sorted_sequence.ndim > 1 else sorted_sequence
+    return before(rows, x.unsqueeze(-1)).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _stable_sort(x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+    """ONNX's sorting is stable."""
+    import torch
+
+    return torch.ops.aten.sort.default(x, dim, descending)
+
+
+def _kth(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """The k-th smallest, and where it is."""
+    import torch
+
+    if x.ndim == 0:
+        return NotImplemented
+    found = (t.narrow(dim, k - 1, 1) for t in torch.ops.aten.sort.default(x, dim, False))
+    return tuple(t if keepdim else t.squeeze(dim) for t in found)
+
+
+def _median(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """Of an even number of elements, the lower one."""
+    return NotImplemented if x.ndim == 0 else _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """Of a vector each element is normalised by itself; the exporter takes the norm of all."""
+    return v * (g / v.abs()) if v.ndim == 1 and dim == 0 else NotImplemented
 
 
 def plain_attention(
