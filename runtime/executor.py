@@ -20,7 +20,6 @@ from ..passes import Target, memory_report, without_gc
 from ..passes.sequence import cleaned, planned
 from ..places import CPUPlace, CUDAPlace, EmulatedCUDAPlace, Place
 from ..support.threads import exclusively
-from ..training.origin import values_to_compare
 from .communication.agreement import must_be_same
 from .communication.engine import Alone, Engine
 from .communication.started import given_rank
@@ -153,7 +152,7 @@ class Executor:
         """
         if self.engine is not None and self.engine.mesh.ranks > 1 and far_waits(session.block):
             facts = {} if program.origin is None else program.origin.facts
-            must_be_same(self.engine, "the comparison of all ranks' weights", facts, values_to_compare(program))
+            must_be_same(self.engine, "the comparison of all ranks' weights", facts, program.digests())
         self._alike.add(program)
 
     def session(

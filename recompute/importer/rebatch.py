@@ -28,6 +28,10 @@ def fixed_batch(graph: onnx.GraphProto) -> int | None:
     return int(firsts[0].dim_value)
 
 
+#: elements of an input that is drawn, at most
+_MOST = 1 << 28
+
+
 def rebatched(model: onnx.ModelProto, batch: int | None, run: Run) -> onnx.ModelProto:
     """The model with an open batch instead of the one that it fixes.
 
@@ -122,7 +126,10 @@ def _differs(model: onnx.ModelProto, made: onnx.ModelProto, fixed: int, run: Run
     weights = {t.name for t in model.graph.initializer}
     for i in (i for i in model.graph.input if i.name not in weights):
         t = i.type.tensor_type
-        drawn = [_drawn(g, dtype_from_onnx(t.elem_type) or "f32", [d.dim_value for d in t.shape.dim]) for _ in parts]
+        shape = [d.dim_value for d in t.shape.dim]
+        if min(shape, default=1) < 0 or math.prod(shape) > _MOST:
+            return f"'{i.name}' of shape {shape} cannot be drawn to try it"
+        drawn = [_drawn(g, dtype_from_onnx(t.elem_type) or "f32", shape) for _ in parts]
         for part, array in zip(parts, drawn if i.name in opened else drawn[:1] * 2, strict=True):
             part[i.name] = array
     both = {n: np.concatenate([p[n] for p in parts]) if n in opened else a for n, a in parts[0].items()}

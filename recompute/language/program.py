@@ -341,6 +341,10 @@ class Program:
         """
         return _modes().evaluate(self, feed, fetch_list, place, averaged=averaged)
 
+    def digests(self) -> dict[str, str]:
+        """Digests of parameters, buffers and state, by name and part, as ranks compare them.  Linear in their bytes."""
+        return _modes().values_to_compare(self)
+
     def freeze(self, patterns: str | Sequence[str], *, eval: bool = False) -> Program:
         """Stops the training of parameters that names or globs match; returns the program.
 

@@ -22,10 +22,11 @@ from ..passes.sharding.zero import read_gathered
 from ..support.patterns import Patterns
 from .averages import applied
 from .base import must_be_untrained
+from .origin import values_to_compare
 from .quantisation import must_have_ranges, running_ends
 from .shardings import divided_forward
 
-__all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays"]
+__all__ = ["at_other_batches", "evaluate", "for_test", "freeze", "share_arrays", "values_to_compare"]
 
 
 def at_other_batches(function: Callable[..., Variable]) -> Callable[..., Variable]:

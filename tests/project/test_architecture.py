@@ -29,7 +29,7 @@ LAYERS = [
     {"runtime", "importer", "models"},
     {"cost"},
     {"profile", "onnx_backend", "planning", "metrics"},
-    {"training", "testing", "vision"},
+    {"training", "testing", "vision", "pytorch"},
     {"exporter"},
     {"compiling", "compat"},
     {"trainer", "tuning"},

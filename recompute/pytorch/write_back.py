@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UsageError
-from ...language.program import Program
+from ..errors import UsageError
+from ..language.program import Program
 from .call import tensors_of
 
 __all__ = ["write_back"]

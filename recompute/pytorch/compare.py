@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ...language.program import Program
-from ...language.types import DTYPES
-from ..compare import Wanted, differences
+from ..language.program import Program
+from ..language.types import DTYPES
 from .call import INNER, Call, tensors_of
 from .causes import functions, hooks
+from .check_import import Wanted, differences
 
 #: the loss of a module that has none: the sum of its outputs, each element times a number of its own
 _PROBE = "recompute.probe"

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 
 from ..errors import ModelError, UsageError, nearest
+from ..importer.load import load
 from ..language.program import Program
 from ..passes.gradient.autodiff import differentiate
-from .load import load
 
 __all__ = ["check_import"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from ..origin import FROM_TORCH, READ, SIGNATURE, source_operator
+from ..importer.origin import FROM_TORCH, READ, SIGNATURE, source_operator
 from .call import tensors_of
 
 #: PyTorch's operators for batch normalisation that trains, from which BatchNormalization nodes come

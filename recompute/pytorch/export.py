@@ -16,9 +16,9 @@ from unittest import mock
 
 import onnx
 
-from ...errors import ModelError, ModelWarning
-from ..dropout import with_dropout
-from ..state import BUFFERS
+from ..errors import ModelError, ModelWarning
+from ..importer.dropout import with_dropout
+from ..importer.state import BUFFERS
 from .call import INNER, Call, tensors_of, with_buffers
 from .causes import dropped_arguments
 from .functions import kept_gradients

@@ -17,6 +17,7 @@ def tensors_of(module: Any) -> dict[str, Any]:
 
 
 def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs by position, and by name."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     return (tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)), {}

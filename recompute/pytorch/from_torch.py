@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx
 
-from ...errors import ModelError, ModelWarning, UsageError
-from ...language.program import Program
-from ..load import load
+from ..errors import ModelError, ModelWarning, UsageError
+from ..importer.load import load
+from ..language.program import Program
 from .call import INNER, Call, arguments, input_names, tensors_of, with_loss
 from .causes import hooks, refuse
 from .compare import compare_with_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...errors import ModelError
+from ..errors import ModelError
 
 #: arguments that functions of onnxscript's torch_lib never read, with the values that mean nothing
 #: (benchmarks/pytorch/dropped_arguments.py looks for them)
