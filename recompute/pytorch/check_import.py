@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import onnx
 from ..errors import ModelError, UsageError, nearest
 from ..importer.load import load
 from ..language.program import Program
-from ..passes.gradient.autodiff import differentiate
+from ..training.optimizers import SGD
 
 __all__ = ["check_import"]
 
@@ -68,19 +69,22 @@ def listed(found: Sequence[str]) -> list[str]:
 
 
 def run_once(program: Program, wanted: Wanted, loss: str) -> dict[tuple[str, str], np.ndarray | None]:
-    """What a copy of the program gives for the same feed."""
+    """What a copy of the program gives for the same feed, differentiated as `minimize` does it."""
     from ..runtime.executor import Executor
 
     copy = program.clone()
-    own = {n: str(program.aliases.get(n, n)) for n in wanted.gradients}
-    present = {v.name for v in copy.block.parameters}
-    block, pairs = differentiate(copy.block, loss, tuple(dict.fromkeys(n for n in own.values() if n in present)))
-    grads = {v.name: g.name for v, g in pairs}
     outputs = [n for n in wanted.outputs if n in program]
     names = {n: str(program.aliases.get(n, n)) for n in outputs}
-    copy.block = block.with_operators(
-        block.operators, outputs=tuple(dict.fromkeys([*block.outputs, *names.values(), *grads.values()]))
-    )
+    copy.fetched = tuple(names.values())
+    kept = dict.fromkeys([*copy.block.outputs, *copy.fetched])
+    copy.block = copy.block.with_operators(copy.block.operators, outputs=tuple(kept))
+    own = {n: str(program.aliases.get(n, n)) for n in wanted.gradients}
+    present = {v.name for v in copy.block.parameters}
+    trained = list(dict.fromkeys(n for n in own.values() if n in present))
+    grads: dict[str, str] = {}
+    if trained:
+        with contextlib.suppress(UsageError):  # the loss depends on none of them
+            grads = {p.name: g.name for p, g in SGD(0.0).backward(copy[loss], parameter_list=trained)}
     fetched = list(dict.fromkeys([*names.values(), *grads.values()]))
     with np.errstate(all="ignore"):
         arrays = dict(zip(fetched, Executor().run(copy, dict(wanted.feed), fetched), strict=True))
