@@ -336,6 +336,10 @@ class Control:
     def gather(self, what: str, value: Any) -> list[Any]:
         return self.world.gather(self.rank, value)
 
+    def collect(self, what: str, value: Any, root: int | None = None) -> list[Any]:
+        found = self.gather(what, value)
+        return found if root in (None, self.rank) else []
+
     def agreed(self, own: Card, name: str) -> dict[str, str]:
         return agree(self.gather(name, own), self.mesh)
 
