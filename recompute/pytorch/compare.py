@@ -41,6 +41,7 @@ def compare_with_module(program: Program, module: Any, call: Call, all_trained: 
     if len(program.inputs) != len(call.tensors()):
         return Result(skipped=["the program is not compared with its module: it reads other inputs than the example's"])
     call = _with_inputs(call, lambda x: x * 0.875)
+    before = {n: _array(b) for n, b in module.named_buffers()}
     with _restored(module), _without_dropout():
         try:
             theirs = _module_step(module, call)
@@ -56,7 +57,9 @@ def compare_with_module(program: Program, module: Any, call: Call, all_trained: 
     if len(program.outputs) != len(theirs.outputs):
         outputs = {}
     loss = _PROBE if probe is not program else program.outputs[0].name
-    wanted = Wanted(feed, outputs, own, theirs.buffers)
+    kept = {n: b for n, b in theirs.buffers.items() if program.aliases.get(n, n) in program.data}
+    kept |= {n: b for n, b in theirs.buffers.items() if not np.array_equal(b, before[n], equal_nan=b.dtype.kind == "f")}
+    wanted = Wanted(feed, outputs, own, kept)
     found = differences(probe, wanted, loss)
     if found and not hooks(module) and (exact := _exact(module, call, outputs)):  # copies have no hooks
         found = differences(probe, replace(wanted, exact=exact), loss)
