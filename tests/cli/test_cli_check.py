@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from recompute.cli import main
+
+needs_solver = pytest.mark.skipif(
+    importlib.util.find_spec("ortools") is None,
+    reason="plans for a budget need the extra plan (ortools)",
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,7 @@ def report(tmp_path: Path, *words: str) -> dict[str, Any]:
     return json.loads((tmp_path / "r.json").read_text())
 
 
+@needs_solver
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_slices_are_held_to_their_own_promise(optimizer: str, wide: str, tmp_path: Path) -> None:
     """Sums over slices are close, and not the same bits: Adam makes steps of full size of the difference."""
@@ -54,6 +61,7 @@ def test_slices_are_held_to_their_own_promise(optimizer: str, wide: str, tmp_pat
     assert slices["relative_error"] <= slices["tolerance"] and slices["loss_error"] <= slices["tolerance"]
 
 
+@needs_solver
 def test_gradients_that_are_wrong_do_not_pass(
     wide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +82,7 @@ def test_a_check_feeds_the_data_that_is_given(wide: str, tmp_path: Path, capsys:
     assert None not in report(tmp_path, *words[:6])["check"]["steps"]["losses"]
 
 
+@needs_solver
 @pytest.mark.parametrize("words", [[], ["--no-slicing"], ["--optimizer", "sgd"]])
 @pytest.mark.parametrize("share", ["1%", "30%"])
 def test_the_budget_that_an_error_names_works(
@@ -90,6 +99,7 @@ def test_the_budget_that_an_error_names_works(
     assert step["peak_bytes"] <= int(named[1][:-1])
 
 
+@needs_solver
 def test_less_than_parameters_and_state_is_refused_without_a_search(
     wide: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
