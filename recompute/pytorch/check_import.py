@@ -47,7 +47,11 @@ def differences(program: Program, wanted: Wanted, loss: str) -> list[str]:
 
     `loss`: the value to differentiate.  The program is not changed.
     """
-    made = run_once(program, wanted, loss)
+    return told(program, run_once(program, wanted, loss), wanted)
+
+
+def told(program: Program, made: Mapping[tuple[str, str], np.ndarray | None], wanted: Wanted) -> list[str]:
+    """`differences` of what a program gave already (`run_once`)."""
     found = []
     for kind, there in (("output", wanted.outputs), ("gradient of", wanted.gradients), ("buffer", wanted.buffers)):
         largest = max((_largest(a) for a in there.values() if a is not None), default=0.0)

@@ -14,7 +14,7 @@ from ..language.program import Program
 from ..language.types import DTYPES
 from .call import INNER, Call, tensors_of
 from .causes import functions, hooks
-from .check_import import Wanted, differences
+from .check_import import Wanted, run_once, told
 
 #: the loss of a module that has none: the sum of its outputs, each element times a number of its own
 _PROBE = "recompute.probe"
@@ -60,9 +60,10 @@ def compare_with_module(program: Program, module: Any, call: Call, all_trained: 
     kept = {n: b for n, b in theirs.buffers.items() if program.aliases.get(n, n) in program.data}
     kept |= {n: b for n, b in theirs.buffers.items() if not np.array_equal(b, before[n], equal_nan=b.dtype.kind == "f")}
     wanted = Wanted(feed, outputs, own, kept)
-    found = differences(probe, wanted, loss)
+    made = run_once(probe, wanted, loss)
+    found = told(probe, made, wanted)
     if found and not hooks(module) and (exact := _exact(module, call, outputs)):  # copies have no hooks
-        found = differences(probe, replace(wanted, exact=exact), loss)
+        found = told(probe, made, replace(wanted, exact=exact))
     return Result(found, [f"the gradient that {n} defines by hand" for n in theirs.functions] if found else [])
 
 

@@ -15,7 +15,7 @@ import onnx
 from ..errors import ModelError, ModelWarning, UsageError
 from ..importer.load import load
 from ..language.program import Program
-from .call import INNER, Call, arguments, input_names, tensors_of, with_loss
+from .call import INNER, Call, arguments, input_names, with_loss
 from .causes import hooks, refuse
 from .compare import compare_with_module
 from .export import Exported, exported
@@ -156,4 +156,4 @@ def _missing(program: Program, module: Any, trainable: Sequence[str] | None) -> 
         return []
     there = {v.name for v in program.block.parameters}
     wanted = [n for n, p in module.named_parameters() if p.requires_grad]
-    return [n for n in wanted if n not in there and program.aliases.get(n, n) not in there and n in tensors_of(module)]
+    return [n for n in wanted if program.aliases.get(n, n) not in there]
