@@ -7,7 +7,6 @@ name that is exported is documented, wherever its definition lies.
 from __future__ import annotations
 
 import atexit
-import importlib
 import inspect
 import logging
 import os

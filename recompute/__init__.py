@@ -19,8 +19,9 @@ from .version import __version__
 
 if os.path.isfile(os.path.join(__path__[0], "passes")):
     raise ImportError(
-        f"{os.path.join(__path__[0], 'passes')} is a file in place of a link to ../passes, because Git made this checkout "
-        "without symbolic links: clone it again with `git clone -c core.symlinks=true` (on Windows in developer mode)"
+        f"{os.path.join(__path__[0], 'passes')} is a file in place of a link to ../passes, because Git made this "
+        "checkout without symbolic links: clone it again with `git clone -c core.symlinks=true` (on Windows, in "
+        "developer mode)"
     )
 
 #: name → module that defines it; imported at first use, so that `import recompute` is fast
