@@ -27,17 +27,18 @@ PASSES: dict[str, type[Pass]] = {}
 
 @dataclass(frozen=True)
 class Pass:
-    """A function from block to block whose fields are its options.  Defining a subclass registers it."""
+    """A function from block to block whose fields are its options.  Defining a subclass registers it, unless `abstract`."""
 
     #: whether all that it gives was verified already, as it runs other passes
     verifies: ClassVar[bool] = False
     #: the name in pipelines and on the command line, from the class's name: DeadCode → dead-code
     name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **kw: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
-        PASSES[cls.name] = cls
+        if not abstract:
+            PASSES[cls.name] = cls
 
     def run(self, block: Block) -> Block:
         """The rewritten block; the one given is never changed."""
@@ -61,7 +62,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class ForwardPass(Pass):
+class ForwardPass(Pass, abstract=True):
     """A pass over the forward pass, before differentiation, which leaves outputs as they are.
 
     What it changes is changed again where the program is made at another batch.
@@ -121,6 +122,11 @@ def dumping(folder: Path | str | None) -> Iterator[None]:
             yield
         finally:
             _DUMP.reset(token)
+
+
+def is_dumping() -> bool:
+    """Whether texts are written now."""
+    return _DUMP.get() is not None
 
 
 def dump_block(name: str, block: Block) -> None:

@@ -47,7 +47,7 @@ class Sharded:
 
 
 @dataclass(frozen=True)
-class _Zero(Pass):
+class _Zero(Pass, abstract=True):
     """A pass of ZeRO: the fields are those of `Sharded`."""
 
     axis: str = "dp"

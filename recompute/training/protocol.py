@@ -13,7 +13,6 @@ import numpy as np
 from ..errors import UsageError
 from ..language.ir import Operator, Role
 from ..language.program import Program, Variable
-from ..language.verify import verify
 from ..passes import Target
 from ..passes.base import apply_passes
 from ..planning.figures import interruption
@@ -197,17 +196,6 @@ class SpecOptimizer(AnyOptimizer):
         """Notes the program whose state this optimizer, and those inside of it, have."""
 
 
-class _Described(SpecOptimizer):
-    """A spec as an optimizer."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-
-    @property
-    def spec(self) -> Spec:
-        return self._spec
-
-
 @contextlib.contextmanager
 def restored(program: Program) -> Iterator[None]:
     """Inside, an error leaves the program as it was: its block, its facts, and which arrays it has."""
@@ -222,11 +210,6 @@ def restored(program: Program) -> Iterator[None]:
         raise
 
 
-def minimize(spec: Spec | AnyOptimizer, loss: Variable) -> None:
-    """Makes the program of a loss the training step that `spec` describes."""
-    _Described(spec_of(spec)).minimize(loss)
-
-
 def planned(program: Program, spec: Spec) -> None:
     """Plans a training step as `spec` asks."""
     assert spec.request is not None
@@ -234,7 +217,6 @@ def planned(program: Program, spec: Spec) -> None:
     if spec.cost is not None:
         target = dataclasses.replace(target, cost=spec.cost)
     plan_step(program, spec.request, target_of(target), apart=True)
-    verify(program.block)
     if program.planned.interrupted:
         warnings.warn(interruption(program.planned), RecomputeWarning, stacklevel=4)
 
@@ -283,6 +265,19 @@ class WrappedOptimizer(SpecOptimizer):
     def set_lr(self, value: float, **group: Any) -> None:
         """Sets the learning rate from the next step on; `group`: as for `get_lr`."""
         self.inner.set_lr(value, **group)
+
+
+class Described(WrappedOptimizer):
+    """The optimizer of a spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec.rule.optimizer if isinstance(spec.rule, OtherRule) else spec.rule)
+        self._spec = spec
+
+    @property
+    def spec(self) -> Spec:
+        """The spec itself."""
+        return self._spec
 
 
 class StatefulWrapper(WrappedOptimizer):

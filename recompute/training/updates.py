@@ -53,8 +53,8 @@ class Updates(Pass):
     scale: str = ""
 
     def __str__(self) -> str:
-        scale = f"{{scale={self.scale}}}" if self.scale else ""
-        return f"{type(self.rule).__name__}{scale}"
+        scale = f",scale={self.scale}" if self.scale else ""
+        return f"{self.name}{{rule={type(self.rule).__name__}{scale}}}"
 
     def run(self, block: Block) -> Block:
         """The block itself: which values are gradients is known of a program."""
