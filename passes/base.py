@@ -27,10 +27,17 @@ PASSES: dict[str, type[Pass]] = {}
 
 @dataclass(frozen=True)
 class Pass:
-    """A function from block to block whose fields are its options.  Defining a subclass registers it, unless `abstract`."""
+    """A function from block to block whose fields are its options.  A subclass is registered, unless `abstract`."""
 
     #: whether all that it gives was verified already, as it runs other passes
     verifies: ClassVar[bool] = False
+    #: facts that the passes before must have given: "gradients", "updates", "frees", "addresses"
+    needs: ClassVar[tuple[str, ...]] = ()
+    #: facts that must not hold yet: nothing is added behind the frees
+    refuses: ClassVar[tuple[str, ...]] = ("frees",)
+    #: facts that hold afterwards, and those that do not any more
+    gives: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[tuple[str, ...]] = ()
     #: the name in pipelines and on the command line, from the class's name: DeadCode → dead-code
     name: ClassVar[str] = ""
 
@@ -56,7 +63,7 @@ class Pass:
         options = [
             f"{f.name}={_show_option(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            if f.repr and getattr(self, f.name) != f.default
         ]
         return self.name + (f"{{{','.join(options)}}}" if options else "")
 
@@ -70,6 +77,7 @@ class ForwardPass(Pass, abstract=True):
     `kept`: values that stay beside the outputs, because the loss or the user needs them.
     """
 
+    refuses = ("gradients",)
     kept: tuple[str, ...] = ()
 
     def rewrite(self, program: Program) -> Block:
@@ -152,6 +160,24 @@ def run_passes(block: Block, passes: Sequence[Pass], *, dump: Path | str | None 
             block = _checked(p, block, p.run(block))
             dump_block(p.name, block)
     return block
+
+
+def check_order(passes: Sequence[Pass]) -> None:
+    """UsageError where a pass of a list comes before one that it needs, or behind one that it refuses."""
+    facts: dict[str, str] = {}
+    for p in passes:
+        for fact in p.needs:
+            if fact not in facts:
+                first = [q.name for q in passes if fact in q.gives]
+                raise UsageError(
+                    f"pass '{p.name}' needs {fact}: put it behind {first[0] if first else 'what makes them'}"
+                )
+        for fact in p.refuses:
+            if fact in facts:
+                raise UsageError(f"pass '{p.name}' comes too late: put it before '{facts[fact]}', which makes {fact}")
+        facts |= dict.fromkeys(p.gives, p.name)
+        for fact in p.takes:
+            facts.pop(fact, None)
 
 
 def apply_passes(program: Program, passes: Sequence[Pass]) -> None:

@@ -66,6 +66,9 @@ class _Zero(Pass, abstract=True):
 class ShardParameters(_Zero):
     """Make trained parameters and their gradients shards, one a rank (ZeRO), with the shards' contents."""
 
+    needs = ("gradients",)
+    refuses = ("updates",)
+
     def run(self, block: Block) -> Block:
         """The block with shards in place of all parameters, gathered where they are read; gradients stay."""
         return read_gathered(block, [v.name for v in block.parameters], self.how)[0]

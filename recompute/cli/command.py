@@ -271,11 +271,11 @@ class _Job(ModelJob):
         optimizer = self.optimizer()
         if args.cluster is not None:
             optimizer = cli_cluster.among_stages(args, optimizer)
-        spec = with_precision(optimizer, args.precision)
+        spec = with_precision(optimizer, args.precision).with_(target=target_of(args))
         if request is None:
             spec = spec.with_(checkpoints=checkpoints, offload=bool(checkpoints) and args.offload)
         else:
-            spec = spec.before_slices()
+            spec = spec.before_slices().with_(target=spec.target)
         moved = checkpoints if spec.offload else ()
         found = [
             *([StopOnNan(loss)] if args.stop_on_nan else ()),

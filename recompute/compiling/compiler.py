@@ -19,13 +19,16 @@ from ..language.program import Program
 from ..passes import RecomputePlan, Target, memory_report, offloaded, run_passes, step_passes, without_gc
 from ..passes.base import dump_block, dumping, is_dumping
 from ..passes.gradient.precision import check_precision
+from ..passes.inserting import check_places
 from ..passes.offloading.transfers import StepTimes, simulate
 from ..passes.planners.fit.problem import Fitting
+from ..passes.sequence import cleanup_passes, lowering_passes
 from ..passes.target import target_fields, target_from
 from ..planning.figures import PlanFigures
 from ..planning.request import Request, request
 from ..planning.saved import SavedPlan, saved_plan
 from ..planning.step import fitting_of, lower, plan_step, target_of
+from ..training.pipeline import pipeline
 from ..training.protocol import AnyOptimizer, Described, RecomputeWarning, spec_of
 from ..training.recompute_optimizer import as_checkpoints
 from ..training.scaling import LossScaling
@@ -191,13 +194,16 @@ def _made(
         source=program.source,
     )
     step.take_origin(program)
-    step.fuse_attention &= target is None or target.fuse_attention
-    step.fuse_head &= target is None or target.fuse_head
     step.fetched = tuple(fetch)
+    spec = spec_of(spec).with_(target=target)
+    if target is not None and target.inserted:
+        check_places(
+            target.insertions, [*pipeline(spec, step, loss), *cleanup_passes(target), *lowering_passes(target)]
+        )
     dump_block("forward", step.block)
     with warnings.catch_warnings():  # the notes of the plan repeat them
         warnings.simplefilter("ignore", RecomputeWarning)
-        Described(spec_of(spec)).minimize(step[loss])
+        Described(spec).minimize(step[loss])
     dump_block("step", step.block)
     return step
 

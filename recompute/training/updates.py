@@ -49,6 +49,10 @@ class Updates(Pass):
     `scale`: the state by which gradients were multiplied; a step whose gradients are not finite is skipped.
     """
 
+    needs = ("gradients",)
+    refuses = ("updates",)
+    gives = ("updates",)
+
     rule: Any
     scale: str = ""
 
@@ -71,6 +75,8 @@ class Updates(Pass):
 class CountStep(Pass):
     """Increment the step counter of an optimizer, `rule`, at the end; a step that loss scaling skips does not count."""
 
+    needs = ("updates",)
+
     rule: Any
 
     def __str__(self) -> str:
@@ -92,6 +98,8 @@ class AverageWeights(Pass):
 
     average ← decay · average + (1 - decay) · weight; see `recompute.ExponentialMovingAverage`.
     """
+
+    needs = ("updates",)
 
     decay: float = 0.999
     thres_steps: bool = False

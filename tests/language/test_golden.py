@@ -95,4 +95,5 @@ def test_every_pass_has_a_golden_file() -> None:
     used = {p.name for f in FILES for p in pipeline(read(f)[0])}
     lists = [f.read_text().splitlines() for f in (FILES[0].parent / "steps").glob("*.rir")]  # of whole steps
     used |= {line[2:].partition("{")[0] for lines in lists for line in lines if line.startswith("; ")}
-    assert set(PASSES) == used
+    own = {name for name, c in PASSES.items() if c.__module__.startswith("recompute.")}  # not those of other tests
+    assert own == used

@@ -16,7 +16,7 @@ from recompute.compiling.compiler import compile_step
 from recompute.compiling.steps import Steps, attach_loss
 from recompute.language.program import Program
 from recompute.passes import step_passes
-from recompute.passes.base import apply_passes, run_passes
+from recompute.passes.base import apply_passes, check_order, run_passes
 from recompute.planning.step import target_of
 from recompute.training.pipeline import pipeline
 from recompute.training.protocol import WrappedOptimizer, spec_of
@@ -157,3 +157,58 @@ def test_optimizers_of_other_classes_update_by_their_own_rule() -> None:
         results.append(rc.Executor().run(program, feed, [loss])[0])
         results.append(program.data[program.parameters[0].name].copy())
     assert np.array_equal(results[0], results[2]) and np.array_equal(results[1], results[3])
+
+
+MARK = '''
+from dataclasses import dataclass, replace
+from recompute.passes import Pass
+
+@dataclass(frozen=True)
+class RenameProgram(Pass):
+    """Another name."""
+
+    to: str = "marked"
+
+    def run(self, block):
+        return replace(block, name=self.to)
+'''
+
+
+@pytest.mark.parametrize(
+    "place", ["before:find-norms", "after:autodiff", "after:eager-updates", "before:choose-kernels"]
+)
+def test_a_pass_of_ones_own(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "kernels" in place:
+        pytest.importorskip("numba", reason="without its kernels there is no such pass")
+    file = tmp_path / "mine.py"
+    file.write_text(MARK)
+    options = ["--batch", "4", "--load-passes", str(file), "--insert-pass", f"{place}=rename-program{{to=mine}}"]
+    assert main(["lenet", *options, "--print-passes"]) == 0
+    assert "rename-program{to=mine}" in capsys.readouterr().out
+    assert main(["lenet", *options, "-q", "--dump-ir", str(tmp_path / "ir")]) == 0
+    (dumped,) = (tmp_path / "ir").glob("*-rename-program.rir")
+    assert dumped.read_text().startswith("program mine")
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("autodiff=dead-code", "after:NAME=PASS"),
+        ("after:autodif=dead-code", "did you mean autodiff"),
+        ("after:autodiff=ded-code", "did you mean dead-code"),
+        ("after:recompute=dead-code", "has no pass 'recompute'"),
+        ("after:autodiff=precision{to=bf16}", "'precision' comes too late: put it before 'autodiff'"),
+        ("before:choose-kernels=memory-plan", "needs frees"),
+        (7, "after:NAME=PASS"),
+    ],
+)
+def test_passes_that_cannot_stand_there(text: Any, why: str) -> None:
+    program, loss = forward("mlp4")
+    with pytest.raises(rc.UsageError, match=why):
+        compile_step(program, loss, rc.Adam(), inserted=(text,))
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_order_holds(asked: str) -> None:
+    program, loss = forward("mlp4")
+    check_order([*pipeline(ASKED[asked](program).spec, program, loss), *step_passes(target_of(None))])
