@@ -12,7 +12,7 @@ from ...language.ir import Block, Operator, Role, Value
 from ...ops.attention.tiled import TiledAttention
 from ..base import Pass
 from ..cleanup.dead_code import prune
-from .known import Known
+from ..matching.known import Known
 from .levels import Level, finest, refined
 from .masks import Bias, Masks
 from .scores import NotAttentionError, Scores, Walk, Weights

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ...language.builder import Builder
 from ...language.ir import Operator, Value
-from .known import FAR_BELOW, Band, Known
+from ..matching.known import FAR_BELOW, Band, Known
 from .levels import Level
 
 #: masks below these lose, in rounding, the scores that they are added to

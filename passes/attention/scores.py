@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...language.builder import Builder
 from ...language.ir import Block, Operator, Value
-from .known import Known
+from ..matching.known import Known
 from .levels import Level
 from .masks import Masks
 

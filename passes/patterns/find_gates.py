@@ -10,7 +10,7 @@ from ...language.builder import Builder
 from ...language.ir import Block, Operator, Role, Value
 from ...language.op import Op
 from ...ops.elementwise.gated import Gelu, Swish
-from ..attention.known import Known
+from ..matching.known import Known
 from ..base import Pass
 from ..cleanup.dead_code import prune
 
