@@ -32,7 +32,7 @@ class Pattern:
         return _Named(self, name)
 
 
-Term: TypeAlias = "Pattern | str | float | None | EllipsisType"
+Term: TypeAlias = "Pattern | str | float | EllipsisType | None"
 
 
 def matches(term: Term, graph: Graph, v: Value | None, names: Captures) -> Iterator[Captures]:

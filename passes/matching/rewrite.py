@@ -97,9 +97,10 @@ class _Rules(Search):
     def __init__(self, block: Block, rules: Sequence[Rule]) -> None:
         super().__init__(Graph(block))
         self.rules: dict[str, list[tuple[Operation, Rule]]] = {}
-        for rule, p in ((rule, p) for rule in rules for p in rule.operations):
-            for kind in p.kinds:
-                self.rules.setdefault(kind, []).append((p, rule))
+        for rule in rules:
+            for p in rule.operations:
+                for kind in p.kinds:
+                    self.rules.setdefault(kind, []).append((p, rule))
         self.kinds = self.rules.keys()  # type: ignore[misc]
 
     def at(self, op: Operator) -> Found:
