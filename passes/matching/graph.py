@@ -115,8 +115,8 @@ class Graph:
 
 
 def operands(op: Operator) -> Iterator[tuple[Value, Value]]:
-    """Both operands of an operator of two; the other way round, too, where their order does not matter."""
-    a, b = op.inputs
+    """The first two operands; the other way round, too, where their order does not matter."""
+    a, b = (*op.inputs, None)[:2]
     if a is not None and b is not None:
         yield a, b
         if op.op.name in COMMUTATIVE:
