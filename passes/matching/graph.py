@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ...language.ir import Block, Operator, Role, Value
+from ..cleanup.dead_code import prune
 from .known import Known
 
 #: operators of two operands whose order does not matter
@@ -26,14 +27,16 @@ def result(op: Operator) -> Value:
 class Graph:
     """The operators of a block by the values that they make and read.
 
-    `data`: contents of buffers (see `Known`); `readers`: the operators whose reads count (None: all).
+    `data`: contents of buffers (see `Known`); `outputs`: what has to stay readable, in place of the block's outputs;
+    only operators needed for these count as readers then.
     """
 
     def __init__(
-        self, block: Block, data: Mapping[str, Any] | None = None, readers: Iterable[Operator] | None = None
+        self, block: Block, data: Mapping[str, Any] | None = None, outputs: Sequence[str] | None = None
     ) -> None:
         self.block, self.data = block, data or {}
-        self._counted = block.operators if readers is None else readers
+        self.outputs = block.outputs if outputs is None else outputs
+        self._counted = block.operators if outputs is None else prune(block.operators, outputs, FORWARD)
 
     @cached_property
     def known(self) -> Known:
@@ -72,7 +75,7 @@ class Graph:
 
     def only_reader(self, v: Value) -> Operator:
         """The one operator that reads a value, once; NoMatchError where others do, or the program's caller."""
-        if v.name in self.block.outputs:
+        if v.name in self.outputs:
             raise NoMatchError(f"'{v.name}' is an output")
         found = self.readers(v)
         if len(found) != 1:

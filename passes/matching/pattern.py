@@ -115,13 +115,10 @@ class Operation(Pattern):
 
     def matches_operator(self, graph: Graph, op: Operator, names: Captures) -> Iterator[Captures]:
         """All ways to match an operator."""
+        names = {**names}
         for key, wanted in self.attributes.items():
             there = getattr(op.op, key)
-            if isinstance(wanted, str):
-                names = next(_bound(names, wanted, there), None)  # type: ignore[assignment]
-                if names is None:
-                    return
-            elif there != wanted:
+            if there != (names.setdefault(wanted, there) if isinstance(wanted, str) else wanted):
                 return
         given = [*op.inputs, *[None] * (len(self.inputs) - len(op.inputs))]
         wanted = [*self.inputs, *[None] * (len(given) - len(self.inputs))]
@@ -182,6 +179,6 @@ class Match:
             raise AttributeError(name) from None
 
 
-def match(pattern: Term, graph: Graph, v: Value | None) -> Captures | None:
-    """What the names of a pattern stand for, where a value fits; None where it does not."""
-    return next(matches(pattern, graph, v, {}), None)
+def match(pattern: Term, graph: Graph, v: Value | None, **names: Any) -> Captures | None:
+    """What the names of a pattern stand for, where a value fits; None where it does not.  `names`: known before."""
+    return next(matches(pattern, graph, v, names), None)

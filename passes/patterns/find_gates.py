@@ -59,7 +59,9 @@ class _Search(Search):
         z = gate.inputs[0]
         for x in [] if z is None else self.sources(z):
             op, wanted = self.formula(gate.op.name, self.polynomial(z, x, None))
-            for last in self.graph.below(gate, _STEPS) if op is not None else ():
+            if op is None:
+                continue
+            for last in self.graph.below(gate, _STEPS):
                 y = result(last)
                 if last is not gate and (last.op.name not in _STEP or y.type != x.type):
                     break

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ...errors import RecomputeError
 from ...language.ir import Block, Operator, Value
-from ...language.op import Op
 from ...ops.norm.fused import LayerNormalization, RMSNormalization
 from ..base import Pass
 from ..matching.graph import Graph, NoMatchError, result
@@ -47,7 +46,7 @@ def _normal(row: Term) -> Term:
 
 #: rows without their means, which may be taken off twice, and rows as they are; then times a scale, plus a bias
 _CENTRED = op.Mul(_normal(op.Sub("x", op.ReduceMean("x", axes="axes", keepdims=1))), "scale")
-_KINDS = (
+_KINDS: tuple[tuple[Term, type[LayerNormalization | RMSNormalization]], ...] = (
     (op.Add(_CENTRED, "bias"), LayerNormalization),
     (_CENTRED, LayerNormalization),
     (op.Mul(_normal("x"), "scale"), RMSNormalization),
@@ -71,7 +70,7 @@ class _Search(Search):
                         self.b.operators.clear()
         raise NoMatchError
 
-    def norm(self, last: Operator, kind: type[Op], names: Captures) -> Found:
+    def norm(self, last: Operator, kind: type[LayerNormalization | RMSNormalization], names: Captures) -> Found:
         """What takes the place of a normalisation's last operator."""
         x, axes = names["x"], names["axes"] or ()
         axis = x.ndim - len(axes)
